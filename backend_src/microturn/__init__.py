@@ -1,0 +1,3 @@
+"""Microturn: streaming sessions for language models on NVIDIA Triton Inference Server."""
+
+__version__ = "0.1.0"
