@@ -1,0 +1,53 @@
+"""Attention through torch's own kernel over keys gathered from the pages.
+
+The reference for the other kernels and the fallback where they cannot run. It also serves long appends on every CPU:
+there the arithmetic grows with queries times keys while the gathered copy grows with the keys alone, and torch's
+blocked kernel is about three times faster than ours (256 queries, 1,000 keys).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from microturn.attention.step import PagedStep
+
+
+def append(kv: Tensor, k: Tensor, v: Tensor, step: PagedStep) -> None:
+    """Writes new keys and values, each [tokens, kv_heads, head_dim], into their pages."""
+    slots = torch.from_numpy(step.slots)
+    pages, offsets = slots // step.page_size, slots % step.page_size
+    kv[pages, 0, offsets] = k
+    kv[pages, 1, offsets] = v
+
+
+def attend(
+    q: Tensor, kv: Tensor, step: PagedStep, rows: Iterable[int], scale: float, window: int | None, out: Tensor
+) -> None:
+    """Attends the queries of some rows; q and out are [tokens, heads, head_dim]."""
+    for row in rows:
+        first, last = int(step.query_indptr[row]), int(step.query_indptr[row + 1])
+        context_len = int(step.context_len[row])
+        position = context_len - (last - first)
+        page_ids = torch.from_numpy(step.page_ids[step.page_indptr[row] : step.page_indptr[row + 1]])
+        oldest = 0 if window is None else max(0, position - window + 1)
+        oldest -= oldest % step.page_size
+        pages = kv[page_ids[oldest // step.page_size :].long()]
+        keys, values = (pages[:, part].flatten(0, 1)[: context_len - oldest].transpose(0, 1) for part in (0, 1))
+        at = torch.arange(oldest, context_len)
+        query_at = torch.arange(position, context_len)[:, None]
+        visible = at <= query_at
+        if window is not None:
+            visible &= at > query_at - window
+        attended = F.scaled_dot_product_attention(
+            q[first:last].transpose(0, 1)[None],
+            keys[None],
+            values[None],
+            attn_mask=torch.zeros(visible.shape, dtype=q.dtype).masked_fill_(~visible, float("-inf")),
+            scale=scale,
+            enable_gqa=True,
+        )
+        out[first:last] = attended[0].transpose(0, 1)

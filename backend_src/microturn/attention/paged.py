@@ -1,0 +1,93 @@
+"""Paged attention of one step, plugged into transformers through its AttentionInterface.
+
+A model built with ``attn_implementation=IMPLEMENTATION`` calls us in every layer with the packed queries, keys and
+values of all rows; the step travels as the keyword argument ``paged`` of the model's forward.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from microturn.attention import dense
+from microturn.attention.native import NativePlan
+from microturn.attention.step import PagedStep
+from microturn.batch import Batch
+from microturn.kv_tensors import KVTensors
+
+IMPLEMENTATION = "microturn_paged"
+
+# From so many new tokens of a row on, torch's kernel over gathered keys is faster than walking the pages.
+DENSE_QUERIES = 32
+
+# Arguments that change what attention computes and that we do not implement.
+_UNSUPPORTED = ("softcap", "s_aux", "sinks", "attention_bias", "position_bias")
+
+
+class PagedAttention:
+    """The attention of one step over all layers.
+
+    Args:
+        batch: the rows.
+        kv: the pages they live in.
+        native: whether short rows go through the native kernel.
+    """
+
+    def __init__(self, batch: Batch, kv: KVTensors, *, native: bool) -> None:
+        self._kv = kv
+        self._step = PagedStep.plan(batch, kv.page_size)
+        lengths = [len(row.token_ids) for row in batch.rows]
+        self._dense_rows = [row for row, n in enumerate(lengths) if not native or n >= DENSE_QUERIES]
+        walked = [row for row, n in enumerate(lengths) if native and n < DENSE_QUERIES]
+        self._plan = NativePlan.plan(self._step, walked) if native else None
+
+    def append_and_attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None
+    ) -> Tensor:
+        """Writes the new keys and values of a layer into their pages and attends over each row's whole context.
+
+        Args:
+            layer: index of the layer.
+            q: [tokens, heads, head_dim], packed over the rows.
+            k: [tokens, kv_heads, head_dim]; `v` likewise.
+            scale: factor of the scores.
+            window: positions visible to a query, itself included; None is all.
+
+        Returns:
+            [tokens, heads, head_dim].
+        """
+        kv = self._kv.layers[layer]
+        out = torch.empty_like(q)
+        if self._plan is None:
+            dense.append(kv, k, v, self._step)
+        else:
+            self._plan.append_and_attend(q, k, v, kv, scale, window, out)
+        dense.attend(q, kv, self._step, self._dense_rows, scale, window, out)
+        return out
+
+
+def _forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,  # noqa: ARG001  always None: the pages say what is visible
+    scaling: float,
+    paged: PagedAttention,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """What transformers calls; query [1, heads, tokens, head_dim], key and value [1, kv_heads, tokens, head_dim]."""
+    for name in _UNSUPPORTED:
+        if kwargs.get(name) is not None:
+            raise NotImplementedError(f"attention with '{name}'")
+    q, k, v = (tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value))
+    return paged.append_and_attend(int(module.layer_idx), q, k, v, scaling, sliding_window)[None], None  # type: ignore[arg-type]
+
+
+def register() -> None:
+    """Makes IMPLEMENTATION known to transformers."""
+    AttentionInterface.register(IMPLEMENTATION, _forward)

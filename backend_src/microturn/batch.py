@@ -1,0 +1,56 @@
+"""One forward pass's work: built whole, frozen, passed on. Knows token ids and pages; knows no sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class EmbedSpan:
+    """Embeddings that stand for tokens.
+
+    Attributes:
+        start: where they begin; an absolute position in a context, an offset among the new tokens in a row.
+        embeds: float32 [n, hidden].
+    """
+
+    start: int
+    embeds: Tensor
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one session has computed in this pass: its next tokens, one or many.
+
+    Attributes:
+        token_ids: the new tokens, in order; where an embedding stands for a token the id is not looked at.
+        position: absolute position of the first new token; everything before it is in the pages.
+        pages: the session's page ids, through its last new token.
+        embeds: embeddings that replace new tokens, by offset in `token_ids`.
+        wants_logits: whether a token is sampled after the last new token.
+    """
+
+    token_ids: Sequence[int]
+    position: int
+    pages: Sequence[int]
+    embeds: Sequence[EmbedSpan] = ()
+    wants_logits: bool = True
+
+    @property
+    def context_len(self) -> int:
+        """Tokens that the last new one sees, itself included."""
+        return self.position + len(self.token_ids)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of many sessions for one packed forward pass."""
+
+    rows: Sequence[Row]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(row.token_ids) for row in self.rows)

@@ -1,0 +1,55 @@
+"""The ``microturn`` command. Knows the subcommands; each one's work is imported only when it is asked for."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from microturn import __version__
+from microturn.serve.options import add_serve_arguments
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one subcommand.
+
+    Args:
+        argv: the arguments; those of the process by default.
+
+    Returns:
+        The exit code.
+    """
+    arguments = _build_parser().parse_args(argv)
+    try:
+        exit_code: int = arguments.run(arguments)
+    except KeyboardInterrupt:
+        return 130
+    return exit_code
+
+
+def _build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="microturn", description="Streaming sessions for language models on Triton.", allow_abbrev=False
+    )
+    parser.add_argument("--version", action="version", version=f"microturn {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    serve = commands.add_parser(
+        "serve",
+        help="serve a model",
+        description="Start Triton with a model, watch over it and restart it until SIGTERM.",
+        usage="microturn serve [--model DIR|NAME] [--set KEY=VALUE] [options]",
+        allow_abbrev=False,
+    )
+    add_serve_arguments(serve)
+    serve.set_defaults(run=_run_serve)
+    return parser
+
+
+def _run_serve(arguments: argparse.Namespace) -> int:
+    from microturn.serve.command import run_serve
+
+    return run_serve(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,62 @@
+"""The engine's view of text: one object per session that turns text into token ids and back.
+
+The engine speaks token ids only. It calls the codec on its own thread, in the order of the session's turns, and rolls
+it back by assigning an earlier state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one generated token made certain.
+
+    Attributes:
+        text: new text.
+        stop: the stop string that is now complete, or None.
+    """
+
+    text: str
+    stop: str | None = None
+
+
+class Codec(Protocol):
+    """A session's text.
+
+    Attributes:
+        state: all that it remembers; immutable, assignable.
+    """
+
+    state: Any
+
+    def append_text(
+        self, text: str, *, role: str | None, parse_special: bool, flush: bool, last_token_id: int | None
+    ) -> list[int]:
+        """Ids that are now certain to be appended; `flush` makes all of the text certain."""
+        ...
+
+    def append_other(self, *, role: str | None, last_token_id: int | None) -> list[int]:
+        """Ids that precede input which is not text, or generation without input."""
+        ...
+
+    def begin_generation(self, stop: Sequence[str]) -> None:
+        """Forgets the stop strings of the generation before."""
+        ...
+
+    def accept(self, token_id: int) -> Piece:
+        """Takes the next generated token."""
+        ...
+
+    def end_generation(self) -> str:
+        """Text that was withheld only because it might have begun a stop string."""
+        ...
+
+
+class CodecFactory(Protocol):
+    """Makes the codec of a new session."""
+
+    def __call__(self, tools: Sequence[Mapping[str, Any]]) -> Codec: ...

@@ -1,0 +1,119 @@
+"""Turns the vocabulary in a GGUF file's metadata into a Hugging Face fast tokenizer.
+
+Knows two families: byte-level BPE as GPT-2 has it (with the pre-tokenizer of SmolLM), and Gemma's SentencePiece BPE
+with byte fallback. It doesn't know weights. A GGUF file names its pre-tokenizer only; what the name means is written
+here, after the original models' tokenizer.json.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from microturn.errors import InvalidArgument
+
+_SPACE = "\u2581"  # how SentencePiece spells a space
+
+
+class _TokenType(IntEnum):
+    """Kinds of tokens in ``tokenizer.ggml.token_type`` that have to be told apart here."""
+
+    CONTROL = 3
+    USER_DEFINED = 4
+
+
+def write_tokenizer(metadata: Mapping[str, Any], model_dir: Path, *, max_len: int) -> None:
+    """Write tokenizer.json and tokenizer_config.json, the chat template included where the file has one.
+
+    Args:
+        metadata: all key-value pairs of the GGUF file.
+        model_dir: an existing directory.
+        max_len: longest context of the model, in tokens.
+
+    Errors:
+        InvalidArgument: a tokenizer family that is not known here.
+    """
+    family = (metadata["tokenizer.ggml.model"], metadata["tokenizer.ggml.pre"])
+    if family == ("gpt2", "smollm"):
+        tokenizer = _smollm(metadata)
+    elif family == ("llama", "default") and metadata["general.architecture"] == "gemma3":
+        tokenizer = _gemma(metadata)
+    else:
+        raise InvalidArgument(f"the GGUF tokenizer {'/'.join(family)} is not supported: give a Hugging Face directory")
+    tokenizer.save(str(model_dir / "tokenizer.json"))
+
+    tokens = metadata["tokenizer.ggml.tokens"]
+    config: dict[str, Any] = {
+        # Not the family's own class: some versions of those rebuild the pre-tokenizer instead of reading it.
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": max_len,
+        "clean_up_tokenization_spaces": False,
+        "bos_token": tokens[metadata["tokenizer.ggml.bos_token_id"]],
+        "eos_token": tokens[metadata["tokenizer.ggml.eos_token_id"]],
+        "unk_token": tokens[metadata["tokenizer.ggml.unknown_token_id"]],
+        "pad_token": tokens[metadata["tokenizer.ggml.padding_token_id"]],
+    }
+    if "tokenizer.chat_template" in metadata:
+        config["chat_template"] = metadata["tokenizer.chat_template"]
+    (model_dir / "tokenizer_config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False), "utf-8")
+
+
+def _smollm(metadata: Mapping[str, Any]) -> Tokenizer:
+    vocab = {token: token_id for token_id, token in enumerate(metadata["tokenizer.ggml.tokens"])}
+    merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    _add_whole_tokens(tokenizer, metadata, list(vocab))
+    return tokenizer
+
+
+def _gemma(metadata: Mapping[str, Any]) -> Tokenizer:
+    # Runs of spaces are spelled with real spaces in the file, but are looked up after the normalizer replaced those.
+    tokens = [token if token.strip(" ") else _SPACE * len(token) for token in metadata["tokenizer.ggml.tokens"]]
+    vocab = {token: token_id for token_id, token in enumerate(tokens)}
+    unknown = tokens[metadata["tokenizer.ggml.unknown_token_id"]]
+    bos_id = metadata["tokenizer.ggml.bos_token_id"]
+    tokenizer = Tokenizer(
+        models.BPE(vocab=vocab, merges=_derive_merges(vocab), unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    )
+    tokenizer.normalizer = normalizers.Replace(" ", _SPACE)
+    tokenizer.decoder = decoders.Sequence([decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
+    _add_whole_tokens(tokenizer, metadata, tokens)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{tokens[bos_id]} $A",
+        pair=f"{tokens[bos_id]} $A {tokens[bos_id]} $B",
+        special_tokens=[(tokens[bos_id], bos_id)],
+    )
+    return tokenizer
+
+
+def _derive_merges(vocab: Mapping[str, int]) -> list[tuple[str, str]]:
+    """The merges that a BPE vocabulary implies when the file lists none, the earliest token first.
+
+    SentencePiece merges whichever neighbours give the piece of the best score; in Gemma's vocabulary that is the order
+    of the ids. So each way to cut a token into two known tokens is a merge with the token's id as its rank.
+    """
+    merges = []
+    for token in vocab:
+        cuts = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
+        known = [(left, right) for left, right in cuts if left in vocab and right in vocab]
+        merges += sorted(known, key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))
+    return merges
+
+
+def _add_whole_tokens(tokenizer: Tokenizer, metadata: Mapping[str, Any], tokens: list[str]) -> None:
+    """Have control tokens (as special) and user-defined ones found in the text before anything is merged."""
+    added = [
+        AddedToken(token, special=kind == _TokenType.CONTROL, normalized=False)
+        for token, kind in zip(tokens, metadata["tokenizer.ggml.token_type"], strict=True)
+        if kind in (_TokenType.CONTROL, _TokenType.USER_DEFINED)
+    ]
+    tokenizer.add_tokens(added)

@@ -1,0 +1,108 @@
+"""From settings to a running engine: load, check, size the pool, warm up. All that must be done before the first turn."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import psutil
+import torch
+from transformers import PreTrainedModel
+
+from microturn import runner
+from microturn.attention import native
+from microturn.batch import Batch, Row
+from microturn.codec import Codec
+from microturn.engine import Engine
+from microturn.errors import InvalidArgument
+from microturn.kv_pool import PagePool
+from microturn.kv_tensors import KVTensors, LayerShape
+from microturn.probe import check_model
+from microturn.settings import Settings
+from microturn.text.model_text import ModelText
+from microturn.text.session_text import SessionText
+
+log = logging.getLogger(__name__)
+
+# A pool sized by itself stops here: it is memory that others on the machine may want.
+_MOST_CONTEXTS = 32
+
+
+def load_engine(settings: Settings) -> Engine:
+    """Loads a model and builds an engine over it; the caller starts the engine.
+
+    Raises:
+        InvalidArgument: when the model cannot be loaded or served, or the settings do not fit it.
+    """
+    if not settings.model_dir:
+        raise InvalidArgument("setting 'model_dir' is missing: name a Hugging Face model directory")
+    num_threads = settings.num_threads or len(os.sched_getaffinity(0))
+    runner.set_num_threads(num_threads)
+    use_native = _use_native(settings)
+    model = runner.load_model(settings.model_dir)
+    layers = runner.trace_layers(model)
+    accepts_embeds = check_model(model, layers, use_native=use_native)
+    model_text = ModelText.from_directory(Path(settings.model_dir))
+
+    pool, max_context = _size_pool(settings, model, layers)
+    kv = KVTensors(layers, pool.num_pages, pool.page_size)
+    model_runner = runner.ModelRunner(model, kv, use_native=use_native, accepts_embeds=accepts_embeds)
+    _warm_up(model_runner, settings.max_batch_tokens, max_context)
+
+    def new_codec(tools: object) -> Codec:
+        return SessionText(model_text, tools)  # type: ignore[arg-type]
+
+    engine = Engine(
+        settings, model_runner, pool, max_context=max_context, new_codec=new_codec, eos_ids=_eos_ids(model)
+    )
+    log.info(
+        "%s: context of %d tokens, %d pages of %d tokens (%.1f GB), %s attention, %d threads",
+        type(model).__name__,
+        max_context,
+        pool.num_pages,
+        pool.page_size,
+        pool.num_pages * pool.page_size * KVTensors.bytes_per_token(layers) / 1e9,
+        "native" if use_native else "torch",
+        num_threads,
+    )
+    return engine
+
+
+def _use_native(settings: Settings) -> bool:
+    reason = native.unavailable_reason()
+    if settings.attention == "native" and reason is not None:
+        raise InvalidArgument(f"setting 'attention' cannot be native here: {reason}")
+    if settings.attention == "auto" and reason is not None:
+        log.warning("attention through torch: %s", reason)
+    return settings.attention != "torch" and reason is None
+
+
+def _size_pool(settings: Settings, model: PreTrainedModel, layers: list[LayerShape]) -> tuple[PagePool, int]:
+    """The pool, and the longest context that a session may have."""
+    trained = int(getattr(model.config.get_text_config(), "max_position_embeddings", 0)) or settings.max_context
+    if settings.max_context > trained:
+        raise InvalidArgument(f"setting 'max_context' is at most {trained}, what the model was trained for")
+    max_context = settings.max_context or trained
+    kv_tokens = settings.kv_tokens
+    if kv_tokens == 0:
+        free_bytes = psutil.virtual_memory().available
+        kv_tokens = min(free_bytes // 2 // KVTensors.bytes_per_token(layers), _MOST_CONTEXTS * max_context)
+        max_context = max_context if settings.max_context else min(max_context, kv_tokens)
+    return PagePool(kv_tokens // settings.page_size, settings.page_size), max_context
+
+
+def _eos_ids(model: PreTrainedModel) -> frozenset[int]:
+    configured = model.generation_config.eos_token_id if model.generation_config is not None else None
+    if configured is None:
+        return frozenset()
+    return frozenset([configured] if isinstance(configured, int) else configured)
+
+
+def _warm_up(model_runner: runner.ModelRunner, max_batch_tokens: int, max_context: int) -> None:
+    """Runs the shapes that the first turns will have: kernels are compiled and memory is touched before, not then."""
+    page_size = model_runner.kv.page_size
+    for num_tokens in (1, 16, min(max_batch_tokens, max_context)):
+        pages = list(range(-(-num_tokens // page_size)))
+        model_runner.run(Batch([Row([0] * num_tokens, 0, pages)]))
+    log.info("warmed up with %d threads", torch.get_num_threads())

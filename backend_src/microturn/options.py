@@ -1,0 +1,195 @@
+"""What a turn may ask for: the options of the wire contract, parsed and checked when the turn arrives.
+
+Options travel as JSON request parameters; a number may come as a decimal string, a list as a JSON string. What START
+sets for a turn option becomes the session's default. Nothing here depends on a session's context.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from microturn.errors import InvalidArgument
+from microturn.nearest import did_you_mean
+from microturn.settings import MAX_IDLE_TIMEOUT_S
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_STRING_LEN = 256
+MAX_STOP_TOKEN_IDS = 256
+ROLES = ("system", "user", "assistant", "tool")
+
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+def _integer(low: int, high: int) -> Callable[[Any], int]:
+    def parse(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int | str):
+            raise ValueError(f"an integer from {low} to {high}")
+        try:
+            number = int(value)
+        except ValueError:
+            raise ValueError(f"an integer from {low} to {high}") from None
+        if not low <= number <= high:
+            raise ValueError(f"an integer from {low} to {high}")
+        return number
+
+    return parse
+
+
+def _number(low: float, high: float, *, above_low: bool = False) -> Callable[[Any], float]:
+    expected = f"a number {'above' if above_low else 'from'} {low:g} {'and at most' if above_low else 'to'} {high:g}"
+
+    def parse(value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            raise ValueError(expected)
+        try:
+            number = float(value)
+        except ValueError:
+            raise ValueError(expected) from None
+        # Written so that NaN fails too.
+        if not low <= number <= high or (above_low and number == low):
+            raise ValueError(expected)
+        return number
+
+    return parse
+
+
+def _boolean(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    if value in ("true", "false"):
+        return bool(value == "true")
+    raise ValueError("true or false")
+
+
+def _list_of(item_type: type, expected: str, max_items: int, accepts: Callable[[Any], bool]) -> Callable[[Any], Any]:
+    def parse(value: Any) -> tuple[Any, ...]:
+        try:
+            items = json.loads(value) if isinstance(value, str) else value
+        except json.JSONDecodeError:
+            raise ValueError(expected) from None
+        if not isinstance(items, list) or len(items) > max_items:
+            raise ValueError(expected)
+        if not all(type(item) is item_type and accepts(item) for item in items):
+            raise ValueError(expected)
+        return tuple(items)
+
+    return parse
+
+
+def _role(value: Any) -> str:
+    if value not in ROLES:
+        raise ValueError(f"one of {', '.join(ROLES)}")
+    return str(value)
+
+
+def _traceparent(value: Any) -> str:
+    if not isinstance(value, str) or not _TRACEPARENT.fullmatch(value):
+        raise ValueError("a W3C trace context, such as 00-<32 hex digits>-<16 hex digits>-01")
+    return value
+
+
+def _tools(value: Any) -> tuple[dict[str, Any], ...]:
+    tools: tuple[dict[str, Any], ...] = _list_of(dict, "a JSON list of at most 128 objects", 128, bool)(value)
+    return tools
+
+
+def _option(default: Any, parse: Callable[[Any], Any]) -> Any:
+    return field(default=default, metadata={"parse": parse})
+
+
+@dataclass(frozen=True)
+class TurnOptions:
+    """Options of one turn; `client/PROTOCOL.md` says what each one means.
+
+    Sampling filters apply in this order: penalties, temperature, `top_k`, `top_p`, `min_p`.
+    `max_tokens` None stands for the contract's default: 16, with an empty input 0.
+    """
+
+    max_tokens: int | None = _option(None, _integer(0, 2**31 - 1))
+    min_tokens: int = _option(0, _integer(0, 2**31 - 1))
+    temperature: float = _option(0.0, _number(0, 100))
+    top_k: int = _option(0, _integer(0, 2**31 - 1))
+    top_p: float = _option(1.0, _number(0, 1, above_low=True))
+    min_p: float = _option(0.0, _number(0, 1))
+    repetition_penalty: float = _option(1.0, _number(0, 100, above_low=True))
+    presence_penalty: float = _option(0.0, _number(-100, 100))
+    frequency_penalty: float = _option(0.0, _number(-100, 100))
+    seed: int | None = _option(None, _integer(0, 2**63 - 1))
+    stop: tuple[str, ...] = _option(
+        (),
+        _list_of(
+            str,
+            f"a JSON list of at most {MAX_STOP_STRINGS} strings of 1 to {MAX_STOP_STRING_LEN} characters",
+            MAX_STOP_STRINGS,
+            lambda text: 1 <= len(text) <= MAX_STOP_STRING_LEN,
+        ),
+    )
+    stop_token_ids: tuple[int, ...] = _option(
+        (),
+        _list_of(
+            int,
+            f"a JSON list of at most {MAX_STOP_TOKEN_IDS} token ids",
+            MAX_STOP_TOKEN_IDS,
+            lambda token_id: token_id >= 0,
+        ),
+    )
+    ignore_eos: bool = _option(False, _boolean)
+    logprobs: bool = _option(False, _boolean)
+    return_appended_ids: bool = _option(False, _boolean)
+    parse_special: bool = _option(False, _boolean)
+    role: str | None = _option(None, _role)
+    traceparent: str | None = _option(None, _traceparent)
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether the history changes the logits."""
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+
+@dataclass(frozen=True)
+class SessionOptions:
+    """Options that come with START and hold for the session's life. None means the server's setting."""
+
+    idle_timeout_s: float | None = _option(None, _number(0, MAX_IDLE_TIMEOUT_S, above_low=True))
+    max_context: int | None = _option(None, _integer(1, 2**31 - 1))
+    tools: tuple[dict[str, Any], ...] = _option((), _tools)
+
+
+_TURN_OPTIONS = {option.name: option.metadata["parse"] for option in fields(TurnOptions)}
+_SESSION_OPTIONS = {option.name: option.metadata["parse"] for option in fields(SessionOptions)}
+_OPTIONS = _TURN_OPTIONS | _SESSION_OPTIONS
+
+
+def parse_parameters(parameters: str, *, start: bool) -> tuple[dict[str, Any], SessionOptions]:
+    """Reads a request's parameters.
+
+    Args:
+        parameters: a JSON object, or nothing.
+        start: whether the turn has START.
+
+    Returns:
+        The turn options that were given, by name, and the session options.
+
+    Raises:
+        InvalidArgument: for a key that comes twice, an unknown one, a value that does not parse, or a session option
+            without START.
+    """
+    parsed: dict[str, Any] = {}
+    pairs: list[tuple[str, Any]] = json.loads(parameters, object_pairs_hook=list) if parameters else []
+    for name, value in pairs:
+        if name in parsed:
+            raise InvalidArgument(f"option '{name}' came twice: send it once")
+        if name not in _OPTIONS:
+            raise InvalidArgument(f"unknown option '{name}': {did_you_mean(name, _OPTIONS)}")
+        if name in _SESSION_OPTIONS and not start:
+            raise InvalidArgument(f"option '{name}' comes with START only")
+        try:
+            parsed[name] = _OPTIONS[name](value)
+        except ValueError as error:
+            raise InvalidArgument(f"option '{name}' is {error}") from None
+    session_options = SessionOptions(**{name: value for name, value in parsed.items() if name in _SESSION_OPTIONS})
+    return {name: value for name, value in parsed.items() if name in _TURN_OPTIONS}, session_options

@@ -1,0 +1,116 @@
+"""Decides at load whether a model can be served: our logits against those of the stock model, in numbers.
+
+Not every architecture survives a packed batch with a paged cache: some never call the attention interface, some scale
+rotary angles by the longest position in the batch, some pass arguments that we do not implement. A list of names would
+be wrong within a month, so each model shows it for itself, here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from microturn.attention import paged
+from microturn.batch import Batch, EmbedSpan, Row
+from microturn.errors import InvalidArgument
+from microturn.kv_tensors import KVTensors, LayerShape
+from microturn.runner import ModelRunner
+
+log = logging.getLogger(__name__)
+
+# Largest difference of logits that rounding explains, relative to the spread of the stock logits (float32).
+TOLERANCE = 1e-3
+_PAGE_SIZE = 16
+# A sliding window longer than this is not walked through at load: it would take minutes on a large model.
+_LONGEST_PROBE = 640
+
+
+def check_model(model: PreTrainedModel, layers: Sequence[LayerShape], *, use_native: bool) -> bool:
+    """Compares splits, company near and far, and embeddings with the stock model.
+
+    Args:
+        model: loaded with our attention; it is as before afterwards.
+        layers: its layers' shapes.
+        use_native: which kernels to check.
+
+    Returns:
+        Whether embeddings may stand for tokens.
+
+    Raises:
+        InvalidArgument: when a session's logits would not be the stock model's.
+    """
+    windows = [layer.window for layer in layers if layer.window is not None]
+    length = max([96, *(window + 48 for window in windows if window + 48 <= _LONGEST_PROBE)])
+    max_positions = int(getattr(model.config.get_text_config(), "max_position_embeddings", length))
+    length = min(length, max_positions)
+    vocab_size = int(model.get_input_embeddings().weight.shape[0])
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(vocab_size, (length,), generator=generator).tolist()
+    neighbour = torch.randint(vocab_size, (length // 2,), generator=generator).tolist()
+
+    num_pages = 2 * -(-length // _PAGE_SIZE)
+    runner = ModelRunner(model, KVTensors(layers, num_pages, _PAGE_SIZE), use_native=use_native)
+    pages, neighbour_pages = list(range(0, num_pages, 2)), list(range(1, num_pages, 2))
+    cuts = sorted({1, 5, 21, length - 40, length - 1, length})
+    got, got_neighbour = [], []
+    for first, last in zip([0, *cuts], cuts, strict=False):
+        rows = [Row(ids[first:last], first, pages)]
+        if last <= len(neighbour):
+            rows.append(Row(neighbour[first:last], first, neighbour_pages))
+        logits = runner.run(Batch(rows))
+        got.append(logits[0])
+        if last <= len(neighbour):
+            got_neighbour.append(logits[1])
+
+    stock = _stock_logits(model, ids)
+    stock_neighbour = _stock_logits(model, neighbour)
+    name = type(model).__name__
+    last_of = [cut - 1 for cut in cuts]
+    _require_equal(name, "in several turns", torch.stack(got), stock[last_of])
+    expected_neighbour = stock_neighbour[last_of[: len(got_neighbour)]]
+    _require_equal(name, "beside another session", torch.stack(got_neighbour), expected_neighbour)
+
+    # Rotary scaling that looks at the longest position in the batch shows beside a row at the far end of the context.
+    far = Row([0], max_positions - 1, [neighbour_pages[0]] * -(-max_positions // _PAGE_SIZE))
+    beside_far = runner.run(Batch([Row(ids[:32], 0, pages), far]))
+    _require_equal(name, "beside a session at the end of its context", beside_far[0], stock[31])
+    return _accepts_embeds(runner, ids[:32], pages, stock[31])
+
+
+@torch.inference_mode()
+def _stock_logits(model: PreTrainedModel, ids: Sequence[int]) -> Tensor:
+    model.set_attn_implementation("eager")
+    try:
+        logits: Tensor = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
+    finally:
+        model.set_attn_implementation(paged.IMPLEMENTATION)
+    return logits
+
+
+def _deviation(got: Tensor, expected: Tensor) -> float:
+    return float((got - expected).abs().max() / expected.std())
+
+
+def _require_equal(name: str, situation: str, got: Tensor, expected: Tensor) -> None:
+    deviation = _deviation(got, expected)
+    log.info("probe: logits of %s %s deviate by %.1e", name, situation, deviation)
+    # Written so that NaN fails too.
+    if not deviation <= TOLERANCE:
+        raise InvalidArgument(
+            f"{name} cannot be served: its logits {situation} deviate from the stock model's by {deviation:.1e} "
+            f"(allowed: {TOLERANCE:.0e})"
+        )
+
+
+def _accepts_embeds(runner: ModelRunner, ids: Sequence[int], pages: Sequence[int], expected: Tensor) -> bool:
+    embeds = runner.model.get_input_embeddings()(torch.tensor(ids)).detach()
+    try:
+        got = runner.run(Batch([Row([0] * len(ids), 0, pages, [EmbedSpan(0, embeds)])]))
+    except (ValueError, TypeError, NotImplementedError) as error:
+        log.warning("input_embeds are refused: %s", error)
+        return False
+    return _deviation(got[0], expected) <= TOLERANCE

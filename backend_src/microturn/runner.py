@@ -1,0 +1,154 @@
+"""Runs a batch through the model. Knows layers and pages; knows no sessions, no sampling and no text.
+
+The layers are transformers' own. They see one packed sequence ``[1, T]`` with explicit positions; the attention is
+ours and reads each row's pages, so nothing of a session's past is computed or copied again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from microturn.attention import native, paged
+from microturn.attention.paged import PagedAttention
+from microturn.batch import Batch
+from microturn.errors import InvalidArgument
+from microturn.kv_tensors import KVTensors, LayerShape
+
+
+class Runner(Protocol):
+    """What the engine needs of a model.
+
+    Attributes:
+        vocab_size: ids are below it.
+        hidden_size: width of an embedding.
+        accepts_embeds: whether embeddings may stand for tokens.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    accepts_embeds: bool
+
+    def run(self, batch: Batch) -> Tensor:
+        """Computes the new tokens of all rows and writes their keys and values into the pages.
+
+        Returns:
+            float32 logits [rows that want them, vocab_size], in the order of the rows.
+        """
+        ...
+
+
+class ModelRunner:
+    """A Hugging Face causal LM over KV pages.
+
+    Args:
+        model: loaded for inference with our attention (see `load_model`).
+        kv: the pages.
+        use_native: whether short rows go through the native kernel.
+        accepts_embeds: what the probe found (see `Runner`).
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, kv: KVTensors, *, use_native: bool, accepts_embeds: bool = True
+    ) -> None:
+        self.model = model
+        self.kv = kv
+        self.use_native = use_native
+        self.accepts_embeds = accepts_embeds
+        embeddings = model.get_input_embeddings()
+        # Embedding rows may be padded beyond what the tokenizer knows; what the head can produce is what counts.
+        self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
+        self.hidden_size = int(embeddings.weight.shape[1])
+
+    @torch.inference_mode()
+    def run(self, batch: Batch) -> Tensor:
+        """See `Runner.run`."""
+        rows = batch.rows
+        ids = torch.tensor([token_id for row in rows for token_id in row.token_ids])
+        positions = torch.cat([torch.arange(row.position, row.context_len) for row in rows])
+        ends = torch.tensor([len(row.token_ids) for row in rows]).cumsum(0)
+        wanted = ends[torch.tensor([row.wants_logits for row in rows])] - 1
+        logits: Tensor = self.model(
+            **self._inputs(batch, ids),
+            position_ids=positions[None],
+            use_cache=False,
+            logits_to_keep=wanted,
+            paged=PagedAttention(batch, self.kv, native=self.use_native),
+        ).logits
+        return logits[0].float()
+
+    def _inputs(self, batch: Batch, ids: Tensor) -> dict[str, Tensor]:
+        if not any(row.embeds for row in batch.rows):
+            return {"input_ids": ids[None]}
+        embeds = self.model.get_input_embeddings()(ids)
+        start = 0
+        for row in batch.rows:
+            for span in row.embeds:
+                first = start + span.start
+                embeds[first : first + len(span.embeds)] = span.embeds
+            start += len(row.token_ids)
+        return {"inputs_embeds": embeds[None]}
+
+
+def load_model(model_dir: str | Path) -> PreTrainedModel:
+    """Loads a causal LM in float32 with our attention.
+
+    Raises:
+        InvalidArgument: when the directory holds no causal LM that transformers can load.
+    """
+    paged.register()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            model_dir, dtype=torch.float32, attn_implementation=paged.IMPLEMENTATION, local_files_only=True
+        )
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InvalidArgument(f"cannot load a causal language model from '{model_dir}': {reason}") from error
+    return model.eval()
+
+
+def set_num_threads(num_threads: int) -> None:
+    """Sets the threads of forward passes made by the calling thread."""
+    torch.set_num_threads(num_threads)
+    if native.unavailable_reason() is None:
+        native.set_num_threads(num_threads)
+
+
+class _ShapeRecorder:
+    """Stands in for PagedAttention in one forward pass and notes what each layer asks of it."""
+
+    def __init__(self) -> None:
+        self.layers: dict[int, LayerShape] = {}
+
+    def append_and_attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None  # noqa: ARG002
+    ) -> Tensor:
+        if k.shape != v.shape:
+            raise NotImplementedError(f"keys {list(k.shape)} and values {list(v.shape)} of different shapes")
+        self.layers[layer] = LayerShape(k.shape[1], k.shape[2], window)
+        return torch.zeros_like(q)
+
+
+@torch.inference_mode()
+def trace_layers(model: PreTrainedModel) -> list[LayerShape]:
+    """The shape of each attention layer's KV, as the layers themselves show it in one forward pass of a token.
+
+    Raises:
+        InvalidArgument: when the model does not call our attention in every layer, or asks for what it cannot do.
+    """
+    recorder = _ShapeRecorder()
+    try:
+        model(input_ids=torch.tensor([[0]]), position_ids=torch.tensor([[0]]), use_cache=False, paged=recorder)
+    except NotImplementedError as error:
+        raise InvalidArgument(f"{type(model).__name__} cannot be served: it uses {error}") from error
+    num_layers = int(model.config.get_text_config().num_hidden_layers)
+    if sorted(recorder.layers) != list(range(num_layers)):
+        raise InvalidArgument(
+            f"{type(model).__name__} cannot be served: {len(recorder.layers)} of its {num_layers} layers call "
+            "transformers' attention interface"
+        )
+    return [recorder.layers[layer] for layer in range(num_layers)]

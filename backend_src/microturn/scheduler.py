@@ -1,0 +1,96 @@
+"""Chooses what the next forward pass computes. Knows lengths, pages and due times; knows no tensors and no clock.
+
+One rule serves prefill and decode alike: a running turn has tokens to compute, one or thousands. Short rows go first,
+the one due earliest before the others; what is left of the token budget goes to long appends, so that a long first
+prompt makes nobody late, and a quarter of the budget is kept for them, so that they are not starved either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from microturn.batch import Row
+from microturn.session import Session
+
+
+@dataclass(frozen=True)
+class ScheduledRow:
+    """A session's part in the next forward pass: its next `num_tokens` tokens."""
+
+    session: Session
+    num_tokens: int
+
+    def build(self) -> Row:
+        """The row that the model sees."""
+        session = self.session
+        first = session.table.kv_len
+        last = first + self.num_tokens
+        return Row(
+            token_ids=session.context.token_ids[first:last],
+            position=first,
+            pages=tuple(session.table.pages),
+            embeds=session.context.embeds_between(first, last),
+            wants_logits=last == len(session.context),
+        )
+
+
+class Scheduler:
+    """Builds steps under a token budget.
+
+    Args:
+        max_batch_tokens: tokens of a step.
+        reclaim: frees some pages that no running session holds; False when there are none.
+    """
+
+    def __init__(self, max_batch_tokens: int, reclaim: Callable[[], bool]) -> None:
+        self._max_batch_tokens = max_batch_tokens
+        self._long_share = max(1, max_batch_tokens // 4)
+        self._reclaim = reclaim
+
+    def schedule(self, running: Iterable[Session]) -> list[ScheduledRow]:
+        """The rows of the next step; empty only when nothing is left to compute.
+
+        Pages for the new tokens are reserved. When the pool is full, parked sessions give way first, then the least
+        urgent running ones, which lose pages and no token. The most urgent session is never preempted, and one session
+        fits the pool: so somebody always makes progress.
+        """
+        waiting = sorted((session for session in running if session.num_pending), key=self._urgency)
+        has_long = bool(waiting) and self._is_long(waiting[-1])
+        budget = self._max_batch_tokens
+        rows: list[ScheduledRow] = []
+        preempted: set[Session] = set()
+        for index, session in enumerate(waiting):
+            if session in preempted:
+                continue
+            kept_for_long = self._long_share if has_long and not self._is_long(session) else 0
+            num_tokens = min(session.num_pending, budget - kept_for_long)
+            if num_tokens <= 0:
+                continue
+            if not self._reserve(session, num_tokens, waiting[:index:-1], preempted):
+                break
+            rows.append(ScheduledRow(session, num_tokens))
+            budget -= num_tokens
+        return rows
+
+    def _urgency(self, session: Session) -> tuple[bool, float]:
+        assert session.running is not None
+        return self._is_long(session), session.running.due_s
+
+    def _is_long(self, session: Session) -> bool:
+        return session.num_pending > self._long_share
+
+    def _reserve(
+        self, session: Session, num_tokens: int, victims: Iterable[Session], preempted: set[Session]
+    ) -> bool:
+        """Gets the pages, from the least urgent running sessions if need be."""
+        needed = session.table.kv_len + num_tokens
+        while not session.table.reserve(needed):
+            if self._reclaim():
+                continue
+            victim = next((other for other in victims if other.table.pages), None)
+            if victim is None:
+                return False
+            victim.table.truncate(0)
+            preempted.add(victim)
+        return True

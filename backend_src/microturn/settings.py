@@ -1,0 +1,87 @@
+"""The engine's settings: one frozen dataclass, validated once.
+
+They come from ``parameters`` in config.pbtxt, where every value is a string; ``microturn serve --set name=value``
+overrides them there. What can be derived is not a setting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Self
+
+from microturn.errors import InvalidArgument
+from microturn.nearest import did_you_mean
+
+# Triton forgets a sequence after its own idle time (config.pbtxt) without telling the model. Ours must end first.
+MAX_IDLE_TIMEOUT_S = 3600.0
+
+_PARSERS: dict[str, Callable[[str], object]] = {"str": str, "int": int, "float": float, "bool": {"true": True, "false": False}.__getitem__}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How an engine runs.
+
+    Attributes:
+        model_dir: a Hugging Face model directory.
+        weights: ``auto`` (float32 on a CPU) or ``float32``.
+        attention: ``auto`` (native where it can run), ``native`` or ``torch``.
+        kv_tokens: size of the KV pool in tokens; 0 takes half of the memory that is free after loading, at most
+            32 contexts.
+        page_size: tokens in a page.
+        max_sessions: live sessions; one more is refused.
+        max_batch_tokens: tokens that one forward pass computes at most.
+        max_context: longest context of a session in tokens; 0 is what the model was trained for.
+        max_queued_turns: turns that may wait behind a running one in a session.
+        idle_timeout_s: a session that is silent for longer expires; a session may ask for another time.
+        num_threads: threads of a forward pass; 0 is one per core this process may use.
+        share_prefixes: full pages of closed sessions stay in the pool as long as there is room, and a first turn that
+            begins with the same tokens takes them up.
+    """
+
+    model_dir: str = ""
+    weights: str = "auto"
+    attention: str = "auto"
+    kv_tokens: int = 0
+    page_size: int = 16
+    max_sessions: int = 256
+    max_batch_tokens: int = 256
+    max_context: int = 0
+    max_queued_turns: int = 8
+    idle_timeout_s: float = 60.0
+    num_threads: int = 0
+    share_prefixes: bool = False
+
+    def __post_init__(self) -> None:
+        choices = {
+            "weights": ("auto", "float32"),
+            "attention": ("auto", "native", "torch"),
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise InvalidArgument(f"setting '{name}' is one of {', '.join(allowed)}, not '{getattr(self, name)}'")
+        minimum = {"page_size": 1, "max_sessions": 1, "max_batch_tokens": 1, "max_queued_turns": 1}
+        for name in ("kv_tokens", "page_size", "max_sessions", "max_batch_tokens", "max_context", "max_queued_turns"):
+            if getattr(self, name) < minimum.get(name, 0):
+                raise InvalidArgument(f"setting '{name}' is at least {minimum.get(name, 0)}, not {getattr(self, name)}")
+        if not 0 < self.idle_timeout_s <= MAX_IDLE_TIMEOUT_S:
+            raise InvalidArgument(f"setting 'idle_timeout_s' is above 0 and at most {MAX_IDLE_TIMEOUT_S:g}")
+
+    @classmethod
+    def from_strings(cls, values: Mapping[str, str]) -> Self:
+        """Reads settings given as text.
+
+        Raises:
+            InvalidArgument: for an unknown name (with the nearest known one) or a value that does not parse.
+        """
+        types = {field.name: field.type for field in fields(cls)}
+        parsed: dict[str, object] = {}
+        for name, text in values.items():
+            if name not in types:
+                raise InvalidArgument(f"unknown setting '{name}': {did_you_mean(name, types)}")
+            try:
+                parsed[name] = _PARSERS[str(types[name])](text)
+            except (ValueError, KeyError) as error:
+                raise InvalidArgument(f"setting '{name}' is of type {types[name]}, not '{text}'") from error
+        return cls(**parsed)  # type: ignore[arg-type]

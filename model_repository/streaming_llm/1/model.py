@@ -1,0 +1,3 @@
+from microturn.triton_adapter import TritonPythonModel
+
+__all__ = ["TritonPythonModel"]

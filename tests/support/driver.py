@@ -1,0 +1,166 @@
+"""Drives an engine by hand, step by step, without threads: what a test posts is done when `run` returns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from microturn.codec import Piece
+from microturn.engine import Engine
+from microturn.errors import MicroturnError
+from microturn.kv_pool import PagePool
+from microturn.kv_tensors import KVTensors
+from microturn.options import parse_parameters
+from microturn.runner import ModelRunner, Runner, trace_layers
+from microturn.settings import Settings
+from microturn.turn import SessionId, Status, TokenInput, Turn, TurnInput, TurnOutput, TurnRequest
+from transformers import PreTrainedModel
+
+
+class IdsOnly:
+    """A codec for tests that speak token ids."""
+
+    state: Any = None
+
+    def append_text(self, text: str, **_: Any) -> list[int]:
+        return [ord(character) for character in text]
+
+    def append_other(self, **_: Any) -> list[int]:
+        return []
+
+    def begin_generation(self, stop: Sequence[str]) -> None:
+        pass
+
+    def accept(self, token_id: int) -> Piece:
+        return Piece(f"<{token_id}>")
+
+    def end_generation(self) -> str:
+        return ""
+
+
+@dataclass
+class Recorder:
+    """A sink that keeps what a turn answers."""
+
+    outputs: list[TurnOutput] = field(default_factory=list)
+    error: MicroturnError | None = None
+
+    def put(self, output: TurnOutput) -> None:
+        assert not self.is_done, "an answer after the last one"
+        self.outputs.append(output)
+
+    def fail(self, error: MicroturnError) -> None:
+        assert not self.is_done, "an error after the last answer"
+        self.error = error
+
+    @property
+    def is_done(self) -> bool:
+        return self.error is not None or any(output.status for output in self.outputs)
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token_id for output in self.outputs for token_id in output.token_ids]
+
+    @property
+    def text(self) -> str:
+        return "".join(output.text for output in self.outputs)
+
+    @property
+    def status(self) -> Status:
+        if self.error is not None:
+            raise self.error
+        status = self.outputs[-1].status
+        assert status is not None, "the turn has not ended"
+        return status
+
+
+class Clock:
+    """A clock that tests move."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Driver:
+    """An engine over a runner, without a thread."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        *,
+        num_pages: int = 512,
+        page_size: int = 16,
+        max_context: int = 2048,
+        eos_ids: frozenset[int] = frozenset(),
+        new_codec: Any = lambda tools: IdsOnly(),
+        **settings: Any,
+    ) -> None:
+        self.clock = Clock()
+        self.pool = PagePool(num_pages, page_size)
+        self.engine = Engine(
+            Settings(page_size=page_size, **settings),
+            runner,
+            self.pool,
+            max_context=min(max_context, num_pages * page_size),
+            new_codec=new_codec,
+            eos_ids=eos_ids,
+            clock=self.clock,
+        )
+
+    def post(
+        self,
+        session_id: SessionId,
+        given: Sequence[int] | TurnInput = (),
+        *,
+        start: bool = False,
+        end: bool = False,
+        options: str = "",
+        **values: Any,
+    ) -> tuple[Recorder, Turn]:
+        """Posts a turn; options are keyword arguments, or `options` as JSON."""
+        import json
+
+        recorder = Recorder()
+        turn_options, session_options = parse_parameters(options or json.dumps(values), start=start)
+        request = TurnRequest(
+            session_id=session_id,
+            input=given if isinstance(given, TurnInput) else TokenInput(tuple(given)),
+            sink=recorder,
+            arrived_s=self.clock(),
+            start=start,
+            end=end,
+            options=turn_options,
+            session_options=session_options,
+        )
+        turn = Turn(request)
+        self.engine.submit(turn)
+        return recorder, turn
+
+    def run(self, max_steps: int = 100_000) -> None:
+        """Steps until nothing is left to do, checking the integrity after each."""
+        for _ in range(max_steps):
+            is_busy = self.engine.step()
+            self.engine.check_integrity()
+            if not is_busy:
+                return
+        raise AssertionError("the engine makes no progress")
+
+    def turn(self, session_id: SessionId, given: Sequence[int] | TurnInput = (), **kwargs: Any) -> Recorder:
+        """Posts a turn and runs until everything is done."""
+        recorder, _ = self.post(session_id, given, **kwargs)
+        self.run()
+        assert recorder.is_done
+        return recorder
+
+
+def model_runner(
+    model: PreTrainedModel, *, num_pages: int = 512, page_size: int = 16, use_native: bool = True
+) -> ModelRunner:
+    """A runner over a model with a pool of its own."""
+    return ModelRunner(model, KVTensors(trace_layers(model), num_pages, page_size), use_native=use_native)
+
+

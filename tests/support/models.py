@@ -1,0 +1,59 @@
+"""Tiny random models of several shapes, initialised wide: with the usual 0.02 a position off by one would not show."""
+
+from __future__ import annotations
+
+import torch
+from microturn.attention import paged
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+VOCAB_SIZE = 311
+_COMMON = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "max_position_embeddings": 4096,
+    "initializer_range": 0.25,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+
+
+def grouped_heads() -> PreTrainedModel:
+    """Six query heads over two KV heads of size 24, with query and key norms."""
+    config = Qwen3Config(num_attention_heads=6, num_key_value_heads=2, head_dim=24, **_COMMON)
+    return _build(Qwen3ForCausalLM, config)
+
+
+def sliding_window() -> PreTrainedModel:
+    """Layers that see 20 tokens back, between one that sees all."""
+    config = Gemma3TextConfig(
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        head_dim=16,
+        sliding_window=20,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        **_COMMON,
+    )
+    return _build(Gemma3ForCausalLM, config)
+
+
+def llama() -> PreTrainedModel:
+    """As many KV heads as query heads."""
+    return _build(LlamaForCausalLM, LlamaConfig(num_attention_heads=4, num_key_value_heads=4, **_COMMON))
+
+
+def _build(model_class: type[PreTrainedModel], config: object) -> PreTrainedModel:
+    paged.register()
+    config._attn_implementation = paged.IMPLEMENTATION
+    torch.manual_seed(7)
+    return model_class(config).eval()
