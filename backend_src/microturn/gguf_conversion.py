@@ -16,11 +16,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGUFReader, dequantize
+from gguf import GGUFReader, ReaderTensor, dequantize
 from tqdm import tqdm
 
 from microturn.errors import InvalidArgument
 from microturn.gguf_tokenizer import write_tokenizer
+
+# An embedding has 262,144 rows; dequantize makes several temporary copies, which should stay in the CPU's caches.
+_ROWS_AT_ONCE = 1024
 
 Float32Array = npt.NDArray[np.float32]
 
@@ -49,7 +52,8 @@ _MODULES_OF = {
     },
 }
 
-# Gemma 3 facts that GGUF files leave out: every sixth layer sees the whole context, the others have their own RoPE base.
+# Gemma 3 facts that GGUF files leave out: every sixth layer sees the whole context, the others have a RoPE base of
+# their own.
 _GEMMA3_LAYERS_PER_FULL_ATTENTION = 6
 _GEMMA3_LOCAL_ROPE_THETA = 10_000.0
 
@@ -85,43 +89,40 @@ def convert_gguf(gguf_path: Path, model_dir: Path, *, label: str) -> None:
 
 def _config(metadata: Mapping[str, Any], *, is_tied: bool) -> dict[str, Any]:
     architecture = metadata["general.architecture"]
-
-    def hyper(key: str) -> Any:
-        return metadata[f"{architecture}.{key}"]
-
+    hyper = {key.removeprefix(f"{architecture}."): value for key, value in metadata.items()}
     common = {
         "dtype": "float32",
         "vocab_size": len(metadata["tokenizer.ggml.tokens"]),
-        "hidden_size": hyper("embedding_length"),
-        "intermediate_size": hyper("feed_forward_length"),
-        "num_hidden_layers": hyper("block_count"),
-        "num_attention_heads": hyper("attention.head_count"),
-        "num_key_value_heads": hyper("attention.head_count_kv"),
-        "max_position_embeddings": hyper("context_length"),
-        "rms_norm_eps": _shortest(hyper("attention.layer_norm_rms_epsilon")),
+        "hidden_size": hyper["embedding_length"],
+        "intermediate_size": hyper["feed_forward_length"],
+        "num_hidden_layers": hyper["block_count"],
+        "num_attention_heads": hyper["attention.head_count"],
+        "num_key_value_heads": hyper["attention.head_count_kv"],
+        "max_position_embeddings": hyper["context_length"],
+        "rms_norm_eps": _shortest(hyper["attention.layer_norm_rms_epsilon"]),
         "tie_word_embeddings": is_tied,
         "bos_token_id": metadata["tokenizer.ggml.bos_token_id"],
         "eos_token_id": metadata["tokenizer.ggml.eos_token_id"],
         "pad_token_id": metadata["tokenizer.ggml.padding_token_id"],
     }
-    rope = {"rope_type": "default", "rope_theta": _shortest(hyper("rope.freq_base"))}
+    rope = {"rope_type": "default", "rope_theta": _shortest(hyper["rope.freq_base"])}
     if architecture == "llama":
         return common | {
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",
-            "head_dim": hyper("rope.dimension_count"),
+            "head_dim": hyper["rope.dimension_count"],
             "rope_parameters": rope,
         }
     end_of_turn_id = metadata["tokenizer.ggml.tokens"].index("<end_of_turn>")
     return common | {
         "architectures": ["Gemma3ForCausalLM"],
         "model_type": "gemma3_text",
-        "head_dim": hyper("attention.key_length"),
-        "query_pre_attn_scalar": hyper("attention.key_length"),
-        "sliding_window": hyper("attention.sliding_window"),
+        "head_dim": hyper["attention.key_length"],
+        "query_pre_attn_scalar": hyper["attention.key_length"],
+        "sliding_window": hyper["attention.sliding_window"],
         "layer_types": [
             "sliding_attention" if (layer + 1) % _GEMMA3_LAYERS_PER_FULL_ATTENTION else "full_attention"
-            for layer in range(hyper("block_count"))
+            for layer in range(hyper["block_count"])
         ],
         "rope_parameters": {
             "full_attention": rope,
@@ -143,7 +144,7 @@ def _write_weights(reader: GGUFReader, path: Path, config: Mapping[str, Any], la
     end = 0
     for tensor in reader.tensors:
         begin, end = end, end + 4 * int(tensor.n_elements)
-        shape = [int(size) for size in reversed(tensor.shape)]  # GGUF names the fastest dimension first
+        shape = tensor.shape[::-1].tolist()  # GGUF names the fastest dimension first
         header[_parameter_name(tensor.name, modules)] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
     header_json = json.dumps(header).encode()
     header_json += b" " * (-len(header_json) % 8)
@@ -151,8 +152,16 @@ def _write_weights(reader: GGUFReader, path: Path, config: Mapping[str, Any], la
         weights.write(struct.pack("<Q", len(header_json)))
         weights.write(header_json)
         for tensor in tqdm(reader.tensors, desc=f"{label}: dequantizing", unit="tensor"):
-            values = dequantize(tensor.data, tensor.tensor_type)
-            weights.write(np.ascontiguousarray(_undo_llama_cpp(tensor.name, values, config), dtype="<f4").data)
+            values = _undo_llama_cpp(tensor.name, _dequantize(tensor), config)
+            weights.write(np.ascontiguousarray(values, dtype="<f4").data)
+
+
+def _dequantize(tensor: ReaderTensor) -> Float32Array:
+    values = np.empty(tensor.shape[::-1], dtype=np.float32)
+    for begin in range(0, len(values), _ROWS_AT_ONCE):
+        rows = slice(begin, begin + _ROWS_AT_ONCE)
+        values[rows] = dequantize(tensor.data[rows], tensor.tensor_type)
+    return values
 
 
 def _parameter_name(gguf_name: str, modules: Mapping[str, str]) -> str:

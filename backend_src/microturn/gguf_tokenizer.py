@@ -99,13 +99,15 @@ def _derive_merges(vocab: Mapping[str, int]) -> list[tuple[str, str]]:
     """The merges that a BPE vocabulary implies when the file lists none, the earliest token first.
 
     SentencePiece merges whichever neighbours give the piece of the best score; in Gemma's vocabulary that is the order
-    of the ids. So each way to cut a token into two known tokens is a merge with the token's id as its rank.
+    of the ids. So each way to cut a token into two known tokens is a merge; of one token's cuts the longest left part
+    comes first, as Hugging Face has them.
     """
     merges = []
     for token in vocab:
-        cuts = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
-        known = [(left, right) for left, right in cuts if left in vocab and right in vocab]
-        merges += sorted(known, key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))
+        for cut in range(len(token) - 1, 0, -1):
+            left, right = token[:cut], token[cut:]
+            if left in vocab and right in vocab:
+                merges.append((left, right))
     return merges
 
 

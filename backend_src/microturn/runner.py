@@ -69,17 +69,19 @@ class ModelRunner:
         """See `Runner.run`."""
         rows = batch.rows
         ids = torch.tensor([token_id for row in rows for token_id in row.token_ids])
-        positions = torch.cat([torch.arange(row.position, row.context_len) for row in rows])
         ends = torch.tensor([len(row.token_ids) for row in rows]).cumsum(0)
         wanted = ends[torch.tensor([row.wants_logits for row in rows])] - 1
         logits: Tensor = self.model(
             **self._inputs(batch, ids),
-            position_ids=positions[None],
+            position_ids=self._positions(batch)[None],
             use_cache=False,
             logits_to_keep=wanted,
             paged=PagedAttention(batch, self.kv, native=self.use_native),
         ).logits
         return logits[0].float()
+
+    def _positions(self, batch: Batch) -> Tensor:
+        return torch.cat([torch.arange(row.position, row.context_len) for row in batch.rows])
 
     def _inputs(self, batch: Batch, ids: Tensor) -> dict[str, Tensor]:
         if not any(row.embeds for row in batch.rows):

@@ -1,0 +1,57 @@
+# `make help` lists the targets. Everything lands in .venv and in the model cache (~/.cache/microturn).
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup model demo serve test test-unit test-oracles test-e2e check bench-overhead bench-turns clean
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(INSTALLED)  ## create .venv and install everything pinned in constraints.txt
+
+$(INSTALLED): constraints.txt pyproject.toml backend_src/pyproject.toml client/pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if v in ((3, 11), (3, 12)) else "the server needs Python 3.11 or 3.12, not %d.%d: make PYTHON=..." % v)'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt pip
+	$(BIN)/pip install --disable-pip-version-check --progress-bar on --constraint constraints.txt \
+	  --editable client --editable backend_src --group dev
+	# The wheel that carries the real server; what it asks for is pytriton's, which we do not use.
+	$(BIN)/pip install --disable-pip-version-check --no-deps --constraint constraints.txt nvidia-pytriton
+	@touch $@
+
+model: setup  ## fetch and convert the embedded model (once; cached)
+	@$(BIN)/microturn fetch smollm2-135m
+
+demo: setup  ## stream a text to the real server, see the answer come, get a picture
+	@$(BIN)/python -m load_tests.demo
+
+serve: setup  ## serve the embedded model on loopback; ARGS='--set key=value …'
+	@$(BIN)/microturn serve $(ARGS)
+
+test: test-unit test-oracles test-e2e  ## run all tests
+
+test-unit: model  ## the parts by themselves
+	$(BIN)/python -m pytest tests/unit
+
+test-oracles: model  ## what "correct" means: the engine against plain transformers
+	$(BIN)/python -m pytest tests/oracles
+
+test-e2e: model  ## the real server over real gRPC
+	$(BIN)/python -m pytest tests/e2e tests/gpu
+
+check: setup  ## lint and strict types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench-overhead: model  ## what Triton, adapter and client add to the engine alone
+	@$(BIN)/python -m load_tests.bench overhead
+
+bench-turns: model  ## turn protocol: session, stateless, stateless with prefix reuse
+	@$(BIN)/python -m load_tests.bench turns
+
+clean:  ## remove .venv and caches of tools; the model cache stays
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis out

@@ -1,0 +1,31 @@
+"""The command line of the benchmarks."""
+
+from __future__ import annotations
+
+import argparse
+
+from load_tests.bench.overhead import run_overhead
+from load_tests.bench.turns import run_turns
+
+
+def main() -> None:
+    """Runs one benchmark."""
+    parser = argparse.ArgumentParser(prog="python -m load_tests.bench", description=__doc__)
+    parser.add_argument("--model", default="smollm2-135m", help="a directory or an embedded model (%(default)s)")
+    benchmarks = parser.add_subparsers(dest="benchmark", required=True)
+    turns = benchmarks.add_parser("turns", help="turn protocol: session, stateless, stateless with prefix reuse")
+    turns.add_argument("--sessions", type=int, default=4)
+    turns.add_argument("--turns", type=int, default=60)
+    turns.add_argument("--runs", type=int, default=3)
+    turns.add_argument("--stateless-every", type=int, default=10, help="measure each so many-th stateless turn")
+    overhead = benchmarks.add_parser("overhead", help="what server, adapter and client add to the engine")
+    overhead.add_argument("--turns", type=int, default=100)
+    arguments = parser.parse_args()
+    if arguments.benchmark == "turns":
+        run_turns(arguments.model, arguments.sessions, arguments.turns, arguments.runs, arguments.stateless_every)
+    else:
+        run_overhead(arguments.model, arguments.turns)
+
+
+if __name__ == "__main__":
+    main()

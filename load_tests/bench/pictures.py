@@ -1,0 +1,60 @@
+"""Pictures of the results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+
+import matplotlib as mpl
+
+from load_tests.bench.results import RESULTS_DIR
+
+mpl.use("Agg")  # there may be no screen
+
+import matplotlib.pyplot as plt  # noqa: E402
+
+_COLOURS = {"session": "#1a7f5a", "prefix": "#c98a1b", "stateless": "#b3372f"}
+
+
+def draw_turns(name: str, runs: Mapping[str, Sequence[Mapping[int, float]]], num_sessions: int) -> Path:
+    """Latency against turn, a line per mode: the median of the runs.
+
+    Args:
+        name: of the file in the results folder, without its suffix.
+        runs: per mode and run, milliseconds by turn number.
+        num_sessions: sessions in parallel.
+
+    Returns:
+        The picture's path.
+    """
+    path = RESULTS_DIR / f"{name}.png"
+    draw_latencies(
+        path,
+        {mode: {turn: median(run[turn] for run in measured) for turn in measured[0]} for mode, measured in runs.items()},
+        title=f"{num_sessions} sessions at once, 16 tokens in and 8 out per turn",
+    )
+    return path
+
+
+def draw_latencies(path: Path, lines: Mapping[str, Mapping[int, float]], title: str) -> None:
+    """Latency against turn number.
+
+    Args:
+        path: of the PNG file to write.
+        lines: per mode, milliseconds by turn number.
+        title: of the picture.
+    """
+    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    for mode, latencies in lines.items():
+        colour = _COLOURS[mode]
+        axes.plot(list(latencies), list(latencies.values()), color=colour, marker="o", markersize=3, linewidth=1.5)
+        last = max(latencies)
+        axes.annotate(f" {mode}\n {latencies[last]:.0f} ms", (last, latencies[last]), color=colour, va="center")
+    axes.set(title=title, xlabel="turn", ylabel="latency at the client, ms", yscale="log")
+    axes.set_xlim(right=max(max(latencies) for latencies in lines.values()) * 1.16)
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.grid(visible=True, which="both", alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)

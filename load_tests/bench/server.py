@@ -1,0 +1,48 @@
+"""A real server for one benchmark: `microturn serve` as a user starts it, on free ports of loopback."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+
+@contextmanager
+def running_server(model: str, *settings: str) -> Iterator[str]:
+    """Serves a model until the block ends.
+
+    Args:
+        model: a directory, or the name of an embedded model.
+        settings: `key=value`, as `--set` takes them.
+
+    Yields:
+        The gRPC address.
+
+    Raises:
+        RuntimeError: when the server does not get ready; it has said why on stderr.
+    """
+    grpc_port, http_port, metrics_port, health_port = _free_ports(4)
+    command = [sys.executable, "-m", "microturn.cli", "serve", "--model", model]
+    command += ["--grpc-port", str(grpc_port), "--http-port", str(http_port)]
+    command += ["--metrics-port", str(metrics_port), "--health-port", str(health_port)]
+    for setting in settings:
+        command += ["--set", setting]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        if not process.stdout.readline().startswith("ready"):
+            raise RuntimeError(f"the server did not start (exit code {process.wait()})")
+        yield f"127.0.0.1:{grpc_port}"
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _free_ports(num_ports: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(num_ports)]
+        for bound in sockets:
+            bound.bind(("127.0.0.1", 0))
+        return [int(bound.getsockname()[1]) for bound in sockets]

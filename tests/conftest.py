@@ -1,0 +1,32 @@
+"""Fixtures that several folders share: the models, loaded once."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from microturn import runner
+from microturn.model_store import resolve_model
+from support import models
+from transformers import PreTrainedModel
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _threads() -> None:
+    runner.set_num_threads(len(os.sched_getaffinity(0)))
+
+
+@pytest.fixture(scope="session")
+def smollm2_dir() -> str:
+    return str(resolve_model("smollm2-135m"))
+
+
+@pytest.fixture(scope="session")
+def smollm2(smollm2_dir: str) -> PreTrainedModel:
+    return runner.load_model(smollm2_dir)
+
+
+@pytest.fixture(scope="session", params=["grouped_heads", "sliding_window", "llama"])
+def tiny_model(request: pytest.FixtureRequest) -> PreTrainedModel:
+    """A tiny random model; the parameter is its shape."""
+    return getattr(models, request.param)()

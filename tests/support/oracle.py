@@ -1,0 +1,111 @@
+"""What "correct" means, as functions: sessions through the engine against one forward pass of the stock model.
+
+Oracle 1, *incremental = full*: any split of a sequence into turns gives the logits of the whole. Oracle 2, *company*:
+who else is in the batch, chunking and preemption change no token.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import torch
+from microturn.attention import paged
+from microturn.batch import Batch
+from microturn.runner import ModelRunner
+from support.driver import Driver, model_runner
+from torch import Tensor
+from transformers import PreTrainedModel
+
+TOLERANCE = 1e-3
+
+
+class RecordingRunner:
+    """Runs the model and keeps the logits of every row that wanted them, by first page and context length."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+        self.vocab_size = runner.vocab_size
+        self.hidden_size = runner.hidden_size
+        self.accepts_embeds = runner.accepts_embeds
+        self.logits: dict[tuple[int, int], Tensor] = {}
+
+    def run(self, batch: Batch) -> Tensor:
+        logits = self._runner.run(batch)
+        wanting = [row for row in batch.rows if row.wants_logits]
+        for row, row_logits in zip(wanting, logits, strict=True):
+            self.logits[row.pages[0], row.context_len] = row_logits.clone()
+        return logits
+
+
+def check_incremental(
+    model: PreTrainedModel,
+    vocabulary: Sequence[int],
+    *,
+    seed: int,
+    num_sessions: int,
+    num_turns: int = 4,
+    max_batch_tokens: int = 48,
+    use_native: bool = True,
+) -> None:
+    """Random sessions at once, each in turns of 0 to 64 tokens with 0 to 6 generated, against the stock model.
+
+    Raises:
+        AssertionError: when a logit differs by more than TOLERANCE or a greedy token is another one.
+    """
+    rng = random.Random(seed)
+    runner = RecordingRunner(model_runner(model, num_pages=1024, page_size=8, use_native=use_native))
+    driver = Driver(runner, num_pages=1024, page_size=8, max_batch_tokens=max_batch_tokens)
+    histories: list[list[int]] = [[] for _ in range(num_sessions)]
+    generated: list[dict[int, int]] = [{} for _ in range(num_sessions)]
+    for number in range(num_turns):
+        recorders = {}
+        for session in rng.sample(range(num_sessions), num_sessions):
+            given = rng.choices(vocabulary, k=rng.randint(0 if histories[session] else 1, 64))
+            histories[session] += given
+            recorders[session], _ = driver.post(
+                session + 1, given, start=number == 0, max_tokens=rng.choice([0, 1, 6]), ignore_eos=True
+            )
+            for _ in range(rng.randint(0, 2)):  # so that turns of different sessions overlap in every way
+                driver.engine.step()
+        driver.run()
+        for session, recorder in recorders.items():
+            assert recorder.status.context_len == len(histories[session]) + len(recorder.token_ids)
+            for token_id in recorder.token_ids:
+                generated[session][len(histories[session])] = token_id
+                histories[session].append(token_id)
+
+    num_compared = 0
+    for session, history in enumerate(histories):
+        expected = stock_logits(model, history)
+        first_page = driver.first_page(session + 1)
+        for position, token_id in generated[session].items():
+            got = runner.logits[first_page, position]
+            assert (got - expected[position - 1]).abs().max() <= TOLERANCE
+            assert expected[position - 1].max() - expected[position - 1, token_id] <= TOLERANCE
+            num_compared += 1
+    assert num_compared >= num_sessions, "the run compared too little"
+
+
+@torch.inference_mode()
+def stock_logits(model: PreTrainedModel, ids: Sequence[int]) -> Tensor:
+    """Logits [n, vocab_size] of one full forward pass by transformers' own attention."""
+    model.set_attn_implementation("sdpa")
+    try:
+        logits: Tensor = model(input_ids=torch.tensor([list(ids)]), use_cache=False).logits[0]
+    finally:
+        model.set_attn_implementation(paged.IMPLEMENTATION)
+    return logits
+
+
+@torch.inference_mode()
+def stock_greedy(model: PreTrainedModel, ids: Sequence[int], num_tokens: int) -> list[int]:
+    """Tokens of a plain transformers `generate`."""
+    model.set_attn_implementation("sdpa")
+    try:
+        output = model.generate(
+            torch.tensor([list(ids)]), max_new_tokens=num_tokens, min_new_tokens=num_tokens, do_sample=False
+        )
+    finally:
+        model.set_attn_implementation(paged.IMPLEMENTATION)
+    return output[0, len(ids) :].tolist()

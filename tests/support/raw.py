@@ -1,0 +1,126 @@
+"""A gRPC stream without the client library: sends any request, right or wrong, and collects what comes back."""
+
+from __future__ import annotations
+
+import json
+import queue
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import grpc
+import numpy as np
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.utils import serialize_byte_tensor
+
+_TIMEOUT_S = 60
+
+
+@dataclass
+class Answer:
+    """All that came back for one request."""
+
+    error: str | None = None
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    status: dict[str, Any] | None = None
+
+    @property
+    def code(self) -> str | None:
+        """The error's code, or None when there was none."""
+        return None if self.error is None else self.error.split(":")[0]
+
+
+class RawStream:
+    """One ModelStreamInfer call; requests are answered one after the other."""
+
+    def __init__(self, address: str) -> None:
+        # A request of 10 MB is one of those that must be answered.
+        options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+        self._channel = grpc.insecure_channel(address, options=options)
+        self._requests: queue.SimpleQueue[service_pb2.ModelInferRequest | None] = queue.SimpleQueue()
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._responses = stub.ModelStreamInfer(iter(self._requests.get, None))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._requests.put(None)
+        self._responses.cancel()
+        self._channel.close()
+
+    def ask(
+        self,
+        session_id: int | str,
+        *,
+        start: bool = False,
+        end: bool = False,
+        options: dict[str, Any] | None = None,
+        **inputs: Any,
+    ) -> Answer:
+        """Sends a turn and waits for its end; inputs are named arrays, or bytes for `text_input`."""
+        request = service_pb2.ModelInferRequest(model_name="streaming_llm", id=secrets.token_hex(4))
+        _set(request, "sequence_id", session_id)
+        _set(request, "sequence_start", start)
+        _set(request, "sequence_end", end)
+        for name, value in (options or {}).items():
+            _set(request, name, value)
+        for name, value in inputs.items():
+            _add_input(request, name, value)
+        self._requests.put(request)
+        answer = Answer()
+        for response in self._replies():
+            if response.error_message:
+                answer.error = response.error_message
+                return answer
+            result = response.infer_response
+            for output, content in zip(result.outputs, result.raw_output_contents, strict=True):
+                match output.name:
+                    case "output_ids":
+                        answer.token_ids += np.frombuffer(content, np.int32).tolist()
+                    case "text_output":
+                        answer.text += content[4:].decode()
+                    case "status":
+                        answer.status = json.loads(content[4:])
+            if result.parameters["triton_final_response"].bool_param:
+                return answer
+        raise AssertionError("the stream ended without an answer")
+
+    def _replies(self) -> Iterator[service_pb2.ModelStreamInferResponse]:
+        while True:
+            # A stream that never answers must fail the test, not hang it.
+            yield _next_within(self._responses, _TIMEOUT_S)
+
+
+def _next_within(call: Any, timeout_s: float) -> Any:
+    import threading
+
+    timer = threading.Timer(timeout_s, call.cancel)
+    timer.start()
+    try:
+        return next(call)
+    finally:
+        timer.cancel()
+
+
+def _set(request: service_pb2.ModelInferRequest, name: str, value: Any) -> None:
+    kinds = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
+    setattr(request.parameters[name], kinds[type(value)], value)
+
+
+def _add_input(request: service_pb2.ModelInferRequest, name: str, value: Any) -> None:
+    if isinstance(value, bytes):
+        array = np.array([[value]], np.object_)
+        request.inputs.add(name=name, datatype="BYTES", shape=array.shape)
+        request.raw_input_contents.append(serialize_byte_tensor(array).item())
+    else:
+        datatype = {"int32": "INT32", "float32": "FP32", "int64": "INT64"}[value.dtype.name]
+        request.inputs.add(name=name, datatype=datatype, shape=value.shape)
+        request.raw_input_contents.append(value.tobytes())
+
+
+def ids(*token_ids: int) -> np.ndarray:
+    """`input_ids` as they travel."""
+    return np.array([token_ids], np.int32)
