@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from load_tests.bench.pictures import draw_latencies
+from load_tests.bench.server import running_server
 from microturn.errors import MicroturnError
 from microturn.model_store import resolve_model
 from microturn_client import Client, Session, Tokens, TurnEnd
-
-from load_tests.bench.pictures import draw_latencies
-from load_tests.bench.server import running_server
 
 BEAT_S = 0.2
 WORDS_PER_BEAT = 3

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 
 import pytest
+from transformers import PreTrainedModel
+
 from microturn import runner
 from microturn.model_store import resolve_model
 from support import models
-from transformers import PreTrainedModel
 
 
 @pytest.fixture(scope="session", autouse=True)

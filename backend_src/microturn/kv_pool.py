@@ -1,8 +1,8 @@
 """Who owns which page of the KV cache. Knows page numbers and counts; knows no tensors and no sessions.
 
-    free ──allocate──▶ owned (count 1) ──share──▶ shared (count > 1)
-      ▲                    │                           │
-      └──────release───────┴──────────release──────────┘   (a page is free again when its count is 0)
+free ──allocate──▶ owned (count 1) ──share──▶ shared (count > 1)
+  ▲                    │                           │
+  └──────release───────┴──────────release──────────┘   (a page is free again when its count is 0)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From settings to a running engine: load, check, size the pool, warm up. All that must be done before the first turn."""
+"""From settings to an engine: load, check, size the pool, warm up. All that must be done before the first turn."""
 
 from __future__ import annotations
 
@@ -53,9 +53,7 @@ def load_engine(settings: Settings) -> Engine:
     def new_codec(tools: object) -> Codec:
         return SessionText(model_text, tools)  # type: ignore[arg-type]
 
-    engine = Engine(
-        settings, model_runner, pool, max_context=max_context, new_codec=new_codec, eos_ids=_eos_ids(model)
-    )
+    engine = Engine(settings, model_runner, pool, max_context=max_context, new_codec=new_codec, eos_ids=_eos_ids(model))
     log.info(
         "%s: context of %d tokens, %d pages of %d tokens (%.1f GB), %s attention, %d threads",
         type(model).__name__,

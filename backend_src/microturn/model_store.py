@@ -22,7 +22,6 @@ from pathlib import Path
 
 from microturn.embedded_models import EMBEDDED_MODELS, EmbeddedModel, fetch_gguf
 from microturn.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
-from microturn.nearest import did_you_mean
 
 _MANIFEST = "microturn-manifest.json"
 _CONVERSION_VERSION = 1  # raise it when the same GGUF file becomes other files: caches are then rebuilt
@@ -40,15 +39,15 @@ def resolve_model(model: str, *, cache_dir: Path | None = None) -> Path:
         InvalidArgument: no such directory or name, or the directory lacks something.
         Unavailable: the embedded model cannot be downloaded, or isn't what was pinned.
         ResourceExhausted: the cache's disk is too full.
-        FailedPrecondition: the cache cannot be written.
+        FailedPrecondition: the cache cannot be read or written.
     """
     if model in EMBEDDED_MODELS:
         return prepare_embedded_model(EMBEDDED_MODELS[model], cache_dir or default_cache_dir())
     path = Path(model).expanduser().resolve()
     if not path.exists() and os.sep not in model:
-        known = did_you_mean(model, EMBEDDED_MODELS)
-        names = f"{', '.join(sorted(EMBEDDED_MODELS))}"
-        raise InvalidArgument(f"unknown model '{model}' ({known}): give a model directory or one of {names}")
+        raise InvalidArgument(
+            f"unknown model '{model}': give a model directory or one of {', '.join(sorted(EMBEDDED_MODELS))}"
+        )
     _check_model_dir(path)
     return path
 
@@ -65,9 +64,9 @@ def prepare_embedded_model(model: EmbeddedModel, cache_dir: Path) -> Path:
     Errors: as `resolve_model`, without InvalidArgument.
     """
     model_dir = cache_dir.resolve() / model.name
-    if _is_intact(model_dir, model):
-        return model_dir
     with _disk_errors_explained(model, cache_dir):
+        if _is_intact(model_dir, model):
+            return model_dir
         cache_dir.mkdir(parents=True, exist_ok=True)
         with _sole_builder(model, cache_dir):
             if not _is_intact(model_dir, model):  # somebody else may have built it while we waited
@@ -150,7 +149,7 @@ def _disk_errors_explained(model: EmbeddedModel, cache_dir: Path) -> Iterator[No
                 "free some space there or set MICROTURN_CACHE to another directory"
             ) from error
         raise FailedPrecondition(
-            f"cannot write the model cache {cache_dir} ({error.strerror or error}): "
+            f"cannot use the model cache {cache_dir} ({error.strerror or error}): "
             "set MICROTURN_CACHE to a directory that you may write"
         ) from error
 

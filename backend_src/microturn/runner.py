@@ -52,9 +52,7 @@ class ModelRunner:
         accepts_embeds: what the probe found (see `Runner`).
     """
 
-    def __init__(
-        self, model: PreTrainedModel, kv: KVTensors, *, use_native: bool, accepts_embeds: bool = True
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, kv: KVTensors, *, use_native: bool, accepts_embeds: bool = True) -> None:
         self.model = model
         self.kv = kv
         self.use_native = use_native
@@ -127,7 +125,13 @@ class _ShapeRecorder:
         self.layers: dict[int, LayerShape] = {}
 
     def append_and_attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None  # noqa: ARG002
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float,
+        window: int | None,
     ) -> Tensor:
         if k.shape != v.shape:
             raise NotImplementedError(f"keys {list(k.shape)} and values {list(v.shape)} of different shapes")

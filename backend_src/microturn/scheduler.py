@@ -80,9 +80,7 @@ class Scheduler:
     def _is_long(self, session: Session) -> bool:
         return session.num_pending > self._long_share
 
-    def _reserve(
-        self, session: Session, num_tokens: int, victims: Iterable[Session], preempted: set[Session]
-    ) -> bool:
+    def _reserve(self, session: Session, num_tokens: int, victims: Iterable[Session], preempted: set[Session]) -> bool:
         """Gets the pages, from the least urgent running sessions if need be."""
         needed = session.table.kv_len + num_tokens
         while not session.table.reserve(needed):

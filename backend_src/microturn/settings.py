@@ -16,7 +16,12 @@ from microturn.nearest import did_you_mean
 # Triton forgets a sequence after its own idle time (config.pbtxt) without telling the model. Ours must end first.
 MAX_IDLE_TIMEOUT_S = 3600.0
 
-_PARSERS: dict[str, Callable[[str], object]] = {"str": str, "int": int, "float": float, "bool": {"true": True, "false": False}.__getitem__}
+_PARSERS: dict[str, Callable[[str], object]] = {
+    "str": str,
+    "int": int,
+    "float": float,
+    "bool": {"true": True, "false": False}.__getitem__,
+}
 
 
 @dataclass(frozen=True)

@@ -168,6 +168,12 @@ def _tensors(output: TurnOutput) -> list[Any]:
     return tensors
 
 
+def _merged(earlier: Answer, later: Answer) -> Answer:
+    if isinstance(earlier, TurnOutput) and isinstance(later, TurnOutput):
+        return earlier.merged(later)
+    return later  # an error: what was generated before it is rolled back
+
+
 class ResponseThread:
     """Sends what turns answer, packing what is ready together, and tells the engine of clients that have gone.
 
@@ -224,11 +230,7 @@ class ResponseThread:
             return posts
 
     def _send(self, stream: ResponseStream, answers: list[Answer]) -> None:
-        *pieces, last = answers
-        if isinstance(last, MicroturnError):
-            answer: Answer = last  # what was generated before the error was rolled back
-        else:
-            answer = reduce(TurnOutput.merged, [*pieces, last])
+        answer = reduce(_merged, answers)
         try:
             stream.send(answer)
         except Exception:

@@ -16,6 +16,10 @@ import threading
 import time
 from collections.abc import Sequence
 
+from tqdm import tqdm
+
+from load_tests.bench.results import percentile, print_table, write_result
+from load_tests.bench.server import running_server
 from microturn.engine import Engine
 from microturn.errors import MicroturnError
 from microturn.loading import load_engine
@@ -23,10 +27,6 @@ from microturn.model_store import resolve_model
 from microturn.settings import Settings
 from microturn.turn import TokenInput, Turn, TurnOutput, TurnRequest
 from microturn_client import Client, Session, TurnEnd
-from tqdm import tqdm
-
-from load_tests.bench.results import percentile, print_table, write_result
-from load_tests.bench.server import running_server
 
 NUM_INPUT, NUM_OUTPUT = 16, 8
 

@@ -12,7 +12,7 @@ from load_tests.bench.results import RESULTS_DIR
 
 mpl.use("Agg")  # there may be no screen
 
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
 _COLOURS = {"session": "#1a7f5a", "prefix": "#c98a1b", "stateless": "#b3372f"}
 
@@ -31,7 +31,10 @@ def draw_turns(name: str, runs: Mapping[str, Sequence[Mapping[int, float]]], num
     path = RESULTS_DIR / f"{name}.png"
     draw_latencies(
         path,
-        {mode: {turn: median(run[turn] for run in measured) for turn in measured[0]} for mode, measured in runs.items()},
+        {
+            mode: {turn: median(run[turn] for run in all_runs) for turn in all_runs[0]}
+            for mode, all_runs in runs.items()
+        },
         title=f"{num_sessions} sessions at once, 16 tokens in and 8 out per turn",
     )
     return path

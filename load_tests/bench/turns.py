@@ -15,15 +15,17 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import NoReturn, TypeAlias
 
-from microturn_client import Client, Session, TurnEnd
 from tqdm import tqdm
 
 from load_tests.bench.pictures import draw_turns
 from load_tests.bench.results import percentile, print_table, write_result
 from load_tests.bench.server import running_server
+from microturn_client import Client, Session, TurnEnd
 
 NUM_INPUT, NUM_OUTPUT = 16, 8
+Progress: TypeAlias = "tqdm[NoReturn]"
 MODES = ("session", "prefix", "stateless")
 
 
@@ -65,17 +67,21 @@ def run_turns(model: str, num_sessions: int, num_turns: int, num_runs: int, stat
                 runs[mode].append(_measure(address, mode, num_sessions, num_turns, measured, label))
     last = num_turns - num_turns % stateless_every
     rows = [_summary(mode, runs[mode], last) for mode in MODES]
-    print(f"\n{num_sessions} sessions, {NUM_INPUT} tokens in, {NUM_OUTPUT} out; ms per turn, medians of {num_runs} runs")
-    print_table(["mode", "first turns", f"turn {last}", "times slower"], [[*row, row[2] / rows[0][2]] for row in rows])
+    print(f"\n{num_sessions} sessions, {NUM_INPUT} tokens in, {NUM_OUTPUT} out; ms a turn, median of {num_runs} runs")
+    print_table(
+        ["mode", "turns 2 to 11", f"turn {last}", "session is faster"],
+        [[mode, first, late, f"{late / rows[0][2]:.1f} x"] for mode, first, late in rows],
+    )
     name = f"turns-{num_sessions}x{num_turns}"
-    print("written:", write_result(name, {"protocol": __doc__, "model": model, "num_sessions": num_sessions, "ms": runs}))
+    result = {"protocol": __doc__, "model": model, "num_sessions": num_sessions, "ms": runs}
+    print("written:", write_result(name, result))
     print("drawn:  ", draw_turns(name, runs, num_sessions))
 
 
-def _summary(mode: str, runs: Sequence[dict[int, float]], last: int) -> list[object]:
+def _summary(mode: str, runs: Sequence[dict[int, float]], last: int) -> tuple[str, float, float]:
     """Mode, median of the first turns, median of the last measured ones."""
     first = percentile([ms for run in runs for turn, ms in run.items() if 2 <= turn <= 11], 50)
-    return [mode, first, percentile([run[last] for run in runs], 50)]
+    return mode, first, percentile([run[last] for run in runs], 50)
 
 
 def _measure(
@@ -83,7 +89,7 @@ def _measure(
 ) -> dict[int, float]:
     """One run of one mode: the mean over the sessions of each measured turn."""
     conversations = [Conversation(seed) for seed in range(num_sessions)]
-    progress = tqdm(total=num_sessions * num_turns, desc=label, unit="turn", leave=False)
+    progress: Progress = tqdm(total=num_sessions * num_turns, desc=label, unit="turn", leave=False)
 
     def one(conversation: Conversation) -> None:
         with Client(address, timeout_s=600) as client:
@@ -100,7 +106,7 @@ def _measure(
 
 
 def _converse(
-    conversation: Conversation, num_turns: int, turn: Callable[[list[int]], tuple[list[int], float]], progress: tqdm
+    conversation: Conversation, num_turns: int, turn: Callable[[list[int]], tuple[list[int], float]], progress: Progress
 ) -> None:
     for number in range(1, num_turns + 1):
         given = conversation.next_input(number)
@@ -109,7 +115,7 @@ def _converse(
         progress.update()
 
 
-def _repeat(conversation: Conversation, client: Client, num_turns: int, measured: set[int], progress: tqdm) -> None:
+def _repeat(conversation: Conversation, client: Client, num_turns: int, measured: set[int], progress: Progress) -> None:
     """Turns as requests of their own; what is not measured is not sent, and random tokens stand for its answer."""
     for number in range(1, num_turns + 1):
         conversation.history += conversation.next_input(number)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch
+from transformers import PreTrainedModel
+
 from microturn.turn import EmbedInput
 from support.driver import Driver, model_runner
 from support.models import VOCAB_SIZE
-from transformers import PreTrainedModel
 
 
 def test_embeddings_give_the_tokens_of_their_ids(tiny_model: PreTrainedModel) -> None:

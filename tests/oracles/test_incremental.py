@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from transformers import PreTrainedModel
+
 from support.driver import Driver, model_runner
 from support.models import VOCAB_SIZE
 from support.oracle import check_incremental, stock_greedy
-from transformers import PreTrainedModel
 
 
 @pytest.mark.parametrize("use_native", [True, False], ids=["native", "torch"])

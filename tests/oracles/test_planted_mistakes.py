@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import PreTrainedModel
+
 from microturn.attention.paged import PagedAttention
 from microturn.attention.step import PagedStep
 from microturn.batch import Batch
 from microturn.runner import ModelRunner
 from support.models import VOCAB_SIZE
 from support.oracle import check_incremental
-from transformers import PreTrainedModel
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 

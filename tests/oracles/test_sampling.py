@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from transformers import PreTrainedModel
+
 from support.driver import Driver, model_runner
 from support.models import VOCAB_SIZE
-from transformers import PreTrainedModel
 
 SAMPLING = {"temperature": 0.9, "top_p": 0.95, "top_k": 50, "repetition_penalty": 1.1, "seed": 1234}
 

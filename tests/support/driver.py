@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from transformers import PreTrainedModel
+
 from microturn.codec import Piece
 from microturn.engine import Engine
 from microturn.errors import MicroturnError
@@ -15,7 +17,6 @@ from microturn.options import parse_parameters
 from microturn.runner import ModelRunner, Runner, trace_layers
 from microturn.settings import Settings
 from microturn.turn import SessionId, Status, TokenInput, Turn, TurnInput, TurnOutput, TurnRequest
-from transformers import PreTrainedModel
 
 
 class IdsOnly:
@@ -96,7 +97,7 @@ class Driver:
         page_size: int = 16,
         max_context: int = 2048,
         eos_ids: frozenset[int] = frozenset(),
-        new_codec: Any = lambda tools: IdsOnly(),
+        new_codec: Any = lambda _tools: IdsOnly(),
         **settings: Any,
     ) -> None:
         self.clock = Clock()
@@ -166,5 +167,3 @@ def model_runner(
 ) -> ModelRunner:
     """A runner over a model with a pool of its own."""
     return ModelRunner(model, KVTensors(trace_layers(model), num_pages, page_size), use_native=use_native)
-
-

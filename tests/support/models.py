@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from microturn.attention import paged
 from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
@@ -13,6 +12,8 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+
+from microturn.attention import paged
 
 VOCAB_SIZE = 311
 _COMMON = {

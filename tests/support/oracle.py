@@ -10,12 +10,13 @@ import random
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
 from microturn.attention import paged
 from microturn.batch import Batch
 from microturn.runner import ModelRunner
 from support.driver import Driver, model_runner
-from torch import Tensor
-from transformers import PreTrainedModel
 
 TOLERANCE = 1e-3
 

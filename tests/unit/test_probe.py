@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from microturn.attention import paged
-from microturn.errors import InvalidArgument
-from microturn.probe import check_model
-from microturn.runner import load_model, trace_layers
-from support import models
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
@@ -18,6 +13,12 @@ from transformers import (
     LlamaForCausalLM,
     PreTrainedModel,
 )
+
+from microturn.attention import paged
+from microturn.errors import InvalidArgument
+from microturn.probe import check_model
+from microturn.runner import load_model, trace_layers
+from support import models
 
 SHAPE = {
     "vocab_size": 300,

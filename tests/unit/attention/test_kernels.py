@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
+
 from microturn.attention import native
 from microturn.attention.paged import DENSE_QUERIES, PagedAttention
 from microturn.batch import Batch, Row
 from microturn.kv_tensors import KVTensors, LayerShape
-from torch import Tensor
 
 HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE = 6, 2, 24, 4
 SCALE = HEAD_DIM**-0.5
