@@ -33,6 +33,10 @@ class Codec(Protocol):
 
     state: Any
 
+    def least_num_ids(self, text: str) -> int:
+        """How many ids this text and what is held become at least; costs nothing, however long the text."""
+        ...
+
     def append_text(
         self, text: str, *, role: str | None, parse_special: bool, flush: bool, last_token_id: int | None
     ) -> list[int]:

@@ -288,28 +288,19 @@ class Engine:
 
     def _append_input(self, session: Session, turn: Turn) -> None:
         """Appends a turn's input to the context, or raises and appends nothing."""
-        context, codec, options = session.context, session.codec, turn.options
+        context, codec = session.context, session.codec
         turn.context_len_before, turn.text_state_before = len(context), codec.state
         given = turn.request.input
         if isinstance(given, TextInput):
-            ids = codec.append_text(
-                given.text,
-                role=options.role,
-                parse_special=options.parse_special,
-                flush=turn.generates,
-                last_token_id=context.last_token_id,
-            )
-        elif is_empty(given) and not turn.generates and options.role is None:
-            ids = []  # a keep-alive: text that is held stays held
-        else:
-            ids = codec.append_other(
-                role=options.role, last_token_id=context.last_token_id, input_follows=not is_empty(given)
-            )
+            # Tokenizing a text that cannot fit would hold up everybody else.
+            self._check_room(session, turn, codec.least_num_ids(given.text))
+        ids = self._encode_input(session, turn)
         embeds = given.embeds if isinstance(given, EmbedInput) else None
-        ids = [*ids, *given.token_ids] if isinstance(given, TokenInput) else ids
         turn.num_input = len(ids) + (0 if embeds is None else len(embeds))
         try:
-            self._check_room(session, turn)
+            if turn.generates and len(context) + turn.num_input == 0:
+                raise InvalidArgument("there is nothing to generate from: the context is empty and so is the input")
+            self._check_room(session, turn, turn.num_input)
         except MicroturnError:
             codec.state = turn.text_state_before
             raise
@@ -318,13 +309,29 @@ class Engine:
             context.append_embeds(embeds)
         turn.appended_ids = ids
 
-    def _check_room(self, session: Session, turn: Turn) -> None:
-        length = len(session.context) + turn.num_input
-        if turn.generates and length == 0:
-            raise InvalidArgument("there is nothing to generate from: the context is empty and so is the input")
-        if length + turn.max_tokens > session.max_context:
+    def _encode_input(self, session: Session, turn: Turn) -> list[int]:
+        """The ids that a turn's input becomes; before embeddings, those of text that was held and of the template."""
+        context, codec, options = session.context, session.codec, turn.options
+        given = turn.request.input
+        if isinstance(given, TextInput):
+            return codec.append_text(
+                given.text,
+                role=options.role,
+                parse_special=options.parse_special,
+                flush=turn.generates,
+                last_token_id=context.last_token_id,
+            )
+        if is_empty(given) and not turn.generates and options.role is None:
+            return []  # a keep-alive: text that is held stays held
+        ids = codec.append_other(
+            role=options.role, last_token_id=context.last_token_id, input_follows=not is_empty(given)
+        )
+        return [*ids, *given.token_ids] if isinstance(given, TokenInput) else ids
+
+    def _check_room(self, session: Session, turn: Turn, num_input: int) -> None:
+        if len(session.context) + num_input + turn.max_tokens > session.max_context:
             raise ContextFull(
-                f"{len(session.context)} tokens of context, {turn.num_input} of input and max_tokens="
+                f"{len(session.context)} tokens of context, {num_input} of input and max_tokens="
                 f"{turn.max_tokens} exceed max_context={session.max_context}: send less or open a new session"
             )
 

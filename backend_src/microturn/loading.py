@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -13,7 +14,6 @@ from transformers import PreTrainedModel
 from microturn import runner
 from microturn.attention import native
 from microturn.batch import Batch, Row
-from microturn.codec import Codec
 from microturn.engine import Engine
 from microturn.errors import InvalidArgument
 from microturn.kv_pool import PagePool
@@ -50,10 +50,14 @@ def load_engine(settings: Settings) -> Engine:
     model_runner = runner.ModelRunner(model, kv, use_native=use_native, accepts_embeds=accepts_embeds)
     _warm_up(model_runner, settings.max_batch_tokens, max_context)
 
-    def new_codec(tools: object) -> Codec:
-        return SessionText(model_text, tools)  # type: ignore[arg-type]
-
-    engine = Engine(settings, model_runner, pool, max_context=max_context, new_codec=new_codec, eos_ids=_eos_ids(model))
+    engine = Engine(
+        settings,
+        model_runner,
+        pool,
+        max_context=max_context,
+        new_codec=partial(SessionText, model_text),
+        eos_ids=model_text.eos_ids,
+    )
     log.info(
         "%s: context of %d tokens, %d pages of %d tokens (%.1f GB), %s attention, %d threads",
         type(model).__name__,
@@ -88,13 +92,6 @@ def _size_pool(settings: Settings, model: PreTrainedModel, layers: list[LayerSha
         kv_tokens = min(free_bytes // 2 // KVTensors.bytes_per_token(layers), _MOST_CONTEXTS * max_context)
         max_context = max_context if settings.max_context else min(max_context, kv_tokens)
     return PagePool(kv_tokens // settings.page_size, settings.page_size), max_context
-
-
-def _eos_ids(model: PreTrainedModel) -> frozenset[int]:
-    configured = model.generation_config.eos_token_id if model.generation_config is not None else None
-    if configured is None:
-        return frozenset()
-    return frozenset([configured] if isinstance(configured, int) else configured)
 
 
 def _warm_up(model_runner: runner.ModelRunner, max_batch_tokens: int, max_context: int) -> None:

@@ -47,7 +47,7 @@ def _number(low: float, high: float, *, above_low: bool = False) -> Callable[[An
             raise ValueError(expected)
         try:
             number = float(value)
-        except ValueError:
+        except (ValueError, OverflowError):
             raise ValueError(expected) from None
         # Written so that NaN fails too.
         if not low <= number <= high or (above_low and number == low):
@@ -69,7 +69,7 @@ def _list_of(item_type: type, expected: str, max_items: int, accepts: Callable[[
     def parse(value: Any) -> tuple[Any, ...]:
         try:
             items = json.loads(value) if isinstance(value, str) else value
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):  # not JSON, a number of thousands of digits, a nest of brackets
             raise ValueError(expected) from None
         if not isinstance(items, list) or len(items) > max_items:
             raise ValueError(expected)
@@ -106,7 +106,7 @@ class TurnOptions:
     """Options of one turn; `client/PROTOCOL.md` says what each one means.
 
     Sampling filters apply in this order: penalties, temperature, `top_k`, `top_p`, `min_p`.
-    `max_tokens` None stands for the contract's default: 16, with an empty input 0.
+    `max_tokens` None stands for the contract's default, which depends on the input (see `Turn.max_tokens`).
     """
 
     max_tokens: int | None = _option(None, _integer(0, 2**31 - 1))

@@ -166,10 +166,10 @@ class Turn:
 
     @property
     def max_tokens(self) -> int:
-        """Tokens to generate at most; the contract's default is 16, with an empty input 0."""
-        if self.options.max_tokens is not None:
-            return self.options.max_tokens
-        return 0 if is_empty(self.request.input) else 16
+        """Tokens to generate at most: 16 by default; an empty input generates only if its own turn says so."""
+        if is_empty(self.request.input) and "max_tokens" not in self.request.options:
+            return 0
+        return 16 if self.options.max_tokens is None else self.options.max_tokens
 
     @property
     def generates(self) -> bool:

@@ -97,8 +97,9 @@ def test_nothing_to_generate_from_is_refused(raw: RawStream) -> None:
 
 def test_a_bystander_is_not_disturbed(raw: RawStream, expected: list[int]) -> None:
     raw.ask("bystander", start=True, input_ids=ids(*PROMPT), options={"max_tokens": 0})
+    raw.ask("bad", start=True, input_ids=ids(5), options=OPTIONS)
     for code, turn in BAD_TURNS.values():
-        answer = raw.ask("bad", start=True, **turn)
+        answer = raw.ask("bad", **turn)
         assert answer.code == code
     answer = raw.ask("bystander", input_ids=ids(), options={"max_tokens": 4, "ignore_eos": True})
     assert answer.token_ids == expected

@@ -24,6 +24,9 @@ class IdsOnly:
 
     state: Any = None
 
+    def least_num_ids(self, text: str) -> int:
+        return len(text)
+
     def append_text(self, text: str, **_: Any) -> list[int]:
         return [ord(character) for character in text]
 

@@ -101,11 +101,11 @@ def stock_logits(model: PreTrainedModel, ids: Sequence[int]) -> Tensor:
 
 @torch.inference_mode()
 def stock_greedy(model: PreTrainedModel, ids: Sequence[int], num_tokens: int) -> list[int]:
-    """Tokens of a plain transformers `generate`."""
+    """Tokens of a plain transformers `generate` that no end token stops."""
     model.set_attn_implementation("sdpa")
     try:
         output = model.generate(
-            torch.tensor([list(ids)]), max_new_tokens=num_tokens, min_new_tokens=num_tokens, do_sample=False
+            torch.tensor([list(ids)]), max_new_tokens=num_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0
         )
     finally:
         model.set_attn_implementation(paged.IMPLEMENTATION)

@@ -46,6 +46,13 @@ ALTERNATING = """{% if messages[0].role == 'system' -%}
 [INST] {{ rules if loop.first }}{{ message.content }} [/INST]{% else -%}
 {{ ' ' ~ message.content }}{{ eos_token }}{% endif %}{% endfor %}"""
 
+TAKING_TURNS = """{{ bos_token }}{% for message in messages -%}
+{%- if (message.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('user and assistant take turns') }}
+{%- endif %}<start_of_turn>{{ 'model' if message.role == 'assistant' else message.role }}
+{{ message.content | trim }}<end_of_turn>
+{% endfor %}{% if add_generation_prompt %}<start_of_turn>model
+{% endif %}"""
+
 FORGETFUL = """{% for message in messages %}{% set content = message.content %}
 {%- if message.role == 'assistant' and not loop.last %}{% set content = content.split('</think>')[-1] %}{% endif -%}
 <|head|>{{ message.role }}

@@ -1,0 +1,86 @@
+"""Puts the parts of ``microturn serve`` together, what is checked fastest first."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+
+from microturn.errors import MicroturnError
+from microturn.serve import console
+from microturn.serve.errors import ServeError
+from microturn.serve.health import HealthService
+from microturn.serve.model_repository import ModelRepository
+from microturn.serve.options import DEFAULT_MODEL, ServeOptions, read_options
+from microturn.serve.ports import check_ports, endpoint
+from microturn.serve.process_tree import become_subreaper
+from microturn.serve.run_directory import RunDirectory, remove_leftovers
+from microturn.serve.server_log import ServerLog
+from microturn.serve.server_tree import ServerTree
+from microturn.serve.supervisor import Supervisor
+from microturn.serve.triton_command import triton_command
+from microturn.serve.triton_server import TritonServer, find_triton_server
+from microturn.settings import Settings
+
+
+def run_serve(arguments: argparse.Namespace) -> int:
+    """Serves until SIGTERM or SIGINT.
+
+    Returns:
+        The exit code: 0 after a stop that was asked for, 1 after one line on stderr.
+    """
+    # Until the supervisor takes the signals over, both end what goes on: a model may just be fetched.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        options = read_options(arguments)
+        Settings.from_strings(options.settings)
+        check_ports(options.host, options.ports())
+        server = find_triton_server()
+        repository = ModelRepository(options.model_repository)
+        settings = dict(options.settings)
+        if options.model is not None or repository.takes("model_dir"):
+            settings["model_dir"] = _find_model(options.model or DEFAULT_MODEL)
+        _supervise(options, server, repository, settings)
+    except ServeError as error:
+        console.say(f"error: {error}")
+        return 1
+    except MicroturnError as error:
+        console.say(f"error: {error.args[0]}")
+        return 1
+    except KeyboardInterrupt:
+        console.say("stopped before it had started")
+    return 0
+
+
+def _find_model(model: str) -> str:
+    from microturn.model_store import resolve_model  # its imports take seconds
+
+    return str(resolve_model(model).absolute())
+
+
+def _supervise(
+    options: ServeOptions, server: TritonServer, repository: ModelRepository, settings: dict[str, str]
+) -> None:
+    become_subreaper()
+    for leftover in remove_leftovers():
+        console.say(f"removed what a killed run had left: {leftover}")
+    with (
+        RunDirectory.create(options.run_dir) as (run, lock),
+        ServerLog(options.log_dir) as log,
+        HealthService(endpoint(options.host, options.health_port)) as health,
+    ):
+        repository.write(run.path / "model_repository", settings)
+        tree = run.path / "server"
+        command = triton_command(
+            server.binary,
+            options,
+            model_repository=run.path / "model_repository",
+            backends=server.link_backends(tree),
+            shm_prefix=run.shm_prefix,
+        )
+        environment = server.environment(tree)
+
+        def start_server() -> ServerTree:
+            console.say("starting Triton" + (f" with {settings['model_dir']}" if "model_dir" in settings else ""))
+            return ServerTree(command, environment, run, lock, log)
+
+        Supervisor(options, start_server, health, log).run()

@@ -1,0 +1,7 @@
+"""What ends ``microturn serve`` with one line for its user."""
+
+from __future__ import annotations
+
+
+class ServeError(Exception):
+    """The server cannot be started or kept running; the message is one sentence that says what to do."""

@@ -1,0 +1,62 @@
+"""The gRPC health service (grpc.health.v1) on a port of its own, which Envoy and the kubelet ask.
+
+Triton's own health stays green when the model process is dead; this one says what the health turns found out.
+"""
+
+from __future__ import annotations
+
+from concurrent import futures
+from types import TracebackType
+from typing import Self
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from microturn.serve.errors import ServeError
+from microturn.serve.model_repository import MODEL_NAME
+
+_SERVICES = ("", MODEL_NAME)
+
+
+class HealthService:
+    """Answers NOT_SERVING until told otherwise.
+
+    Args:
+        address: ``host:port`` to listen on.
+
+    Raises:
+        ServeError: the port was taken.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._servicer = health.HealthServicer()
+        self._is_serving = True
+        self.set_serving(False)
+        self._server = grpc.server(futures.ThreadPoolExecutor(max_workers=4), options=[("grpc.so_reuseport", 0)])
+        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, self._server)
+        try:
+            self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise ServeError(f"cannot listen on {address} (--health-port)") from error
+
+    def __enter__(self) -> Self:
+        self._server.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.stop(grace=None).wait()
+
+    def set_serving(self, is_serving: bool) -> None:
+        """Sets the answer for every service name."""
+        if is_serving == self._is_serving:
+            return
+        self._is_serving = is_serving
+        status = health_pb2.HealthCheckResponse
+        for service in _SERVICES:
+            self._servicer.set(service, status.SERVING if is_serving else status.NOT_SERVING)
+
+    def drain(self) -> None:
+        """NOT_SERVING from now on, whatever comes."""
+        self._servicer.enter_graceful_shutdown()

@@ -1,0 +1,124 @@
+"""Health turns: real turns through the whole server, the only proof that the model process answers.
+
+Each opens a session of its own and closes it in the same request, with no token in it, so it costs nobody anything.
+It knows nothing of processes and decides nothing.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+
+import grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from microturn.serve.model_repository import MODEL_NAME
+
+_START_INTERVAL_S = 0.1
+_CLOSE_TIMEOUT_S = 1.0
+
+# Answers of a server that is alive and has no room for one more session: no reason to restart it. The second is
+# Triton's own, for a request that waited in vain for one of its sequence slots.
+_FULL = ("RESOURCE_EXHAUSTED", "timeout of the corresponding sequence")
+
+
+class HealthTurnError(Exception):
+    """A health turn was not answered as a living model answers.
+
+    Args:
+        reason: what came instead.
+        was_reached: whether Triton took the turn at all.
+    """
+
+    def __init__(self, reason: str, *, was_reached: bool = True) -> None:
+        super().__init__(reason)
+        self.was_reached = was_reached
+
+
+class HealthTurns:
+    """Sends health turns in a thread of its own: in quick succession until one is answered, then five in a timeout.
+
+    Args:
+        address: ``host:port`` of Triton's gRPC endpoint.
+        timeout_s: the silence that the supervisor will take for death. After half of it the model counts as unhealthy.
+    """
+
+    def __init__(self, address: str, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        # gRPC's own patience with a server that is just coming up grows to two minutes.
+        backoff = [(f"grpc.{which}_reconnect_backoff_ms", 200) for which in ("initial", "min", "max")]
+        # Connections are shared between channels: one to the server before must not be.
+        self._channel = grpc.insecure_channel(address, options=[*backoff, ("grpc.use_local_subchannel_pool", 1)])
+        self._triton = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._was_answered = False
+        self._silent_since_s: float | None = None
+        self._failure: str | None = "not tried yet"
+        self._is_closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="health-turns", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether the last turn was answered, and not too long ago."""
+        return self._failure is None and self.silent_for_s() < self._timeout_s / 2
+
+    @property
+    def trouble(self) -> str:
+        """What came of the last turn that ended, for the user."""
+        return self._failure or "the last turn still waits for its answer"
+
+    def silent_for_s(self) -> float:
+        """Time since a turn was answered, or before the first since Triton could be reached; 0 before that."""
+        return 0.0 if self._silent_since_s is None else time.monotonic() - self._silent_since_s
+
+    def close(self) -> None:
+        """Ends the thread; a turn that is under way may take a second more, then it is cancelled."""
+        self._is_closed.set()
+        self._thread.join(_CLOSE_TIMEOUT_S)
+        self._channel.close()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._is_closed.is_set():
+            sent_s = time.monotonic()
+            try:
+                self._take_turn()
+            except HealthTurnError as failure:
+                self._failure = str(failure)
+                if failure.was_reached and self._silent_since_s is None:
+                    self._silent_since_s = sent_s
+            else:
+                self._silent_since_s = time.monotonic()
+                self._was_answered = True
+                self._failure = None
+            self._is_closed.wait(self._timeout_s / 5 if self._was_answered else _START_INTERVAL_S)
+
+    def _take_turn(self) -> None:
+        request = _health_request(slot_timeout_s=self._timeout_s / 4)
+        try:
+            # To the stream's end: one that is left early is cancelled, and that can keep Triton from ever unloading.
+            responses = list(self._triton.ModelStreamInfer(iter([request]), timeout=self._timeout_s))
+        except grpc.RpcError as error:
+            is_up = error.code() is not grpc.StatusCode.UNAVAILABLE
+            raise HealthTurnError(f"{error.code().name}: {error.details()}", was_reached=is_up) from error
+        except ValueError as error:  # gRPC's word for a channel that was closed
+            raise HealthTurnError(str(error), was_reached=False) from error
+        for response in responses:
+            if response.error_message and not response.error_message.startswith(_FULL):
+                raise HealthTurnError(response.error_message)
+            if response.error_message or any(out.name == "status" for out in response.infer_response.outputs):
+                return
+        raise HealthTurnError("the stream ended without a status")
+
+
+def _health_request(slot_timeout_s: float) -> service_pb2.ModelInferRequest:
+    request = service_pb2.ModelInferRequest(model_name=MODEL_NAME, id="health")
+    request.parameters["sequence_id"].string_param = f"health-{secrets.token_hex(8)}"
+    request.parameters["sequence_start"].bool_param = True
+    request.parameters["sequence_end"].bool_param = True
+    # Microseconds. Without it a request beyond Triton's slots waits for ever, as if the model were dead.
+    request.parameters["timeout"].int64_param = int(slot_timeout_s * 1e6)
+    request.inputs.add(name="input_ids", datatype="INT32", shape=[1, 0])
+    request.raw_input_contents.append(b"")
+    return request

@@ -1,0 +1,168 @@
+"""The command line of ``microturn serve`` as one frozen dataclass.
+
+Only what argparse can tell is checked here: whether a port is free or a model exists is asked where it is used.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from microturn.serve.errors import ServeError
+
+DEFAULT_MODEL = "smollm2-135m"
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """What to serve, and where.
+
+    Attributes:
+        model: a model directory or the name of an embedded model; None is the default model, where the repository's
+            model takes one at all.
+        model_repository: holds ``streaming_llm``.
+        settings: overrides of the engine's settings, still as text.
+        host: the address that all four ports listen on.
+        run_dir: where the run directory is made; None is the system's temporary directory.
+        log_dir: where Triton's whole log goes; None sends its warnings to stderr.
+        triton_args: passed on to Triton after our own arguments.
+        grace_s: what a stop may take before Triton is killed.
+        health_timeout_s: the server is restarted when no health turn was answered for so long.
+        start_timeout_s: what loading the model may take.
+    """
+
+    model: str | None
+    model_repository: Path
+    settings: Mapping[str, str]
+    host: str
+    grpc_port: int
+    http_port: int
+    metrics_port: int
+    health_port: int
+    run_dir: Path | None
+    log_dir: Path | None
+    triton_args: tuple[str, ...]
+    grace_s: float
+    health_timeout_s: float
+    start_timeout_s: float
+
+    def ports(self) -> dict[str, int]:
+        """Every port by the name of its option."""
+        return {
+            "--grpc-port": self.grpc_port,
+            "--http-port": self.http_port,
+            "--metrics-port": self.metrics_port,
+            "--health-port": self.health_port,
+        }
+
+
+def default_model_repository() -> Path:
+    """The repository that comes with the package (in a checkout, a link to the one at its top)."""
+    return Path(__file__).resolve().parents[1] / "model_repository"
+
+
+def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of ``microturn serve``."""
+    what = parser.add_argument_group("what to serve")
+    what.add_argument(
+        "--model",
+        metavar="DIR|NAME",
+        help=f"a Hugging Face model directory, or an embedded model: smollm2-135m, gemma3-270m "
+        f"(default: {DEFAULT_MODEL})",
+    )
+    what.add_argument(
+        "--set", metavar="KEY=VALUE", action="append", default=[], help="override a setting of the engine; repeatable"
+    )
+    what.add_argument(
+        "--model-repository",
+        metavar="DIR",
+        type=Path,
+        default=default_model_repository(),
+        help="a Triton model repository with a model 'streaming_llm' (default: the one that comes with microturn)",
+    )
+    where = parser.add_argument_group("where")
+    where.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    where.add_argument("--grpc-port", type=_port, default=8001, help="sessions (default: %(default)s)")
+    where.add_argument("--http-port", type=_port, default=8000, help="Triton's HTTP API (default: %(default)s)")
+    where.add_argument("--metrics-port", type=_port, default=8002, help="Prometheus metrics (default: %(default)s)")
+    where.add_argument("--health-port", type=_port, default=8003, help="gRPC health service (default: %(default)s)")
+    where.add_argument("--run-dir", metavar="DIR", type=Path, help="where to make the temporary run directory")
+    where.add_argument(
+        "--log-dir",
+        metavar="DIR",
+        type=Path,
+        help="write Triton's whole log to DIR/triton.log (default: its warnings and errors go to stderr)",
+    )
+    how = parser.add_argument_group("how")
+    how.add_argument(
+        "--triton-arg", metavar="ARG", action="append", default=[], help="pass ARG on to tritonserver; repeatable"
+    )
+    how.add_argument(
+        "--grace-s", type=_seconds, default=10.0, help="on SIGTERM, kill Triton after so long (default: %(default)g)"
+    )
+    how.add_argument(
+        "--health-timeout-s",
+        type=_seconds,
+        default=10.0,
+        help="restart when no health turn was answered for so long (default: %(default)g)",
+    )
+    how.add_argument(
+        "--start-timeout-s",
+        type=_seconds,
+        default=600.0,
+        help="give up when the model is not ready after so long (default: %(default)g)",
+    )
+
+
+def read_options(arguments: argparse.Namespace) -> ServeOptions:
+    """Makes the options of what argparse has parsed.
+
+    Raises:
+        ServeError: a ``--set`` that is not ``key=value``, or one that sets the model directory.
+    """
+    return ServeOptions(
+        model=arguments.model,
+        model_repository=arguments.model_repository,
+        settings=_read_settings(arguments.set),
+        host=arguments.host,
+        grpc_port=arguments.grpc_port,
+        http_port=arguments.http_port,
+        metrics_port=arguments.metrics_port,
+        health_port=arguments.health_port,
+        run_dir=arguments.run_dir,
+        log_dir=arguments.log_dir,
+        triton_args=tuple(arguments.triton_arg),
+        grace_s=arguments.grace_s,
+        health_timeout_s=arguments.health_timeout_s,
+        start_timeout_s=arguments.start_timeout_s,
+    )
+
+
+def _read_settings(assignments: Sequence[str]) -> dict[str, str]:
+    settings: dict[str, str] = {}
+    for assignment in assignments:
+        name, equals, value = assignment.partition("=")
+        if not equals or not name:
+            raise ServeError(f"--set takes key=value, not '{assignment}'")
+        if name == "model_dir":
+            raise ServeError("choose the model with --model, not with --set model_dir")
+        settings[name] = value
+    return settings
+
+
+def _port(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 65535:
+        raise argparse.ArgumentTypeError(f"a port is a number from 1 to 65535, not '{text}'")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < 1e6:  # also refuses nan
+        raise argparse.ArgumentTypeError(f"seconds above 0 are wanted, not '{text}'")
+    return seconds

@@ -1,0 +1,124 @@
+"""All that one run of ``serve`` leaves on the machine, and its removal.
+
+    <tmp>/microturn-<id>/           the run directory: model repository, links for the server
+    /dev/shm/microturn-<id>-*       Triton's shared memory, by its prefix
+    /dev/shm/microturn-<id>.lock    locked as long as anybody of the run lives; says where the run directory is
+
+The lock, not a process id, proves that a run is dead: ids repeat, and containers that share /dev/shm do not see each
+other's processes. It lies in /dev/shm because that is what outlives a container beside the shared memory itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+from microturn.serve.errors import ServeError
+
+SHARED_MEMORY = Path("/dev/shm")
+_NAME = "microturn-"
+
+
+class RunDirectory:
+    """One run's directory and its share of /dev/shm.
+
+    Args:
+        path: the run directory, as ``create`` made it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.shm_prefix = f"{path.name}-"
+        self._lock_path = SHARED_MEMORY / f"{path.name}.lock"
+
+    @classmethod
+    @contextlib.contextmanager
+    def create(cls, parent: Path | None) -> Iterator[tuple[Self, int]]:
+        """Makes a run directory, and removes everything of the run afterwards.
+
+        Args:
+            parent: where to make it; None is the system's temporary directory.
+
+        Yields:
+            the run directory and the lock's file descriptor, to be inherited by whoever cleans up in our place.
+
+        Raises:
+            ServeError: it cannot be written.
+        """
+        parent = (parent or Path(tempfile.gettempdir())).absolute()
+        run = cls(parent / f"{_NAME}{secrets.token_hex(8)}")
+        try:
+            lock = run._lock()
+            parent.mkdir(parents=True, exist_ok=True)
+            run.path.mkdir(mode=0o700)
+        except OSError as error:
+            run.remove()
+            raise ServeError(f"cannot make a run directory: {error.strerror}: {error.filename}") from error
+        try:
+            yield run, lock
+        finally:
+            run.remove()
+            os.close(lock)
+
+    def remove(self) -> None:
+        """Removes the run directory, the shared memory and the lock; the lock last, so that a failure can be mended."""
+        self.remove_shared_memory()
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._lock_path.unlink(missing_ok=True)
+
+    def remove_shared_memory(self) -> None:
+        """Removes what a killed Triton left in /dev/shm."""
+        for file in SHARED_MEMORY.glob(f"{self.shm_prefix}*"):
+            file.unlink(missing_ok=True)
+
+    def _lock(self) -> int:
+        # Locked under another name first, so that it is never seen unlocked under its own.
+        hidden = SHARED_MEMORY / f".{self._lock_path.name}"
+        descriptor = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.write(descriptor, os.fsencode(self.path))
+        hidden.rename(self._lock_path)
+        return descriptor
+
+
+def remove_leftovers() -> list[str]:
+    """Removes what runs of this user have left that were killed together with their warden.
+
+    Returns:
+        The names of the runs that were removed.
+    """
+    removed = []
+    for lock_path in SHARED_MEMORY.glob(f"{_NAME}*.lock"):
+        path = _dead_run(lock_path)
+        if path is not None:
+            RunDirectory(path).remove()
+            removed.append(path.name)
+    return removed
+
+
+def _dead_run(lock_path: Path) -> Path | None:
+    """The run directory of a lock that is ours and that nobody holds."""
+    try:
+        descriptor = os.open(lock_path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None  # gone meanwhile, or another user's
+    try:
+        status = os.fstat(descriptor)
+        if status.st_uid != os.geteuid() or not stat.S_ISREG(status.st_mode):
+            return None
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path = Path(os.fsdecode(os.read(descriptor, 4096)))
+        # A lock speaks for its own run only, whatever is written in it.
+        return path if path.is_absolute() and path.name == lock_path.stem else None
+    except BlockingIOError:
+        return None
+    finally:
+        os.close(descriptor)

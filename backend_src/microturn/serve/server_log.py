@@ -1,0 +1,133 @@
+"""Triton's log: where it goes, and the one line of it that says why a start failed.
+
+While the server starts and stops, its own lines are kept back from the terminal: they are about missing graphics cards
+and timeouts that count down. What the model itself prints always passes.
+"""
+
+from __future__ import annotations
+
+import collections
+import io
+import re
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self, TextIO
+
+from microturn.serve import console
+from microturn.serve.errors import ServeError
+
+_NUM_KEPT_LINES = 500
+
+# "E1121 11:51:39.635 5466 model_lifecycle.cc:642] …", and the few lines that Triton writes without a head.
+_SERVER_LINE = re.compile(
+    r"[IWEF]\d{4} [\d:.]+ +\d+ \S+\.cc:\d+\]|error: |Signal \(\d+\) received|\[libprotobuf |\S+/tritonserver: "
+)
+# What follows a head is the server's too: the frames of a traceback, and the help after a wrong option, to its end.
+_SERVER_BLOCKS = {"At:": re.compile(r" {2}"), "Usage: tritonserver [options]": re.compile("")}
+
+# What says most, first.
+_REASONS = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"failed to load '[^']*' version \d+: [\w ]+: (.+)",
+        r"Failed to preinitialize Python stub: (.+)",
+        r"failed to start \w+ service: [\w ]+ - (.+)",
+        r"Poll failed for model directory '[^']*': (.+)",
+        r"(unrecognized option .+|Invalid option value.+|invalid value for .+)",
+        r"(error while loading shared libraries: .+)",
+        r"^E\d{4} [^\]]+\] (.+)",
+        r"^error: (.+)",
+    )
+)
+
+
+class ServerLog:
+    """Reads the output of one server after another.
+
+    Args:
+        log_dir: the whole log is appended to ``triton.log`` there; None passes it to stderr.
+
+    Raises:
+        ServeError: the file cannot be written.
+    """
+
+    def __init__(self, log_dir: Path | None) -> None:
+        self._file: TextIO | None = None
+        self._lines: collections.deque[str] = collections.deque(maxlen=_NUM_KEPT_LINES)
+        self._shows_server_lines = False
+        self._block: re.Pattern[str] | None = None
+        if log_dir is not None:
+            try:
+                log_dir.mkdir(parents=True, exist_ok=True)
+                self._file = (log_dir / "triton.log").open("a", buffering=1, errors="replace")
+            except OSError as error:
+                raise ServeError(f"cannot write a log: {error.strerror}: {error.filename}") from error
+
+    def follow(self, output: IO[bytes]) -> threading.Thread:
+        """Reads a new server's output to its end, in a thread of its own, and forgets the server before."""
+        self._lines.clear()
+        self._block = None
+        self._shows_server_lines = False
+        reader = threading.Thread(target=self._read, args=(output,), name="triton-log", daemon=True)
+        reader.start()
+        return reader
+
+    def show_server_lines(self, shown: bool) -> None:
+        """Whether the server's own lines are worth showing now."""
+        self._shows_server_lines = shown
+
+    def failure(self) -> str:
+        """The reason that the log gives, or its last line; empty when there is none."""
+        return find_reason(tuple(self._lines))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def _read(self, output: IO[bytes]) -> None:
+        with output:
+            for line in io.TextIOWrapper(output, errors="replace"):
+                line = line.rstrip()
+                if line:
+                    self._lines.append(line)
+                    self._pass_on(line)
+
+    def _pass_on(self, line: str) -> None:
+        if self._file is not None:
+            self._file.write(f"{line}\n")
+        elif self._shows_server_lines or not self._is_server_line(line):
+            console.write_stderr(line)
+
+    def _is_server_line(self, line: str) -> bool:
+        if line in _SERVER_BLOCKS:
+            self._block = _SERVER_BLOCKS[line]
+        elif self._block is None or not self._block.match(line):
+            self._block = None
+            return _SERVER_LINE.match(line) is not None
+        return True
+
+
+def find_reason(lines: Iterable[str]) -> str:
+    """Picks the line that explains a failed start, without its head and its traceback."""
+    newest_first = list(lines)[::-1]
+    for reason in _REASONS:
+        for line in newest_first:
+            found = reason.search(line)
+            if found:
+                return _tidy(found.group(1))
+    return newest_first[0] if newest_first else ""
+
+
+def _tidy(text: str) -> str:
+    # Triton escapes line ends; what follows the first is the traceback.
+    text = text.split("\\n", 1)[0].strip().removesuffix('"').strip()
+    if re.fullmatch(r"Stub process '[^']*' is not healthy\.", text):
+        return "the model process died while it loaded the model (out of memory?)"
+    return text.removeprefix('"')

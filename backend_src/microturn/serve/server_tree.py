@@ -1,0 +1,89 @@
+"""One running server with everything below it, seen from the supervisor."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+import psutil
+
+from microturn.serve import warden
+from microturn.serve.process_tree import find_descendants, is_alive, kill_descendants
+from microturn.serve.run_directory import RunDirectory
+from microturn.serve.server_log import ServerLog
+from microturn.serve.triton_server import STUB_NAME
+
+_WARDEN_TIMEOUT_S = 5.0
+
+
+class ServerTree:
+    """Starts a warden, which starts the server.
+
+    Args:
+        command: the server's command line.
+        environment: the server's environment.
+        run: cleaned up by the warden when this process is killed.
+        lock: the run's lock, which the warden shares.
+        log: reads the server's output.
+    """
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], run: RunDirectory, lock: int, log: ServerLog
+    ) -> None:
+        self._run = run
+        self._log = log
+        self._warden = subprocess.Popen(
+            [sys.executable, "-m", "microturn.serve.warden", str(run.path), *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=dict(environment),
+            pass_fds=(lock,),
+            start_new_session=True,  # Ctrl-C in a terminal is the supervisor's business
+        )
+        assert self._warden.stdin is not None
+        assert self._warden.stdout is not None
+        self._orders = self._warden.stdin
+        self._reader = log.follow(self._warden.stdout)
+        self._model_processes: list[psutil.Process] = []
+
+    def exit_code(self) -> int | None:
+        """The server's exit code, with 128 + the signal for a killed one; None while it runs."""
+        return self._warden.poll()
+
+    def last_words(self) -> str:
+        """Why the server that has ended did, as its log has it."""
+        self._reader.join(_WARDEN_TIMEOUT_S)
+        return self._log.failure() or f"it ended with code {self.exit_code()}"
+
+    def watch_model_processes(self) -> None:
+        """Remembers the model processes that run now, when the model is ready."""
+        self._model_processes = find_descendants(self._warden.pid, STUB_NAME)
+
+    def dead_model_process(self) -> int | None:
+        """The id of a model process that has died since; Triton does not restart it."""
+        return next((process.pid for process in self._model_processes if not is_alive(process)), None)
+
+    def ask_to_stop(self) -> None:
+        """Has SIGTERM sent to the server, which then lets live sessions end."""
+        self._order(warden.STOP)
+
+    def kill(self) -> None:
+        """Kills and reaps all of it at once, and removes its shared memory."""
+        self._order(warden.KILL)
+        self._orders.close()
+        try:
+            self._warden.wait(_WARDEN_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._warden.kill()
+            self._warden.wait()
+        kill_descendants()  # nothing, unless the warden was killed
+        self._reader.join(_WARDEN_TIMEOUT_S)
+        self._run.remove_shared_memory()
+
+    def _order(self, order: bytes) -> None:
+        with contextlib.suppress(BrokenPipeError):  # the warden has just ended by itself
+            os.write(self._orders.fileno(), order)

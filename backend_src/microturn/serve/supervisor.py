@@ -1,0 +1,180 @@
+"""Starts the server, watches it, starts it again, stops it.
+
+One thread owns the decisions; it wakes by signals and four times a second. The health turns and the log have threads of
+their own and only report.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+
+from microturn.serve import console
+from microturn.serve.errors import ServeError
+from microturn.serve.health import HealthService
+from microturn.serve.health_turns import HealthTurns
+from microturn.serve.options import ServeOptions
+from microturn.serve.ports import local_endpoint
+from microturn.serve.restarts import RestartBudget
+from microturn.serve.server_log import ServerLog
+from microturn.serve.server_tree import ServerTree
+from microturn.serve.signal_inbox import SignalInbox
+
+_STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT})
+_TICK_S = 0.25
+_PROGRESS_S = 10.0
+
+
+class ServerFailed(Exception):
+    """The server must be replaced.
+
+    Args:
+        reason: what happened, for the user.
+        ready_for_s: how long it had been ready; 0 when it never was.
+    """
+
+    def __init__(self, reason: str, ready_for_s: float = 0.0) -> None:
+        super().__init__(reason)
+        self.ready_for_s = ready_for_s
+
+
+class StopRequested(Exception):
+    """SIGTERM or SIGINT has come."""
+
+
+class Supervisor:
+    """Keeps one server running. From the start on it takes the stop signals of this process.
+
+    Args:
+        options: addresses and time limits.
+        start_server: starts a new server.
+        health: is told about every change.
+        log: the server's log.
+    """
+
+    def __init__(
+        self, options: ServeOptions, start_server: Callable[[], ServerTree], health: HealthService, log: ServerLog
+    ) -> None:
+        self._options = options
+        self._start_server = start_server
+        self._health = health
+        self._log = log
+        self._restarts = RestartBudget()
+        self._signals = SignalInbox(_STOP_SIGNALS | {signal.SIGCHLD})
+        self._was_ready = False
+
+    def run(self) -> None:
+        """Serves until a stop signal comes.
+
+        Raises:
+            ServeError: the server could not be started, or failed again and again.
+        """
+        try:
+            while True:
+                try:
+                    self._serve_once()
+                except ServerFailed as failure:
+                    self._pause(self._delay_after(failure))
+        except StopRequested:
+            console.say("stopped")
+
+    def _serve_once(self) -> None:
+        """One server from its start to its end, which is always one of the two exceptions."""
+        started_s = time.monotonic()
+        server = self._start_server()
+        address = local_endpoint(self._options.host, self._options.grpc_port)
+        turns = HealthTurns(address, self._options.health_timeout_s)
+        is_ready = False
+        try:
+            self._wait_until_ready(server, turns, started_s)
+            is_ready = True
+            self._announce(time.monotonic() - started_s)
+            self._watch(server, turns)
+        except StopRequested:
+            self._health.drain()
+            turns.close()  # Triton waits for open streams, theirs too
+            if is_ready:
+                self._stop(server)
+            raise
+        finally:
+            self._health.set_serving(False)
+            server.kill()
+            turns.close()
+
+    def _wait_until_ready(self, server: ServerTree, turns: HealthTurns, started_s: float) -> None:
+        next_progress_s = _PROGRESS_S
+        while not turns.is_healthy:
+            self._tick()
+            elapsed_s = time.monotonic() - started_s
+            if server.exit_code() is not None:
+                raise ServerFailed(server.last_words())
+            if turns.silent_for_s() > self._options.health_timeout_s:
+                raise ServerFailed(f"the model does not answer: {turns.trouble}")
+            if elapsed_s > self._options.start_timeout_s:
+                raise ServerFailed(f"not ready after {elapsed_s:.0f} s (--start-timeout-s)")
+            if elapsed_s > next_progress_s:
+                console.say(f"still starting after {elapsed_s:.0f} s")
+                next_progress_s += _PROGRESS_S
+        server.watch_model_processes()
+
+    def _announce(self, start_s: float) -> None:
+        self._was_ready = True
+        self._log.show_server_lines(True)
+        self._health.set_serving(True)
+        ports = {name.removeprefix("--").removesuffix("-port"): port for name, port in self._options.ports().items()}
+        where = ", ".join(f"{name} {local_endpoint(self._options.host, port)}" for name, port in ports.items())
+        console.announce(f"ready in {start_s:.1f} s: {where}")
+
+    def _watch(self, server: ServerTree, turns: HealthTurns) -> None:
+        ready_s = time.monotonic()
+        while True:
+            self._tick()
+            failure = self._failure_of(server, turns)
+            if failure is not None:
+                raise ServerFailed(failure, ready_for_s=time.monotonic() - ready_s)
+            self._health.set_serving(turns.is_healthy)
+
+    def _failure_of(self, server: ServerTree, turns: HealthTurns) -> str | None:
+        if server.exit_code() is not None:
+            return f"Triton ended with code {server.exit_code()}"
+        dead = server.dead_model_process()
+        if dead is not None:
+            return f"the model process {dead} died"
+        if turns.silent_for_s() > self._options.health_timeout_s:
+            return f"no health turn was answered for {turns.silent_for_s():.0f} s ({turns.trouble})"
+        return None
+
+    def _delay_after(self, failure: ServerFailed) -> float:
+        if not self._was_ready:  # what is wrong from the first start will not mend itself
+            raise ServeError(f"Triton did not start: {failure}") from failure
+        delay_s = self._restarts.next_delay_s(failure.ready_for_s)
+        if delay_s is None:
+            num_failures = self._restarts.num_quick_failures
+            raise ServeError(f"gave up after {num_failures} failures in a row, the last: {failure}") from failure
+        console.say(f"{failure}; restarting" + (f" in {delay_s:g} s" if delay_s else ""))
+        return delay_s
+
+    def _stop(self, server: ServerTree) -> None:
+        """Gives live sessions the grace time to end. A second signal cuts it short."""
+        console.say(f"stopping, for at most {self._options.grace_s:g} s")
+        self._log.show_server_lines(False)
+        server.ask_to_stop()
+        deadline_s = time.monotonic() + self._options.grace_s
+        while server.exit_code() is None:
+            if time.monotonic() > deadline_s:
+                console.say("sessions were still open: ending them")
+                return
+            try:
+                self._tick()
+            except StopRequested:
+                return
+
+    def _pause(self, duration_s: float) -> None:
+        deadline_s = time.monotonic() + duration_s
+        while time.monotonic() < deadline_s:
+            self._tick()
+
+    def _tick(self) -> None:
+        if self._signals.wait(_TICK_S) & _STOP_SIGNALS:
+            raise StopRequested

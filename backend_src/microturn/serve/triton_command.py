@@ -1,0 +1,45 @@
+"""The command line of one Triton server, with the reasons for its flags."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from microturn.serve.options import ServeOptions
+
+
+def triton_command(
+    binary: Path, options: ServeOptions, *, model_repository: Path, backends: Path, shm_prefix: str
+) -> list[str]:
+    """Builds the command.
+
+    Args:
+        binary: the server.
+        options: where to listen, and what the user passes on.
+        model_repository: the run's own.
+        backends: the directory of backends.
+        shm_prefix: begins the names of the server's files in /dev/shm.
+    """
+    return [
+        str(binary),
+        f"--model-repository={model_repository}",
+        f"--backend-directory={backends}",
+        f"--backend-config=python,shm-region-prefix-name={shm_prefix}",
+        # Our configuration is complete; completing it would import the model's libraries once more.
+        "--disable-auto-complete-config",
+        f"--grpc-address={options.host}",
+        f"--grpc-port={options.grpc_port}",
+        f"--http-address={options.host}",
+        f"--http-port={options.http_port}",
+        f"--metrics-address={options.host}",
+        f"--metrics-port={options.metrics_port}",
+        "--allow-gpu-metrics=false",
+        # A client that froze is noticed in two seconds, and clients may ping an idle stream every second.
+        "--grpc-keepalive-time=1000",
+        "--grpc-keepalive-timeout=1000",
+        "--grpc-keepalive-permit-without-calls=1",
+        "--grpc-http2-min-recv-ping-interval-without-data=1000",
+        f"--exit-timeout-secs={math.ceil(options.grace_s)}",
+        f"--log-info={'true' if options.log_dir else 'false'}",
+        *options.triton_args,
+    ]

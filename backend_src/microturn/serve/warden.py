@@ -1,0 +1,66 @@
+"""Stands between the supervisor and the server, so that no process outlives the supervisor however it dies.
+
+    python -m microturn.serve.warden RUN_DIRECTORY COMMAND…
+
+Its orders come through stdin: ``stop`` asks the server to stop (SIGTERM), ``kill`` kills everything below. When the
+orders end without that, the supervisor is dead: everything is killed, and the run's traces are removed in its place.
+Should the warden itself die, the kernel kills the server.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from microturn.serve.process_tree import become_subreaper, die_with_parent, kill_descendants
+from microturn.serve.run_directory import RunDirectory
+
+_POLL_S = 0.1
+
+
+STOP, KILL = b"stop\n", b"kill\n"
+
+
+def main(run_path: Path, command: list[str]) -> int:
+    """Runs the server to its end.
+
+    Args:
+        run_path: the run directory.
+        command: the server's command line.
+
+    Returns:
+        The server's exit code, with 128 + the signal for a killed one.
+    """
+    become_subreaper()
+    server = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent)
+    # A service manager signals every process of a service at once; stopping is the supervisor's decision.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    is_orphan = _follow_orders(server)
+    kill_descendants()
+    server.wait()
+    if is_orphan:
+        RunDirectory(run_path).remove()
+    return server.returncode if server.returncode >= 0 else 128 - server.returncode
+
+
+def _follow_orders(server: subprocess.Popen[bytes]) -> bool:
+    """Until the server has ended or is to be killed. Returns whether the supervisor is dead."""
+    orders = sys.stdin.fileno()
+    while server.poll() is None:
+        if select.select([orders], [], [], _POLL_S)[0]:
+            order = os.read(orders, 64)
+            if not order:
+                return True
+            if KILL in order:
+                return False
+            server.terminate()
+    return False
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))

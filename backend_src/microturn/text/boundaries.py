@@ -1,0 +1,113 @@
+"""Where text that is still growing may be cut without changing its tokens.
+
+A cut is safe when the tokens of both halves are the tokens of the whole, whatever follows. Two things could spoil it:
+
+* A token that lies across the cut. Tokenizers that merge neighbours (BPE, Unigram) can't make one where no token of
+  their vocabulary has such a place inside: the vocabulary says which places those are.
+* A pre-tokenizer, whose regular expressions may look around and split elsewhere when text is missing. A trial with
+  characters of all kinds tells. (A piece that lies across the cut itself is harmless after the first point.)
+
+Candidates are the places between a visible character and a space or, for scripts that write none, CJK punctuation.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import string
+from collections.abc import Iterable, Iterator
+
+from tokenizers import Tokenizer
+
+_OPENERS = " 、。，！？"  # a cut is made before one of these
+# A cut is made after one of these: letters and digits of any script, and ASCII punctuation. Not combining marks, which
+# some normalizers move or drop.
+_VISIBLE = r"[\w!-~]"
+
+_TRIAL_CONTEXTS = ("it", " ", ".")
+_TRIAL_BEFORE = [*string.punctuation, *"abdelmrstvBS09", *"éßñŁЖωאبक字かカ한ไაա²½①٣ａʰª"]
+_TRIAL_AFTER = ("", "b", " ", "  b", "\n", "\t", "1", ".", "'s", "(", "字", "”", "，", "\u0301", "👍")
+
+
+class Boundaries:
+    """The safe cuts of one tokenizer.
+
+    Args:
+        unsafe_before: for each character that a cut may be made before, the visible ones it may not be made after.
+    """
+
+    def __init__(self, unsafe_before: dict[str, set[str]]) -> None:
+        cuts = [
+            f"(?![{re.escape(''.join(sorted(unsafe)))}]){_VISIBLE}(?={opener})" if unsafe else f"{_VISIBLE}(?={opener})"
+            for opener, unsafe in unsafe_before.items()
+        ]
+        self.openers = "".join(unsafe_before)
+        self._up_to_last_cut = re.compile(f"(?s:.*)(?:{'|'.join(cuts)})" if cuts else "(?!)")
+
+    def last(self, text: str) -> int:
+        """Position of the last safe cut; 0 if there is none."""
+        found = self._up_to_last_cut.match(text)
+        return found.end() if found is not None else 0
+
+
+def find_boundaries(tokens: Iterable[bytes], first: Tokenizer, continuing: Tokenizer) -> Boundaries:
+    """The safe cuts of a tokenizer.
+
+    Args:
+        tokens: its vocabulary as UTF-8, spaces written as spaces.
+        first: tokenizes from the beginning of a text.
+        continuing: tokenizes what continues a text.
+    """
+    joined = b"\xff" + b"\xff".join(tokens) + b"\xff"  # a byte that UTF-8 never has keeps the tokens apart
+    unsafe_before = {}
+    for opener in _OPENERS:
+        in_tokens = set(_chars_before(opener.encode(), joined))
+        in_trial = set(_chars_failing(opener, first, continuing))
+        if "\ufffd" in in_tokens or not in_trial.issubset(string.punctuation):
+            continue  # unsafe after part of a character, or after one that was tried for many: so after all of those
+        unsafe_before[opener] = {char for char in in_tokens | in_trial if re.match(_VISIBLE, char)}
+    return Boundaries(unsafe_before)
+
+
+def _chars_before(opener: bytes, joined: bytes) -> Iterator[str]:
+    """Characters that come right before the opener in some token; U+FFFD for one that is not whole.
+
+    A token that ends inside the opener counts too.
+    """
+    whole_or_begun = [re.escape(opener), *(re.escape(opener[:end]) + rb"(?=\xff)" for end in range(1, len(opener)))]
+    for found in re.finditer(rb"(?<!\xff)(?:" + b"|".join(whole_or_begun) + rb")", joined):
+        token_start = joined.rfind(b"\xff", 0, found.start()) + 1
+        yield joined[token_start : found.start()].decode("utf-8", "replace")[-1]
+
+
+def _chars_failing(opener: str, first: Tokenizer, continuing: Tokenizer) -> Iterator[str]:
+    """Characters after which a cut changes how text is split into pieces."""
+    after = [(opener + text, _Pieces(continuing, opener + text)) for text in _TRIAL_AFTER]
+    for context, char in itertools.product(_TRIAL_CONTEXTS, _TRIAL_BEFORE):
+        before = context + char
+        pieces = _Pieces(first, before)
+        if any(not _Pieces(first, before + text).is_split_into(pieces, rest) for text, rest in after):
+            yield char
+
+
+class _Pieces:
+    """A text as a tokenizer's normalizer and pre-tokenizer leave it for the model.
+
+    Attributes:
+        text: all of it, in the tokenizer's spelling.
+        ends: where its pieces end.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, text: str) -> None:
+        if tokenizer.normalizer is not None:
+            text = tokenizer.normalizer.normalize_str(text)
+        pieces = [text]
+        if tokenizer.pre_tokenizer is not None:
+            pieces = [piece for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
+        self.text = "".join(pieces)
+        self.ends = set(itertools.accumulate(map(len, pieces)))
+
+    def is_split_into(self, head: _Pieces, tail: _Pieces) -> bool:
+        """Whether this is both, one after the other, but for a piece that lies across the place where they meet."""
+        cut = len(head.text)
+        return self.text == head.text + tail.text and self.ends | {cut} == head.ends | {cut + end for end in tail.ends}

@@ -1,0 +1,216 @@
+"""What a chat template writes between messages, learnt from its renderings.
+
+A template is a program over a whole conversation; a session needs to know what to append when the next message begins.
+So short conversations with recognisable contents are rendered, in every order of roles that the template accepts, and
+what stands between two contents is the transition between their roles. It may depend on those two roles only, contents
+must appear as they are (but for whitespace around them), and a longer conversation must begin like the shorter one: a
+template that breaks this rewrites what was appended already, and the roles with which it does so are refused.
+
+Knows text only, no tokens.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import dataclass, field
+
+from microturn.errors import InvalidArgument
+
+Message = dict[str, str]
+Render = Callable[[Sequence[Message], bool], str]
+Order = tuple[str, ...]  # roles of a conversation
+Pair = tuple[str | None, str]  # roles of a message and of the one before it, None at the beginning
+
+_BASE_PAIRS: set[Pair] = {(None, "user"), (None, "assistant"), ("user", "assistant"), ("assistant", "user")}
+# Learnt one after the other, what is common first: what a template does with unusual orders must not spoil the others.
+_FURTHER_PAIRS: tuple[set[Pair], ...] = (
+    {(None, "system"), ("system", "user"), ("system", "assistant")},
+    {("user", "system"), ("assistant", "system")},
+    {("assistant", "tool"), ("tool", "assistant")},
+    {("tool", "user")},
+    {("user", "tool"), ("system", "tool"), ("tool", "system")},
+)
+_MAX_NUM_MESSAGES = 4
+_SPACE = " \n\t "  # around a content, to see whether it is kept
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """What comes between two messages.
+
+    Attributes:
+        text: the end of the message before and the beginning of the next.
+        drops_space_before: whether whitespace at the end of the content before is dropped.
+        drops_space_after: whether whitespace at the beginning of the content after is dropped.
+    """
+
+    text: str
+    drops_space_before: bool
+    drops_space_after: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Learnt:
+    """What is known of some roles.
+
+    Attributes:
+        texts: what stands between two contents.
+        drops_space: whether whitespace is dropped at the end of the first, and at the beginning of the second.
+    """
+
+    texts: dict[Pair, str] = field(default_factory=dict)
+    drops_space: dict[Pair, tuple[bool, bool]] = field(default_factory=dict)
+
+
+class _Rewrites(Exception):
+    """The template rewrites messages; the argument says which."""
+
+
+class ChatTemplate:
+    """The transitions of one template with one list of tools.
+
+    Attributes:
+        answer_space: whitespace before an assistant's content which the template leaves to the model when it asks for
+            an answer: a space that belongs to the answer's first word.
+
+    Args:
+        render: renders a conversation, with the beginning of an answer behind it when the second argument is true;
+            raises anything when the template doesn't accept it.
+        bos: the BOS token that the template may begin with.
+        marker: a word that the template doesn't contain.
+
+    Errors:
+        InvalidArgument: the template rewrites what users or assistants have said.
+    """
+
+    def __init__(self, render: Render, bos: str, marker: str) -> None:
+        self._render = render
+        self._marker = marker
+        self._refusals: dict[Pair, str] = {}
+        self._learnt = _Learnt()
+        try:
+            self._learn(_BASE_PAIRS)
+        except _Rewrites as rewrites:
+            raise InvalidArgument(
+                f"this model's chat template takes no messages one by one, because it {rewrites}: "
+                "write the conversation yourself and send it without 'role'"
+            ) from None
+        for pair in ((None, "user"), ("user", "assistant")):
+            if pair not in self._learnt.drops_space:
+                reason = self._refusals.get(pair, "it leaves messages out")
+                raise InvalidArgument(f"this model's chat template does not render a plain chat: {reason}")
+        for pairs in _FURTHER_PAIRS:
+            self._try_to_learn(pairs)
+        later = [text for (previous, _), text in self._learnt.texts.items() if previous is not None]
+        self._bos = "" if any(bos in text for text in later) else bos
+        self.answer_space = self._learn_answer_space()
+
+    def transition(self, previous: str | None, role: str, *, is_context_empty: bool) -> Transition:
+        """What to append when a message of `role` follows one of `previous`, or none.
+
+        Errors:
+            InvalidArgument: the template has no such message there.
+        """
+        pair = (previous, role)
+        if pair not in self._learnt.drops_space:
+            where = "begins a conversation" if previous is None else f"follows role '{previous}'"
+            reason = self._refusals.get(pair, "it has no such message there")
+            raise InvalidArgument(f"role '{role}' {where}, which this model's chat template does not take: {reason}")
+        text = self._learnt.texts[pair]
+        return Transition(text if is_context_empty else text.removeprefix(self._bos), *self._learnt.drops_space[pair])
+
+    def _try_to_learn(self, pairs: set[Pair]) -> None:
+        """Learns these pairs of roles if the template is consistent about them, and refuses them otherwise."""
+        try:
+            self._learn(pairs)
+        except _Rewrites as rewrites:
+            self._refusals |= dict.fromkeys(pairs, f"it {rewrites}")
+
+    def _learn(self, pairs: set[Pair]) -> None:
+        """Adds pairs of roles to those that are known; all of them or none."""
+        learnt = _Learnt(dict(self._learnt.texts), dict(self._learnt.drops_space))
+        orders = [order for order in _orders(pairs | learnt.texts.keys()) if not pairs.isdisjoint(_pairs(order))]
+        for order in orders:
+            self._learn_texts(order, learnt)
+        for order in orders:
+            self._learn_space(order, learnt)
+        self._learnt = learnt
+
+    def _learn_texts(self, order: Order, learnt: _Learnt) -> None:
+        contents = [f"{self._marker}{index}." for index in range(len(order))]
+        rendered = self._try_render(order, contents)
+        if rendered is None:
+            return
+        end = 0
+        for index, (pair, content) in enumerate(zip(_pairs(order), contents, strict=True)):
+            at = rendered.find(content, end)
+            if at < 0 and index == len(order) - 1 and content not in rendered:
+                break  # some templates leave a message out until the next one comes
+            if at < 0 or rendered.count(content) > 1:
+                raise _Rewrites(f"does not keep the message of role '{order[index]}' where it was ({_names(order)})")
+            if learnt.texts.setdefault(pair, rendered[end:at]) != rendered[end:at]:
+                raise _Rewrites(f"begins a message of role '{order[index]}' in several ways ({_names(order)})")
+            end = at + len(content)
+
+    def _learn_space(self, order: Order, learnt: _Learnt) -> None:
+        contents = [self._difficult_content(index, role) for index, role in enumerate(order)]
+        rendered = self._try_render(order, [f"{_SPACE}{content}{_SPACE}" for content in contents])
+        if rendered is None:
+            return
+        end = 0
+        for index, (pair, content) in enumerate(zip(_pairs(order), contents, strict=True)):
+            at = rendered.find(content, end)
+            if at < 0 and index == len(order) - 1 and f"{self._marker}{index}" not in rendered:
+                break
+            drops_space = _dropped_space(rendered[end:at], learnt.texts.get(pair))
+            if at < 0 or drops_space is None or learnt.drops_space.setdefault(pair, drops_space) != drops_space:
+                raise _Rewrites(f"changes what the message of role '{order[index]}' says ({_names(order)})")
+            end = at + len(content)
+
+    def _learn_answer_space(self) -> str:
+        content = f"{self._marker}0."
+        rendered = self._try_render(("user",), [content], asks_for_answer=True)
+        asking, text = (rendered or "").partition(content)[2], self._learnt.texts["user", "assistant"]
+        return text.removeprefix(asking) if text.startswith(asking) and text.rstrip() == asking.rstrip() else ""
+
+    def _difficult_content(self, index: int, role: str) -> str:
+        """Content that some templates escape, cut or read."""
+        thought = "<think>why</think>" if role == "assistant" else ""
+        return f"{self._marker}{index}.{thought} \"b\" 'c' \\d <e> & é\n\n{{{{f}}}} {self._marker}{index}!"
+
+    def _try_render(self, order: Order, contents: Sequence[str], *, asks_for_answer: bool = False) -> str | None:
+        messages = [{"role": role, "content": content} for role, content in zip(order, contents, strict=True)]
+        try:
+            return self._render(messages, asks_for_answer)
+        except Exception as error:
+            # A template is somebody's program: it raises whatever it likes at a conversation that it doesn't take.
+            pair = list(_pairs(order))[-1]
+            self._refusals.setdefault(pair, str(error) or type(error).__name__)
+            return None
+
+
+def _dropped_space(between: str, text: str | None) -> tuple[bool, bool] | None:
+    """Which of the whitespace around a transition's text is missing; None if it isn't that text."""
+    for drops_before, drops_after in itertools.product((False, True), repeat=2):
+        if text is not None and between == _SPACE * (not drops_before) + text + _SPACE * (not drops_after):
+            return drops_before, drops_after
+    return None
+
+
+def _orders(pairs: Set[Pair]) -> Iterator[Order]:
+    """Orders of messages in which only these roles follow each other, the shortest first."""
+    orders: list[Order] = [(role,) for previous, role in sorted(pairs, key=str) if previous is None]
+    for _ in range(_MAX_NUM_MESSAGES):
+        yield from orders
+        orders = [
+            (*order, role) for order in orders for previous, role in sorted(pairs, key=str) if previous == order[-1]
+        ]
+
+
+def _pairs(order: Order) -> Iterator[Pair]:
+    return zip((None, *order), order, strict=False)
+
+
+def _names(order: Order) -> str:
+    return " → ".join(order)

@@ -1,0 +1,86 @@
+"""A model's chat template with any list of tools.
+
+Knows transformers' templates: that there may be several, that tools change the text, and that some write today's date.
+Doesn't know what stands between messages: `chat` learns that.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+from microturn.errors import InvalidArgument
+from microturn.text.chat import ChatTemplate, Message
+
+_MAX_NUM_KEPT = 32
+NO_TOOLS = "[]"
+
+
+def tools_as_json(tools: Sequence[Mapping[str, object]]) -> str:
+    """What `ChatTemplates` knows a list of tools by."""
+    return json.dumps(list(tools), ensure_ascii=False)
+
+
+class ChatTemplates:
+    """Learns the template with the tools that are asked for, and keeps the latest.
+
+    Args:
+        tokenizer: has a chat template.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self._source = json.dumps(tokenizer.chat_template)
+        self._kept: OrderedDict[tuple[str, str], ChatTemplate] = OrderedDict()
+
+    def with_tools(self, tools: str) -> ChatTemplate:
+        """The template with these tools: quick when they are known, some milliseconds otherwise.
+
+        Args:
+            tools: from `tools_as_json`.
+
+        Errors:
+            InvalidArgument: the template rewrites messages, or does not take these tools.
+        """
+        today = datetime.date.today().isoformat() if "strftime_now" in self._source else ""
+        known = self._kept.get((tools, today))
+        if known is None:
+            known = self._kept[tools, today] = self._learn(tools)
+            if len(self._kept) > _MAX_NUM_KEPT:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end((tools, today))
+        return known
+
+    def _learn(self, tools: str) -> ChatTemplate:
+        if tools != NO_TOOLS:
+            self._check(tools)
+        marker = "said"
+        while marker in self._source or marker in tools:
+            marker += "x"
+        bos = self._tokenizer.bos_token or ""
+        return ChatTemplate(
+            lambda messages, asks_for_answer: self._render(messages, tools, asks_for_answer=asks_for_answer),
+            bos,
+            marker,
+        )
+
+    def _check(self, tools: str) -> None:
+        question = {"role": "user", "content": "?"}
+        try:
+            tools.encode()
+            changed = self._render([question], tools)
+        except Exception as error:
+            # A template is somebody's program: it raises whatever it likes at tools that it doesn't take.
+            raise InvalidArgument(f"this model's chat template does not take these tools: {error}") from error
+        if changed == self._render([question], NO_TOOLS):
+            raise InvalidArgument("this model's chat template has no place for tools: describe them in a message")
+
+    def _render(self, messages: Sequence[Message], tools: str, *, asks_for_answer: bool = False) -> str:
+        text: str = self._tokenizer.apply_chat_template(
+            list(messages), tools=json.loads(tools) or None, tokenize=False, add_generation_prompt=asks_for_answer
+        )
+        return text

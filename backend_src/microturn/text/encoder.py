@@ -1,0 +1,135 @@
+"""A model's tokenizer as the text edge uses it: plain text to ids, from any place in a context.
+
+Knows what the tokenizer does at the beginning of a text (a space in front, a BOS token) and undoes it where text only
+continues. Special tokens in the text it is given are plain text. Keeps no state between calls.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from microturn.errors import InvalidArgument
+from microturn.text.boundaries import find_boundaries
+from microturn.text.special_tokens import SpecialTokens
+from microturn.text.vocabulary import Vocabulary
+
+
+class TextEncoder:
+    """Encodes text for one model.
+
+    Attributes:
+        special_tokens: the model's special tokens.
+        bos_ids: what the model wants in front of a context that begins with plain text; often one id, or none.
+        boundaries: where growing text may be cut.
+        max_token_bytes: UTF-8 bytes of the longest token.
+
+    Args:
+        tokenizer: a tokenizer that nobody else encodes with from now on: its special tokens become plain text.
+        vocabulary: the same tokenizer's vocabulary.
+
+    Errors:
+        InvalidArgument: the tokenizer puts something in front of every text that cannot be taken away.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self.special_tokens = SpecialTokens(tokenizer.get_added_tokens_decoder())
+        self.bos_ids = _ids_in_front(tokenizer)
+        self._begins_anew_after_special = _begins_anew_after_special(tokenizer)
+
+        tokenizer.encode_special_tokens = True
+        self._first = tokenizer
+        self._next = _without_prefix(tokenizer)
+        self._breaks = self._find_breaks()
+        tokens = list(vocabulary.mergeable_bytes())
+        self.boundaries = find_boundaries(tokens, self._first, self._next)
+        self.max_token_bytes = max(map(len, tokens))
+
+    def begins_anew_after(self, previous_id: int | None) -> bool:
+        """Whether the tokenizer treats text after this token like the first of a context."""
+        return self._begins_anew_after_special and previous_id in self.special_tokens.ids
+
+    def encode(self, text: str, *, begins: bool) -> list[int]:
+        """Ids of plain text.
+
+        Args:
+            text: what is certain to stay apart from the text that follows.
+            begins: whether it is the first of a context, or counts as such.
+        """
+        tokenizer = self._first if begins else self._next
+        ids: list[int] = []
+        for piece in self._breaks.split(text):
+            ids += _encode(tokenizer, piece)
+            tokenizer = self._next
+        return ids
+
+    def _find_breaks(self) -> re.Pattern[str]:
+        """Places where text must be broken up, or it would become a special token.
+
+        Some vocabularies have merges that lead from the spelling of a special token to that token.
+        """
+        breaks = [
+            f"(?<={re.escape(token.text[0])})(?={re.escape(token.text[1:])})"
+            for token in self.special_tokens
+            if len(token.text) > 1 and token.id in _encode(self._next, token.text)
+        ]
+        return re.compile("|".join(breaks) if breaks else "(?!)")
+
+
+def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+    return ids
+
+
+def _ids_in_front(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """What the tokenizer's post-processor puts before a text."""
+    ids, text_ids = tokenizer.encode("a").ids, _encode(tokenizer, "a")
+    return next(tuple(ids[:at]) for at in range(len(ids)) if ids[at : at + len(text_ids)] == text_ids)
+
+
+def _begins_anew_after_special(tokenizer: Tokenizer) -> bool:
+    """Whether text after a special token is tokenized as if it were the first; the tokenizer still parses those."""
+    added_tokens = tokenizer.get_added_tokens_decoder()
+    special = next((token.content for token in added_tokens.values() if token.special and not token.rstrip), None)
+    return special is not None and _encode(tokenizer, special + "a")[1:] == _encode(tokenizer, "a")
+
+
+def _without_prefix(tokenizer: Tokenizer) -> Tokenizer:
+    """The tokenizer without the space that it puts before a text; the same object if it puts none."""
+    if _spells_plainly(tokenizer):
+        return tokenizer
+    description = json.loads(tokenizer.to_str())
+    for stage in ("normalizer", "pre_tokenizer"):
+        description[stage] = _drop_prefix(description[stage])
+    changed = Tokenizer.from_str(json.dumps(description))
+    changed.encode_special_tokens = True
+    if not _spells_plainly(changed):
+        raise InvalidArgument(
+            "this tokenizer puts something in front of every text and Microturn cannot tell what: "
+            "send input_ids to this model, or give one with another tokenizer"
+        )
+    return changed
+
+
+def _spells_plainly(tokenizer: Tokenizer) -> bool:
+    return "".join(tokenizer.encode("a", add_special_tokens=False).tokens) == "a"
+
+
+def _drop_prefix(component: Any) -> Any:
+    """A normalizer or pre-tokenizer, as JSON, that puts no space before a text; null for none at all."""
+    match component:
+        case {"type": "Prepend"}:
+            return None
+        case {"type": "Metaspace"}:
+            return {**component, "prepend_scheme": "never"}
+        case {"type": "ByteLevel"}:
+            return {**component, "add_prefix_space": False}
+        case {"type": "Sequence"}:
+            ((name, items),) = ((name, items) for name, items in component.items() if name != "type")
+            return {"type": "Sequence", name: [item for item in map(_drop_prefix, items) if item is not None]}
+    return component

@@ -1,0 +1,107 @@
+"""What the text edge needs of a model: loaded once, tried, then shared by all sessions.
+
+Knows Hugging Face directories. A tokenizer or template is trusted as far as its trial went well: ids that cannot be
+made into text one by one are an error at load; a chat template that cannot be followed message by message refuses
+`role`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Self
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from microturn.errors import InvalidArgument
+from microturn.text.chat import ChatTemplate
+from microturn.text.chat_templates import NO_TOOLS, ChatTemplates
+from microturn.text.decoder import Decoder
+from microturn.text.encoder import TextEncoder
+from microturn.text.trials import ChatTrial, check_decoding
+from microturn.text.vocabulary import Vocabulary
+
+
+class ModelText:
+    """A model's tokenizer and chat template.
+
+    Attributes:
+        vocab_size: number of tokens that have a text.
+        eos_ids: ids that end an answer, as the model's files say.
+        encoder: text to ids.
+        decoder: ids to text.
+
+    Args:
+        tokenizer: a fast tokenizer, which nobody else uses from now on.
+        eos_ids: as above.
+
+    Errors:
+        InvalidArgument: this tokenizer cannot be used token by token.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, eos_ids: frozenset[int]) -> None:
+        self.vocab_size = len(tokenizer)
+        self.eos_ids = eos_ids
+        self._templates: ChatTemplates | None = None
+        self._no_roles = "this model has no chat template: send text without 'role' and 'tools'"
+        trial = self._begin_chat_trial(tokenizer) if tokenizer.chat_template else None
+
+        backend = tokenizer.backend_tokenizer
+        vocabulary = Vocabulary(backend)
+        check_decoding(backend, vocabulary)
+        self.decoder = Decoder(vocabulary)
+        self.encoder = TextEncoder(backend, vocabulary)
+        if trial is not None:
+            try:
+                trial.check(self.encoder)
+            except InvalidArgument as error:
+                self._refuse_roles(error)
+
+    @classmethod
+    def from_directory(cls, directory: Path) -> Self:
+        """Loads the tokenizer of a model.
+
+        Errors:
+            InvalidArgument: there is none, or none that can be used.
+        """
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+        except (OSError, ValueError, ImportError) as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise InvalidArgument(f"the tokenizer in {directory} cannot be loaded: {reason}") from error
+        if not tokenizer.is_fast:
+            raise InvalidArgument(f"{directory} has no tokenizer.json: save a fast tokenizer there")
+        return cls(tokenizer, _eos_ids(directory, tokenizer))
+
+    def chat_template(self, tools: str = NO_TOOLS) -> ChatTemplate:
+        """The chat template with some tools, as `tools_as_json` writes them.
+
+        Errors:
+            InvalidArgument: the model has none that can be followed message by message, or it does not take the tools.
+        """
+        if self._templates is None:
+            raise InvalidArgument(self._no_roles)
+        return self._templates.with_tools(tools)
+
+    def _begin_chat_trial(self, tokenizer: PreTrainedTokenizerBase) -> ChatTrial | None:
+        self._templates = ChatTemplates(tokenizer)
+        try:
+            return ChatTrial(tokenizer, self._templates.with_tools(NO_TOOLS))
+        except InvalidArgument as error:
+            self._refuse_roles(error)
+            return None
+
+    def _refuse_roles(self, error: InvalidArgument) -> None:
+        self._templates = None
+        self._no_roles = str(error.args[0])
+
+
+def _eos_ids(directory: Path, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """End-of-sequence ids of the generation config, else of the config; and the tokenizer's."""
+    found: set[int] = set() if tokenizer.eos_token_id is None else {tokenizer.eos_token_id}
+    for name in ("generation_config.json", "config.json"):
+        path = directory / name
+        configured = json.loads(path.read_text("utf-8")).get("eos_token_id") if path.exists() else None
+        if configured is not None:
+            return frozenset(found | ({configured} if isinstance(configured, int) else set(configured)))
+    return frozenset(found)

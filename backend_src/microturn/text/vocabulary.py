@@ -1,0 +1,97 @@
+"""How a tokenizer spells text inside its vocabulary, and which bytes a token stands for.
+
+Knows the two spellings that causal language models use: byte-level (each byte is a visible character, as GPT-2 has it)
+and plain characters with a mark for the space and ``<0xNN>`` for single bytes, as SentencePiece has it. Any other
+spelling is learnt by asking the tokenizer's decoder.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from tokenizers import Tokenizer, pre_tokenizers
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+def _byte_of_char() -> dict[str, int]:
+    """The byte-level alphabet: bytes visible in Latin-1 stand for themselves, the others follow from U+0100 on."""
+    alphabet = set(pre_tokenizers.ByteLevel.alphabet())
+    table = {char: ord(char) for char in alphabet if ord(char) < 256}
+    invisible = sorted(set(range(256)) - set(table.values()))
+    return table | dict(zip(sorted(alphabet - table.keys()), invisible, strict=True))
+
+
+class Vocabulary:
+    """The tokens of a tokenizer as bytes of text."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        kinds = set(_kinds(json.loads(tokenizer.decoder.__getstate__()))) if tokenizer.decoder is not None else set()
+        self._tokenizer = tokenizer
+        self._special_ids = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+        self._byte_of_char = _byte_of_char() if "ByteLevel" in kinds else None
+        self.has_byte_fallback = "ByteFallback" in kinds
+        self._anchor_id = tokenizer.encode("a", add_special_tokens=False).ids[-1]
+        self._anchor_text = tokenizer.decode([self._anchor_id])
+        self._bytes_of_id: dict[int, bytes] = {}
+
+    def text_bytes(self, token_id: int) -> bytes:
+        """UTF-8 of a generated token's text, which may begin or end inside a character.
+
+        Special tokens, and ids that the tokenizer doesn't know, are empty.
+        """
+        known = self._bytes_of_id.get(token_id)
+        if known is None:
+            known = self._bytes_of_id[token_id] = self._find_text_bytes(token_id, is_first=False)
+        return known
+
+    def first_text_bytes(self, token_id: int) -> bytes:
+        """The same for the first token of a text, where some decoders drop a leading space."""
+        return self._find_text_bytes(token_id, is_first=True)
+
+    def _find_text_bytes(self, token_id: int, *, is_first: bool) -> bytes:
+        token = self._tokenizer.id_to_token(token_id)
+        if token is None or token_id in self._special_ids:
+            return b""
+        if self._byte_of_char is not None:
+            return self._spelled_bytes(token)
+        byte_token = _BYTE_TOKEN.fullmatch(token) if self.has_byte_fallback else None
+        if byte_token is not None and (byte := int(byte_token[1], 16)) >= 0x80:
+            return bytes([byte])
+        if is_first:
+            return str(self._tokenizer.decode([token_id])).encode()
+        return str(self._tokenizer.decode([self._anchor_id, token_id])).removeprefix(self._anchor_text).encode()
+
+    def _spelled_bytes(self, token: str) -> bytes:
+        """Bytes of a token in the byte-level spelling; an added token may be outside of it and is plain text then."""
+        assert self._byte_of_char is not None
+        try:
+            return bytes(self._byte_of_char[char] for char in token)
+        except KeyError:
+            return token.encode()
+
+    def mergeable_bytes(self) -> Iterator[bytes]:
+        """UTF-8 of every token that plain text can become, spaces written as spaces."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        # What eats the whitespace after it can't be cut off from that whitespace.
+        plain = (token for token in added.values() if not token.special)
+        yield from (f"{token.content} ".encode() if token.rstrip else token.content.encode() for token in plain)
+        tokens: Iterable[str] = self._tokenizer.get_vocab(with_added_tokens=False)
+        if self._byte_of_char is not None:
+            yield from map(self._spelled_bytes, tokens)
+            return
+        space = "".join(self._tokenizer.encode("a b", add_special_tokens=False).tokens).split("a")[-1].removesuffix("b")
+        yield from (token.replace(space, " ").encode() if space else token.encode() for token in tokens)
+
+
+def _kinds(component: dict[str, Any]) -> Iterator[str]:
+    """The types in the JSON of a tokenizer component, those inside sequences included."""
+    yield component["type"]
+    for value in component.values():
+        if isinstance(value, list):
+            for item in value:
+                if isinstance(item, dict) and "type" in item:
+                    yield from _kinds(item)

@@ -1,0 +1,212 @@
+"""The exceptions of this package, drawn once, and the two ways in which a failure reaches us.
+
+    MicroturnError
+    ├── InvalidArgument      INVALID_ARGUMENT     the turn itself is wrong: an option, a shape, a token id
+    ├── NotFound             NOT_FOUND            the server has no session of this id
+    ├── Expired              EXPIRED              the session was there; its idle time passed
+    ├── ContextFull          CONTEXT_FULL         context + input + max_tokens exceed max_context
+    ├── ResourceExhausted    RESOURCE_EXHAUSTED   no room now: sessions, queue or pages
+    ├── FailedPrecondition   FAILED_PRECONDITION  right in itself, wrong for the session's present state
+    │   └── SessionClosed                         a turn on a session that you closed
+    ├── PermissionDenied     PERMISSION_DENIED    the session belongs to somebody else
+    ├── DeadlineExceeded     DEADLINE_EXCEEDED    the server's deadline passed; nothing was appended
+    │   └── TurnTimeout                           this client waited timeout_s; what the server did is not known
+    ├── Unavailable          UNAVAILABLE          draining, or the model's process is gone
+    │   └── ConnectionLost                        the stream broke; what the server did with open turns is not known
+    └── InternalError        INTERNAL             the server's fault
+        └── ProtocolError                         the server's answer breaks the contract
+
+A class on the second level carries the code of its parent and arises in this client alone. An error that came as a code
+of the contract means that the turn changed nothing on the server. Knows nothing of sessions and streams.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import ClassVar
+
+import grpc
+
+
+class MicroturnError(Exception):
+    """Base of all errors of this package.
+
+    Attributes:
+        code: the code of the wire contract.
+        message: one sentence that says what to do.
+        details: numbers that the server added, such as ``retry_after_ms``, ``turn`` or ``position``.
+    """
+
+    code: ClassVar[str]
+
+    def __init__(self, message: str, details: Mapping[str, int] | None = None) -> None:
+        super().__init__(message, details)
+        self.message = message
+        self.details: Mapping[str, int] = dict(details or {})
+
+    def __str__(self) -> str:
+        return self.message
+
+    @property
+    def retry_after_ms(self) -> int | None:
+        """Milliseconds after which the server thinks that a retry may pass; None when it did not say."""
+        return self.details.get("retry_after_ms")
+
+
+class InvalidArgument(MicroturnError):
+    """The turn itself is wrong: an option, a shape, a token id. Change it; a retry gets the same answer."""
+
+    code = "INVALID_ARGUMENT"
+
+
+class NotFound(MicroturnError):
+    """The server has no session of this id, or no model of this name. Open a new session."""
+
+    code = "NOT_FOUND"
+
+
+class Expired(MicroturnError):
+    """The session was there, and its idle time passed. Open a new session."""
+
+    code = "EXPIRED"
+
+
+class ContextFull(MicroturnError):
+    """Context, input and ``max_tokens`` together exceed ``max_context``. Ask for less, or open a new session."""
+
+    code = "CONTEXT_FULL"
+
+
+class ResourceExhausted(MicroturnError):
+    """The server has no room now. Try again after :attr:`~MicroturnError.retry_after_ms`."""
+
+    code = "RESOURCE_EXHAUSTED"
+
+
+class FailedPrecondition(MicroturnError):
+    """The turn is right in itself and wrong for the session's present state."""
+
+    code = "FAILED_PRECONDITION"
+
+
+class SessionClosed(FailedPrecondition):
+    """A turn was asked for on a session that this program has closed."""
+
+
+class PermissionDenied(MicroturnError):
+    """The session belongs to somebody else, or a proxy on the way refused us."""
+
+    code = "PERMISSION_DENIED"
+
+
+class DeadlineExceeded(MicroturnError):
+    """The deadline passed on the server before anything was appended."""
+
+    code = "DEADLINE_EXCEEDED"
+
+
+class TurnTimeout(DeadlineExceeded):
+    """No end of the turn within ``timeout_s`` seconds. The server may still finish it; the session can be used on."""
+
+
+class Unavailable(MicroturnError):
+    """The server takes no turns now: it drains, stops, or its model is not loaded."""
+
+    code = "UNAVAILABLE"
+
+
+class ConnectionLost(Unavailable):
+    """The session's stream broke or could not be opened. This session object is of no more use; open a new one."""
+
+
+class InternalError(MicroturnError):
+    """The server's fault, as its log says in more words."""
+
+    code = "INTERNAL"
+
+
+class ProtocolError(InternalError):
+    """The server's answer breaks the wire contract, for example a last response without a status."""
+
+
+_WIRE_CODES: Mapping[str, type[MicroturnError]] = {
+    error.code: error
+    for error in (
+        InvalidArgument,
+        NotFound,
+        Expired,
+        ContextFull,
+        ResourceExhausted,
+        FailedPrecondition,
+        PermissionDenied,
+        DeadlineExceeded,
+        Unavailable,
+        InternalError,
+    )
+}
+
+_WIRE_MESSAGE = re.compile(
+    r"(?P<code>[A-Z_]+): (?P<message>.*?)(?: \[(?P<details>\w+=-?\d+(?: \w+=-?\d+)*)\])?",
+    re.DOTALL,
+)
+
+# What Triton says before a turn reaches the model, where there is no code. The first phrase that occurs decides.
+_TRITON_PHRASES: tuple[tuple[str, type[MicroturnError]], ...] = (
+    ("must specify the START flag", NotFound),
+    ("has no available versions", Unavailable),
+    ("Request for unknown model", NotFound),
+    ("is not healthy", Unavailable),
+    ("Server is stopping", Unavailable),
+    ("Server not ready", Unavailable),
+    ("Request timeout expired", DeadlineExceeded),
+    ("Exceeds maximum queue size", ResourceExhausted),
+    ("correlation ID", InvalidArgument),
+    ("unexpected inference input", InvalidArgument),
+    ("unexpected shape for input", InvalidArgument),
+    ("data-type is", InvalidArgument),
+    ("byte size mismatch", InvalidArgument),
+    ("incomplete string data", InvalidArgument),
+    ("batch-size must be", InvalidArgument),
+    ("invalid value type for", InvalidArgument),
+    ("parameter keys starting with", InvalidArgument),
+)
+
+# A failure of the stream itself. Where it does not prove that the turn was refused, the outcome is not known.
+_GRPC_STATUS: Mapping[grpc.StatusCode, type[MicroturnError]] = {
+    grpc.StatusCode.OK: ConnectionLost,
+    grpc.StatusCode.CANCELLED: ConnectionLost,
+    grpc.StatusCode.UNKNOWN: ConnectionLost,
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidArgument,
+    grpc.StatusCode.DEADLINE_EXCEEDED: TurnTimeout,
+    grpc.StatusCode.NOT_FOUND: NotFound,
+    grpc.StatusCode.ALREADY_EXISTS: FailedPrecondition,
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
+    grpc.StatusCode.UNAUTHENTICATED: PermissionDenied,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: ResourceExhausted,
+    grpc.StatusCode.FAILED_PRECONDITION: FailedPrecondition,
+    grpc.StatusCode.ABORTED: ConnectionLost,
+    grpc.StatusCode.OUT_OF_RANGE: InvalidArgument,
+    grpc.StatusCode.UNIMPLEMENTED: FailedPrecondition,
+    grpc.StatusCode.INTERNAL: ConnectionLost,
+    grpc.StatusCode.UNAVAILABLE: ConnectionLost,
+    grpc.StatusCode.DATA_LOSS: ConnectionLost,
+}
+
+
+def from_wire(text: str) -> MicroturnError:
+    """The exception for the error message of a response: ``CODE: sentence [name=number …]`` or Triton's own words."""
+    match = _WIRE_MESSAGE.fullmatch(text)
+    if match is not None and match["code"] in _WIRE_CODES:
+        pairs = (pair.split("=") for pair in (match["details"] or "").split())
+        return _WIRE_CODES[match["code"]](match["message"], {name: int(number) for name, number in pairs})
+    for phrase, error in _TRITON_PHRASES:
+        if phrase in text:
+            return error(text)
+    return InternalError(text)
+
+
+def from_grpc(status: grpc.StatusCode, details: str | None) -> MicroturnError:
+    """The exception for the end of a stream that still had something to deliver."""
+    kind = _GRPC_STATUS.get(status, ConnectionLost)
+    return kind(f"the stream ended: {details or 'no reason given'} (gRPC {status.name})")

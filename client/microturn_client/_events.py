@@ -1,0 +1,152 @@
+"""What a turn yields: tokens as they come, and one status at its end. Frozen data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import TypeVar
+
+from microturn_client._errors import ProtocolError
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """New tokens of a turn, with the text that has become certain.
+
+    Attributes:
+        text: the new text; it may lag behind the ids, since half a character is never sent.
+        ids: the new token ids; empty when only text came.
+        position: absolute position in the session's context of the first of these tokens; of the next token when only
+            text came.
+        logprobs: natural-log probability of each id, when the turn asked for them.
+    """
+
+    text: str
+    ids: tuple[int, ...]
+    position: int
+    logprobs: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Numbers of tokens of one turn.
+
+    Attributes:
+        input_tokens: tokens that the input became, those of a chat template included.
+        output_tokens: tokens that were generated.
+        computed_tokens: tokens that went through the model.
+        cached_tokens: tokens of the input whose KV was found ready.
+    """
+
+    input_tokens: int
+    output_tokens: int
+    computed_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Where the time of one turn went on the server, in milliseconds."""
+
+    queue: float
+    restore: float
+    prefill: float
+    decode: float
+    total: float
+
+
+@dataclass(frozen=True)
+class Status:
+    """How a turn ended.
+
+    Attributes:
+        finish_reason: ``length``, ``stop``, ``append`` (nothing was to be generated), ``interrupted``, ``cancelled``,
+            ``deadline`` or ``closed``.
+        stop_reason: the token id or the string that stopped the generation; None otherwise.
+        turn: the server's number of this turn in its session.
+        context_len: absolute length of the session's context in tokens.
+        kept_len: how many of those the server still holds.
+        usage: numbers of tokens.
+        timing_ms: times on the server in milliseconds.
+        expires_in_s: seconds of silence after which the server ends the session.
+        seed: the seed that sampling uses.
+        appended_ids: the ids that the input became, when the turn asked with ``return_appended_ids``.
+        replayed: this is the recorded result of a turn that was sent before.
+        rebuilt: the KV was computed again from what was left of the context.
+        moving: the server drains; go on with this session elsewhere.
+    """
+
+    finish_reason: str
+    stop_reason: int | str | None
+    turn: int
+    context_len: int
+    kept_len: int
+    usage: Usage
+    timing_ms: Timing
+    expires_in_s: float
+    seed: int
+    appended_ids: tuple[int, ...] | None = None
+    replayed: bool = False
+    rebuilt: bool = False
+    moving: bool = False
+
+
+@dataclass(frozen=True)
+class TurnEnd:
+    """The last event of every turn that succeeded."""
+
+    status: Status
+
+
+Event = Tokens | TurnEnd
+
+
+def parse_status(text: bytes, appended_ids: tuple[int, ...] | None) -> Status:
+    """Reads the JSON of the ``status`` output; names it does not know are left aside.
+
+    Raises:
+        ProtocolError: when a field of the contract is missing or of another type.
+    """
+    try:
+        raw: Mapping[str, object] = json.loads(text)
+        usage, timing = _mapping(raw["usage"]), _mapping(raw["timing_ms"])
+        stop = raw["stop_reason"]
+        return Status(
+            finish_reason=_typed(raw["finish_reason"], str),
+            stop_reason=stop if isinstance(stop, str) or stop is None else _typed(stop, int),
+            turn=_typed(raw["turn"], int),
+            context_len=_typed(raw["context_len"], int),
+            kept_len=_typed(raw["kept_len"], int),
+            usage=Usage(**{field.name: _typed(usage[field.name], int) for field in fields(Usage)}),
+            timing_ms=Timing(**{field.name: _number(timing[field.name]) for field in fields(Timing)}),
+            expires_in_s=_number(raw["expires_in_s"]),
+            seed=_typed(raw["seed"], int),
+            appended_ids=appended_ids,
+            **{flag: raw.get(flag) is True for flag in ("replayed", "rebuilt", "moving")},
+        )
+    except KeyError as error:
+        raise ProtocolError(f"the status lacks {error}") from error
+    except (ValueError, TypeError) as error:
+        raise ProtocolError(f"the status cannot be read: {error}") from error
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"an object belongs where {value!r} is")
+    return value
+
+
+_Scalar = TypeVar("_Scalar", str, int)
+
+
+def _typed(value: object, kind: type[_Scalar]) -> _Scalar:
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise TypeError(f"{kind.__name__} belongs where {value!r} is")
+    return value
+
+
+def _number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"a number belongs where {value!r} is")
+    return float(value)

@@ -1,0 +1,107 @@
+"""The options of turns and sessions, as types alone, so that an editor completes them and a type checker finds a slip.
+
+Values are checked by the server, which names the nearest option for one that it does not know; PROTOCOL.md has ranges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypedDict
+
+
+class AppendOptions(TypedDict, total=False):
+    """Options about the input of a turn.
+
+    Attributes:
+        role: ``system``, ``user``, ``assistant`` or ``tool``: whose message the input belongs to, by the chat
+            template of the model. Another role than that of the open message closes it and opens the next.
+        parse_special: special tokens written inside the text count as such; else they are plain text.
+        return_appended_ids: the status tells the ids that the input became.
+        traceparent: W3C trace context that the server's spans join.
+    """
+
+    role: str
+    parse_special: bool
+    return_appended_ids: bool
+    traceparent: str
+
+
+class GenerationOptions(TypedDict, total=False):
+    """Options about what is generated.
+
+    Attributes:
+        max_tokens: most tokens to generate; 16 unless told, and 0 for an empty input unless the turn itself tells.
+        min_tokens: no end of sequence and no stop before so many tokens.
+        temperature: 0 is greedy, which is the default.
+        top_p: nucleus sampling, in (0, 1].
+        top_k: sample among the k likeliest; 0 for all.
+        min_p: drop what is less likely than this share of the likeliest, in [0, 1].
+        repetition_penalty: divides the logits of tokens already in the context; 1 does nothing.
+        presence_penalty: subtracted from the logits of tokens already in the context.
+        frequency_penalty: subtracted once for each time that a token is in the context.
+        seed: seed of the sampling. That of the session, or of the first turn, holds for every turn without one.
+        stop: texts that end the turn; they stay in the context and not in the output.
+        stop_token_ids: token ids that end the turn.
+        ignore_eos: go on behind the end of sequence.
+        logprobs: each token comes with its natural-log probability.
+    """
+
+    max_tokens: int
+    min_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    seed: int
+    stop: Sequence[str]
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    logprobs: bool
+
+
+class TurnOptions(AppendOptions, GenerationOptions, total=False):
+    """Options of one turn, and of that turn alone."""
+
+
+class SessionOptions(GenerationOptions, total=False):
+    """Options of a session; those that turns have too are the default of its turns.
+
+    Attributes:
+        idle_timeout_s: seconds of silence after which the server ends the session.
+        max_context: longest context in tokens.
+        tools: tool descriptions for the chat template, as JSON schema.
+        parse_special: see :class:`AppendOptions`.
+        return_appended_ids: see :class:`AppendOptions`.
+    """
+
+    idle_timeout_s: float
+    max_context: int
+    tools: Sequence[Mapping[str, object]]
+    parse_special: bool
+    return_appended_ids: bool
+
+
+# Options that make no sense as a session's default.
+ONE_TURN_OPTIONS = TurnOptions.__annotations__.keys() - SessionOptions.__annotations__.keys()
+
+# What the contract says for options that nobody sets. `max_tokens` depends on the input, `seed` is drawn by the server.
+DEFAULT_MAX_TOKENS = 16
+DEFAULTS: Mapping[str, object] = {
+    "min_tokens": 0,
+    "temperature": 0.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "stop": (),
+    "stop_token_ids": (),
+    "ignore_eos": False,
+    "logprobs": False,
+    "parse_special": False,
+    "return_appended_ids": False,
+}

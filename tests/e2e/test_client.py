@@ -1,0 +1,191 @@
+"""What the client library promises, against the real server."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from microturn_client import (
+    AsyncClient,
+    Client,
+    ConnectionLost,
+    ContextFull,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+    Session,
+    SessionClosed,
+    Tokens,
+    TurnEnd,
+    TurnTimeout,
+)
+from support.raw import RawStream, ids
+
+PROMPT = list(range(6000, 6020))
+PROGRAMS = re.findall(
+    r"^```python\n(.*?)^```$",
+    (Path(__file__).parents[2] / "client" / "README.md").read_text(),
+    re.MULTILINE | re.DOTALL,
+)
+
+
+def generate(session: Session, given: object, **options: object) -> list[int]:
+    return [i for event in session.turn(given, **options) if isinstance(event, Tokens) for i in event.ids]
+
+
+@pytest.fixture(scope="module")
+def expected(server: str) -> list[int]:
+    """What the model says after the prompt, in one turn."""
+    with Client(server) as client, client.session() as session:
+        return generate(session, PROMPT, max_tokens=40, ignore_eos=True)
+
+
+def test_events_tell_where_they_stand(client: Client) -> None:
+    with client.session() as session:
+        session.append(PROMPT)
+        events = list(session.turn(max_tokens=6, ignore_eos=True, logprobs=True))
+        *tokens, end = events
+        assert isinstance(end, TurnEnd)
+        assert all(isinstance(event, Tokens) for event in tokens)
+        position = len(PROMPT)
+        for event in tokens:
+            assert event.position == position
+            assert len(event.logprobs or ()) == len(event.ids)
+            position += len(event.ids)
+        assert session.context_len == end.status.context_len == position == len(PROMPT) + 6
+        assert session.seed == end.status.seed
+        assert end.status.usage.output_tokens == 6
+        assert end.status.timing_ms.total > 0
+
+
+def test_the_options_of_the_first_turn_are_its_own(client: Client, expected: list[int]) -> None:
+    """On the wire they become the session's: after a first ``append`` the session would stay silent."""
+    with client.session() as session:
+        session.append(PROMPT[:10], return_appended_ids=True)
+        end = session.turn(PROMPT[10:], ignore_eos=True).wait()
+        assert end.usage.output_tokens == 16
+        assert end.appended_ids is None
+    with client.session() as session:
+        later = next(token_id for token_id in expected[3:23] if token_id not in expected[:3])
+        first = generate(session, PROMPT, max_tokens=3, ignore_eos=True, stop_token_ids=[later])
+        assert first == expected[:3]
+        assert generate(session, None, max_tokens=20, ignore_eos=True) == expected[3:23]
+
+
+def test_leaving_a_turn_early_leaves_the_next_one_clean(client: Client, expected: list[int]) -> None:
+    with client.session() as session:
+        for event in session.turn(PROMPT, max_tokens=20, ignore_eos=True):
+            assert isinstance(event, Tokens)
+            break
+        assert generate(session, None, max_tokens=20, ignore_eos=True) == expected[20:]
+        assert session.context_len == len(PROMPT) + 40
+
+
+def test_turns_wait_for_each_other_and_too_many_are_refused(client: Client, expected: list[int]) -> None:
+    with client.session() as session:
+        session.append(PROMPT)
+        turns = [session.turn(max_tokens=4, ignore_eos=True) for _ in range(12)]
+        answers: list[list[int]] = []
+        hints: list[int | None] = []
+        for turn in turns:
+            try:
+                answers.append([i for event in turn if isinstance(event, Tokens) for i in event.ids])
+            except ResourceExhausted as error:
+                hints.append(error.retry_after_ms)
+        assert hints
+        assert all(hints)
+        told = [i for answer in answers for i in answer]
+        assert told[:40] == expected[: len(told)]
+        assert session.context_len == len(PROMPT) + 4 * len(answers)
+
+
+def test_errors_are_typed_and_the_session_goes_on(client: Client, expected: list[int]) -> None:
+    with client.session(max_context=128) as session:
+        session.append(PROMPT)
+        with pytest.raises(InvalidArgument, match="did you mean 'temperature'"):
+            session.turn([1], temprature=1).wait()
+        with pytest.raises(InvalidArgument, match="UTF-8"):
+            session.append(b"caf\xe9 \xff")
+        with pytest.raises(InvalidArgument, match="input_ids"):
+            session.append([10**9])
+        with pytest.raises(ContextFull):
+            session.turn(max_tokens=500).wait()
+        assert generate(session, None, max_tokens=8, ignore_eos=True) == expected[:8]
+
+
+def test_a_refused_start_is_tried_again_with_the_next_turn(client: Client, expected: list[int]) -> None:
+    with client.session(session_id=f"again-{time.time_ns()}") as session:
+        with pytest.raises(InvalidArgument):
+            session.append(PROMPT, role="boss")
+        assert generate(session, PROMPT, max_tokens=4, ignore_eos=True) == expected[:4]
+
+
+def test_an_unknown_model_is_not_found(server: str) -> None:
+    with Client(server, model="nope") as client, client.session() as session, pytest.raises(NotFound):
+        session.append([1])
+
+
+def test_closing_ends_the_session_on_the_server(client: Client, raw: RawStream) -> None:
+    session = client.session(session_id=f"closing-{time.time_ns()}")
+    session.append(PROMPT)
+    status = session.close()
+    assert status is not None
+    assert (status.finish_reason, status.context_len) == ("closed", len(PROMPT))
+    assert "START" in (raw.ask(session.id, input_ids=ids(5)).error or "")
+    with pytest.raises(SessionClosed):
+        session.append([1])
+
+
+def test_a_session_that_is_held_outlives_its_idle_time(client: Client, expected: list[int]) -> None:
+    with client.session(idle_timeout_s=0.9) as session:
+        session.append(PROMPT)
+        time.sleep(2.5)
+        assert generate(session, None, max_tokens=4, ignore_eos=True) == expected[:4]
+
+
+def test_a_turn_that_takes_too_long_ends_here_and_the_session_goes_on(client: Client, expected: list[int]) -> None:
+    with client.session() as session:
+        session.append(PROMPT)
+        with pytest.raises(TurnTimeout):
+            session.turn(max_tokens=20, ignore_eos=True, timeout_s=0.02).wait()
+        assert generate(session, None, max_tokens=20, ignore_eos=True) == expected[20:]
+
+
+def test_nothing_listens_there() -> None:
+    with Client("127.0.0.1:1") as client, client.session() as session, pytest.raises(ConnectionLost):
+        session.append([1])
+
+
+async def test_asyncio_sessions_side_by_side(server: str, expected: list[int]) -> None:
+    async def talk(client: AsyncClient) -> list[int]:
+        async with client.session(idle_timeout_s=0.9) as session:
+            await session.append(PROMPT)
+            async for event in session.turn(max_tokens=5, ignore_eos=True):
+                assert isinstance(event, Tokens)
+                break
+            await asyncio.sleep(1.5)
+            later = session.turn(max_tokens=5, ignore_eos=True)
+            return [i async for event in later if isinstance(event, Tokens) for i in event.ids]
+
+    async with AsyncClient(server) as client:
+        answers = await asyncio.gather(*(talk(client) for _ in range(3)))
+    assert answers == [expected[5:10]] * 3
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_programs_of_the_readme_run_as_printed(server: str, program: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program.replace("localhost:8001", server)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.strip()

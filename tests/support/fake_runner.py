@@ -1,0 +1,130 @@
+"""A model that is a hash, for tests of the engine in milliseconds.
+
+It keeps a cell for each slot of each page. A pass writes its new tokens into the cells, reads every row's whole context
+back through the row's pages, and makes the next token depend on all of it. So a page that is lost, lent twice or
+written by the wrong session changes the tokens, and `expected_tokens` says from a plain list what they must be.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from microturn.batch import Batch, Row
+from support.driver import Driver
+from torch import Tensor
+
+VOCAB_SIZE = 97
+HIDDEN_SIZE = 4
+
+# What stands at a position: a token id, or one embedding [hidden].
+Item = int | Tensor
+
+
+class FakeRunner:
+    """Implements `microturn.runner.Runner`.
+
+    Attributes:
+        batches: all that it was given.
+        error: what the next pass raises, once it has spoiled the cells that it was to write.
+    """
+
+    def __init__(self, *, page_size: int, vocab_size: int = VOCAB_SIZE, accepts_embeds: bool = True) -> None:
+        self.vocab_size = vocab_size
+        self.hidden_size = HIDDEN_SIZE
+        self.accepts_embeds = accepts_embeds
+        self.batches: list[Batch] = []
+        self.error: Exception | None = None
+        self._page_size = page_size
+        self._cells: dict[tuple[int, int], tuple[int, bytes]] = {}
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed so far."""
+        return sum(batch.num_tokens for batch in self.batches)
+
+    def run(self, batch: Batch) -> Tensor:
+        self.batches.append(batch)
+        self._check(batch)
+        if self.error is not None:
+            error, self.error = self.error, None
+            for row in batch.rows:
+                self._write(row, [b"spoilt"] * len(row.token_ids))
+            raise error
+        for row in batch.rows:
+            self._write(row, _new_values(row))
+        contexts = [self._read(row) for row in batch.rows]
+        wanted = [context for context, row in zip(contexts, batch.rows, strict=True) if row.wants_logits]
+        return torch.stack([_logits(context, self.vocab_size) for context in wanted]) if wanted else torch.empty(0, 1)
+
+    def _check(self, batch: Batch) -> None:
+        """A batch must be one that a real model could run."""
+        assert batch.rows, "an empty batch"
+        num_rows_of = Counter(page for row in batch.rows for page in row.pages)
+        for row in batch.rows:
+            assert row.token_ids, "a row without tokens"
+            assert len(row.pages) == -(-row.context_len // self._page_size), "pages other than the context needs"
+            assert len(set(row.pages)) == len(row.pages), "a page stands twice"
+            written = row.pages[row.position // self._page_size :]
+            assert all(num_rows_of[page] == 1 for page in written), "a page is written that another row reads"
+
+    def _cell(self, row: Row, position: int) -> tuple[int, int]:
+        return row.pages[position // self._page_size], position % self._page_size
+
+    def _write(self, row: Row, values: Sequence[bytes]) -> None:
+        for position, value in enumerate(values, start=row.position):
+            self._cells[self._cell(row, position)] = (position, value)
+
+    def _read(self, row: Row) -> list[bytes]:
+        values = []
+        for position in range(row.context_len):
+            assert self._cell(row, position) in self._cells, f"position {position} was never computed"
+            written_position, value = self._cells[self._cell(row, position)]
+            assert written_position == position, f"position {position} holds what belongs to {written_position}"
+            values.append(value)
+        return values
+
+
+class FakeDriver(Driver):
+    """An engine over a `FakeRunner`, with small pages."""
+
+    def __init__(
+        self, *, num_pages: int = 128, page_size: int = 4, accepts_embeds: bool = True, **kwargs: Any
+    ) -> None:
+        self.runner = FakeRunner(page_size=page_size, accepts_embeds=accepts_embeds)
+        super().__init__(self.runner, num_pages=num_pages, page_size=page_size, **kwargs)
+
+
+def expected_tokens(history: Sequence[Item], num_tokens: int, *, vocab_size: int = VOCAB_SIZE) -> list[int]:
+    """The greedy tokens that must follow a history."""
+    values = [_value(item) for item in history]
+    token_ids: list[int] = []
+    for _ in range(num_tokens):
+        token_ids.append(int(_logits(values, vocab_size).argmax()))
+        values.append(_value(token_ids[-1]))
+    return token_ids
+
+
+def expected_logits(history: Sequence[Item], *, vocab_size: int = VOCAB_SIZE) -> Tensor:
+    """The logits [vocab_size] that must follow a history."""
+    return _logits([_value(item) for item in history], vocab_size)
+
+
+def _new_values(row: Row) -> list[bytes]:
+    values = [_value(token_id) for token_id in row.token_ids]
+    for span in row.embeds:
+        values[span.start : span.start + len(span.embeds)] = [_value(embed) for embed in span.embeds]
+    assert len(values) == len(row.token_ids), "embeddings beyond the row"
+    return values
+
+
+def _value(item: Item) -> bytes:
+    return b"i%d " % item if isinstance(item, int) else b"e" + item.numpy().tobytes()
+
+
+def _logits(values: Sequence[bytes], vocab_size: int) -> Tensor:
+    seed = int.from_bytes(hashlib.blake2b(b"".join(values), digest_size=8).digest(), "big") >> 1
+    return torch.randn(vocab_size, generator=torch.Generator().manual_seed(seed))

@@ -1,0 +1,41 @@
+"""Sessions without an engine, in any state that a test wants."""
+
+from __future__ import annotations
+
+from microturn.kv_pool import PagePool, PageTable
+from microturn.options import TurnOptions
+from microturn.session import Session
+from microturn.turn import SessionId, TokenInput, Turn, TurnRequest
+from support.driver import IdsOnly, Recorder
+
+
+def make_session(
+    pool: PagePool,
+    session_id: SessionId = 1,
+    *,
+    context_len: int = 0,
+    kv_len: int = 0,
+    idle_timeout_s: float = 60.0,
+    last_activity_s: float = 0.0,
+) -> Session:
+    """A session whose context holds 1, 2, 3, …, the first `kv_len` of them in the cache."""
+    session = Session(
+        id=session_id,
+        codec=IdsOnly(),
+        table=PageTable(pool),
+        defaults=TurnOptions(),
+        seed=1,
+        max_context=10_000,
+        idle_timeout_s=idle_timeout_s,
+        last_activity_s=last_activity_s,
+    )
+    session.context.append_ids(range(1, context_len + 1))
+    assert session.table.reserve(kv_len)
+    session.table.kv_len = kv_len
+    return session
+
+
+def make_turn(*, max_tokens: int = 1, due_s: float = 0.0, session_id: SessionId = 1) -> Turn:
+    """A turn that asks for so many tokens."""
+    request = TurnRequest(session_id, TokenInput((1,)), Recorder(), 0.0, options={"max_tokens": max_tokens})
+    return Turn(request, options=TurnOptions(max_tokens=max_tokens), due_s=due_s)

@@ -1,0 +1,127 @@
+"""What a user sees of the package from outside: its import, its names, its exit."""
+
+import importlib.resources
+import inspect
+import subprocess
+import sys
+import typing
+
+import pytest
+
+import microturn_client
+
+
+def run(program: str, *arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "error", "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_the_import_takes_no_torch_and_no_server():
+    done = run("import sys, microturn_client; print(*sys.modules)")
+    assert done.returncode == 0, done.stderr
+    modules = set(done.stdout.split())
+    assert "microturn_client" in modules
+    assert modules.isdisjoint({"torch", "transformers", "microturn", "tritonclient.http"})
+
+
+def test_the_import_takes_less_than_half_a_second():
+    program = "import time; t = time.perf_counter(); import microturn_client; print(time.perf_counter() - t)"
+    # The machine may be busy with something else: the best of some counts.
+    assert any(float(run(program).stdout) < 0.5 for _ in range(5))
+
+
+def test_the_package_says_that_it_is_typed():
+    assert (importlib.resources.files(microturn_client) / "py.typed").is_file()
+
+
+def test_every_public_name_is_documented():
+    for name in microturn_client.__all__:
+        thing = getattr(microturn_client, name)
+        if typing.get_origin(thing) is not None or not inspect.isclass(thing):
+            continue  # a type alias
+        assert inspect.getdoc(thing), name
+        for member, value in vars(thing).items():
+            if not member.startswith("_") and (callable(value) or isinstance(value, property)):
+                assert inspect.getdoc(getattr(thing, member)), f"{name}.{member}"
+
+
+def test_all_names_what_the_package_has():
+    public = {name for name, value in vars(microturn_client).items() if name[0] != "_" and not inspect.ismodule(value)}
+    assert public == set(microturn_client.__all__)
+
+
+FORGETFUL = {
+    "nothing is closed": """
+client = Client(sys.argv[1])
+session = client.session()
+session.append([1])
+""",
+    "a turn is in the middle": """
+session = Client(sys.argv[1]).session()
+turn = session.turn([1], max_tokens=100)
+next(turn)
+""",
+    "the session is dropped": """
+client = Client(sys.argv[1])
+client.session().append([1])
+""",
+    "all is closed": """
+with Client(sys.argv[1]) as client, client.session() as session:
+    session.append([1])
+""",
+    "an idle session is kept alive": """
+session = Client(sys.argv[1]).session()
+session.append([1])
+import time; time.sleep(0.1)
+""",
+    "asyncio, nothing is closed": """
+async def main():
+    session = AsyncClient(sys.argv[1]).session()
+    await session.append([1])
+asyncio.run(main())
+""",
+    "asyncio, a turn is in the middle": """
+async def main():
+    session = AsyncClient(sys.argv[1]).session()
+    async for event in session.turn([1], max_tokens=100):
+        break
+asyncio.run(main())
+""",
+    "asyncio, the client outlives its loop": """
+client = AsyncClient(sys.argv[1])
+session = client.session()
+async def main():
+    await session.append([1])
+asyncio.run(main())
+""",
+    "asyncio, all is closed": """
+async def main():
+    async with AsyncClient(sys.argv[1]) as client, client.session() as session:
+        await session.append([1])
+asyncio.run(main())
+""",
+}
+
+
+@pytest.mark.parametrize("program", FORGETFUL.values(), ids=FORGETFUL.keys())
+def test_the_interpreter_exits_in_silence(server, program):
+    server.expires_in_s = 0.06
+    done = run(f"import asyncio, sys\nfrom microturn_client import AsyncClient, Client\n{program}", server.address)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_an_exception_in_the_program_is_all_that_is_printed(server):
+    program = """
+import sys
+from microturn_client import Client
+with Client(sys.argv[1]) as client, client.session() as session:
+    session.append([1])
+    sys.exit("the end")
+"""
+    done = run(program, server.address)
+    assert (done.returncode, done.stderr) == (1, "the end\n")

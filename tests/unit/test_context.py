@@ -1,0 +1,124 @@
+"""Tests of context."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from microturn.context import Context
+from torch import Tensor
+
+
+def embeds(*values: float) -> Tensor:
+    """Embeddings [n, 2] that can be told apart."""
+    return torch.tensor([[value, -value] for value in values])
+
+
+def items(context: Context) -> list[int | float]:
+    """What stands at each position: an id, or the first number of an embedding."""
+    found: list[int | float] = list(context.token_ids)
+    for span in context.embeds:
+        found[span.start : span.start + len(span.embeds)] = span.embeds[:, 0].tolist()
+    return found
+
+
+def test_ids_and_embeddings_share_one_count_of_positions() -> None:
+    context = Context()
+    context.append_ids([5, 6])
+    context.append_embeds(embeds(0.5, 0.25))
+    context.append_ids([7])
+    assert len(context) == 5
+    assert items(context) == [5, 6, 0.5, 0.25, 7]
+    assert context.embeds[0].start == 2
+
+
+def test_the_last_token_is_none_after_an_embedding_and_in_an_empty_context() -> None:
+    context = Context()
+    assert context.last_token_id is None
+    context.append_ids([5])
+    assert context.last_token_id == 5
+    context.append_embeds(embeds(0.5))
+    assert context.last_token_id is None
+    context.append_ids([0])
+    assert context.last_token_id == 0
+    context.truncate(2)
+    assert context.last_token_id is None
+
+
+def test_appending_no_embeddings_changes_nothing() -> None:
+    context = Context()
+    context.append_embeds(torch.empty(0, 2))
+    assert len(context) == 0
+    assert context.embeds == []
+
+
+def test_truncation_cuts_through_an_embedding_span() -> None:
+    context = Context()
+    context.append_ids([5])
+    context.append_embeds(embeds(0.5, 0.25, 0.125))
+    context.append_ids([6])
+    context.truncate(3)
+    assert items(context) == [5, 0.5, 0.25]
+    context.truncate(1)
+    assert items(context) == [5]
+    assert context.embeds == []
+
+
+def test_truncation_beyond_the_end_changes_nothing() -> None:
+    context = Context()
+    context.append_ids([5])
+    context.truncate(9)
+    assert items(context) == [5]
+
+
+def test_spans_between_positions_count_from_the_first_of_them() -> None:
+    context = Context()
+    context.append_ids([5, 6, 7])
+    context.append_embeds(embeds(0.5, 0.25, 0.125))
+    (span,) = context.embeds_between(4, 6)
+    assert span.start == 0
+    assert span.embeds[:, 0].tolist() == [0.25, 0.125]
+    (span,) = context.embeds_between(1, 4)
+    assert span.start == 2
+    assert span.embeds[:, 0].tolist() == [0.5]
+    assert context.embeds_between(0, 3) == []
+    assert context.embeds_between(6, 6) == []
+
+
+def test_known_ids_leave_out_the_places_of_embeddings() -> None:
+    context = Context()
+    context.append_ids([0, 5])
+    context.append_embeds(embeds(0.5, 0.25))
+    context.append_ids([0, 6])
+    assert context.known_ids() == [0, 5, 0, 6]
+
+
+parts = st.lists(st.one_of(st.lists(st.integers(1, 50), max_size=5), st.lists(st.floats(0.001, 0.5), max_size=4)))
+
+
+@settings(max_examples=150, deadline=None)
+@given(before=parts, cut=st.integers(0, 30), after=parts, first=st.integers(0, 30), length=st.integers(0, 30))
+def test_a_context_is_a_plain_list(
+    before: list[list[int | float]], cut: int, after: list[list[int | float]], first: int, length: int
+) -> None:
+    context = Context()
+    plain: list[int | float] = []
+    for step in (before, after):
+        for part in step:
+            if part and isinstance(part[0], float):
+                values = embeds(*part)
+                context.append_embeds(values)
+                plain += values[:, 0].tolist()
+            else:
+                context.append_ids(part)
+                plain += part
+        if step is before:
+            context.truncate(cut)
+            del plain[cut:]
+    assert items(context) == plain
+    assert len(context) == len(plain)
+    assert context.known_ids() == [item for item in plain if isinstance(item, int)]
+    row: list[int | float] = list(context.token_ids[first : first + length])
+    for span in context.embeds_between(first, first + length):
+        row[span.start : span.start + len(span.embeds)] = span.embeds[:, 0].tolist()
+    assert row == plain[first : first + length]

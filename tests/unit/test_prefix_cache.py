@@ -1,0 +1,162 @@
+"""Tests of prefix_cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from microturn.context import Context
+from microturn.kv_pool import PagePool, PageTable
+from microturn.prefix_cache import PrefixCache
+
+PAGE_SIZE = 4
+
+
+@pytest.fixture
+def pool() -> PagePool:
+    return PagePool(16, PAGE_SIZE)
+
+
+@pytest.fixture
+def cache(pool: PagePool) -> PrefixCache:
+    return PrefixCache(pool)
+
+
+def context_of(token_ids: Sequence[int]) -> Context:
+    context = Context()
+    context.append_ids(token_ids)
+    return context
+
+
+def computed(pool: PagePool, num_tokens: int) -> PageTable:
+    """A table with so many tokens in the cache."""
+    table = PageTable(pool)
+    assert table.reserve(num_tokens)
+    table.kv_len = num_tokens
+    return table
+
+
+def publish(pool: PagePool, cache: PrefixCache, token_ids: Sequence[int]) -> list[int]:
+    """A session with these tokens comes, is computed but for its last token, and goes; its pages."""
+    table = computed(pool, len(token_ids) - 1)
+    pages = list(table.pages)
+    cache.publish(table, context_of(token_ids))
+    table.truncate(0)
+    pool.check_integrity(cache.owned())
+    return pages
+
+
+def adopt(pool: PagePool, cache: PrefixCache, token_ids: Sequence[int]) -> PageTable:
+    table = PageTable(pool)
+    cache.adopt(table, context_of(token_ids))
+    return table
+
+
+def test_an_empty_cache_gives_nothing(pool: PagePool, cache: PrefixCache) -> None:
+    table = adopt(pool, cache, range(20))
+    assert table.kv_len == 0
+    assert not cache.evict()
+
+
+def test_who_begins_with_the_same_tokens_gets_the_same_pages(pool: PagePool, cache: PrefixCache) -> None:
+    pages = publish(pool, cache, range(11))
+    table = adopt(pool, cache, [*range(8), 50, 51])
+    assert table.pages == pages[:2]
+    assert table.kv_len == 8
+    pool.check_integrity([*cache.owned(), table.pages])
+
+
+def test_only_full_pages_are_kept(pool: PagePool, cache: PrefixCache) -> None:
+    publish(pool, cache, range(8))  # seven of them are computed
+    assert adopt(pool, cache, range(20)).kv_len == 4
+
+
+def test_the_last_token_is_left_to_compute(pool: PagePool, cache: PrefixCache) -> None:
+    """Without a token to compute there would be no logits to generate from."""
+    publish(pool, cache, range(9))
+    assert adopt(pool, cache, range(8)).kv_len == 4
+    assert adopt(pool, cache, range(9)).kv_len == 8
+    assert adopt(pool, cache, []).kv_len == 0
+
+
+def test_a_page_counts_only_behind_the_same_pages(pool: PagePool, cache: PrefixCache) -> None:
+    """Equal tokens at equal positions are another page when what comes before differs: their KV has seen it."""
+    publish(pool, cache, [1, 2, 3, 4, 5, 6, 7, 8, 9])
+    assert adopt(pool, cache, [0, 2, 3, 4, 5, 6, 7, 8, 9]).kv_len == 0
+    assert adopt(pool, cache, [1, 2, 3, 4, 5, 6, 7, 0, 9]).kv_len == 4
+
+
+def test_prefixes_branch(pool: PagePool, cache: PrefixCache) -> None:
+    stem = [1, 2, 3, 4]
+    first = publish(pool, cache, [*stem, 10, 11, 12, 13, 0])
+    second = publish(pool, cache, [*stem, 20, 21, 22, 23, 0])
+    assert adopt(pool, cache, [*stem, 10, 11, 12, 13, 9]).pages == first[:2]
+    assert adopt(pool, cache, [*stem, 20, 21, 22, 23, 9]).pages == [first[0], second[1]]
+
+
+def test_what_is_known_already_is_not_kept_twice(pool: PagePool, cache: PrefixCache) -> None:
+    publish(pool, cache, range(9))
+    publish(pool, cache, range(9))
+    assert [len(pages) for pages in cache.owned()] == [2]
+    assert pool.num_free == 14
+
+
+def test_a_session_that_adopted_may_publish_more(pool: PagePool, cache: PrefixCache) -> None:
+    publish(pool, cache, range(9))
+    table = adopt(pool, cache, range(14))
+    assert table.reserve(13)
+    table.kv_len = 13
+    cache.publish(table, context_of(range(14)))
+    table.truncate(0)
+    assert adopt(pool, cache, range(14)).kv_len == 12
+    pool.check_integrity([*cache.owned(), *cache.owned()])
+
+
+def test_contexts_with_embeddings_are_not_shared(pool: PagePool, cache: PrefixCache) -> None:
+    """An embedding's place holds the id 0: two different embeddings would look alike."""
+    context = context_of([1, 2, 3])
+    context.append_embeds(torch.ones(6, 2))
+    table = computed(pool, 8)
+    cache.publish(table, context)
+    table.truncate(0)
+    assert cache.owned() == [[]]
+    publish(pool, cache, [1, 2, 3, 0, 0, 0, 0, 0, 0])
+    other = PageTable(pool)
+    cache.adopt(other, context)
+    assert other.kv_len == 0
+
+
+def test_eviction_begins_at_the_end_of_a_prefix(pool: PagePool, cache: PrefixCache) -> None:
+    """Without the pages before it a page is of no use, so the last one goes first."""
+    pages = publish(pool, cache, range(13))
+    cache.evict()
+    assert adopt(pool, cache, range(13)).pages == pages[:2]
+
+
+def test_eviction_begins_with_the_prefix_used_longest_ago(pool: PagePool, cache: PrefixCache) -> None:
+    first = publish(pool, cache, range(9))
+    publish(pool, cache, range(100, 109))
+    adopt(pool, cache, range(9)).truncate(0)
+    for _ in range(3):
+        assert cache.evict()
+    assert adopt(pool, cache, range(100, 109)).kv_len == 0
+    assert adopt(pool, cache, range(9)).pages == first[:1]
+
+
+def test_an_evicted_page_is_free_only_when_no_session_has_it(pool: PagePool, cache: PrefixCache) -> None:
+    publish(pool, cache, range(9))
+    table = adopt(pool, cache, range(9))
+    while cache.evict():
+        pass
+    assert pool.num_free == 14
+    pool.check_integrity([table.pages])
+    table.truncate(0)
+    assert pool.num_free == 16
+
+
+def test_what_was_evicted_is_kept_again_when_it_comes_again(pool: PagePool, cache: PrefixCache) -> None:
+    publish(pool, cache, range(13))
+    cache.evict()
+    publish(pool, cache, range(13))
+    assert adopt(pool, cache, range(13)).kv_len == 12

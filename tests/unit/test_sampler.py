@@ -1,0 +1,275 @@
+"""Tests of sampler."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from microturn.options import TurnOptions
+from microturn.sampler import Sampled, SamplingRow, sample, uniform
+from torch import Tensor
+
+LOGITS = [2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, 3.0]
+NUM_DRAWS = 3000
+
+
+def row(
+    *, history: Sequence[int] = (), seed: int = 11, position: int = 5, banned_ids: Sequence[int] = (), **options: Any
+) -> SamplingRow:
+    return SamplingRow(TurnOptions(**options), history, seed, position, banned_ids)
+
+
+def sample_one(logits: Sequence[float] | Tensor, sampling_row: SamplingRow) -> Sampled:
+    (sampled,) = sample(torch.as_tensor(logits)[None], [sampling_row])
+    return sampled
+
+
+# ---- the plain reference -------------------------------------------------------------------------------------------
+
+
+def reference(logits: Sequence[float], options: TurnOptions, history: Sequence[int]) -> list[float]:
+    """The distribution that the options ask for, step by step as the contract words it."""
+    counts = Counter(history)
+    changed = []
+    for token_id, logit in enumerate(logits):
+        if counts[token_id]:
+            logit = logit / options.repetition_penalty if logit > 0 else logit * options.repetition_penalty
+            logit -= options.frequency_penalty * counts[token_id] + options.presence_penalty
+        changed.append(logit / options.temperature)
+    probs = normalized([math.exp(logit) for logit in changed])
+    if options.top_k:
+        least = sorted(probs, reverse=True)[: options.top_k][-1]
+        probs = normalized([prob if prob >= least else 0.0 for prob in probs])
+    mass, kept = 0.0, set()
+    for token_id in sorted(range(len(probs)), key=lambda token_id: -probs[token_id]):
+        if mass < options.top_p:
+            kept.add(token_id)
+        mass += probs[token_id]
+    probs = [prob if token_id in kept else 0.0 for token_id, prob in enumerate(probs)]
+    return normalized([prob if prob >= options.min_p * max(probs) else 0.0 for prob in probs])
+
+
+def normalized(weights: Sequence[float]) -> list[float]:
+    return [weight / sum(weights) for weight in weights]
+
+
+def chi_square(counts: Counter[int], probs: Sequence[float]) -> tuple[float, int]:
+    """How far counts are from a distribution, and the degrees of freedom."""
+    num_draws = sum(counts.values())
+    possible = [token_id for token_id, prob in enumerate(probs) if prob > 0]
+    assert set(counts) <= set(possible), "a token came that was ruled out"
+    terms = [(counts[i] - num_draws * probs[i]) ** 2 / (num_draws * probs[i]) for i in possible]
+    return sum(terms), len(possible) - 1
+
+
+# ---- greedy --------------------------------------------------------------------------------------------------------
+
+
+def test_temperature_zero_takes_the_likeliest_token() -> None:
+    assert sample_one(LOGITS, row()).token_id == 7
+
+
+def test_of_equal_tokens_greedy_takes_the_first() -> None:
+    assert sample_one([1.0, 3.0, 3.0], row()).token_id == 1
+    assert sample_one([1.0, 3.0, 3.0], row(banned_ids=[0])).token_id == 1
+
+
+def test_greedy_does_not_look_at_seed_position_or_filters() -> None:
+    assert {sample_one(LOGITS, row(seed=n, position=n, top_k=3, top_p=0.1)).token_id for n in range(20)} == {7}
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-6, 1e-3])
+def test_a_tiny_temperature_is_as_good_as_greedy(temperature: float) -> None:
+    tokens = {sample_one([v * 100 for v in LOGITS], row(temperature=temperature, position=n)).token_id for n in range(20)}
+    assert tokens == {7}
+
+
+# ---- the distribution ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 1.0},
+        {"temperature": 0.5},
+        {"temperature": 2.5},
+        {"temperature": 1.0, "top_k": 3},
+        {"temperature": 1.0, "top_k": 100},
+        {"temperature": 1.0, "top_p": 0.8},
+        {"temperature": 1.0, "min_p": 0.15},
+        {"temperature": 1.5, "top_k": 6, "top_p": 0.9, "min_p": 0.1},
+        {"temperature": 1.0, "repetition_penalty": 1.8},
+        {"temperature": 1.0, "presence_penalty": 1.2},
+        {"temperature": 1.0, "frequency_penalty": -0.4},
+        {"temperature": 1.3, "repetition_penalty": 0.7, "frequency_penalty": 0.3, "presence_penalty": 0.2, "top_p": 0.9},
+    ],
+    ids=lambda options: "-".join(f"{name}={value}" for name, value in options.items()),
+)
+def test_tokens_come_as_often_as_the_options_ask_for(options: dict[str, Any]) -> None:
+    history = [7, 7, 7, 2, 6, 6]
+    logits = torch.tensor(LOGITS).expand(NUM_DRAWS, -1)
+    rows = [row(history=history, seed=3, position=position, **options) for position in range(NUM_DRAWS)]
+    counts = Counter(sampled.token_id for sampled in sample(logits, rows))
+    statistic, num_free = chi_square(counts, reference(LOGITS, TurnOptions(**options), history))
+    # Wilson and Hilferty's normal approximation; four deviations leave out one honest sampler in 30,000.
+    limit = max(1, num_free) * (1 - 2 / (9 * max(1, num_free)) + 4 * math.sqrt(2 / (9 * max(1, num_free)))) ** 3
+    assert statistic < limit
+
+
+def test_top_k_of_one_is_greedy() -> None:
+    assert {sample_one(LOGITS, row(temperature=5, top_k=1, position=n)).token_id for n in range(50)} == {7}
+
+
+def test_a_tiny_top_p_leaves_the_likeliest_token() -> None:
+    assert {sample_one(LOGITS, row(temperature=5, top_p=1e-6, position=n)).token_id for n in range(50)} == {7}
+
+
+def test_min_p_of_one_leaves_the_likeliest_tokens() -> None:
+    tokens = {sample_one([1.0, 3.0, 3.0], row(temperature=5, min_p=1, position=n)).token_id for n in range(50)}
+    assert tokens == {1, 2}
+
+
+def test_top_p_counts_what_top_k_left() -> None:
+    """Of 0.4, 0.3, 0.2, 0.1 `top_k=2` leaves 4/7 and 3/7: then the first alone reaches `top_p=0.5`."""
+    logits = [math.log(prob) for prob in (0.4, 0.3, 0.2, 0.1)]
+    tokens = {sample_one(logits, row(temperature=1, top_k=2, top_p=0.5, position=n)).token_id for n in range(50)}
+    assert tokens == {0}
+
+
+def test_a_token_without_probability_never_comes() -> None:
+    logits = [float("-inf"), 0.0, float("-inf"), 0.0, float("-inf")]
+    assert {sample_one(logits, row(temperature=1, position=n)).token_id for n in range(200)} == {1, 3}
+
+
+# ---- penalties and bans --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options", [{"repetition_penalty": 3.0}, {"presence_penalty": 2.0}, {"frequency_penalty": 2.0}]
+)
+def test_penalties_count_for_greedy_too(options: dict[str, float]) -> None:
+    assert sample_one(LOGITS, row(**options)).token_id == 7
+    assert sample_one(LOGITS, row(history=[7], **options)).token_id == 0
+
+
+def test_the_frequency_penalty_counts_every_time() -> None:
+    assert sample_one(LOGITS, row(history=[7] * 3, frequency_penalty=0.3)).token_id == 7
+    assert sample_one(LOGITS, row(history=[7] * 4, frequency_penalty=0.3)).token_id == 0
+
+
+def test_the_presence_penalty_counts_once() -> None:
+    assert sample_one(LOGITS, row(history=[7] * 100, presence_penalty=0.9)).token_id == 7
+
+
+def test_the_repetition_penalty_lowers_negative_logits_too() -> None:
+    assert sample_one([-1.0, -1.5], row(history=[0], repetition_penalty=2.0)).token_id == 1
+
+
+def test_banned_tokens_never_come() -> None:
+    assert sample_one(LOGITS, row(banned_ids=[7])).token_id == 0
+    tokens = {sample_one(LOGITS, row(temperature=2, banned_ids=[7, 0], position=n)).token_id for n in range(100)}
+    assert tokens == {1, 2, 3, 4, 5, 6}
+
+
+def test_a_ban_holds_against_a_penalty_that_would_reward() -> None:
+    assert sample_one(LOGITS, row(history=[7] * 9, banned_ids=[7], frequency_penalty=-100)).token_id != 7
+
+
+# ---- purity --------------------------------------------------------------------------------------------------------
+
+
+def test_company_changes_nothing() -> None:
+    """The same token whoever else is sampled in the step."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(6, 50, generator=generator)
+    rows = [
+        row(),
+        row(temperature=1.0, seed=1),
+        row(temperature=1.0, seed=2, top_p=0.7, logprobs=True),
+        row(temperature=0.8, top_k=9, history=[1, 2, 3], repetition_penalty=1.3),
+        row(banned_ids=[int(logits[4].argmax())], logprobs=True),
+        row(temperature=1.0, min_p=0.05, position=9),
+    ]
+    together = sample(logits, rows)
+    alone = [sample_one(row_logits, sampling_row) for row_logits, sampling_row in zip(logits, rows, strict=True)]
+    assert together == alone
+    assert sample(logits.flip(0), rows[::-1]) == alone[::-1]
+
+
+def test_the_logits_are_not_changed() -> None:
+    logits = torch.tensor([LOGITS])
+    sample(logits, [row(temperature=1, history=[7], presence_penalty=2.0, banned_ids=[0], top_k=2)])
+    assert logits.tolist() == [LOGITS]
+
+
+def test_a_rounding_error_moves_the_choice_at_a_border_only() -> None:
+    """Another batch may bring other last bits; the token must not hang on them."""
+    logits = torch.randn(64, generator=torch.Generator().manual_seed(1))
+    rows = [row(temperature=1, top_p=0.95, position=position) for position in range(300)]
+    exact = sample(logits.expand(300, -1), rows)
+    rounded = sample((logits * (1 + 1e-6)).expand(300, -1), rows)
+    assert exact == rounded
+
+
+def test_seed_and_position_alone_choose() -> None:
+    sampling_row = row(temperature=2.0, seed=5, position=9)
+    assert {sample_one(LOGITS, sampling_row) for _ in range(10)} == {sample_one(LOGITS, sampling_row)}
+    assert len({sample_one(LOGITS, row(temperature=2.0, seed=5, position=n)).token_id for n in range(50)}) > 3
+    assert len({sample_one(LOGITS, row(temperature=2.0, seed=n, position=5)).token_id for n in range(50)}) > 3
+
+
+def test_no_rows_give_no_tokens() -> None:
+    assert sample(torch.empty(0, 8), []) == []
+
+
+# ---- log probabilities ---------------------------------------------------------------------------------------------
+
+
+def test_logprobs_come_only_when_asked_for() -> None:
+    assert sample_one(LOGITS, row()).logprob is None
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"temperature": 0.3}, {"temperature": 1.0, "top_k": 1}, {"presence_penalty": 3.0, "history": [7]}]
+)
+def test_a_logprob_is_of_the_models_own_distribution(options: dict[str, Any]) -> None:
+    sampled = sample_one(LOGITS, row(logprobs=True, **options))
+    assert sampled.logprob == pytest.approx(math.log(normalized([math.exp(v) for v in LOGITS])[sampled.token_id]), abs=1e-5)
+
+
+# ---- the random numbers --------------------------------------------------------------------------------------------
+
+
+def test_uniform_numbers_are_in_the_half_open_interval() -> None:
+    for seed in (0, 1, 2**63 - 1):
+        assert all(0 <= uniform(seed, position) < 1 for position in (*range(1000), 2**31, 2**40))
+
+
+@pytest.mark.parametrize("along", ["position", "seed"])
+def test_uniform_numbers_are_spread_evenly_and_do_not_follow_each_other(along: str) -> None:
+    num = 20_000
+    values = [uniform(7, n) if along == "position" else uniform(n, 7) for n in range(num)]
+    counts = Counter(int(value * 20) for value in values)
+    statistic, _ = chi_square(counts, [1 / 20] * 20)
+    assert statistic < 60  # of 19 degrees of freedom: one in 200,000
+    mean = sum(values) / num
+    covariance = sum((a - mean) * (b - mean) for a, b in zip(values, values[1:], strict=False)) / num
+    assert abs(covariance * 12) < 5 / math.sqrt(num)
+
+
+@pytest.mark.parametrize(
+    ("seed", "position", "value"),
+    [
+        (0, 0, 0.6524484863740322),
+        (0, 1, 0.03401170130434639),
+        (42, 7, 0.08603176010658542),
+        (2**63 - 1, 2**31, 0.45017658843051855),
+    ],
+)
+def test_uniform_numbers_never_change(seed: int, position: int, value: float) -> None:
+    """A session that is restored from a snapshot, or moves to another worker, must go on identically."""
+    assert uniform(seed, position) == value

@@ -1,0 +1,267 @@
+"""Tests of session."""
+
+from __future__ import annotations
+
+import gc
+import traceback
+import weakref
+
+import pytest
+from microturn import session as session_module
+from microturn.errors import Expired, MicroturnError, NotFound
+from microturn.kv_pool import PagePool
+from microturn.session import SessionTable
+from support.sessions import make_session, make_turn
+
+
+@pytest.fixture
+def pool() -> PagePool:
+    return PagePool(16, 4)
+
+
+@pytest.fixture
+def table() -> SessionTable:
+    return SessionTable()
+
+
+# ---- what a session has to compute ---------------------------------------------------------------------------------
+
+
+def test_a_turn_that_generates_needs_every_token_in_the_cache(pool: PagePool) -> None:
+    session = make_session(pool, context_len=9, kv_len=4)
+    session.running = make_turn(max_tokens=1)
+    assert session.kv_target == 9
+    assert session.num_pending == 5
+
+
+def test_a_turn_that_only_appends_leaves_the_last_token_to_the_next_one(pool: PagePool) -> None:
+    session = make_session(pool, context_len=9, kv_len=4)
+    session.running = make_turn(max_tokens=0)
+    assert session.kv_target == 8
+    assert session.num_pending == 4
+
+
+@pytest.mark.parametrize("context_len", [0, 1])
+def test_a_context_of_one_token_or_none_needs_nothing_to_be_appended(pool: PagePool, context_len: int) -> None:
+    session = make_session(pool, context_len=context_len)
+    session.running = make_turn(max_tokens=0)
+    assert session.num_pending == 0
+
+
+# ---- who lives, and what is said of who does not -------------------------------------------------------------------
+
+
+def test_sessions_are_found_by_their_id(table: SessionTable, pool: PagePool) -> None:
+    first, second = make_session(pool, 1), make_session(pool, "1")
+    table.add(first)
+    table.add(second)
+    assert len(table) == 2
+    assert list(table) == [first, second]
+    assert table.get(1) is first
+    assert table.get("1") is second
+    assert table.find("2") is None
+
+
+def test_ids_are_not_matched_by_their_beginning(table: SessionTable, pool: PagePool) -> None:
+    """An abort of 'a1' also aborted 'a10'."""
+    for session_id in ("a1", "a10"):
+        table.add(make_session(pool, session_id))
+    table.end(table.get("a1"))
+    assert table.get("a10").id == "a10"
+    with pytest.raises(NotFound, match="session 'a1' was closed"):
+        table.get("a1")
+
+
+def test_never_known_closed_and_expired_are_told_apart(table: SessionTable, pool: PagePool) -> None:
+    """B15: the close of an unknown id was answered with success."""
+    closed, expired = make_session(pool, "closed"), make_session(pool, "expired", idle_timeout_s=7)
+    for session in (closed, expired):
+        table.add(session)
+    table.end(closed)
+    table.end(expired, expired=True)
+    with pytest.raises(NotFound, match="no session 'never' is here: open one with START"):
+        table.get("never")
+    with pytest.raises(NotFound, match="session 'closed' was closed"):
+        table.get("closed")
+    with pytest.raises(Expired, match="session 'expired' was idle for 7 s"):
+        table.get("expired")
+
+
+def test_an_id_that_comes_again_is_a_new_session(table: SessionTable, pool: PagePool) -> None:
+    table.add(make_session(pool, 1))
+    table.end(table.get(1), expired=True)
+    again = make_session(pool, 1)
+    table.add(again)
+    assert table.get(1) is again
+
+
+def test_who_comes_back_often_gets_a_new_error_each_time(table: SessionTable, pool: PagePool) -> None:
+    """One exception was kept and raised again and again: its traceback grew with each turn and held that turn."""
+    table.add(make_session(pool, 1))
+    table.end(table.get(1), expired=True)
+    depths = set()
+    for _ in range(5):
+        with pytest.raises(Expired) as raised:
+            table.get(1)
+        depths.add(len(traceback.extract_tb(raised.value.__traceback__)))
+    assert len(depths) == 1
+
+
+def test_the_memory_of_ended_sessions_is_bounded(
+    table: SessionTable, pool: PagePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "NUM_ENDED_REMEMBERED", 3)
+    for session_id in range(5):
+        table.add(make_session(pool, session_id))
+        table.end(table.get(session_id), expired=True)
+    known: dict[int, type[MicroturnError]] = {}
+    for session_id in range(5):
+        with pytest.raises(MicroturnError) as raised:
+            table.get(session_id)
+        known[session_id] = type(raised.value)
+    assert known == {0: NotFound, 1: NotFound, 2: Expired, 3: Expired, 4: Expired}
+
+
+def test_nothing_holds_an_ended_session(table: SessionTable, pool: PagePool) -> None:
+    """The heap of expiry times held closed sessions, their contexts with them, until an hour had passed."""
+    table.add(make_session(pool, 1, context_len=1000, idle_timeout_s=3600))
+    session = weakref.ref(table.get(1))
+    table.end(table.get(1))
+    gc.collect()
+    assert session() is None
+
+
+def test_the_pages_of_an_ended_session_are_free(table: SessionTable, pool: PagePool) -> None:
+    """B5: the last session, ended for lack of memory, never freed its KV."""
+    session = make_session(pool, context_len=10, kv_len=9)
+    table.add(session)
+    table.park(session)
+    table.end(session)
+    assert pool.num_free == 16
+    assert not table.reclaim()
+
+
+def test_a_session_with_a_running_turn_is_not_ended(table: SessionTable, pool: PagePool) -> None:
+    session = make_session(pool)
+    table.add(session)
+    session.running = make_turn()
+    with pytest.raises(AssertionError, match="a running turn is ended first"):
+        table.end(session)
+
+
+# ---- reclaiming pages ----------------------------------------------------------------------------------------------
+
+
+def test_the_session_parked_longest_ago_gives_its_pages_first(table: SessionTable, pool: PagePool) -> None:
+    sessions = [make_session(pool, session_id, context_len=9, kv_len=8) for session_id in range(3)]
+    for session in sessions:
+        table.add(session)
+        table.park(session)
+    table.unpark(sessions[0])
+    table.park(sessions[0])
+    for session in (sessions[1], sessions[2], sessions[0]):
+        assert session.table.pages
+        assert table.reclaim()
+        assert not session.table.pages
+    assert not table.reclaim()
+
+
+def test_a_reclaimed_session_keeps_its_context(table: SessionTable, pool: PagePool) -> None:
+    session = make_session(pool, context_len=9, kv_len=8)
+    table.add(session)
+    table.park(session)
+    table.reclaim()
+    assert len(session.context) == 9
+    assert session.table.kv_len == 0
+    assert table.get(1) is session
+
+
+def test_a_session_that_is_not_parked_keeps_its_pages(table: SessionTable, pool: PagePool) -> None:
+    session = make_session(pool, context_len=9, kv_len=8)
+    table.add(session)
+    assert not table.reclaim()
+    table.park(session)
+    table.unpark(session)
+    assert not table.reclaim()
+    assert session.table.kv_len == 8
+
+
+def test_a_parked_session_without_pages_has_nothing_to_reclaim(table: SessionTable, pool: PagePool) -> None:
+    session = make_session(pool)
+    table.add(session)
+    table.park(session)
+    assert not table.reclaim()
+
+
+def test_parking_twice_does_not_make_a_session_younger(table: SessionTable, pool: PagePool) -> None:
+    """A turn that was refused parks its session again; that is no use of it."""
+    first, second = (make_session(pool, session_id, context_len=9, kv_len=8) for session_id in range(2))
+    for session in (first, second):
+        table.add(session)
+        table.park(session)
+    table.park(first)
+    table.reclaim()
+    assert not first.table.pages
+    assert second.table.pages
+
+
+# ---- expiry --------------------------------------------------------------------------------------------------------
+
+
+def expired_ids(table: SessionTable, now_s: float) -> list[object]:
+    """Ends what has expired."""
+    ids = []
+    while (session := table.pop_expired(now_s)) is not None:
+        ids.append(session.id)
+        table.end(session, expired=True)
+    return ids
+
+
+def test_sessions_expire_in_the_order_of_their_own_times(table: SessionTable, pool: PagePool) -> None:
+    for session_id, idle_timeout_s in (("slow", 30.0), ("fast", 10.0), ("middle", 20.0)):
+        table.add(make_session(pool, session_id, idle_timeout_s=idle_timeout_s))
+    assert table.next_expiry_s() == 10
+    assert expired_ids(table, 9.99) == []
+    assert expired_ids(table, 10) == ["fast"]
+    assert expired_ids(table, 100) == ["middle", "slow"]
+    assert table.next_expiry_s() is None
+
+
+def test_activity_moves_the_expiry(table: SessionTable, pool: PagePool) -> None:
+    session = make_session(pool, idle_timeout_s=10)
+    table.add(session)
+    session.last_activity_s = 7
+    assert expired_ids(table, 12) == []
+    assert table.next_expiry_s() == 17
+    assert expired_ids(table, 16.99) == []
+    assert expired_ids(table, 17) == [1]
+
+
+def test_a_session_with_a_running_turn_does_not_expire(table: SessionTable, pool: PagePool) -> None:
+    """B6: a turn longer than the idle time killed its session on finishing."""
+    session = make_session(pool, idle_timeout_s=10)
+    table.add(session)
+    session.running = make_turn()
+    assert expired_ids(table, 35) == []
+    session.running, session.last_activity_s = None, 36
+    assert expired_ids(table, 45) == []
+    next_s = table.next_expiry_s()
+    assert next_s is not None
+    assert next_s <= 46, "nobody would look when the time has come"
+    assert expired_ids(table, 46) == [1]
+
+
+def test_a_closed_session_does_not_expire(table: SessionTable, pool: PagePool) -> None:
+    table.add(make_session(pool, 1, idle_timeout_s=10))
+    table.end(table.get(1))
+    assert expired_ids(table, 100) == []
+    with pytest.raises(NotFound, match="was closed"):
+        table.get(1)
+
+
+def test_the_time_of_a_closed_session_is_not_its_successors(table: SessionTable, pool: PagePool) -> None:
+    table.add(make_session(pool, 1, idle_timeout_s=10))
+    table.end(table.get(1))
+    table.add(make_session(pool, 1, idle_timeout_s=10, last_activity_s=5))
+    assert expired_ids(table, 14) == []
+    assert expired_ids(table, 15) == [1]
