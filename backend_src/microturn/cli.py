@@ -42,6 +42,11 @@ def _build_parser() -> argparse.ArgumentParser:
     )
     add_serve_arguments(serve)
     serve.set_defaults(run=_run_serve)
+    fetch = commands.add_parser(
+        "fetch", help="fetch an embedded model", description="Fetch and convert a model, or find it in the cache."
+    )
+    fetch.add_argument("model", metavar="NAME", help="an embedded model, such as smollm2-135m")
+    fetch.set_defaults(run=_run_fetch)
     return parser
 
 
@@ -49,6 +54,18 @@ def _run_serve(arguments: argparse.Namespace) -> int:
     from microturn.serve.command import run_serve
 
     return run_serve(arguments)
+
+
+def _run_fetch(arguments: argparse.Namespace) -> int:
+    from microturn.errors import MicroturnError
+    from microturn.model_store import resolve_model
+
+    try:
+        print(resolve_model(arguments.model))
+    except MicroturnError as error:
+        print(f"microturn: error: {error.args[0]}", file=sys.stderr)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

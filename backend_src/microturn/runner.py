@@ -108,6 +108,10 @@ def load_model(model_dir: str | Path) -> PreTrainedModel:
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0]
         raise InvalidArgument(f"cannot load a causal language model from '{model_dir}': {reason}") from error
+    for parameter in model.parameters():
+        # Weights come as a mapping of the file. The kernel may drop such pages and read them again in the middle of a
+        # turn: seen as turns of many seconds after a pause. Memory of our own stays.
+        parameter.data = parameter.data.clone()
     return model.eval()
 
 

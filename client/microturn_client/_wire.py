@@ -63,6 +63,8 @@ def build_request(
         InvalidArgument, TypeError: as ``add_options`` does.
     """
     request = ModelInferRequest(model_name=model, id=request_id)
+    # Where Triton ends a turn by itself, its last response is empty; without this it would not be sent at all.
+    request.parameters["triton_enable_empty_final_response"].bool_param = True
     if isinstance(session_id, str):
         request.parameters["sequence_id"].string_param = session_id
     else:

@@ -29,14 +29,8 @@ def draw_turns(name: str, runs: Mapping[str, Sequence[Mapping[int, float]]], num
         The picture's path.
     """
     path = RESULTS_DIR / f"{name}.png"
-    draw_latencies(
-        path,
-        {
-            mode: {turn: median(run[turn] for run in all_runs) for turn in all_runs[0]}
-            for mode, all_runs in runs.items()
-        },
-        title=f"{num_sessions} sessions at once, 16 tokens in and 8 out per turn",
-    )
+    medians = {mode: {turn: median(run[turn] for run in of) for turn in of[0]} for mode, of in runs.items()}
+    draw_latencies(path, medians, title=f"{num_sessions} sessions at once, 16 tokens in and 8 out per turn")
     return path
 
 

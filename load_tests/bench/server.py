@@ -23,24 +23,25 @@ def running_server(model: str, *settings: str) -> Iterator[str]:
     Raises:
         RuntimeError: when the server does not get ready; it has said why on stderr.
     """
-    grpc_port, http_port, metrics_port, health_port = _free_ports(4)
+    grpc_port, http_port, metrics_port, health_port = free_ports(4)
     command = [sys.executable, "-m", "microturn.cli", "serve", "--model", model]
     command += ["--grpc-port", str(grpc_port), "--http-port", str(http_port)]
     command += ["--metrics-port", str(metrics_port), "--health-port", str(health_port)]
+    command += ["--grace-s", "1"]  # at the end nobody's session is worth waiting for
     for setting in settings:
         command += ["--set", setting]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        if not process.stdout.readline().startswith("ready"):
-            raise RuntimeError(f"the server did not start (exit code {process.wait()})")
-        yield f"127.0.0.1:{grpc_port}"
-    finally:
-        process.terminate()
-        process.wait()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            if not process.stdout.readline().startswith("ready"):
+                raise RuntimeError(f"the server did not start (exit code {process.wait()})")
+            yield f"127.0.0.1:{grpc_port}"
+        finally:
+            process.terminate()
 
 
-def _free_ports(num_ports: int) -> list[int]:
+def free_ports(num_ports: int) -> list[int]:
+    """Ports of loopback that nobody listened on a moment ago."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(num_ports)]
         for bound in sockets:

@@ -33,7 +33,7 @@ BAD_TURNS: dict[str, tuple[str, dict[str, Any]]] = {
     "text of 10 MB": ("CONTEXT_FULL", {"text_input": b"word " * 2_000_000}),
     "invalid UTF-8": ("INVALID_ARGUMENT", {"text_input": b"caf\xe9 \xff"}),
     "a turn longer than the context": ("CONTEXT_FULL", {"input_ids": ids(*[5] * 8192)}),
-    "max_tokens beyond the context": ("CONTEXT_FULL", {"input_ids": ids(5), "options": {"max_tokens": 8180}}),
+    "max_tokens beyond the context": ("CONTEXT_FULL", {"input_ids": ids(5), "options": {"max_tokens": 8192}}),
 }
 
 

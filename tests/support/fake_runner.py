@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from microturn.batch import Batch, Row
 from support.driver import Driver
-from torch import Tensor
 
 VOCAB_SIZE = 97
 HIDDEN_SIZE = 4
@@ -91,9 +92,7 @@ class FakeRunner:
 class FakeDriver(Driver):
     """An engine over a `FakeRunner`, with small pages."""
 
-    def __init__(
-        self, *, num_pages: int = 128, page_size: int = 4, accepts_embeds: bool = True, **kwargs: Any
-    ) -> None:
+    def __init__(self, *, num_pages: int = 128, page_size: int = 4, accepts_embeds: bool = True, **kwargs: Any) -> None:
         self.runner = FakeRunner(page_size=page_size, accepts_embeds=accepts_embeds)
         super().__init__(self.runner, num_pages=num_pages, page_size=page_size, **kwargs)
 

@@ -39,7 +39,7 @@ TRIMMING = """{{ bos_token }}{% for message in messages -%}
 {% endif %}"""
 
 ALTERNATING = """{% if messages[0].role == 'system' -%}
-{% set rules = '<<' ~ messages[0].content ~ '>>\n\n' %}{% set messages = messages[1:] %}{% else %}{% set rules = '' %}
+{% set rules = '((' ~ messages[0].content ~ '))\n\n' %}{% set messages = messages[1:] %}{% else %}{% set rules = '' %}
 {%- endif %}{{ bos_token }}{% for message in messages -%}
 {%- if (message.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('user and assistant take turns') }}
 {%- endif %}{% if message.role == 'user' -%}
@@ -58,6 +58,11 @@ FORGETFUL = """{% for message in messages %}{% set content = message.content %}
 <|head|>{{ message.role }}
 {{ content }}<|end|>
 {% endfor %}{% if add_generation_prompt %}<|head|>assistant
+{% endif %}"""
+
+SPELLED_OUT = """{{ bos_token }}{% for message in messages -%}
+|{{ message.role | upper }}:
+{{ message.content | trim }}/b>{% endfor %}{% if add_generation_prompt %}|ASSISTANT:
 {% endif %}"""
 
 EATING = """{% for message in messages -%}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from microturn.context import Context
 from torch import Tensor
+
+from microturn.context import Context
 
 
 def embeds(*values: float) -> Tensor:

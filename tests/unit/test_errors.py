@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from microturn import errors
 from microturn.errors import FailedPrecondition, MicroturnError, NotFound, ResourceExhausted
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
+
 from microturn.kv_pool import PagePool, PageTable
 
 # ---- the pool ------------------------------------------------------------------------------------------------------

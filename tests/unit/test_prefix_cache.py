@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+
 from microturn.context import Context
 from microturn.kv_pool import PagePool, PageTable
 from microturn.prefix_cache import PrefixCache

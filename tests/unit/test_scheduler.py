@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
+
 from microturn.kv_pool import PagePool
 from microturn.scheduler import ScheduledRow, Scheduler
 from microturn.session import Session, SessionTable
@@ -219,6 +220,7 @@ def test_a_session_that_cannot_be_helped_takes_no_pages_from_others() -> None:
     num_pages=st.integers(10, 20),
     max_batch_tokens=st.integers(1, 40),
 )
+@example(turns=[(18, 0), (22, 0)], num_pages=10, max_batch_tokens=1)
 def test_every_turn_ends_in_a_pool_that_holds_one_context(
     turns: list[tuple[int, int]], num_pages: int, max_batch_tokens: int
 ) -> None:

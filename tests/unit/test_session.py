@@ -7,6 +7,7 @@ import traceback
 import weakref
 
 import pytest
+
 from microturn import session as session_module
 from microturn.errors import Expired, MicroturnError, NotFound
 from microturn.kv_pool import PagePool

@@ -6,6 +6,7 @@ from dataclasses import FrozenInstanceError
 from typing import Any
 
 import pytest
+
 from microturn.errors import InvalidArgument
 from microturn.settings import MAX_IDLE_TIMEOUT_S, Settings
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from microturn.options import TurnOptions
 from microturn.turn import (
     EmbedInput,
@@ -39,7 +40,8 @@ def test_inputs_that_append_something(full: TurnInput) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "default", "max_tokens"), [(None, None, 16), (0, None, 0), (5, None, 5), (None, 7, 7), (5, 7, 5), (0, 7, 0)]
+    ("asked", "default", "max_tokens"),
+    [(None, None, 16), (0, None, 0), (5, None, 5), (None, 7, 7), (5, 7, 5), (0, 7, 0)],
 )
 def test_an_input_is_answered_with_sixteen_tokens_unless_told(
     asked: int | None, default: int | None, max_tokens: int

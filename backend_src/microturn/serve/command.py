@@ -11,7 +11,7 @@ from microturn.serve.errors import ServeError
 from microturn.serve.health import HealthService
 from microturn.serve.model_repository import ModelRepository
 from microturn.serve.options import DEFAULT_MODEL, ServeOptions, read_options
-from microturn.serve.ports import check_ports, endpoint
+from microturn.serve.ports import check_ports
 from microturn.serve.process_tree import become_subreaper
 from microturn.serve.run_directory import RunDirectory, remove_leftovers
 from microturn.serve.server_log import ServerLog
@@ -66,7 +66,7 @@ def _supervise(
     with (
         RunDirectory.create(options.run_dir) as (run, lock),
         ServerLog(options.log_dir) as log,
-        HealthService(endpoint(options.host, options.health_port)) as health,
+        HealthService(f"{options.host}:{options.health_port}") as health,
     ):
         repository.write(run.path / "model_repository", settings)
         tree = run.path / "server"

@@ -32,9 +32,10 @@ def check_ports(host: str, ports: Mapping[str, int]) -> None:
 
 def _check_port(host: str, port: int, option: str) -> None:
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        # Triton's endpoints do not agree on how to write an IPv6 address.
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)[0]
     except socket.gaierror as error:
-        raise ServeError(f"--host {host} is no address of this machine: {error.strerror}") from error
+        raise ServeError(f"--host {host} is not an IPv4 address or a name of one: {error.strerror}") from error
     with socket.socket(family, kind, protocol) as listener:
         # As Triton does: a port whose last connections are only fading out is free.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -49,11 +50,6 @@ def _check_port(host: str, port: int, option: str) -> None:
             raise ServeError(f"cannot listen on {host}:{port} ({option}): {error.strerror}") from error
 
 
-def endpoint(host: str, port: int) -> str:
-    """``host:port``, with the brackets of an IPv6 address."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 def local_endpoint(host: str, port: int) -> str:
     """Where this machine reaches what listens on a host: by loopback, when that is all interfaces."""
-    return endpoint({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port)
+    return f"{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"

@@ -92,9 +92,9 @@ class ServerLog:
             self._file.close()
 
     def _read(self, output: IO[bytes]) -> None:
-        with output:
-            for line in io.TextIOWrapper(output, errors="replace"):
-                line = line.rstrip()
+        with io.TextIOWrapper(output, errors="replace") as text:
+            for raw_line in text:
+                line = raw_line.rstrip()
                 if line:
                     self._lines.append(line)
                     self._pass_on(line)

@@ -52,6 +52,7 @@ class TritonServer:
         library_dir = tree / "lib"
         library_dir.mkdir(parents=True)
         (library_dir / self.libpython.name).symlink_to(self.libpython)
+        (library_dir / "libgomp.so.1.0.0").symlink_to(_find_torch_openmp())
         if self.stub.parent == self.backends / "python":
             return self.backends
         # The wheel's RPATHs climb from backends/python to the libraries beside its package.
@@ -72,7 +73,8 @@ class TritonServer:
             tree: where ``link_backends`` made its links.
         """
         return dict(os.environ) | {
-            # Only libpython: one of another patch release would be loaded happily and fail at `import ssl`.
+            # libpython: one of another patch release would be loaded happily and fail at `import ssl`. OpenMP: Numba asks
+            # for it by a name that the system may not have, and should share torch's anyway.
             "LD_LIBRARY_PATH": _prepend(tree / "lib", "LD_LIBRARY_PATH"),
             # The stub takes the packages of the first python3 that it finds here, and ignores PYTHONPATH.
             "PATH": _prepend(Path(sys.executable).parent, "PATH"),
@@ -154,6 +156,14 @@ def _find_libpython(build: Mapping[str, object]) -> Path:
         f"Triton needs {name}, and this Python ({sys.base_prefix}) comes without it: install it "
         f"(Debian: apt install libpython{_PYTHON_VERSION}), or use a Python built with --enable-shared"
     )
+
+
+def _find_torch_openmp() -> Path:
+    """The OpenMP runtime that torch brings along."""
+    torch = importlib.util.find_spec("torch")  # found, not imported
+    assert torch is not None, "microturn depends on torch"
+    assert torch.origin is not None
+    return Path(torch.origin).parent / "lib" / "libgomp.so.1"
 
 
 def _prepend(directory: Path, variable: str) -> str:

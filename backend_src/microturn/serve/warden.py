@@ -20,6 +20,7 @@ from microturn.serve.process_tree import become_subreaper, die_with_parent, kill
 from microturn.serve.run_directory import RunDirectory
 
 _POLL_S = 0.1
+_IGNORED = (signal.SIGTERM, signal.SIGINT)
 
 
 STOP, KILL = b"stop\n", b"kill\n"
@@ -36,16 +37,23 @@ def main(run_path: Path, command: list[str]) -> int:
         The server's exit code, with 128 + the signal for a killed one.
     """
     become_subreaper()
-    server = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent)
     # A service manager signals every process of a service at once; stopping is the supervisor's decision.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    server = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_become_server)
     is_orphan = _follow_orders(server)
-    kill_descendants()
+    server.kill()
     server.wait()
+    kill_descendants()
     if is_orphan:
         RunDirectory(run_path).remove()
     return server.returncode if server.returncode >= 0 else 128 - server.returncode
+
+
+def _become_server() -> None:
+    die_with_parent()
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_DFL)
 
 
 def _follow_orders(server: subprocess.Popen[bytes]) -> bool:

@@ -15,17 +15,22 @@ from __future__ import annotations
 import itertools
 import re
 import string
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from tokenizers import Tokenizer
 
 _OPENERS = " 、。，！？"  # a cut is made before one of these
-# A cut is made after one of these: letters and digits of any script, and ASCII punctuation. Not combining marks, which
-# some normalizers move or drop.
-_VISIBLE = r"[\w!-~]"
+_VISIBLE = r"[^\s\x00-\x1f\x7f-\x9f\ufffd]"  # and after one of these
 
+_UNKNOWN = "\ue000"  # of private use: in no vocabulary
+
+# What a cut after one of these does, a cut after any other character of the class does too.
+_TRIAL_CLASSES = {
+    r"\w": [*"abdelmrstvBS09", *"éßñŁЖωאبक字かカ한ไაա²½①٣ａʰª"],
+    r"[^\w!-~]": ["\u0301", "\ufe0f", "\u200b", "\u200d", _UNKNOWN, *"ีाे…”—。）«👍🏽€°→"],
+    **{re.escape(char): [char] for char in string.punctuation},
+}
 _TRIAL_CONTEXTS = ("it", " ", ".")
-_TRIAL_BEFORE = [*string.punctuation, *"abdelmrstvBS09", *"éßñŁЖωאبक字かカ한ไაա²½①٣ａʰª"]
 _TRIAL_AFTER = ("", "b", " ", "  b", "\n", "\t", "1", ".", "'s", "(", "字", "”", "，", "\u0301", "👍")
 
 
@@ -33,20 +38,21 @@ class Boundaries:
     """The safe cuts of one tokenizer.
 
     Args:
-        unsafe_before: for each character that a cut may be made before, the visible ones it may not be made after.
+        unsafe_before: for each character that a cut may be made before, regular expressions of single characters that
+            it may not be made after.
     """
 
-    def __init__(self, unsafe_before: dict[str, set[str]]) -> None:
+    def __init__(self, unsafe_before: Mapping[str, Collection[str]]) -> None:
         cuts = [
-            f"(?![{re.escape(''.join(sorted(unsafe)))}]){_VISIBLE}(?={opener})" if unsafe else f"{_VISIBLE}(?={opener})"
+            f"(?!{'|'.join(sorted(unsafe)) or '(?!)'}){_VISIBLE}(?={opener})"
             for opener, unsafe in unsafe_before.items()
         ]
         self.openers = "".join(unsafe_before)
         self._up_to_last_cut = re.compile(f"(?s:.*)(?:{'|'.join(cuts)})" if cuts else "(?!)")
 
-    def last(self, text: str) -> int:
-        """Position of the last safe cut; 0 if there is none."""
-        found = self._up_to_last_cut.match(text)
+    def last(self, text: str, start: int = 0) -> int:
+        """Position of the last safe cut behind `start`; 0 if there is none."""
+        found = self._up_to_last_cut.match(text, start)
         return found.end() if found is not None else 0
 
 
@@ -62,11 +68,17 @@ def find_boundaries(tokens: Iterable[bytes], first: Tokenizer, continuing: Token
     unsafe_before = {}
     for opener in _OPENERS:
         in_tokens = set(_chars_before(opener.encode(), joined))
-        in_trial = set(_chars_failing(opener, first, continuing))
-        if "\ufffd" in in_tokens or not in_trial.issubset(string.punctuation):
-            continue  # unsafe after part of a character, or after one that was tried for many: so after all of those
-        unsafe_before[opener] = {char for char in in_tokens | in_trial if re.match(_VISIBLE, char)}
+        if "\ufffd" in in_tokens:
+            continue  # a token has the end of a character and then the opener: any character may be meant
+        if _encode(continuing, _UNKNOWN + opener) != _encode(continuing, _UNKNOWN) + _encode(continuing, opener):
+            continue  # the opener is unknown too, and unknown characters in a row are one token
+        unsafe_before[opener] = set(map(re.escape, in_tokens)) | set(_classes_failing(opener, first, continuing))
     return Boundaries(unsafe_before)
+
+
+def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+    return ids
 
 
 def _chars_before(opener: bytes, joined: bytes) -> Iterator[str]:
@@ -80,14 +92,17 @@ def _chars_before(opener: bytes, joined: bytes) -> Iterator[str]:
         yield joined[token_start : found.start()].decode("utf-8", "replace")[-1]
 
 
-def _chars_failing(opener: str, first: Tokenizer, continuing: Tokenizer) -> Iterator[str]:
-    """Characters after which a cut changes how text is split into pieces."""
+def _classes_failing(opener: str, first: Tokenizer, continuing: Tokenizer) -> Iterator[str]:
+    """Classes of characters after which a cut changes how text is split into pieces."""
     after = [(opener + text, _Pieces(continuing, opener + text)) for text in _TRIAL_AFTER]
-    for context, char in itertools.product(_TRIAL_CONTEXTS, _TRIAL_BEFORE):
-        before = context + char
+
+    def is_safe(before: str) -> bool:
         pieces = _Pieces(first, before)
-        if any(not _Pieces(first, before + text).is_split_into(pieces, rest) for text, rest in after):
-            yield char
+        return all(_Pieces(first, before + text).is_split_into(pieces, rest) for text, rest in after)
+
+    for char_class, chars in _TRIAL_CLASSES.items():
+        if not all(is_safe(context + char) for context, char in itertools.product(_TRIAL_CONTEXTS, chars)):
+            yield char_class
 
 
 class _Pieces:

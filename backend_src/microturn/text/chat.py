@@ -25,14 +25,15 @@ Pair = tuple[str | None, str]  # roles of a message and of the one before it, No
 _BASE_PAIRS: set[Pair] = {(None, "user"), (None, "assistant"), ("user", "assistant"), ("assistant", "user")}
 # Learnt one after the other, what is common first: what a template does with unusual orders must not spoil the others.
 _FURTHER_PAIRS: tuple[set[Pair], ...] = (
-    {(None, "system"), ("system", "user"), ("system", "assistant")},
+    {(None, "system"), ("system", "user")},
+    {("system", "assistant")},
     {("user", "system"), ("assistant", "system")},
     {("assistant", "tool"), ("tool", "assistant")},
     {("tool", "user")},
     {("user", "tool"), ("system", "tool"), ("tool", "system")},
 )
 _MAX_NUM_MESSAGES = 4
-_SPACE = " \n\t "  # around a content, to see whether it is kept
+_SPACES = (" \n ", "\n \n")  # around a content, to see whether it is kept: all of it, or none
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +134,8 @@ class ChatTemplate:
         orders = [order for order in _orders(pairs | learnt.texts.keys()) if not pairs.isdisjoint(_pairs(order))]
         for order in orders:
             self._learn_texts(order, learnt)
-        for order in orders:
-            self._learn_space(order, learnt)
+        for order, space in itertools.product(orders, _SPACES):
+            self._learn_space(order, space, learnt)
         self._learnt = learnt
 
     def _learn_texts(self, order: Order, learnt: _Learnt) -> None:
@@ -153,9 +154,9 @@ class ChatTemplate:
                 raise _Rewrites(f"begins a message of role '{order[index]}' in several ways ({_names(order)})")
             end = at + len(content)
 
-    def _learn_space(self, order: Order, learnt: _Learnt) -> None:
+    def _learn_space(self, order: Order, space: str, learnt: _Learnt) -> None:
         contents = [self._difficult_content(index, role) for index, role in enumerate(order)]
-        rendered = self._try_render(order, [f"{_SPACE}{content}{_SPACE}" for content in contents])
+        rendered = self._try_render(order, [f"{space}{content}{space}" for content in contents])
         if rendered is None:
             return
         end = 0
@@ -163,7 +164,7 @@ class ChatTemplate:
             at = rendered.find(content, end)
             if at < 0 and index == len(order) - 1 and f"{self._marker}{index}" not in rendered:
                 break
-            drops_space = _dropped_space(rendered[end:at], learnt.texts.get(pair))
+            drops_space = _dropped_space(rendered[end:at], learnt.texts.get(pair), space)
             if at < 0 or drops_space is None or learnt.drops_space.setdefault(pair, drops_space) != drops_space:
                 raise _Rewrites(f"changes what the message of role '{order[index]}' says ({_names(order)})")
             end = at + len(content)
@@ -190,10 +191,10 @@ class ChatTemplate:
             return None
 
 
-def _dropped_space(between: str, text: str | None) -> tuple[bool, bool] | None:
-    """Which of the whitespace around a transition's text is missing; None if it isn't that text."""
+def _dropped_space(between: str, text: str | None, space: str) -> tuple[bool, bool] | None:
+    """Whether whitespace is missing before and after a transition's text; None if it isn't that text."""
     for drops_before, drops_after in itertools.product((False, True), repeat=2):
-        if text is not None and between == _SPACE * (not drops_before) + text + _SPACE * (not drops_after):
+        if text is not None and between == space * (not drops_before) + text + space * (not drops_after):
             return drops_before, drops_after
     return None
 

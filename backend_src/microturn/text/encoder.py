@@ -17,6 +17,10 @@ from microturn.text.boundaries import find_boundaries
 from microturn.text.special_tokens import SpecialTokens
 from microturn.text.vocabulary import Vocabulary
 
+# Text is counted in windows, which may tear a word at each end. Tearing one makes a few more tokens, not this many.
+_WINDOW_LEN = 4096
+_MAX_TORN_TOKENS = 16
+
 
 class TextEncoder:
     """Encodes text for one model.
@@ -67,6 +71,18 @@ class TextEncoder:
             ids += _encode(tokenizer, piece)
             tokenizer = self._next
         return ids
+
+    def exceeds(self, text: str, num_tokens: int) -> bool:
+        """Whether text surely has more tokens than this. Takes no longer for more text: it stops counting there."""
+        if len(text) * 4 <= num_tokens:  # no character is more than four bytes, no token is less than one
+            return False
+        count = 0
+        for start in range(0, len(text), _WINDOW_LEN):
+            window = text[start : start + _WINDOW_LEN]
+            count += max(0, len(_encode(self._next, window)) - _MAX_TORN_TOKENS)
+            if count > num_tokens:
+                return True
+        return False
 
     def _find_breaks(self) -> re.Pattern[str]:
         """Places where text must be broken up, or it would become a special token.

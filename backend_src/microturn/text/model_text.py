@@ -66,9 +66,12 @@ class ModelText:
         """
         try:
             tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
-        except (OSError, ValueError, ImportError) as error:
+        except Exception as error:
+            # A broken file shows itself in any way: as an error of JSON, of Rust, as a missing key.
             reason = str(error).strip().partition("\n")[0]
-            raise InvalidArgument(f"the tokenizer in {directory} cannot be loaded: {reason}") from error
+            raise InvalidArgument(
+                f"the tokenizer in {directory} cannot be loaded ({type(error).__name__}: {reason})"
+            ) from error
         if not tokenizer.is_fast:
             raise InvalidArgument(f"{directory} has no tokenizer.json: save a fast tokenizer there")
         return cls(tokenizer, _eos_ids(directory, tokenizer))

@@ -89,6 +89,14 @@ class SessionText:
         self._keep(writer, role, has_input=bool(text or writer.ids), input_follows=False)
         return writer.ids
 
+    def exceeds(self, text: str, num_tokens: int) -> bool:
+        """Whether text, behind what is held, surely has more tokens than this: quick even for megabytes.
+
+        What it lets pass may still have some more; `append_text` tells.
+        """
+        held = self.state.held
+        return self._model.encoder.exceeds(held.template + held.content + held.undecided + text, num_tokens)
+
     def append_other(self, *, role: str | None, last_token_id: int | None, input_follows: bool) -> list[int]:
         """Makes way for what is not text: token ids, embeddings, or generation without input.
 

@@ -26,13 +26,15 @@ class HeldText:
         template: text of the chat template after its last special token; it may merge with the content.
         content: what the user wrote.
         undecided: what the user wrote and may go on as a special token.
-        drops_space: whether whitespace that comes next is dropped.
+        is_trimmed: whether the template drops whitespace that the content begins with.
+        is_eaten: whether whitespace that comes next belongs to the special token before it.
     """
 
     template: str = ""
     content: str = ""
     undecided: str = ""
-    drops_space: bool = False
+    is_trimmed: bool = False
+    is_eaten: bool = False
 
     def __bool__(self) -> bool:
         return bool(self.template or self.content or self.undecided)
@@ -61,12 +63,14 @@ class Writer:
         self._is_context_empty = is_context_empty
         self._puts_bos = puts_bos
         self._template, self._content, self._undecided = held.template, held.content, held.undecided
-        self._drops_space = held.drops_space
+        self._is_trimmed, self._is_eaten = held.is_trimmed, held.is_eaten
+        # Held text has no safe cut but perhaps at its end: don't look through it again with every chunk.
+        self._num_scanned = max(0, len((held.template + held.content).rstrip()) - 1)
 
     @property
     def held(self) -> HeldText:
         """What has no ids yet."""
-        return HeldText(self._template, self._content, self._undecided, self._drops_space)
+        return HeldText(self._template, self._content, self._undecided, self._is_trimmed, self._is_eaten)
 
     @property
     def is_at_start(self) -> bool:
@@ -88,6 +92,7 @@ class Writer:
         message by itself.
         """
         self._decide()
+        self._is_trimmed = False
         self._template, self._content = self._template + self._content, ""
         if not self._template:
             text = self._without_repeated_end(text)
@@ -98,15 +103,19 @@ class Writer:
         """Drops whitespace at the end of the content."""
         self._decide()
         self._content = self._content.rstrip()
+        self._num_scanned = 0
 
     def drop_space_after(self) -> None:
         """Drops whitespace at the beginning of the content that comes next."""
-        self._drops_space = True
+        self._is_trimmed = True
 
     def cut(self) -> None:
-        """Encodes up to the last safe cut."""
+        """Encodes up to the last safe cut.
+
+        Whitespace at the end makes none: the template may drop it, and then another character follows.
+        """
         text = self._template + self._content
-        end = self._encoder.boundaries.last(text)
+        end = self._encoder.boundaries.last(text.rstrip(), self._num_scanned)
         if end:
             self._encode(text[:end])
             self._content = self._content[max(0, end - len(self._template)) :]
@@ -123,7 +132,8 @@ class Writer:
             self._template = self._template.removesuffix(answer_space)
         self._encode(self._template + self._content)
         self._template = self._content = ""
-        self._drops_space = False
+        self._num_scanned = 0
+        self._is_trimmed = self._is_eaten = False
 
     def _parse(self, text: str, *, is_complete: bool) -> None:
         parsed = self._encoder.special_tokens.parse(text, is_complete=is_complete)
@@ -139,17 +149,19 @@ class Writer:
             self._parse(self._undecided, is_complete=True)
 
     def _write_plain(self, text: str) -> None:
-        if self._drops_space:
+        if self._is_trimmed or self._is_eaten:
             text = text.lstrip()
-            self._drops_space = not text
-        self._content += text
+        if text:
+            self._is_trimmed = self._is_eaten = False
+            self._content += text
 
     def _write_special(self, token: SpecialToken) -> None:
         text = self._template + self._content
         self._encode(text.rstrip() if token.eats_space_before else text)
         self._template = self._content = ""
+        self._num_scanned = 0
         self._append([token.id])
-        self._drops_space = token.eats_space_after
+        self._is_trimmed, self._is_eaten = False, token.eats_space_after
 
     def _without_repeated_end(self, text: str) -> str:
         parts = self._encoder.special_tokens.parse(text, is_complete=True).parts

@@ -20,6 +20,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from support.processes import alive_after
+
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -115,8 +117,7 @@ class Served:
         remaining = self.tree() if self.process.poll() is None else []
         self.process.kill()
         self.process.wait()
-        _, stubborn = psutil.wait_procs(remaining, timeout=10)
-        for process in stubborn:
+        for process in alive_after(remaining, 10):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         for reader in self._readers:

@@ -69,6 +69,10 @@ def test_an_unknown_setting_names_the_nearest(ports):
     assert refusal("--set", "page_sise=16", *ports) == "unknown setting 'page_sise': did you mean 'page_size'?"
 
 
+def test_a_setting_out_of_its_range(ports):
+    assert refusal("--set", "page_size=0", *ports) == "setting 'page_size' is at least 1, not 0"
+
+
 def test_a_setting_without_a_value(ports):
     assert refusal("--set", "page_size", *ports) == "--set takes key=value, not 'page_size'"
 
@@ -82,8 +86,7 @@ def test_a_model_directory_that_is_not_there(ports, tmp_path):
     assert str(tmp_path / "absent") in line
 
 
-def test_no_triton_server(ports, tmp_path):
-    """Neither on PATH nor, in this interpreter without site packages, from the wheel."""
+def test_a_triton_server_on_path_that_cannot_run_python_models(ports, tmp_path):
     (tmp_path / "tritonserver").touch(mode=0o755)
     line = refusal(f"--model-repository={REPOSITORY}", *ports, PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     assert line.startswith(f"the Triton server in {tmp_path.parent} has no Python backend: ")

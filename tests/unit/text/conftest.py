@@ -17,6 +17,7 @@ _TINY = {
     "byte_level": (tiny.byte_level, tiny.TRIMMING, True),
     "sentence_piece": (tiny.sentence_piece, tiny.ALTERNATING, True),
     "metaspace": (tiny.metaspace, tiny.EATING, True),
+    "spelled_out": (tiny.byte_level, tiny.SPELLED_OUT, True),
     "crossing": (tiny.crossing, tiny.TRIMMING, True),
     "with_tools": (tiny.byte_level, tiny.WITH_TOOLS, True),
     "plain": (tiny.word_piece, None, False),
@@ -53,6 +54,9 @@ def prepare(name: str, directory: Path) -> tuple[Path, bool]:
     return tiny.save(make(), directory, template), has_system
 
 
-@pytest.fixture(scope="session", params=["smollm2", "gemma3", "byte_level", "sentence_piece", "metaspace", "crossing"])
+@pytest.fixture(
+    scope="session",
+    params=["smollm2", "gemma3", "byte_level", "spelled_out", "sentence_piece", "metaspace", "crossing"],
+)
 def edge(request: pytest.FixtureRequest, load_edge: Callable[[str], TextEdge]) -> TextEdge:
     return load_edge(request.param)

@@ -17,7 +17,7 @@ def found(vocabulary: str, tokenizer: Tokenizer) -> Boundaries:
 
 
 def test_the_last_cut_is_between_a_word_and_a_space() -> None:
-    boundaries = Boundaries({" ": set(), "，": {")"}})
+    boundaries = Boundaries({" ": (), "，": (r"\)",)})
     assert boundaries.last("") == 0
     assert boundaries.last(" hello") == 0
     assert boundaries.last("hello there") == 5
@@ -59,17 +59,29 @@ def test_no_cut_after_characters_that_a_regular_expression_joins_with_what_follo
     assert boundaries.last("好，世界") == 1
 
 
-def test_no_cut_where_a_letter_fails_the_trial(plain: Tokenizer) -> None:
-    """What one letter does stands for all letters."""
-    plain.pre_tokenizer = pre_tokenizers.Split(Regex(r"б(?= )"), behavior="merged_with_previous")
-    assert " " in found("a", plain).openers
-    plain.pre_tokenizer = pre_tokenizers.Split(Regex(r"i(?=tб )"), behavior="isolated")
-    assert " " in found("a", plain).openers
+def test_a_character_stands_for_its_class(plain: Tokenizer) -> None:
+    """A cut that is wrong after one letter is made after none, but after other characters."""
     plain.pre_tokenizer = pre_tokenizers.Split(Regex(r"i(?=tЖ )"), behavior="isolated")
-    assert " " not in found("a", plain).openers
+    boundaries = found("a", plain)
+    assert boundaries.last("word next") == 0
+    assert boundaries.last("word, next") == 5
+    assert boundaries.last("слово… next") == 6
 
 
-@settings(max_examples=150, deadline=None)
+def test_no_cut_before_a_character_that_the_model_does_not_know(load_edge) -> None:
+    """Unknown characters in a row are one token."""
+    boundaries = load_edge("metaspace").model.encoder.boundaries
+    assert boundaries.last("好、") == 0
+    assert boundaries.last("们，") == 1
+
+
+def test_words_of_scripts_that_end_in_marks_are_cut(edge: TextEdge) -> None:
+    if " " in edge.model.encoder.boundaries.openers:
+        assert edge.model.encoder.boundaries.last("नमस्ते दुनिया") == len("नमस्ते")
+        assert edge.model.encoder.boundaries.last("👍 ok") == 1
+
+
+@settings(max_examples=80, deadline=None)
 @given(
     text=st.lists(
         st.sampled_from(
@@ -89,9 +101,9 @@ def test_the_tokens_of_both_sides_are_those_of_the_whole(edge: TextEdge, text: s
 
 
 def test_a_vocabulary_that_is_not_asked_is_noticed(load_edge) -> None:
-    """A planted mistake: a cut before every space, in a model with tokens that go across words."""
+    """A planted mistake: cuts before every space, in a model with tokens that go across words."""
     encoder = load_edge("crossing").model.encoder
     text = "hello there, how are you"
-    cut = Boundaries({" ": set()}).last(text)
+    cut = Boundaries({" ": ()}).last("hello there,")
     halves = encoder.encode(text[:cut], begins=True) + encoder.encode(text[cut:], begins=False)
     assert halves != encoder.encode(text, begins=True)

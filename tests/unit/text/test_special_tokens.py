@@ -38,7 +38,7 @@ def test_tokens_that_are_not_special_stay_text() -> None:
     assert tokens.ids == {8} - {8}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(data=st.data())
 def test_wherever_the_text_is_cut_the_tokens_are_those_of_the_whole(edge: TextEdge, data: st.DataObject) -> None:
     """Parsed text in chunks, through a session: what the model's own tokenizer makes of all of it."""

@@ -1,0 +1,23 @@
+"""Waiting for processes that are not our children to end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+import psutil
+
+from microturn.serve.process_tree import is_alive
+
+
+def alive_after(processes: Iterable[psutil.Process], timeout_s: float) -> list[psutil.Process]:
+    """Waits for processes to end; returns those that did not.
+
+    A zombie has ended: who reaps an orphan is up to the machine, and some never do.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    alive = list(processes)
+    while alive and time.monotonic() < deadline_s:
+        alive = [process for process in alive if is_alive(process)]
+        time.sleep(0.02)
+    return alive

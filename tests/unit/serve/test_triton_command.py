@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from microturn.serve.options import add_serve_arguments, read_options
+from microturn.serve.triton_command import triton_command
+
+
+def command(*arguments: str) -> list[str]:
+    parser = argparse.ArgumentParser()
+    add_serve_arguments(parser)
+    return triton_command(
+        Path("tritonserver"),
+        read_options(parser.parse_args(arguments)),
+        model_repository=Path("models"),
+        backends=Path("backends"),
+        shm_prefix="run-",
+    )
+
+
+def test_everything_listens_where_it_was_told():
+    built = command("--host=10.0.0.1", "--grpc-port=1", "--http-port=2", "--metrics-port=3")
+    assert built[0] == "tritonserver"
+    assert {"--grpc-address=10.0.0.1", "--http-address=10.0.0.1", "--metrics-address=10.0.0.1"} < set(built)
+    assert {"--grpc-port=1", "--http-port=2", "--metrics-port=3"} < set(built)
+    assert "--backend-config=python,shm-region-prefix-name=run-" in built
+
+
+def test_the_users_arguments_come_last_and_so_win():
+    assert command("--triton-arg=--log-info=true", "--triton-arg=--log-verbose=1")[-2:] == [
+        "--log-info=true",
+        "--log-verbose=1",
+    ]
+
+
+def test_the_whole_log_is_wanted_only_where_it_has_a_place():
+    assert "--log-info=false" in command()
+    assert "--log-info=true" in command("--log-dir=logs")
+
+
+def test_triton_does_not_wait_longer_than_the_grace_time():
+    assert "--exit-timeout-secs=3" in command("--grace-s=2.5")

@@ -1,0 +1,272 @@
+"""Tests of engine: a model or a codec that fails, and the engine's own thread."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from microturn.codec import Piece
+from microturn.options import parse_parameters
+from microturn.turn import TextInput, TokenInput, Turn, TurnRequest
+from support.driver import IdsOnly, Recorder
+from support.fake_runner import FakeDriver, expected_tokens
+
+
+def code(recorder: Recorder) -> str | None:
+    return None if recorder.error is None else recorder.error.code
+
+
+# ---- a forward pass that fails -------------------------------------------------------------------------------------
+
+
+def test_a_failed_forward_pass_ends_its_turns_and_nothing_of_them_stays(caplog: pytest.LogCaptureFixture) -> None:
+    driver = FakeDriver()
+    histories = {n: [n, *driver.turn(n, [n], start=True, max_tokens=3).token_ids] for n in range(1, 5)}
+    answers = {n: driver.post(n, [9] * 7, max_tokens=5)[0] for n in histories}
+    driver.engine.step()
+    driver.runner.error = RuntimeError("out of memory")
+    with caplog.at_level(logging.ERROR):
+        driver.run()
+    for n, history in histories.items():
+        assert str(answers[n].error) == "INTERNAL: the forward pass failed, nothing was appended: out of memory"
+        later = driver.turn(n, [8], max_tokens=3)
+        assert later.token_ids == expected_tokens([*history, 8], 3)
+        assert later.status.context_len == len(history) + 4
+    assert "a forward pass of 4 rows failed" in caplog.text
+
+
+def test_a_failed_first_turn_leaves_an_empty_session() -> None:
+    driver = FakeDriver()
+    driver.runner.error = RuntimeError("out of memory")
+    assert code(driver.turn(1, [5] * 9, start=True, max_tokens=2)) == "INTERNAL"
+    assert driver.pool.num_free == 128
+    assert driver.turn(1, [6], max_tokens=2).token_ids == expected_tokens([6], 2)
+
+
+def test_sessions_outside_the_failed_pass_go_on() -> None:
+    driver = FakeDriver(max_batch_tokens=8)
+    first, _ = driver.post(1, [5] * 8, start=True, max_tokens=2)
+    driver.clock.now_s += 1
+    second, _ = driver.post(2, [6] * 8, start=True, max_tokens=2)
+    driver.runner.error = RuntimeError("out of memory")
+    driver.run()
+    assert code(first) == "INTERNAL"
+    assert second.token_ids == expected_tokens([6] * 8, 2)
+
+
+def test_turns_that_wait_behind_a_failed_one_are_answered() -> None:
+    driver = FakeDriver()
+    failed, _ = driver.post(1, [5], start=True, max_tokens=5)
+    waiting, _ = driver.post(1, [6], max_tokens=3)
+    closing, _ = driver.post(1, end=True)
+    driver.runner.error = RuntimeError("out of memory")
+    driver.run()
+    assert code(failed) == "INTERNAL"
+    assert waiting.token_ids == expected_tokens([6], 3)
+    assert closing.status.finish_reason == "closed"
+
+
+def test_a_pass_that_fails_in_the_middle_of_a_long_prompt_leaves_the_kv_before_it() -> None:
+    driver = FakeDriver(max_batch_tokens=8)
+    history = [5] * 20
+    driver.turn(1, history, start=True, max_tokens=0)
+    failed, _ = driver.post(1, [6] * 40, max_tokens=3)
+    for _ in range(2):
+        driver.engine.step()
+    driver.runner.error = RuntimeError("out of memory")
+    driver.run()
+    assert code(failed) == "INTERNAL"
+    later = driver.turn(1, [7], max_tokens=2)
+    assert later.token_ids == expected_tokens([*history, 7], 2)
+    assert later.status.usage["cached_tokens"] == 19
+
+
+# ---- a codec that fails --------------------------------------------------------------------------------------------
+
+
+class FragileCodec(IdsOnly):
+    """Fails in one of its methods, once."""
+
+    def __init__(self, method: str) -> None:
+        self._method = method
+
+    def _call(self, method: str) -> None:
+        if method == self._method:
+            self._method = ""
+            raise RuntimeError("a text of the devil")
+
+    def append_text(self, text: str, **kwargs: Any) -> list[int]:
+        self._call("append_text")
+        return super().append_text(text, **kwargs)
+
+    def begin_generation(self, stop: Any) -> None:
+        self._call("begin_generation")
+
+    def accept(self, token_id: int) -> Piece:
+        self._call("accept")
+        return super().accept(token_id)
+
+    def end_generation(self) -> str:
+        self._call("end_generation")
+        return ""
+
+
+@pytest.mark.parametrize("method", ["append_text", "begin_generation", "accept", "end_generation"])
+@pytest.mark.parametrize("is_queued", [False, True])
+def test_a_codec_that_fails_ends_its_turn_and_the_engine_lives_on(method: str, is_queued: bool) -> None:
+    """Any exception but the forward pass's ended the engine's thread: every session hung, for ever and in silence."""
+    codecs = iter([FragileCodec(method), IdsOnly()])
+    driver = FakeDriver(new_codec=lambda _: next(codecs))
+    driver.turn(1, [5], start=True, max_tokens=0)
+    other, _ = driver.post(2, [6], start=True, max_tokens=6)
+    if is_queued:
+        driver.post(1, [7], max_tokens=0)
+    failed, _ = driver.post(1, TextInput("\x08"), max_tokens=2)
+    driver.run()
+    assert code(failed) == "INTERNAL"
+    assert other.token_ids == expected_tokens([6], 6)
+    history = [5, 7] if is_queued else [5]
+    assert driver.turn(1, TextInput("\x09"), max_tokens=2).token_ids == expected_tokens([*history, 9], 2)
+
+
+def test_a_codec_that_cannot_be_made_refuses_its_start_and_the_engine_lives_on() -> None:
+    def new_codec(tools: object) -> IdsOnly:
+        if tools:
+            raise RuntimeError("a template of the devil")
+        return IdsOnly()
+
+    driver = FakeDriver(new_codec=new_codec)
+    driver.turn(1, [5], start=True, max_tokens=0)
+    assert code(driver.turn(1, [6], start=True, tools='[{"name": "clock"}]')) == "INTERNAL"
+    assert driver.turn(1, [7], max_tokens=2).token_ids == expected_tokens([5, 7], 2)
+
+
+# ---- the thread ----------------------------------------------------------------------------------------------------
+
+
+class Answer(Recorder):
+    """A sink to wait for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = threading.Event()
+        self.ended = threading.Event()
+
+    def put(self, output: Any) -> None:
+        super().put(output)
+        self.begun.set()
+        if self.is_done:
+            self.ended.set()
+
+    def fail(self, error: Any) -> None:
+        super().fail(error)
+        self.ended.set()
+
+
+class ThreadedDriver(FakeDriver):
+    """An engine with its own thread and the real clock."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.clock = self.engine.clock = time.monotonic
+
+    def ask(self, session_id: int, given: list[int], *, start: bool = False, **values: Any) -> Answer:
+        """Posts a turn without waiting for it."""
+        answer = Answer()
+        options, session_options = parse_parameters(json.dumps(values), start=start)
+        request = TurnRequest(session_id, TokenInput(given), answer, self.clock())
+        request = replace(request, start=start, options=options, session_options=session_options)
+        self.engine.submit(Turn(request))
+        return answer
+
+
+@pytest.fixture
+def started() -> Iterator[Callable[..., ThreadedDriver]]:
+    """Starts engines, and stops them after the test."""
+    drivers: list[ThreadedDriver] = []
+
+    def start(**kwargs: Any) -> ThreadedDriver:
+        drivers.append(ThreadedDriver(**kwargs))
+        drivers[-1].engine.start()
+        return drivers[-1]
+
+    yield start
+    for driver in drivers:
+        driver.engine.stop()
+
+
+def engine_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "microturn-engine"]
+
+
+def test_the_thread_answers_what_is_posted_and_ends_when_told(started: Callable[..., ThreadedDriver]) -> None:
+    driver = started()
+    answers = {n: driver.ask(n, [n], start=True, max_tokens=5) for n in range(4)}
+    for n, answer in answers.items():
+        assert answer.ended.wait(10)
+        assert answer.token_ids == expected_tokens([n], 5)
+    assert len(engine_threads()) == 1
+    driver.engine.stop()
+    assert engine_threads() == []
+
+
+def test_what_must_be_set_per_thread_is_set_on_the_engines() -> None:
+    driver = ThreadedDriver()
+    prepared: list[str] = []
+    driver.engine.start(prepare=lambda: prepared.append(threading.current_thread().name))
+    assert driver.ask(1, [5], start=True, max_tokens=1).ended.wait(10)
+    driver.engine.stop()
+    assert prepared == ["microturn-engine"]
+
+
+def test_an_engine_without_turns_waits_and_still_ends_sessions_in_time(started: Callable[..., ThreadedDriver]) -> None:
+    driver = started()
+    assert driver.ask(1, [5] * 9, start=True, max_tokens=1, idle_timeout_s=0.05).ended.wait(10)
+    until_s = time.monotonic() + 10
+    while driver.pool.num_free < 128 and time.monotonic() < until_s:
+        time.sleep(0.005)
+    assert driver.pool.num_free == 128
+    assert len(driver.runner.batches) == 1
+    assert code(asked(driver.ask(1, [6]))) == "EXPIRED"
+
+
+def asked(answer: Answer) -> Answer:
+    assert answer.ended.wait(10)
+    return answer
+
+
+def test_stop_ends_what_runs_and_what_waits_with_unavailable(started: Callable[..., ThreadedDriver]) -> None:
+    driver = started(num_pages=2048, max_context=8000)
+    running = driver.ask(1, [5], start=True, max_tokens=5000)
+    waiting = driver.ask(1, [6], max_tokens=5000)
+    assert running.begun.wait(10)
+    driver.engine.stop()
+    assert code(asked(running)) == code(asked(waiting)) == "UNAVAILABLE"
+
+
+def test_a_turn_that_was_ended_by_stop_is_not_answered_again() -> None:
+    """The step that took the stop went on to a forward pass, whose token followed the turn's last answer."""
+    driver = FakeDriver()
+    answer, _ = driver.post(1, [5], start=True, max_tokens=50)
+    driver.engine.step()
+    driver.engine.stop()
+    driver.engine.step()
+    assert code(answer) == "UNAVAILABLE"
+    assert len(answer.token_ids) == 1
+
+
+def test_a_turn_that_comes_after_stop_is_refused(started: Callable[..., ThreadedDriver]) -> None:
+    """It was posted to an inbox that nobody reads, and its client waited for ever."""
+    driver = started()
+    assert driver.ask(1, [5], start=True, max_tokens=1).ended.wait(10)
+    driver.engine.stop()
+    late = driver.ask(1, [6], max_tokens=1)
+    assert late.ended.wait(1)
+    assert code(late) == "UNAVAILABLE"
