@@ -94,6 +94,8 @@ class Engine:
     def submit(self, turn: Turn) -> None:
         """Posts a turn; its sink is told how it goes."""
         self._inbox.put(partial(self._arrive, turn))
+        if self._is_stopping:
+            self._take_posts(block=False)  # nobody else does any more, and all of them are refused
 
     def cancel(self, turn: Turn) -> None:
         """Posts that nobody waits for a turn any more: what it did is undone, its session lives on."""
@@ -119,6 +121,7 @@ class Engine:
         self._inbox.put(self._stop)
         if self._thread is not None:
             self._thread.join()
+        self._take_posts(block=False)
 
     # ---- the loop ------------------------------------------------------------------------------------------------
 
@@ -132,6 +135,8 @@ class Engine:
             Whether anything is left to compute.
         """
         self._take_posts(block=block and not self._running)
+        if self._is_stopping:
+            return False
         self._reap()
         rows = self._scheduler.schedule(self._running)
         if rows:
@@ -169,22 +174,28 @@ class Engine:
         return self._prefixes.evict() or self._sessions.reclaim()
 
     def _stop(self) -> None:
+        if self._is_stopping:
+            return
         self._is_stopping = True
         for session in list(self._sessions):
             for turn in [*filter(None, [session.running]), *session.queued]:
-                turn.request.sink.fail(Unavailable("the server is stopping: open the session elsewhere"))
+                turn.request.sink.fail(_stopping())
+        self._running.clear()
 
     # ---- arrival -------------------------------------------------------------------------------------------------
 
     def _arrive(self, turn: Turn) -> None:
+        if self._is_stopping:
+            turn.request.sink.fail(_stopping())
+            return
         try:
             self._check_input(turn)
             if turn.request.start:
                 self._open(turn)
             else:
                 self._enqueue(self._sessions.get(turn.request.session_id), turn)
-        except MicroturnError as error:
-            turn.request.sink.fail(error)
+        except Exception as error:
+            turn.request.sink.fail(_told(error))
             self._close_refused(turn)
 
     def _check_input(self, turn: Turn) -> None:
@@ -242,14 +253,14 @@ class Engine:
         session.is_closing = request.end
         self._prefixes.adopt(session.table, session.context)
         self._begin(session, turn)
+        self._advance(session)
 
     def _reset(self, session: Session) -> None:
         """Ends a session that START replaces; its turns end as cancelled."""
         for turn in [*filter(None, [session.running]), *session.queued]:
             turn.request.sink.put(TurnOutput(status=self._status(session, turn, "cancelled")))
         session.queued.clear()
-        session.running = None
-        self._running.pop(session, None)
+        self._release(session)
         self._sessions.end(session)
 
     def _enqueue(self, session: Session, turn: Turn) -> None:
@@ -262,10 +273,9 @@ class Engine:
         session.last_activity_s = max(session.last_activity_s, turn.request.arrived_s)
         session.is_closing = turn.request.end
         turn.options = replace(session.defaults, **turn.request.options)
-        if session.running is not None:
-            session.queued.append(turn)
-        else:
-            self._take_from_queue(session, turn)
+        session.queued.append(turn)
+        if session.running is None:
+            self._advance(session)
 
     def _close_refused(self, turn: Turn) -> None:
         """END closes its session even when its turn is refused."""
@@ -273,35 +283,46 @@ class Engine:
         if session is not None and turn.request.end and not turn.request.start:
             session.is_closing = True
             if session.running is None:
-                self._end(session)
+                self._advance(session)
 
     # ---- a turn's life -------------------------------------------------------------------------------------------
 
-    def _take_from_queue(self, session: Session, turn: Turn) -> None:
-        try:
-            self._append_input(session, turn)
-        except MicroturnError as error:
-            turn.request.sink.fail(error)
-            self._next_turn(session)
+    def _advance(self, session: Session) -> None:
+        """Takes the turns that wait, up to one that has something to compute; then parks or ends the session."""
+        while session.queued and session.running is None:
+            turn = session.queued.popleft()
+            try:
+                self._append_input(session, turn)
+            except Exception as error:
+                turn.request.sink.fail(_told(error))
+            else:
+                self._begin(session, turn)
+        if session.running is not None:
+            return
+        if session.is_closing:
+            self._end(session)
         else:
-            self._begin(session, turn)
+            self._sessions.park(session)
 
     def _append_input(self, session: Session, turn: Turn) -> None:
         """Appends a turn's input to the context, or raises and appends nothing."""
         context, codec = session.context, session.codec
         turn.context_len_before, turn.text_state_before = len(context), codec.state
         given = turn.request.input
-        if isinstance(given, TextInput):
-            # Tokenizing a text that cannot fit would hold up everybody else.
-            self._check_room(session, turn, codec.least_num_ids(given.text))
-        ids = self._encode_input(session, turn)
         embeds = given.embeds if isinstance(given, EmbedInput) else None
-        turn.num_input = len(ids) + (0 if embeds is None else len(embeds))
         try:
+            if isinstance(given, TextInput):
+                # Tokenizing a text that cannot fit would hold up everybody else.
+                self._check_room(session, turn, codec.least_num_ids(given.text))
+            ids = self._encode_input(session, turn)
+            turn.num_input = len(ids) + (0 if embeds is None else len(embeds))
             if turn.generates and len(context) + turn.num_input == 0:
                 raise InvalidArgument("there is nothing to generate from: the context is empty and so is the input")
             self._check_room(session, turn, turn.num_input)
-        except MicroturnError:
+            if turn.generates:
+                # A stop string does not count before min_tokens.
+                codec.begin_generation(turn.options.stop if turn.options.min_tokens == 0 else ())
+        except Exception:
             codec.state = turn.text_state_before
             raise
         context.append_ids(ids)
@@ -341,9 +362,6 @@ class Engine:
         turn.number = session.num_turns
         session.running = turn
         self._sessions.unpark(session)
-        if turn.generates:
-            # A stop string does not count before min_tokens.
-            session.codec.begin_generation(turn.options.stop if turn.options.min_tokens == 0 else ())
         turn.num_cached = session.table.kv_len
         num_steps = -(-session.num_pending // self.settings.max_batch_tokens)
         turn.due_s = turn.request.arrived_s + BEAT_S * max(1, num_steps)
@@ -361,12 +379,19 @@ class Engine:
             # Whatever went wrong, the sessions of this step are the only ones it can have touched.
             log.exception("a forward pass of %d rows failed", len(rows))
             for scheduled in rows:
-                turn = self._roll_back(scheduled.session)
-                turn.request.sink.fail(InternalError(f"the forward pass failed, nothing was appended: {error}"))
-                self._next_turn(scheduled.session)
+                self._fail(scheduled.session, InternalError(f"the forward pass failed, nothing was appended: {error}"))
             return
         for scheduled, row in zip(rows, batch.rows, strict=True):
-            self._commit(scheduled, next(sampled) if row.wants_logits else None)
+            try:
+                self._commit(scheduled, next(sampled) if row.wants_logits else None)
+            except Exception as error:
+                self._fail(scheduled.session, error)
+
+    def _fail(self, session: Session, error: Exception) -> None:
+        """Ends the running turn with an error: nothing of it stays."""
+        turn = self._roll_back(session)
+        turn.request.sink.fail(_told(error))
+        self._advance(session)
 
     def _sampling_row(self, session: Session) -> SamplingRow:
         turn = session.running
@@ -378,7 +403,7 @@ class Engine:
             history=session.context.known_ids() if options.has_penalties else (),
             seed=session.seed if options.seed is None else options.seed,
             position=len(session.context),
-            banned_ids=(*self._eos_ids, *options.stop_token_ids) if stops_early else (),
+            banned_ids=self._stop_ids(options) if stops_early else (),
         )
 
     def _commit(self, scheduled: ScheduledRow, sampled: Sampled | None) -> None:
@@ -390,6 +415,8 @@ class Engine:
             self._commit_token(session, turn, sampled)
         elif not session.num_pending:
             self._finish(session, turn, "append")
+        if session.running is None:
+            self._advance(session)
 
     def _commit_token(self, session: Session, turn: Turn, sampled: Sampled) -> None:
         position = len(session.context)
@@ -400,7 +427,10 @@ class Engine:
         piece = session.codec.accept(sampled.token_id)
         if turn.num_output == turn.options.min_tokens:
             session.codec.begin_generation(turn.options.stop)
-        turn.stop_reason = self._stop_reason(turn, sampled.token_id) if piece.stop is None else piece.stop
+        if piece.stop is not None:
+            turn.stop_reason = piece.stop
+        elif sampled.token_id in self._stop_ids(turn.options):
+            turn.stop_reason = sampled.token_id
         output = TurnOutput(
             token_ids=(sampled.token_id,),
             text=piece.text,
@@ -412,9 +442,8 @@ class Engine:
         else:
             turn.request.sink.put(output)
 
-    def _stop_reason(self, turn: Turn, token_id: int) -> int | None:
-        ends = token_id in turn.options.stop_token_ids or (token_id in self._eos_ids and not turn.options.ignore_eos)
-        return token_id if ends else None
+    def _stop_ids(self, options: TurnOptions) -> tuple[int, ...]:
+        return options.stop_token_ids if options.ignore_eos else (*options.stop_token_ids, *self._eos_ids)
 
     def _finish(self, session: Session, turn: Turn, reason: str, output: TurnOutput | None = None) -> None:
         """Ends a turn well: what it appended and generated stays."""
@@ -429,28 +458,22 @@ class Engine:
         appended_ids = tuple(turn.appended_ids) if turn.options.return_appended_ids else None
         status = self._status(session, turn, reason)
         turn.request.sink.put(replace(output, status=status, appended_ids=appended_ids))
-        self._next_turn(session)
+        self._release(session)
 
     def _roll_back(self, session: Session) -> Turn:
-        """Undoes the running turn whole; it still has to be ended."""
+        """Undoes the running turn whole; its client has still to be told."""
         turn = session.running
         assert turn is not None
         session.context.truncate(turn.context_len_before)
         session.codec.state = turn.text_state_before
         session.table.truncate(max(0, turn.context_len_before - 1))
         session.last_activity_s = self.clock()
+        self._release(session)
         return turn
 
-    def _next_turn(self, session: Session) -> None:
-        """Parks a session whose turn has ended, ends it, or goes on with the turn that waits."""
+    def _release(self, session: Session) -> None:
         session.running = None
         self._running.pop(session, None)
-        if session.queued:
-            self._take_from_queue(session, session.queued.popleft())
-        elif session.is_closing:
-            self._end(session)
-        else:
-            self._sessions.park(session)
 
     def _end(self, session: Session) -> None:
         if self.settings.share_prefixes:
@@ -464,7 +487,7 @@ class Engine:
         if session.running is turn:
             self._roll_back(session)
             turn.request.sink.put(TurnOutput(status=self._status(session, turn, "cancelled")))
-            self._next_turn(session)
+            self._advance(session)
         elif turn in session.queued:
             session.queued.remove(turn)
             turn.request.sink.put(TurnOutput(status=self._status(session, turn, "cancelled")))
@@ -496,3 +519,15 @@ class Engine:
             expires_in_s=session.idle_timeout_s,
             seed=session.seed if turn.options.seed is None else turn.options.seed,
         )
+
+
+def _stopping() -> Unavailable:
+    return Unavailable("the server is stopping: open the session elsewhere")
+
+
+def _told(error: Exception) -> MicroturnError:
+    """An error as its client is told of it."""
+    if isinstance(error, MicroturnError):
+        return error
+    log.error("a turn failed", exc_info=error)
+    return InternalError(f"nothing was appended, because of a fault of the server: {error}")

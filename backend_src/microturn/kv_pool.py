@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Self
 
 
 class PagePool:
@@ -95,6 +96,11 @@ class PageTable:
             return False
         self.pages += pages
         return True
+
+    def could_reserve(self, num_tokens: int, others: Iterable[Self]) -> bool:
+        """Whether `reserve` would succeed if these others gave up their pages."""
+        num_missing = self._pool.num_pages_for(num_tokens) - len(self.pages)
+        return num_missing <= self._pool.num_free + sum(len(other.pages) for other in others)
 
     def adopt(self, pages: Sequence[int]) -> None:
         """Begins with full pages that somebody else has computed; they are shared, and never written by us."""

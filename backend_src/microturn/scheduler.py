@@ -7,7 +7,7 @@ prompt makes nobody late, and a quarter of the budget is kept for them, so that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from microturn.batch import Row
@@ -45,7 +45,7 @@ class Scheduler:
 
     def __init__(self, max_batch_tokens: int, reclaim: Callable[[], bool]) -> None:
         self._max_batch_tokens = max_batch_tokens
-        self._long_share = max(1, max_batch_tokens // 4)
+        self._long_share = max_batch_tokens // 4
         self._reclaim = reclaim
 
     def schedule(self, running: Iterable[Session]) -> list[ScheduledRow]:
@@ -78,17 +78,17 @@ class Scheduler:
         return self._is_long(session), session.running.due_s
 
     def _is_long(self, session: Session) -> bool:
-        return session.num_pending > self._long_share
+        return session.num_pending > max(1, self._long_share)
 
-    def _reserve(self, session: Session, num_tokens: int, victims: Iterable[Session], preempted: set[Session]) -> bool:
-        """Gets the pages, from the least urgent running sessions if need be."""
+    def _reserve(self, session: Session, num_tokens: int, victims: Sequence[Session], preempted: set[Session]) -> bool:
+        """Gets the pages, from the least urgent running sessions if need be and if that is enough."""
         needed = session.table.kv_len + num_tokens
         while not session.table.reserve(needed):
             if self._reclaim():
                 continue
-            victim = next((other for other in victims if other.table.pages), None)
-            if victim is None:
+            if not session.table.could_reserve(needed, (victim.table for victim in victims)):
                 return False
+            victim = next(victim for victim in victims if victim.table.pages)
             victim.table.truncate(0)
             preempted.add(victim)
         return True

@@ -13,6 +13,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
+from weakref import ReferenceType, ref
 
 from microturn.codec import Codec
 from microturn.context import Context
@@ -59,7 +60,10 @@ class Session:
     def kv_target(self) -> int:
         """Tokens that must be in the cache before the running turn can go on or end."""
         assert self.running is not None
-        return len(self.context) - (0 if self.running.generates else 1)
+        if self.running.generates:
+            return len(self.context)
+        # A turn that appends nothing needs nothing, even where the session has lost its pages.
+        return len(self.context) - 1 if self.running.num_input else 0
 
     @property
     def num_pending(self) -> int:
@@ -78,10 +82,10 @@ class SessionTable:
         self._sessions: dict[SessionId, Session] = {}
         # Parked sessions that hold pages, the one parked longest ago first.
         self._parked: OrderedDict[Session, None] = OrderedDict()
-        # One entry per session; it may be early, since activity does not move it.
-        self._expiries: list[tuple[float, int, Session]] = []
+        # One entry per living session; it may be early, since activity does not move it.
+        self._expiries: list[tuple[float, int, ReferenceType[Session]]] = []
         self._entry_numbers = count()
-        self._ended: OrderedDict[SessionId, MicroturnError] = OrderedDict()
+        self._ended: OrderedDict[SessionId, tuple[type[MicroturnError], str]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -101,7 +105,9 @@ class SessionTable:
         session = self._sessions.get(session_id)
         if session is not None:
             return session
-        raise self._ended.get(session_id) or NotFound(f"no session '{session_id}' is here: open one with START")
+        never = (NotFound, f"no session '{session_id}' is here: open one with START")
+        error, message = self._ended.get(session_id, never)
+        raise error(message)
 
     def add(self, session: Session) -> None:
         assert session.id not in self._sessions
@@ -116,9 +122,9 @@ class SessionTable:
         self.unpark(session)
         session.table.truncate(0)
         self._ended[session.id] = (
-            Expired(f"session '{session.id}' was idle for {session.idle_timeout_s:g} s: open a new one with START")
+            (Expired, f"session '{session.id}' was idle for {session.idle_timeout_s:g} s: open a new one with START")
             if expired
-            else NotFound(f"session '{session.id}' was closed: open a new one with START")
+            else (NotFound, f"session '{session.id}' was closed: open a new one with START")
         )
         if len(self._ended) > NUM_ENDED_REMEMBERED:
             self._ended.popitem(last=False)
@@ -142,8 +148,8 @@ class SessionTable:
     def pop_expired(self, now_s: float) -> Session | None:
         """A session without turns whose idle time has passed, or None."""
         while self._expiries and self._expiries[0][0] <= now_s:
-            _, _, session = heapq.heappop(self._expiries)
-            if self._sessions.get(session.id) is not session:
+            session = heapq.heappop(self._expiries)[2]()
+            if session is None or self._sessions.get(session.id) is not session:
                 continue
             if session.running is None and session.expires_s <= now_s:
                 return session
@@ -156,4 +162,4 @@ class SessionTable:
 
     def _watch(self, session: Session, not_before_s: float = 0.0) -> None:
         at_s = max(session.expires_s, not_before_s)
-        heapq.heappush(self._expiries, (at_s, next(self._entry_numbers), session))
+        heapq.heappush(self._expiries, (at_s, next(self._entry_numbers), ref(session)))

@@ -55,19 +55,19 @@ class Context:
         return text + self.text.end_generation()
 
 
-@dataclass(frozen=True)
 class TextEdge:
     """A model's text.
 
-    Attributes:
+    Args:
         model: what is tested.
         oracle: transformers' tokenizer of the same directory.
         has_system: whether its template takes a system message at the beginning.
     """
 
-    model: ModelText
-    oracle: PreTrainedTokenizerBase
-    has_system: bool = True
+    def __init__(self, model: ModelText, oracle: PreTrainedTokenizerBase, *, has_system: bool) -> None:
+        self.model = model
+        self.oracle = oracle
+        self.has_system = has_system
 
     def open(self, tools: Sequence[dict] | None = None) -> Context:
         return Context(SessionText(self.model, tools))

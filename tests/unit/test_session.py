@@ -38,6 +38,7 @@ def test_a_turn_that_generates_needs_every_token_in_the_cache(pool: PagePool) ->
 def test_a_turn_that_only_appends_leaves_the_last_token_to_the_next_one(pool: PagePool) -> None:
     session = make_session(pool, context_len=9, kv_len=4)
     session.running = make_turn(max_tokens=0)
+    session.running.num_input = 5
     assert session.kv_target == 8
     assert session.num_pending == 4
 

@@ -73,8 +73,8 @@ class TritonServer:
             tree: where ``link_backends`` made its links.
         """
         return dict(os.environ) | {
-            # libpython: one of another patch release would be loaded happily and fail at `import ssl`. OpenMP: Numba asks
-            # for it by a name that the system may not have, and should share torch's anyway.
+            # libpython: one of another patch release would be loaded happily and fail at `import ssl`.
+            # OpenMP: Numba asks for it by a name that the system may not have, and should share torch's anyway.
             "LD_LIBRARY_PATH": _prepend(tree / "lib", "LD_LIBRARY_PATH"),
             # The stub takes the packages of the first python3 that it finds here, and ignores PYTHONPATH.
             "PATH": _prepend(Path(sys.executable).parent, "PATH"),

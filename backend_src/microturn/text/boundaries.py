@@ -28,7 +28,7 @@ _UNKNOWN = "\ue000"  # of private use: in no vocabulary
 _TRIAL_CLASSES = {
     r"\w": [*"abdelmrstvBS09", *"éßñŁЖωאبक字かカ한ไაա²½①٣ａʰª"],
     r"[^\w!-~]": ["\u0301", "\ufe0f", "\u200b", "\u200d", _UNKNOWN, *"ีाे…”—。）«👍🏽€°→"],
-    **{re.escape(char): [char] for char in string.punctuation},
+    **{re.escape(char): [char] for char in f"{string.punctuation}▁"},
 }
 _TRIAL_CONTEXTS = ("it", " ", ".")
 _TRIAL_AFTER = ("", "b", " ", "  b", "\n", "\t", "1", ".", "'s", "(", "字", "”", "，", "\u0301", "👍")
@@ -95,9 +95,12 @@ def _chars_before(opener: bytes, joined: bytes) -> Iterator[str]:
 def _classes_failing(opener: str, first: Tokenizer, continuing: Tokenizer) -> Iterator[str]:
     """Classes of characters after which a cut changes how text is split into pieces."""
     after = [(opener + text, _Pieces(continuing, opener + text)) for text in _TRIAL_AFTER]
+    space = _Pieces(continuing, "a b").text[1:-1]
 
     def is_safe(before: str) -> bool:
         pieces = _Pieces(first, before)
+        if space and pieces.text.endswith(space):
+            return False  # a visible character that is a space to the tokenizer
         return all(_Pieces(first, before + text).is_split_into(pieces, rest) for text, rest in after)
 
     for char_class, chars in _TRIAL_CLASSES.items():

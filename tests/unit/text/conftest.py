@@ -34,7 +34,7 @@ def load_edge(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TextE
         if name not in loaded:
             directory, has_system = prepare(name, tmp_path_factory.mktemp("models") / name)
             loaded[name] = TextEdge(
-                ModelText.from_directory(directory), AutoTokenizer.from_pretrained(directory), has_system
+                ModelText.from_directory(directory), AutoTokenizer.from_pretrained(directory), has_system=has_system
             )
         return loaded[name]
 

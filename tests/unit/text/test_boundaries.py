@@ -68,6 +68,12 @@ def test_a_character_stands_for_its_class(plain: Tokenizer) -> None:
     assert boundaries.last("слово… next") == 6
 
 
+def test_the_mark_that_stands_for_a_space_is_no_visible_character(load_edge) -> None:
+    """In SentencePiece's spelling a text with that mark is one with a space, and spaces in a row may be one token."""
+    assert load_edge("gemma3").model.encoder.boundaries.last("so▁ the") == 0
+    assert load_edge("smollm2").model.encoder.boundaries.last("so▁ the") == 3
+
+
 def test_no_cut_before_a_character_that_the_model_does_not_know(load_edge) -> None:
     """Unknown characters in a row are one token."""
     boundaries = load_edge("metaspace").model.encoder.boundaries
