@@ -102,11 +102,11 @@ def stock_logits(model: PreTrainedModel, ids: Sequence[int]) -> Tensor:
 @torch.inference_mode()
 def stock_greedy(model: PreTrainedModel, ids: Sequence[int], num_tokens: int) -> list[int]:
     """Tokens of a plain transformers `generate` that no end token stops."""
+    end_ids, model.generation_config.eos_token_id = model.generation_config.eos_token_id, None
     model.set_attn_implementation("sdpa")
     try:
-        output = model.generate(
-            torch.tensor([list(ids)]), max_new_tokens=num_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0
-        )
+        output = model.generate(torch.tensor([list(ids)]), max_new_tokens=num_tokens, do_sample=False)
     finally:
         model.set_attn_implementation(paged.IMPLEMENTATION)
+        model.generation_config.eos_token_id = end_ids
     return output[0, len(ids) :].tolist()

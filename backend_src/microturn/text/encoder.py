@@ -20,6 +20,7 @@ from microturn.text.vocabulary import Vocabulary
 # Text is counted in windows, which may tear a word at each end. Tearing one makes a few more tokens, not this many.
 _WINDOW_LEN = 4096
 _MAX_TORN_TOKENS = 16
+_MAX_CHAR_BYTES = 4  # and no token is less than a byte
 
 
 class TextEncoder:
@@ -29,7 +30,6 @@ class TextEncoder:
         special_tokens: the model's special tokens.
         bos_ids: what the model wants in front of a context that begins with plain text; often one id, or none.
         boundaries: where growing text may be cut.
-        max_token_bytes: UTF-8 bytes of the longest token.
 
     Args:
         tokenizer: a tokenizer that nobody else encodes with from now on: its special tokens become plain text.
@@ -52,7 +52,7 @@ class TextEncoder:
         self._breaks = self._find_breaks()
         tokens = list(vocabulary.mergeable_bytes())
         self.boundaries = find_boundaries(tokens, self._first, self._next)
-        self.max_token_bytes = max(map(len, tokens))
+        self._max_token_bytes = max(map(len, (*tokens, *(token.text.encode() for token in self.special_tokens))))
 
     def begins_anew_after(self, previous_id: int | None) -> bool:
         """Whether the tokenizer treats text after this token like the first of a context."""
@@ -72,17 +72,25 @@ class TextEncoder:
             tokenizer = self._next
         return ids
 
-    def exceeds(self, text: str, num_tokens: int) -> bool:
-        """Whether text surely has more tokens than this. Takes no longer for more text: it stops counting there."""
-        if len(text) * 4 <= num_tokens:  # no character is more than four bytes, no token is less than one
-            return False
+    def least_num_ids(self, text: str, enough: int | None = None) -> int:
+        """How many ids text becomes at least.
+
+        Args:
+            text: its special tokens may be tokens or plain text.
+            enough: counting stops behind this many, so that a text of megabytes takes no longer than one that has just
+                so many ids. Without it nothing is counted: the longest token tells.
+        """
+        least = len(text.encode()) // self._max_token_bytes
+        if enough is None or least > enough or len(text) * _MAX_CHAR_BYTES <= enough:
+            return least
         count = 0
         for start in range(0, len(text), _WINDOW_LEN):
-            window = text[start : start + _WINDOW_LEN]
-            count += max(0, len(_encode(self._next, window)) - _MAX_TORN_TOKENS)
-            if count > num_tokens:
-                return True
-        return False
+            parsed = self.special_tokens.parse(text[start : start + _WINDOW_LEN], is_complete=True)
+            plain = "".join(part for part, _ in parsed.parts) + parsed.rest
+            count += max(0, len(_encode(self._next, plain)) - _MAX_TORN_TOKENS)
+            if count > enough:
+                break
+        return max(least, count)
 
     def _find_breaks(self) -> re.Pattern[str]:
         """Places where text must be broken up, or it would become a special token.

@@ -56,11 +56,15 @@ class SessionText:
             model_text.chat_template(self._tools)
         self.state = TextState()
 
-    def least_num_ids(self, text: str) -> int:
-        """How many ids this text and what is held become at least; costs nothing, however long the text."""
+    def least_num_ids(self, text: str, enough: int | None = None) -> int:
+        """How many ids this text and what is held become at least; quick, however long the text.
+
+        Args:
+            text: what `append_text` would be given.
+            enough: a number of ids behind which nobody wants to know more. Without it only the length is looked at.
+        """
         held = self.state.held
-        num_bytes = sum(len(part.encode()) for part in (held.template, held.content, held.undecided, text))
-        return num_bytes // self._model.encoder.max_token_bytes
+        return self._model.encoder.least_num_ids(held.template + held.content + held.undecided + text, enough)
 
     def append_text(
         self, text: str, *, role: str | None, parse_special: bool, flush: bool, last_token_id: int | None
@@ -88,14 +92,6 @@ class SessionText:
             writer.cut()
         self._keep(writer, role, has_input=bool(text or writer.ids), input_follows=False)
         return writer.ids
-
-    def exceeds(self, text: str, num_tokens: int) -> bool:
-        """Whether text, behind what is held, surely has more tokens than this: quick even for megabytes.
-
-        What it lets pass may still have some more; `append_text` tells.
-        """
-        held = self.state.held
-        return self._model.encoder.exceeds(held.template + held.content + held.undecided + text, num_tokens)
 
     def append_other(self, *, role: str | None, last_token_id: int | None, input_follows: bool) -> list[int]:
         """Makes way for what is not text: token ids, embeddings, or generation without input.

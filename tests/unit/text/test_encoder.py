@@ -75,13 +75,17 @@ def test_a_prefix_that_is_not_understood_is_refused() -> None:
 
 def test_text_that_is_much_too_long_is_found_out_early(edge: TextEdge) -> None:
     encoder = edge.model.encoder
-    assert encoder.exceeds("hello there, " * 200_000, 1000)
-    assert not encoder.exceeds("hello there, " * 30, 500)
-    assert not encoder.exceeds("", 0)
+    assert 1000 < encoder.least_num_ids("hello there, " * 1_000_000, enough=1000) < 10_000_000
+    assert encoder.least_num_ids("hello there, " * 200, enough=100) > 100
+    assert encoder.least_num_ids("", enough=0) == 0
 
 
-def test_no_text_that_fits_is_said_to_be_too_long(edge: TextEdge) -> None:
-    """Counting in windows tears words: that must not make a text too long."""
+@pytest.mark.parametrize("enough", [None, 100, 100_000])
+def test_the_least_number_of_ids_is_not_more_than_there_are(edge: TextEdge, enough: int | None) -> None:
+    """Counting in windows tears words, and special tokens may be spelled out or not."""
     encoder = edge.model.encoder
-    for text in ("hello there, " * 2000, "👩‍👩‍👧字" * 3000, " " * 20_000, "ไทยก็ดี" * 2000):
-        assert not encoder.exceeds(text, len(encoder.encode(text, begins=True)))
+    special = next(iter(encoder.special_tokens)).text
+    for text in ("hello there, " * 2000, "👩‍👩‍👧字" * 3000, " " * 20_000, "ไทยก็ดี" * 2000, special * 2000):
+        context = edge.open()
+        context.write(text, parse_special=True, flush=True)
+        assert encoder.least_num_ids(text, enough) <= len(context.ids)

@@ -192,6 +192,13 @@ def test_most_of_the_text_has_ids_before_it_is_complete(edge: TextEdge) -> None:
     )
 
 
+def test_held_text_counts_too(load_edge) -> None:
+    context = load_edge("smollm2").open()
+    context.write("字" * 5000)
+    assert context.ids == []
+    assert context.text.least_num_ids("", enough=1000) > 1000
+
+
 def test_cjk_text_is_cut_at_its_punctuation(load_edge) -> None:
     context = load_edge("gemma3").open()
     context.write("今天天气很好，我们去公园")
