@@ -5,7 +5,9 @@ Whatever is here can be computed again, so a session's KV may be dropped at any 
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from operator import attrgetter
 
 from torch import Tensor
 
@@ -49,7 +51,10 @@ class Context:
     def embeds_between(self, first: int, last: int) -> list[EmbedSpan]:
         """Embeddings at positions from `first` to before `last`, their starts counted from `first`."""
         spans = []
-        for span in self.embeds:
+        # An hour of speech is tens of thousands of spans: only those that may overlap are looked at.
+        start = attrgetter("start")
+        from_at, to_at = bisect_right(self.embeds, first, key=start) - 1, bisect_left(self.embeds, last, key=start)
+        for span in self.embeds[max(0, from_at) : to_at]:
             begin, end = max(first, span.start), min(last, self._end(span))
             if begin < end:
                 spans.append(EmbedSpan(begin - first, span.embeds[begin - span.start : end - span.start]))

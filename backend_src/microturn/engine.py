@@ -482,7 +482,7 @@ class Engine:
 
     def _cancel(self, turn: Turn) -> None:
         session = self._sessions.find(turn.request.session_id)
-        if session is None:
+        if session is None or self._is_stopping:
             return
         if session.running is turn:
             self._roll_back(session)

@@ -50,15 +50,18 @@ def test_each_session_has_its_own_idle_time(driver: FakeDriver) -> None:
     assert [code(driver.turn(n)) for n in (1, 2, 3)] == ["EXPIRED", None, "EXPIRED"]
 
 
-def test_the_idle_clock_starts_at_the_end_of_a_turn(driver: FakeDriver) -> None:
+@pytest.mark.parametrize("num_tokens", range(1, 9))
+def test_the_idle_clock_starts_at_the_end_of_a_turn(driver: FakeDriver, num_tokens: int) -> None:
     """B6: it started at admission, so a turn longer than the timeout killed its session on finishing."""
-    answer, _ = driver.post(1, [5], start=True, max_tokens=8)
-    for _ in range(8):
+    answer, _ = driver.post(1, [5], start=True, max_tokens=num_tokens)
+    for _ in range(num_tokens):
         driver.clock.now_s += 9
         driver.engine.step()
-    assert answer.token_ids == expected_tokens([5], 8)
+    assert answer.token_ids == expected_tokens([5], num_tokens)
     pass_time(driver, 9.9)
     assert code(driver.turn(1)) is None
+    pass_time(driver, 10)
+    assert code(driver.turn(1)) == "EXPIRED"
 
 
 def test_a_turn_that_outlasts_the_idle_time_ten_times_ends_well(driver: FakeDriver) -> None:

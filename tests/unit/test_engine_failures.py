@@ -262,6 +262,19 @@ def test_a_turn_that_was_ended_by_stop_is_not_answered_again() -> None:
     assert len(answer.token_ids) == 1
 
 
+@pytest.mark.parametrize("is_running", [False, True])
+def test_a_turn_that_was_ended_by_stop_is_not_cancelled_as_well(is_running: bool) -> None:
+    """Clients leave while the server stops: the turn's error was followed by a status, and that ended the sender."""
+    driver = FakeDriver()
+    posted = [driver.post(1, [5], start=start, max_tokens=50) for start in (True, False)]
+    driver.engine.step()
+    answer, turn = posted[0 if is_running else 1]
+    driver.engine.stop()
+    driver.engine.cancel(turn)
+    driver.engine.step()
+    assert code(answer) == "UNAVAILABLE"
+
+
 def test_a_turn_that_comes_after_stop_is_refused(started: Callable[..., ThreadedDriver]) -> None:
     """It was posted to an inbox that nobody reads, and its client waited for ever."""
     driver = started()

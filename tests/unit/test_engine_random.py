@@ -28,6 +28,7 @@ session_ids = st.integers(1, NUM_IDS)
 # Some inputs begin alike, so that prefixes are shared.
 inputs = st.one_of(st.lists(st.integers(0, 96), max_size=14), st.integers(0, 20).map(lambda n: list(range(n))))
 output_lens = st.integers(0, 8)
+seldom = st.sampled_from([False, False, False, True])
 
 
 @dataclass(eq=False)
@@ -36,7 +37,6 @@ class Posted:
 
     given: list[int]
     max_tokens: int
-    end: bool
     recorder: Recorder
     turn: Turn
     may_be_cancelled: bool = False
@@ -49,6 +49,7 @@ class Model:
 
     history: list[int] = field(default_factory=list)
     unanswered: list[Posted] = field(default_factory=list)
+    is_closing: bool = False
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -71,7 +72,9 @@ class EngineMachine(RuleBasedStateMachine):
 
     # ---- what may happen -------------------------------------------------------------------------------------------
 
-    @rule(session_id=session_ids, given=inputs, max_tokens=output_lens, end=st.sampled_from([False, False, False, True]))
+    @rule(
+        session_id=session_ids, given=inputs, max_tokens=output_lens, end=st.sampled_from([False, False, False, True])
+    )
     def turn(self, session_id: int, given: list[int], max_tokens: int, end: bool) -> None:
         """A turn; it opens its session if there is none."""
         start = session_id not in self.models
@@ -79,9 +82,9 @@ class EngineMachine(RuleBasedStateMachine):
         if start and posted.recorder.error is not None:
             self._check_refused_start(posted)
         elif start:
-            self.models[session_id] = Model(unanswered=[posted])
+            self.models[session_id] = Model(unanswered=[posted], is_closing=end)
         else:
-            self._check_arrival(self.models[session_id], posted)
+            self._check_arrival(self.models[session_id], posted, end)
 
     @rule(session_id=session_ids, given=inputs, max_tokens=output_lens)
     def start_anew(self, session_id: int, given: list[int], max_tokens: int) -> None:
@@ -168,7 +171,7 @@ class EngineMachine(RuleBasedStateMachine):
         recorder, turn = self.driver.post(session_id, given, start=start, end=end, max_tokens=max_tokens)
         self.driver.engine.step()
         self.driver.engine.check_integrity()
-        return Posted(given, max_tokens, end, recorder, turn)
+        return Posted(given, max_tokens, recorder, turn)
 
     def _step(self) -> None:
         self.driver.engine.step()
@@ -186,24 +189,25 @@ class EngineMachine(RuleBasedStateMachine):
         assert posted.recorder.error.code == ("INVALID_ARGUMENT" if is_empty else "CONTEXT_FULL")
         assert is_empty or len(posted.given) + posted.max_tokens > MAX_CONTEXT
 
-    def _check_arrival(self, model: Model, posted: Posted) -> None:
-        """A turn is accepted, or refused for what is known when it arrives."""
+    def _check_arrival(self, model: Model, posted: Posted, end: bool) -> None:
+        """A turn is accepted, or refused for what is known when it arrives. END closes either way."""
         code = posted.recorder.error.code if posted.recorder.error is not None else None
         if code == "FAILED_PRECONDITION":
-            assert any(turn.end for turn in model.unanswered)
+            assert model.is_closing
         elif code == "RESOURCE_EXHAUSTED":
             assert len(model.unanswered) > MAX_QUEUED
         else:
+            assert not model.is_closing
             model.unanswered.append(posted)
-            return
-        if posted.end and model.unanswered:
-            model.unanswered[-1].end = True  # a refused END closes behind the turns that are there
+        model.is_closing = model.is_closing or end
 
     def _check_answers(self) -> None:
         for session_id, model in list(self.models.items()):
             for posted in list(self._answered(model)):
                 self._check_answer(model, posted)
-            if not model.unanswered and self.driver.engine._sessions.find(session_id) is None:
+            is_gone = self.driver.engine._sessions.find(session_id) is None
+            assert is_gone == (model.is_closing and not model.unanswered)
+            if is_gone:
                 del self.models[session_id]
                 self.ended[session_id] = "NOT_FOUND"
 

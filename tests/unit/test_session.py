@@ -262,8 +262,9 @@ def test_a_closed_session_does_not_expire(table: SessionTable, pool: PagePool) -
 
 
 def test_the_time_of_a_closed_session_is_not_its_successors(table: SessionTable, pool: PagePool) -> None:
-    table.add(make_session(pool, 1, idle_timeout_s=10))
-    table.end(table.get(1))
+    closed = make_session(pool, 1, idle_timeout_s=10)
+    table.add(closed)
+    table.end(closed)
     table.add(make_session(pool, 1, idle_timeout_s=10, last_activity_s=5))
     assert expired_ids(table, 14) == []
     assert expired_ids(table, 15) == [1]

@@ -19,15 +19,15 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from tokenizers import Tokenizer
 
+UNKNOWN_CHAR = "\ue000"  # of private use: in no vocabulary
+
 _OPENERS = " 、。，！？"  # a cut is made before one of these
 _VISIBLE = r"[^\s\x00-\x1f\x7f-\x9f\ufffd]"  # and after one of these
-
-_UNKNOWN = "\ue000"  # of private use: in no vocabulary
 
 # What a cut after one of these does, a cut after any other character of the class does too.
 _TRIAL_CLASSES = {
     r"\w": [*"abdelmrstvBS09", *"éßñŁЖωאبक字かカ한ไაա²½①٣ａʰª"],
-    r"[^\w!-~]": ["\u0301", "\ufe0f", "\u200b", "\u200d", _UNKNOWN, *"ีाे…”—。）«👍🏽€°→"],
+    r"[^\w!-~]": ["\u0301", "\ufe0f", "\u200b", "\u200d", UNKNOWN_CHAR, *"ีाे…”—。）«👍🏽€°→"],
     **{re.escape(char): [char] for char in f"{string.punctuation}▁"},
 }
 _TRIAL_CONTEXTS = ("it", " ", ".")
@@ -70,7 +70,9 @@ def find_boundaries(tokens: Iterable[bytes], first: Tokenizer, continuing: Token
         in_tokens = set(_chars_before(opener.encode(), joined))
         if "\ufffd" in in_tokens:
             continue  # a token has the end of a character and then the opener: any character may be meant
-        if _encode(continuing, _UNKNOWN + opener) != _encode(continuing, _UNKNOWN) + _encode(continuing, opener):
+        if _encode(continuing, UNKNOWN_CHAR + opener) != _encode(continuing, UNKNOWN_CHAR) + _encode(
+            continuing, opener
+        ):
             continue  # the opener is unknown too, and unknown characters in a row are one token
         unsafe_before[opener] = set(map(re.escape, in_tokens)) | set(_classes_failing(opener, first, continuing))
     return Boundaries(unsafe_before)

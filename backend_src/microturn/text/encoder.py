@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from microturn.errors import InvalidArgument
-from microturn.text.boundaries import find_boundaries
+from microturn.text.boundaries import UNKNOWN_CHAR, find_boundaries
 from microturn.text.special_tokens import SpecialTokens
 from microturn.text.vocabulary import Vocabulary
 
@@ -53,6 +54,8 @@ class TextEncoder:
         tokens = list(vocabulary.mergeable_bytes())
         self.boundaries = find_boundaries(tokens, self._first, self._next)
         self._max_token_bytes = max(map(len, (*tokens, *(token.text.encode() for token in self.special_tokens))))
+        if len(_encode(self._next, UNKNOWN_CHAR * 8)) == 1:
+            self._max_token_bytes = sys.maxsize  # unknown text of any length is one token
 
     def begins_anew_after(self, previous_id: int | None) -> bool:
         """Whether the tokenizer treats text after this token like the first of a context."""

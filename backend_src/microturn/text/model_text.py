@@ -8,6 +8,7 @@ made into text one by one are an error at load; a chat template that cannot be f
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Self
 
@@ -20,6 +21,8 @@ from microturn.text.decoder import Decoder
 from microturn.text.encoder import TextEncoder
 from microturn.text.trials import ChatTrial, check_decoding
 from microturn.text.vocabulary import Vocabulary
+
+log = logging.getLogger(__name__)
 
 
 class ModelText:
@@ -51,6 +54,8 @@ class ModelText:
         check_decoding(backend, vocabulary)
         self.decoder = Decoder(vocabulary)
         self.encoder = TextEncoder(backend, vocabulary)
+        if " " not in self.encoder.boundaries.openers:
+            log.warning("tokens of this model go across words: text is held until a turn generates")
         if trial is not None:
             try:
                 trial.check(self.encoder)
@@ -97,6 +102,7 @@ class ModelText:
     def _refuse_roles(self, error: InvalidArgument) -> None:
         self._templates = None
         self._no_roles = str(error.args[0])
+        log.warning("option 'role' is refused: %s", self._no_roles)
 
 
 def _eos_ids(directory: Path, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

@@ -21,7 +21,7 @@ _TEXTS = (
     "\tif x:\n        return f'{y}'  # done",
     " and then ",
 )
-_ORDERS = (("system", "user", "assistant", "user"), ("user", "assistant", "user"))
+_ORDERS = (("system", "user", "assistant", "user"), ("user", "assistant", "user"), ("user",))
 _CHUNK_LEN = 7  # characters in a micro-turn of the trial
 _NUM_RANDOM_TEXTS = 200
 
@@ -69,9 +69,14 @@ class ChatTrial:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, template: ChatTemplate) -> None:
         self._template = template
-        order = next(order for order in _ORDERS if _is_possible(template, order))
-        self._messages = [{"role": role, "content": text} for role, text in zip(order, _TEXTS, strict=False)]
-        self._whole_ids: list[int] = tokenizer.apply_chat_template(self._messages, return_dict=False)
+        for order in _ORDERS:
+            self._messages = [{"role": role, "content": text} for role, text in zip(order, _TEXTS, strict=False)]
+            if _is_possible(template, order):
+                try:
+                    self._whole_ids: list[int] = tokenizer.apply_chat_template(self._messages, return_dict=False)
+                except Exception:
+                    continue  # a template is somebody's program: each transition may be fine, and all of them too many
+                break
 
     def check(self, encoder: TextEncoder) -> None:
         """Writes the chat.

@@ -62,6 +62,18 @@ def test_a_template_with_other_tokens_than_those_of_the_pieces_refuses_roles(
         ModelText.from_directory(directory).chat_template()
 
 
+def test_a_template_for_one_question_only(tmp_path: Path) -> None:
+    source = "{% if messages | length > 2 %}{{ raise_exception('one question only') }}{% endif %}" + tiny.TRIMMING
+    model = ModelText.from_directory(tiny.save(tiny.byte_level(), tmp_path / "model", source))
+    assert model.chat_template().transition("user", "assistant", is_context_empty=False).text
+
+
+def test_what_a_model_cannot_do_is_logged_at_load(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ModelText.from_directory(tiny.save(tiny.crossing(), tmp_path / "model", tiny.FORGETFUL))
+    assert "tokens of this model go across words" in caplog.text
+    assert "option 'role' is refused" in caplog.text
+
+
 def test_a_decoder_that_needs_all_ids_at_once_is_refused(tmp_path: Path) -> None:
     """GPT's first decoder writes a space behind every word but the last."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
