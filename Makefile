@@ -4,6 +4,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
+# How long OpenMP's threads wait actively; see _SPIN_COUNT in backend_src/microturn/serve/triton_server.py.
+export GOMP_SPINCOUNT ?= 10000
+
 .DEFAULT_GOAL := help
 .PHONY: help setup model demo serve test test-unit test-oracles test-e2e check bench-overhead bench-turns clean
 

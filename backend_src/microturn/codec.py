@@ -33,8 +33,11 @@ class Codec(Protocol):
 
     state: Any
 
-    def least_num_ids(self, text: str) -> int:
-        """How many ids this text and what is held become at least; costs nothing, however long the text."""
+    def least_num_ids(self, text: str, enough: int) -> int:
+        """How many ids this text and what is held become at least; quick, however long the text.
+
+        Beyond `enough` nobody wants to know more.
+        """
         ...
 
     def append_text(

@@ -86,8 +86,9 @@ class Engine:
         self._prefixes = PrefixCache(pool)
         self._scheduler = Scheduler(settings.max_batch_tokens, self._reclaim)
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._is_running = False
         self._is_stopping = False
+        self._has_ended = threading.Event()
 
     # ---- called from other threads -------------------------------------------------------------------------------
 
@@ -101,29 +102,28 @@ class Engine:
         """Posts that nobody waits for a turn any more: what it did is undone, its session lives on."""
         self._inbox.put(partial(self._cancel, turn))
 
-    def start(self, prepare: Callable[[], None] = lambda: None) -> None:
-        """Starts the engine's thread.
-
-        Args:
-            prepare: called on it first, for what must be set per thread.
-        """
-
-        def run() -> None:
-            prepare()
-            while not self._is_stopping:
-                self.step(block=True)
-
-        self._thread = threading.Thread(target=run, name="microturn-engine", daemon=True)
-        self._thread.start()
-
     def stop(self) -> None:
-        """Ends the thread; turns that run or wait end with UNAVAILABLE."""
+        """Ends `run`; turns that run or wait end with UNAVAILABLE, and so do those that come later."""
         self._inbox.put(self._stop)
-        if self._thread is not None:
-            self._thread.join()
+        if self._is_running:
+            self._has_ended.wait()
         self._take_posts(block=False)
 
     # ---- the loop ------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Serves until `stop`. The thread that calls this owns every session from then on."""
+        self._is_running = True
+        try:
+            while not self._is_stopping:
+                self.step(block=True)
+        except Exception:
+            # A turn's fault is answered to its client; this is ours, and no session can be trusted any more. Who
+            # watches the server sees that it answers nothing but UNAVAILABLE.
+            log.critical("the engine stops", exc_info=True)
+            self._stop()
+        finally:
+            self._has_ended.set()
 
     def step(self, *, block: bool = False) -> bool:
         """Takes what was posted, then makes one forward pass.
@@ -313,7 +313,7 @@ class Engine:
         try:
             if isinstance(given, TextInput):
                 # Tokenizing a text that cannot fit would hold up everybody else.
-                self._check_room(session, turn, codec.least_num_ids(given.text))
+                self._check_room(session, turn, codec.least_num_ids(given.text, enough=session.max_context))
             ids = self._encode_input(session, turn)
             turn.num_input = len(ids) + (0 if embeds is None else len(embeds))
             if turn.generates and len(context) + turn.num_input == 0:
@@ -334,16 +334,17 @@ class Engine:
         """The ids that a turn's input becomes; before embeddings, those of text that was held and of the template."""
         context, codec, options = session.context, session.codec, turn.options
         given = turn.request.input
-        if isinstance(given, TextInput):
+        appends = not is_empty(given) or turn.generates
+        if not appends and options.role is None:
+            return []  # a keep-alive: text that is held stays held
+        if isinstance(given, TextInput) or not appends:
             return codec.append_text(
-                given.text,
+                given.text if isinstance(given, TextInput) else "",
                 role=options.role,
                 parse_special=options.parse_special,
                 flush=turn.generates,
                 last_token_id=context.last_token_id,
             )
-        if is_empty(given) and not turn.generates and options.role is None:
-            return []  # a keep-alive: text that is held stays held
         ids = codec.append_other(
             role=options.role, last_token_id=context.last_token_id, input_follows=not is_empty(given)
         )

@@ -184,7 +184,7 @@ def parse_parameters(parameters: str, *, start: bool) -> tuple[dict[str, Any], S
         if name in parsed:
             raise InvalidArgument(f"option '{name}' came twice: send it once")
         if name not in _OPTIONS:
-            raise InvalidArgument(f"unknown option '{name}': {did_you_mean(name, _OPTIONS)}")
+            raise InvalidArgument(f"unknown option '{name[:100]}': {did_you_mean(name, _OPTIONS)}")
         if name in _SESSION_OPTIONS and not start:
             raise InvalidArgument(f"option '{name}' comes with START only")
         try:

@@ -21,9 +21,8 @@ import triton_python_backend_utils as pb_utils  # noqa: TID251
 
 from microturn.engine import Engine
 from microturn.errors import InternalError, InvalidArgument, MicroturnError
-from microturn.loading import load_engine
+from microturn.loading import start_engine
 from microturn.options import SessionOptions, parse_parameters
-from microturn.runner import set_num_threads
 from microturn.settings import Settings
 from microturn.turn import EmbedInput, TextInput, TokenInput, Turn, TurnInput, TurnOutput, TurnRequest
 
@@ -49,11 +48,9 @@ class TritonPythonModel:
         parameters = json.loads(args["model_config"])["parameters"]
         values = {name: value["string_value"] for name, value in parameters.items() if name not in _PUBLISHED}
         try:
-            self._engine = load_engine(Settings.from_strings(values))
+            self._engine = start_engine(Settings.from_strings(values))
         except MicroturnError as error:
             raise pb_utils.TritonModelException(str(error)) from error
-        num_threads = torch.get_num_threads()
-        self._engine.start(prepare=lambda: set_num_threads(num_threads))
         self._responses = ResponseThread(self._engine)
 
     def execute(self, requests: list[Any]) -> None:

@@ -22,7 +22,7 @@ from load_tests.bench.results import percentile, print_table, write_result
 from load_tests.bench.server import running_server
 from microturn.engine import Engine
 from microturn.errors import MicroturnError
-from microturn.loading import load_engine
+from microturn.loading import start_engine
 from microturn.model_store import resolve_model
 from microturn.settings import Settings
 from microturn.turn import TokenInput, Turn, TurnOutput, TurnRequest
@@ -40,8 +40,7 @@ def run_overhead(model: str, num_turns: int) -> None:
     """
     samples: dict[str, list[float]] = {"engine alone": [], "through the server": [], "around the engine": []}
     samples["keep-alive"] = []
-    engine = load_engine(Settings(model_dir=str(resolve_model(model))))
-    engine.start()
+    engine = start_engine(Settings(model_dir=str(resolve_model(model))))
     try:
         with running_server(model) as address, Client(address) as client, client.session() as session:
             for number in tqdm(range(num_turns), desc="turns", unit="turn", leave=False):

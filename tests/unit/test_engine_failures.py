@@ -194,7 +194,7 @@ def started() -> Iterator[Callable[..., ThreadedDriver]]:
 
     def start(**kwargs: Any) -> ThreadedDriver:
         drivers.append(ThreadedDriver(**kwargs))
-        drivers[-1].engine.start()
+        threading.Thread(target=drivers[-1].engine.run, name="microturn-engine", daemon=True).start()
         return drivers[-1]
 
     yield start
@@ -217,13 +217,17 @@ def test_the_thread_answers_what_is_posted_and_ends_when_told(started: Callable[
     assert engine_threads() == []
 
 
-def test_what_must_be_set_per_thread_is_set_on_the_engines() -> None:
-    driver = ThreadedDriver()
-    prepared: list[str] = []
-    driver.engine.start(prepare=lambda: prepared.append(threading.current_thread().name))
+def test_a_fault_of_the_engine_itself_ends_it_aloud(
+    started: Callable[..., ThreadedDriver], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its thread ended in silence, and every client waited for ever."""
+    driver = started()
     assert driver.ask(1, [5], start=True, max_tokens=1).ended.wait(10)
-    driver.engine.stop()
-    assert prepared == ["microturn-engine"]
+    monkeypatch.setattr(driver.engine._scheduler, "schedule", lambda _: 1 / 0)
+    with caplog.at_level(logging.CRITICAL):
+        assert code(asked(driver.ask(1, [6], max_tokens=1))) == "UNAVAILABLE"
+        assert code(asked(driver.ask(2, [6], start=True))) == "UNAVAILABLE"
+    assert "the engine stops" in caplog.text
 
 
 def test_an_engine_without_turns_waits_and_still_ends_sessions_in_time(started: Callable[..., ThreadedDriver]) -> None:

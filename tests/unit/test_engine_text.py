@@ -42,7 +42,7 @@ class WordCodec:
         self.state = State()
         self.roles: list[str | None] = []
 
-    def least_num_ids(self, text: str) -> int:
+    def least_num_ids(self, text: str, enough: int) -> int:
         return len(self.state.held + text) // 2
 
     def append_text(self, text: str, *, role: str | None, flush: bool, **_: Any) -> list[int]:
@@ -161,10 +161,13 @@ def test_a_role_holds_for_its_turn_only(driver: FakeDriver, codecs: list[WordCod
     assert turn.options.traceparent is None
 
 
-def test_an_empty_turn_with_a_role_is_no_keep_alive(driver: FakeDriver, codecs: list[WordCodec]) -> None:
+def test_an_empty_turn_with_a_role_opens_its_message_and_waits_for_its_text(
+    driver: FakeDriver, codecs: list[WordCodec]
+) -> None:
     say(driver, "so the fi", start=True, max_tokens=0)
-    assert appended(driver.turn(1, role="user", return_appended_ids=True)) == "fi"
+    assert appended(driver.turn(1, role="user", return_appended_ids=True)) == ""
     assert codecs[0].roles[-1] == "user"
+    assert appended(say(driver, "rst ", max_tokens=0)) == "first "
 
 
 def test_what_the_codec_refuses_is_refused(driver: FakeDriver) -> None:

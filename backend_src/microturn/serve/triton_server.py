@@ -21,6 +21,10 @@ from pathlib import Path
 from microturn.serve.errors import ServeError
 
 STUB_NAME = "triton_python_backend_stub"
+# How long a thread of OpenMP's team waits actively for the others. By default it is some 300,000 rounds; then one other
+# busy process on the same cores makes a turn of 0.3 s take 4 to 16 s, since those who wait keep off those who work. So
+# it is 1.1 s, and on a quiet machine nothing is lost (two cores, SmolLM2, 16 tokens in and 8 out).
+_SPIN_COUNT = "10000"
 _PYTHON_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
@@ -72,13 +76,17 @@ class TritonServer:
         Args:
             tree: where ``link_backends`` made its links.
         """
-        return dict(os.environ) | {
-            # libpython: one of another patch release would be loaded happily and fail at `import ssl`.
-            # OpenMP: Numba asks for it by a name that the system may not have, and should share torch's anyway.
-            "LD_LIBRARY_PATH": _prepend(tree / "lib", "LD_LIBRARY_PATH"),
-            # The stub takes the packages of the first python3 that it finds here, and ignores PYTHONPATH.
-            "PATH": _prepend(Path(sys.executable).parent, "PATH"),
-        }
+        return (
+            {"GOMP_SPINCOUNT": _SPIN_COUNT}
+            | dict(os.environ)
+            | {
+                # libpython: one of another patch release would be loaded happily and fail at `import ssl`.
+                # OpenMP: Numba asks for it by a name that the system may not have, and should share torch's anyway.
+                "LD_LIBRARY_PATH": _prepend(tree / "lib", "LD_LIBRARY_PATH"),
+                # The stub takes the packages of the first python3 that it finds here, and ignores PYTHONPATH.
+                "PATH": _prepend(Path(sys.executable).parent, "PATH"),
+            }
+        )
 
 
 def find_triton_server() -> TritonServer:

@@ -70,7 +70,14 @@ def test_the_model_process_finds_this_interpreter_first(tmp_path, monkeypatch):
     assert other == "/usr/other/lib"
     assert environment["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
     changed = {name for name in environment if environment[name] != os.environ.get(name)}
-    assert changed == {"LD_LIBRARY_PATH", "PATH"}
+    assert changed - {"GOMP_SPINCOUNT"} == {"LD_LIBRARY_PATH", "PATH"}
+
+
+def test_the_users_own_openmp_settings_stand(tmp_path, monkeypatch):
+    monkeypatch.setenv("GOMP_SPINCOUNT", "77")
+    assert find_triton_server().environment(tmp_path)["GOMP_SPINCOUNT"] == "77"
+    monkeypatch.delenv("GOMP_SPINCOUNT")
+    assert find_triton_server().environment(tmp_path)["GOMP_SPINCOUNT"] == "10000"
 
 
 def test_without_any_server_the_message_says_what_to_install(monkeypatch):
