@@ -43,7 +43,7 @@ test-oracles: model  ## what "correct" means: the engine against plain transform
 	$(BIN)/python -m pytest tests/oracles
 
 test-e2e: model  ## the real server over real gRPC
-	$(BIN)/python -m pytest tests/e2e tests/gpu
+	$(BIN)/python -m pytest tests/e2e
 
 check: setup  ## lint and strict types
 	$(BIN)/ruff check .

@@ -17,7 +17,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from microturn.errors import Unavailable
-from microturn.serve.process_tree import die_with_parent
+from microturn.process_tree import die_with_parent
 
 _COPY_BYTES = 1 << 20
 _POLL_S = 0.2

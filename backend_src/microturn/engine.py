@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 
 from microturn.batch import Batch
+from microturn.checks import check_request
 from microturn.codec import CodecFactory
 from microturn.errors import (
     ContextFull,
@@ -34,7 +35,8 @@ from microturn.sampler import Sampled, SamplingRow, sample
 from microturn.scheduler import ScheduledRow, Scheduler
 from microturn.session import Session, SessionTable
 from microturn.settings import Settings
-from microturn.turn import EmbedInput, Status, TextInput, TokenInput, Turn, TurnOutput, is_empty
+from microturn.status import status_of
+from microturn.turn import EmbedInput, TextInput, TokenInput, Turn, TurnOutput, is_empty
 
 log = logging.getLogger(__name__)
 
@@ -189,7 +191,7 @@ class Engine:
             turn.request.sink.fail(_stopping())
             return
         try:
-            self._check_input(turn)
+            check_request(turn.request, self.runner)
             if turn.request.start:
                 self._open(turn)
             else:
@@ -197,29 +199,6 @@ class Engine:
         except Exception as error:
             turn.request.sink.fail(_told(error))
             self._close_refused(turn)
-
-    def _check_input(self, turn: Turn) -> None:
-        """Checks what does not depend on the session."""
-        if turn.request.refusal is not None:
-            raise turn.request.refusal
-        match turn.request.input:
-            case TokenInput(token_ids):
-                if not all(0 <= token_id < self.runner.vocab_size for token_id in token_ids):
-                    raise InvalidArgument(f"input_ids are from 0 to {self.runner.vocab_size - 1}")
-            case EmbedInput(embeds):
-                if not self.runner.accepts_embeds:
-                    raise InvalidArgument("this model takes no input_embeds: send ids or text")
-                if embeds.shape[1] != self.runner.hidden_size:
-                    raise InvalidArgument(
-                        f"input_embeds are [1, n, {self.runner.hidden_size}], not [1, n, {embeds.shape[1]}]"
-                    )
-                if not bool(embeds.isfinite().all()):
-                    raise InvalidArgument("input_embeds hold a value that is not finite")
-            case TextInput():
-                pass  # any text becomes tokens
-        bad_stop = [i for i in turn.request.options.get("stop_token_ids", ()) if i >= self.runner.vocab_size]
-        if bad_stop:
-            raise InvalidArgument(f"stop_token_ids are from 0 to {self.runner.vocab_size - 1}")
 
     def _open(self, turn: Turn) -> None:
         """START: a new session; one of the same id that lives gives way once the new one has proved itself valid."""
@@ -258,7 +237,7 @@ class Engine:
     def _reset(self, session: Session) -> None:
         """Ends a session that START replaces; its turns end as cancelled."""
         for turn in [*filter(None, [session.running]), *session.queued]:
-            turn.request.sink.put(TurnOutput(status=self._status(session, turn, "cancelled")))
+            self._tell_cancelled(session, turn)
         session.queued.clear()
         self._release(session)
         self._sessions.end(session)
@@ -457,7 +436,7 @@ class Engine:
         session.last_activity_s = self.clock()
         session.num_turns += 1
         appended_ids = tuple(turn.appended_ids) if turn.options.return_appended_ids else None
-        status = self._status(session, turn, reason)
+        status = status_of(session, turn, reason, self.clock())
         turn.request.sink.put(replace(output, status=status, appended_ids=appended_ids))
         self._release(session)
 
@@ -476,6 +455,9 @@ class Engine:
         session.running = None
         self._running.pop(session, None)
 
+    def _tell_cancelled(self, session: Session, turn: Turn) -> None:
+        turn.request.sink.put(TurnOutput(status=status_of(session, turn, "cancelled", self.clock())))
+
     def _end(self, session: Session) -> None:
         if self.settings.share_prefixes:
             self._prefixes.publish(session.table, session.context)
@@ -487,39 +469,11 @@ class Engine:
             return
         if session.running is turn:
             self._roll_back(session)
-            turn.request.sink.put(TurnOutput(status=self._status(session, turn, "cancelled")))
+            self._tell_cancelled(session, turn)
             self._advance(session)
         elif turn in session.queued:
             session.queued.remove(turn)
-            turn.request.sink.put(TurnOutput(status=self._status(session, turn, "cancelled")))
-
-    def _status(self, session: Session, turn: Turn, reason: str) -> Status:
-        now_s = self.clock()
-        arrived_s = turn.request.arrived_s
-        begun_s = turn.begun_s or now_s
-        first_token_s = now_s if turn.first_token_s is None else turn.first_token_s
-        return Status(
-            finish_reason=reason,
-            stop_reason=turn.stop_reason,
-            turn=turn.number,
-            context_len=len(session.context),
-            kept_len=len(session.context),
-            usage={
-                "input_tokens": turn.num_input,
-                "output_tokens": turn.num_output,
-                "computed_tokens": turn.num_computed,
-                "cached_tokens": turn.num_cached,
-            },
-            timing_ms={
-                "queue": (begun_s - arrived_s) * 1e3,
-                "restore": 0.0,
-                "prefill": (first_token_s - begun_s) * 1e3,
-                "decode": (now_s - first_token_s) * 1e3,
-                "total": (now_s - arrived_s) * 1e3,
-            },
-            expires_in_s=session.idle_timeout_s,
-            seed=session.seed if turn.options.seed is None else turn.options.seed,
-        )
+            self._tell_cancelled(session, turn)
 
 
 def _stopping() -> Unavailable:

@@ -234,7 +234,7 @@ class ResponseThread:
             # The turn has ended in the engine; only its client can be affected.
             log.exception("a response could not be sent")
         if isinstance(answer, MicroturnError) or answer.status is not None:
-            del self._unanswered[stream]
+            self._unanswered.pop(stream, None)
 
     def _poll_cancelled(self) -> None:
         now_s = time.monotonic()

@@ -44,12 +44,10 @@ def draw_latencies(path: Path, lines: Mapping[str, Mapping[int, float]], title: 
     """
     figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
     for mode, latencies in lines.items():
-        colour = _COLOURS[mode]
-        axes.plot(list(latencies), list(latencies.values()), color=colour, marker="o", markersize=3, linewidth=1.5)
-        last = max(latencies)
-        axes.annotate(f" {mode}\n {latencies[last]:.0f} ms", (last, latencies[last]), color=colour, va="center")
+        turns, latencies_ms = list(latencies), list(latencies.values())
+        axes.plot(turns, latencies_ms, color=_COLOURS[mode], label=mode, marker="o", markersize=3, linewidth=1.5)
     axes.set(title=title, xlabel="turn", ylabel="latency at the client, ms", yscale="log")
-    axes.set_xlim(right=max(max(latencies) for latencies in lines.values()) * 1.16)
+    axes.legend(frameon=False, loc="upper left")
     axes.yaxis.set_major_formatter("{x:g}")
     axes.grid(visible=True, which="both", alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)

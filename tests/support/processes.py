@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import psutil
 
-from microturn.serve.process_tree import is_alive
+from microturn.process_tree import is_alive
 
 
 def alive_after(processes: Iterable[psutil.Process], timeout_s: float) -> list[psutil.Process]:

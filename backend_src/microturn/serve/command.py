@@ -6,13 +6,13 @@ import argparse
 import signal
 
 from microturn.errors import MicroturnError
+from microturn.process_tree import become_subreaper
 from microturn.serve import console
 from microturn.serve.errors import ServeError
 from microturn.serve.health import HealthService
 from microturn.serve.model_repository import ModelRepository
 from microturn.serve.options import DEFAULT_MODEL, ServeOptions, read_options
 from microturn.serve.ports import check_ports
-from microturn.serve.process_tree import become_subreaper
 from microturn.serve.run_directory import RunDirectory, remove_leftovers
 from microturn.serve.server_log import ServerLog
 from microturn.serve.server_tree import ServerTree

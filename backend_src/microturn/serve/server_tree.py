@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 
 import psutil
 
+from microturn.process_tree import find_descendants, is_alive, kill_descendants
 from microturn.serve import warden
-from microturn.serve.process_tree import find_descendants, is_alive, kill_descendants
 from microturn.serve.run_directory import RunDirectory
 from microturn.serve.server_log import ServerLog
 from microturn.serve.triton_server import STUB_NAME

@@ -16,7 +16,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from microturn.serve.process_tree import become_subreaper, die_with_parent, kill_descendants
+from microturn.process_tree import become_subreaper, die_with_parent, kill_descendants
 from microturn.serve.run_directory import RunDirectory
 
 _POLL_S = 0.1

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 from tritonclient.grpc import service_pb2_grpc
 
-from microturn.serve.process_tree import is_alive
+from microturn.process_tree import is_alive
 from support.processes import alive_after
 
 

@@ -8,7 +8,7 @@ import sys
 
 import psutil
 
-from microturn.serve.process_tree import find_descendants, is_alive
+from microturn.process_tree import find_descendants, is_alive
 from support.processes import alive_after
 
 # A child that starts a grandchild and ends, so that the grandchild is an orphan.
@@ -24,7 +24,7 @@ def run(script: str) -> str:
 def test_orphans_and_all_are_killed():
     script = f"""
 import subprocess, psutil
-from microturn.serve.process_tree import become_subreaper, kill_descendants
+from microturn.process_tree import become_subreaper, kill_descendants
 become_subreaper()
 subprocess.run(["sh", "-c", {ORPHAN!r}], stdout=subprocess.DEVNULL)
 deep = subprocess.Popen(["sh", "-c", "sleep 60; true"])
@@ -37,7 +37,7 @@ print(kill_descendants(), psutil.Process().children(recursive=True))
 def test_a_child_dies_with_its_parent():
     script = """
 import subprocess
-from microturn.serve.process_tree import die_with_parent
+from microturn.process_tree import die_with_parent
 print(subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL, preexec_fn=die_with_parent).pid)
 """
     pid = int(run(script))
