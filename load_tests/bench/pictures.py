@@ -49,6 +49,7 @@ def draw_latencies(path: Path, lines: Mapping[str, Mapping[int, float]], title: 
     axes.set(title=title, xlabel="turn", ylabel="latency at the client, ms", yscale="log")
     axes.legend(frameon=False, loc="upper left")
     axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")
     axes.grid(visible=True, which="both", alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=130)
