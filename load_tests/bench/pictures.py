@@ -13,6 +13,7 @@ from load_tests.bench.results import RESULTS_DIR
 mpl.use("Agg")  # there may be no screen
 
 import matplotlib.pyplot as plt
+from matplotlib.ticker import LogLocator, NullFormatter
 
 _COLOURS = {"session": "#1a7f5a", "prefix": "#c98a1b", "stateless": "#b3372f"}
 
@@ -48,8 +49,9 @@ def draw_latencies(path: Path, lines: Mapping[str, Mapping[int, float]], title: 
         axes.plot(turns, latencies_ms, color=_COLOURS[mode], label=mode, marker="o", markersize=3, linewidth=1.5)
     axes.set(title=title, xlabel="turn", ylabel="latency at the client, ms", yscale="log")
     axes.legend(frameon=False, loc="upper left")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
     axes.grid(visible=True, which="both", alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=130)

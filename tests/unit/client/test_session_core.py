@@ -186,7 +186,7 @@ class TestOptions:
     def test_nothing_is_said_that_nobody_said(self, open_core):
         begin(open_core)
         [request] = open_core.requests_to_send()
-        assert set(request.parameters) == {"sequence_id", "max_tokens"}
+        assert set(request.parameters) == {"sequence_id", "max_tokens", "triton_enable_empty_final_response"}
 
     @pytest.mark.parametrize(
         ("tensor", "session", "turn", "sent"),

@@ -32,7 +32,7 @@ def test_a_request_has_one_raw_input_and_its_ids(wire):
     assert list(request.raw_input_contents) == [b"\x01\0\0\0\x02\0\0\0"]
     assert request.parameters["sequence_id"].int64_param == 5
     assert wire.option(request, "max_tokens") == 4
-    assert set(request.parameters) == {"sequence_id", "max_tokens"}
+    assert set(request.parameters) == {"sequence_id", "max_tokens", "triton_enable_empty_final_response"}
 
 
 def test_text_ids_travel_as_text():
