@@ -180,7 +180,7 @@ class Engine:
             return
         self._is_stopping = True
         for session in list(self._sessions):
-            for turn in [*filter(None, [session.running]), *session.queued]:
+            for turn in session.open_turns:
                 turn.request.sink.fail(_stopping())
         self._running.clear()
 
@@ -236,7 +236,7 @@ class Engine:
 
     def _reset(self, session: Session) -> None:
         """Ends a session that START replaces; its turns end as cancelled."""
-        for turn in [*filter(None, [session.running]), *session.queued]:
+        for turn in session.open_turns:
             self._tell_cancelled(session, turn)
         session.queued.clear()
         self._release(session)

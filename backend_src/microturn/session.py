@@ -57,6 +57,11 @@ class Session:
     is_closing: bool = False
 
     @property
+    def open_turns(self) -> list[Turn]:
+        """The turns that have not been answered, in their order."""
+        return [*self.queued] if self.running is None else [self.running, *self.queued]
+
+    @property
     def kv_target(self) -> int:
         """Tokens that must be in the cache before the running turn can go on or end."""
         assert self.running is not None
