@@ -50,6 +50,10 @@ class Codec(Protocol):
         """Ids that precede input which is not text (`input_follows`), or generation without input."""
         ...
 
+    def drop_held(self) -> None:
+        """Forgets text that has no ids yet."""
+        ...
+
     def begin_generation(self, stop: Sequence[str]) -> None:
         """From here on these strings, and no others, stop the generation."""
         ...

@@ -48,6 +48,19 @@ class Context:
         del self.token_ids[length:]
         self.embeds = self.embeds_between(0, length)
 
+    def split(self, length: int) -> Context:
+        """Forgets everything from position `length` on, and returns it."""
+        tail = Context()
+        tail.token_ids = self.token_ids[length:]
+        tail.embeds = self.embeds_between(length, len(self))
+        self.truncate(length)
+        return tail
+
+    def extend(self, tail: Context) -> None:
+        """Appends all of another context."""
+        self.embeds += [EmbedSpan(len(self) + span.start, span.embeds) for span in tail.embeds]
+        self.token_ids += tail.token_ids
+
     def embeds_between(self, first: int, last: int) -> list[EmbedSpan]:
         """Embeddings at positions from `first` to before `last`, their starts counted from `first`."""
         spans = []

@@ -8,43 +8,27 @@ from __future__ import annotations
 
 import logging
 import queue
-import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 from microturn.batch import Batch
-from microturn.checks import check_request
 from microturn.codec import CodecFactory
-from microturn.errors import (
-    ContextFull,
-    FailedPrecondition,
-    InternalError,
-    InvalidArgument,
-    MicroturnError,
-    ResourceExhausted,
-    Unavailable,
-)
-from microturn.kv_pool import PagePool, PageTable
+from microturn.errors import InternalError, InvalidArgument, Unavailable
+from microturn.kv_pool import PagePool
+from microturn.lifecycle import Lifecycle
 from microturn.options import TurnOptions
 from microturn.prefix_cache import PrefixCache
+from microturn.reception import Reception
 from microturn.runner import Runner
 from microturn.sampler import Sampled, SamplingRow, sample
 from microturn.scheduler import ScheduledRow, Scheduler
 from microturn.session import Session, SessionTable
 from microturn.settings import Settings
-from microturn.status import status_of
-from microturn.turn import EmbedInput, TextInput, TokenInput, Turn, TurnOutput, is_empty
+from microturn.turn import Turn, TurnOutput
 
 log = logging.getLogger(__name__)
-
-# A turn without a deadline is due one beat after it came, and one more for each further step that its input takes.
-BEAT_S = 0.2
-
-# Options that say what a turn is rather than how turns are answered: START's do not become the session's defaults.
-_NOT_DEFAULTS = ("role", "traceparent")
 
 
 class Engine:
@@ -81,12 +65,20 @@ class Engine:
         self.runner = runner
         self.clock = clock
         self._pool = pool
-        self._new_codec = new_codec
         self._eos_ids = eos_ids
         self._sessions = SessionTable()
-        self._running: dict[Session, None] = {}
         self._prefixes = PrefixCache(pool)
         self._scheduler = Scheduler(settings.max_batch_tokens, self._reclaim)
+        self._lifecycle = Lifecycle(
+            self._sessions,
+            self._prefixes,
+            clock,
+            step_len=settings.max_batch_tokens,
+            shares_prefixes=settings.share_prefixes,
+        )
+        self._reception = Reception(
+            settings, runner, pool, self._sessions, self._lifecycle, max_context=max_context, new_codec=new_codec
+        )
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._is_running = False
         self._is_stopping = False
@@ -95,14 +87,14 @@ class Engine:
     # ---- called from other threads -------------------------------------------------------------------------------
 
     def submit(self, turn: Turn) -> None:
-        """Posts a turn; its sink is told how it goes."""
+        """Posts a turn; its sinks are told how it goes."""
         self._inbox.put(partial(self._arrive, turn))
         if self._is_stopping:
             self._take_posts(block=False)  # nobody else does any more, and all of them are refused
 
     def cancel(self, turn: Turn) -> None:
-        """Posts that nobody waits for a turn any more: what it did is undone, its session lives on."""
-        self._inbox.put(partial(self._cancel, turn))
+        """Posts that nobody waits for a turn any more: see `Lifecycle.cancel`."""
+        self._inbox.put(partial(self._lifecycle.cancel, turn))
 
     def stop(self) -> None:
         """Ends `run`; turns that run or wait end with UNAVAILABLE, and so do those that come later."""
@@ -136,14 +128,15 @@ class Engine:
         Returns:
             Whether anything is left to compute.
         """
-        self._take_posts(block=block and not self._running)
+        self._take_posts(block=block and not self._lifecycle.running)
         if self._is_stopping:
             return False
+        self._lifecycle.expire_turns()
         self._reap()
-        rows = self._scheduler.schedule(self._running)
+        rows = self._scheduler.schedule(self._lifecycle.running)
         if rows:
             self._run(rows)
-        return bool(self._running)
+        return bool(self._lifecycle.running)
 
     def check_integrity(self) -> None:
         """Asserts that pages, sessions and turns agree."""
@@ -152,8 +145,10 @@ class Engine:
         for session in self._sessions:
             assert session.table.kv_len <= len(session.table.pages) * self._pool.page_size, "KV beyond its pages"
             assert session.table.kv_len <= max(0, len(session.context) - 1), "KV beyond the context"
-            assert (session.running is not None) == (session in self._running), "a turn that nobody runs"
+            assert (session.running is not None) == (session in self._lifecycle.running), "a turn that nobody runs"
             assert session.running is not None or not session.queued, "a turn that waits for nobody"
+            assert len(session.context) <= session.max_context, "a context beyond its limit"
+            session.history.check_integrity()
 
     def _take_posts(self, *, block: bool) -> None:
         try:
@@ -175,207 +170,41 @@ class Engine:
     def _reclaim(self) -> bool:
         return self._prefixes.evict() or self._sessions.reclaim()
 
+    def _arrive(self, turn: Turn) -> None:
+        if self._is_stopping:
+            turn.fail(_stopping())
+        else:
+            self._reception.receive(turn)
+
     def _stop(self) -> None:
         if self._is_stopping:
             return
         self._is_stopping = True
-        for session in list(self._sessions):
-            for turn in session.open_turns:
-                turn.request.sink.fail(_stopping())
-        self._running.clear()
+        self._lifecycle.fail_all(_stopping())
 
-    # ---- arrival -------------------------------------------------------------------------------------------------
-
-    def _arrive(self, turn: Turn) -> None:
-        if self._is_stopping:
-            turn.request.sink.fail(_stopping())
-            return
-        try:
-            check_request(turn.request, self.runner)
-            if turn.request.start:
-                self._open(turn)
-            else:
-                self._enqueue(self._sessions.get(turn.request.session_id), turn)
-        except Exception as error:
-            turn.request.sink.fail(_told(error))
-            self._close_refused(turn)
-
-    def _open(self, turn: Turn) -> None:
-        """START: a new session; one of the same id that lives gives way once the new one has proved itself valid."""
-        request = turn.request
-        replaced = self._sessions.find(request.session_id)
-        if replaced is None and len(self._sessions) >= self.settings.max_sessions:
-            raise ResourceExhausted(
-                f"{self.settings.max_sessions} sessions are open: close one or try again", retry_after_ms=1000
-            )
-        asked = request.session_options
-        max_context = self.max_context if asked.max_context is None else asked.max_context
-        if max_context > self.max_context:
-            raise InvalidArgument(f"option 'max_context' is at most {self.max_context} here")
-        defaults = {name: value for name, value in request.options.items() if name not in _NOT_DEFAULTS}
-        seed = defaults.pop("seed", None)
-        session = Session(
-            id=request.session_id,
-            codec=self._new_codec(asked.tools),
-            table=PageTable(self._pool),
-            defaults=replace(TurnOptions(), **defaults),
-            seed=secrets.randbits(63) if seed is None else seed,
-            max_context=max_context,
-            idle_timeout_s=asked.idle_timeout_s or self.settings.idle_timeout_s,
-            last_activity_s=request.arrived_s,
-        )
-        turn.options = replace(session.defaults, **request.options)
-        self._append_input(session, turn)
-        if replaced is not None:
-            self._reset(replaced)
-        self._sessions.add(session)
-        session.is_closing = request.end
-        self._prefixes.adopt(session.table, session.context)
-        self._begin(session, turn)
-        self._advance(session)
-
-    def _reset(self, session: Session) -> None:
-        """Ends a session that START replaces; its turns end as cancelled."""
-        for turn in session.open_turns:
-            self._tell_cancelled(session, turn)
-        session.queued.clear()
-        self._release(session)
-        self._sessions.end(session)
-
-    def _enqueue(self, session: Session, turn: Turn) -> None:
-        if session.is_closing:
-            raise FailedPrecondition(f"session '{session.id}' is closing: open a new one with START")
-        if len(session.queued) >= self.settings.max_queued_turns:
-            raise ResourceExhausted(
-                f"{len(session.queued)} turns wait in this session already: wait for an answer", retry_after_ms=200
-            )
-        session.last_activity_s = max(session.last_activity_s, turn.request.arrived_s)
-        session.is_closing = turn.request.end
-        turn.options = replace(session.defaults, **turn.request.options)
-        session.queued.append(turn)
-        if session.running is None:
-            self._advance(session)
-
-    def _close_refused(self, turn: Turn) -> None:
-        """END closes its session even when its turn is refused."""
-        session = self._sessions.find(turn.request.session_id)
-        if session is not None and turn.request.end and not turn.request.start:
-            session.is_closing = True
-            if session.running is None:
-                self._advance(session)
-
-    # ---- a turn's life -------------------------------------------------------------------------------------------
-
-    def _advance(self, session: Session) -> None:
-        """Takes the turns that wait, up to one that has something to compute; then parks or ends the session."""
-        while session.queued and session.running is None:
-            turn = session.queued.popleft()
-            try:
-                self._append_input(session, turn)
-            except Exception as error:
-                turn.request.sink.fail(_told(error))
-            else:
-                self._begin(session, turn)
-        if session.running is not None:
-            return
-        if session.is_closing:
-            self._end(session)
-        else:
-            self._sessions.park(session)
-
-    def _append_input(self, session: Session, turn: Turn) -> None:
-        """Appends a turn's input to the context, or raises and appends nothing."""
-        context, codec = session.context, session.codec
-        turn.context_len_before, turn.text_state_before = len(context), codec.state
-        given = turn.request.input
-        embeds = given.embeds if isinstance(given, EmbedInput) else None
-        try:
-            if isinstance(given, TextInput):
-                # Tokenizing a text that cannot fit would hold up everybody else.
-                self._check_room(session, turn, codec.least_num_ids(given.text, enough=session.max_context))
-            ids = self._encode_input(session, turn)
-            turn.num_input = len(ids) + (0 if embeds is None else len(embeds))
-            if turn.generates and len(context) + turn.num_input == 0:
-                raise InvalidArgument("there is nothing to generate from: the context is empty and so is the input")
-            self._check_room(session, turn, turn.num_input)
-            if turn.generates:
-                # A stop string does not count before min_tokens.
-                codec.begin_generation(turn.options.stop if turn.options.min_tokens == 0 else ())
-        except Exception:
-            codec.state = turn.text_state_before
-            raise
-        context.append_ids(ids)
-        if embeds is not None:
-            context.append_embeds(embeds)
-        turn.appended_ids = ids
-
-    def _encode_input(self, session: Session, turn: Turn) -> list[int]:
-        """The ids that a turn's input becomes; before embeddings, those of text that was held and of the template."""
-        context, codec, options = session.context, session.codec, turn.options
-        given = turn.request.input
-        appends = not is_empty(given) or turn.generates
-        if not appends and options.role is None:
-            return []  # a keep-alive: text that is held stays held
-        if isinstance(given, TextInput) or not appends:
-            return codec.append_text(
-                given.text if isinstance(given, TextInput) else "",
-                role=options.role,
-                parse_special=options.parse_special,
-                flush=turn.generates,
-                last_token_id=context.last_token_id,
-            )
-        ids = codec.append_other(
-            role=options.role, last_token_id=context.last_token_id, input_follows=not is_empty(given)
-        )
-        return [*ids, *given.token_ids] if isinstance(given, TokenInput) else ids
-
-    def _check_room(self, session: Session, turn: Turn, num_input: int) -> None:
-        if len(session.context) + num_input + turn.max_tokens > session.max_context:
-            raise ContextFull(
-                f"{len(session.context)} tokens of context, {num_input} of input and max_tokens="
-                f"{turn.max_tokens} exceed max_context={session.max_context}: send less or open a new session"
-            )
-
-    def _begin(self, session: Session, turn: Turn) -> None:
-        now_s = self.clock()
-        turn.begun_s = now_s
-        turn.number = session.num_turns
-        session.running = turn
-        self._sessions.unpark(session)
-        turn.num_cached = session.table.kv_len
-        num_steps = -(-session.num_pending // self.settings.max_batch_tokens)
-        turn.due_s = turn.request.arrived_s + BEAT_S * max(1, num_steps)
-        self._running[session] = None
-        if not session.num_pending:
-            self._finish(session, turn, "append")
+    # ---- a forward pass ------------------------------------------------------------------------------------------
 
     def _run(self, rows: list[ScheduledRow]) -> None:
         batch = Batch([row.build() for row in rows])
         try:
             logits = self.runner.run(batch)
-            wanting = [scheduled.session for scheduled, row in zip(rows, batch.rows, strict=True) if row.wants_logits]
-            sampled = iter(sample(logits, [self._sampling_row(session) for session in wanting]))
+            wanting = [scheduled for scheduled, row in zip(rows, batch.rows, strict=True) if row.wants_logits]
+            sampled = iter(sample(logits, [self._sampling_row(scheduled) for scheduled in wanting]))
         except Exception as error:
             # Whatever went wrong, the sessions of this step are the only ones it can have touched.
             log.exception("a forward pass of %d rows failed", len(rows))
+            failure = InternalError(f"the forward pass failed, nothing was appended: {error}")
             for scheduled in rows:
-                self._fail(scheduled.session, InternalError(f"the forward pass failed, nothing was appended: {error}"))
+                self._lifecycle.fail(scheduled.session, scheduled.turn, failure)
             return
         for scheduled, row in zip(rows, batch.rows, strict=True):
             try:
                 self._commit(scheduled, next(sampled) if row.wants_logits else None)
             except Exception as error:
-                self._fail(scheduled.session, error)
+                self._lifecycle.fail(scheduled.session, scheduled.turn, error)
 
-    def _fail(self, session: Session, error: Exception) -> None:
-        """Ends the running turn with an error: nothing of it stays."""
-        turn = self._roll_back(session)
-        turn.request.sink.fail(_told(error))
-        self._advance(session)
-
-    def _sampling_row(self, session: Session) -> SamplingRow:
-        turn = session.running
-        assert turn is not None
+    def _sampling_row(self, scheduled: ScheduledRow) -> SamplingRow:
+        session, turn = scheduled.session, scheduled.turn
         options = turn.options
         stops_early = turn.num_output < options.min_tokens
         return SamplingRow(
@@ -387,16 +216,14 @@ class Engine:
         )
 
     def _commit(self, scheduled: ScheduledRow, sampled: Sampled | None) -> None:
-        session, turn = scheduled.session, scheduled.session.running
-        assert turn is not None
+        session, turn = scheduled.session, scheduled.turn
         session.table.kv_len += scheduled.num_tokens
         turn.num_computed += scheduled.num_tokens
         if sampled is not None:
             self._commit_token(session, turn, sampled)
         elif not session.num_pending:
-            self._finish(session, turn, "append")
-        if session.running is None:
-            self._advance(session)
+            self._lifecycle.finish(session, turn, "append")
+        self._lifecycle.advance(session)
 
     def _commit_token(self, session: Session, turn: Turn, sampled: Sampled) -> None:
         position = len(session.context)
@@ -418,71 +245,13 @@ class Engine:
             logprobs=() if sampled.logprob is None else (sampled.logprob,),
         )
         if turn.stop_reason is not None or turn.num_output == turn.max_tokens:
-            self._finish(session, turn, "length" if turn.stop_reason is None else "stop", output)
+            self._lifecycle.finish(session, turn, "length" if turn.stop_reason is None else "stop", output)
         else:
-            turn.request.sink.put(output)
+            turn.put(output)
 
     def _stop_ids(self, options: TurnOptions) -> tuple[int, ...]:
         return options.stop_token_ids if options.ignore_eos else (*options.stop_token_ids, *self._eos_ids)
 
-    def _finish(self, session: Session, turn: Turn, reason: str, output: TurnOutput | None = None) -> None:
-        """Ends a turn well: what it appended and generated stays."""
-        assert session.running is turn, "only its owner ends a turn"
-        output = output or TurnOutput()
-        if turn.generates:
-            output = replace(output, text=output.text + session.codec.end_generation())
-        if turn.request.end and is_empty(turn.request.input) and not turn.generates:
-            reason = "closed"
-        session.last_activity_s = self.clock()
-        session.num_turns += 1
-        appended_ids = tuple(turn.appended_ids) if turn.options.return_appended_ids else None
-        status = status_of(session, turn, reason, self.clock())
-        turn.request.sink.put(replace(output, status=status, appended_ids=appended_ids))
-        self._release(session)
-
-    def _roll_back(self, session: Session) -> Turn:
-        """Undoes the running turn whole; its client has still to be told."""
-        turn = session.running
-        assert turn is not None
-        session.context.truncate(turn.context_len_before)
-        session.codec.state = turn.text_state_before
-        session.table.truncate(max(0, turn.context_len_before - 1))
-        session.last_activity_s = self.clock()
-        self._release(session)
-        return turn
-
-    def _release(self, session: Session) -> None:
-        session.running = None
-        self._running.pop(session, None)
-
-    def _tell_cancelled(self, session: Session, turn: Turn) -> None:
-        turn.request.sink.put(TurnOutput(status=status_of(session, turn, "cancelled", self.clock())))
-
-    def _end(self, session: Session) -> None:
-        if self.settings.share_prefixes:
-            self._prefixes.publish(session.table, session.context)
-        self._sessions.end(session)
-
-    def _cancel(self, turn: Turn) -> None:
-        session = self._sessions.find(turn.request.session_id)
-        if session is None or self._is_stopping:
-            return
-        if session.running is turn:
-            self._roll_back(session)
-            self._tell_cancelled(session, turn)
-            self._advance(session)
-        elif turn in session.queued:
-            session.queued.remove(turn)
-            self._tell_cancelled(session, turn)
-
 
 def _stopping() -> Unavailable:
     return Unavailable("the server is stopping: open the session elsewhere")
-
-
-def _told(error: Exception) -> MicroturnError:
-    """An error as its client is told of it."""
-    if isinstance(error, MicroturnError):
-        return error
-    log.error("a turn failed", exc_info=error)
-    return InternalError(f"nothing was appended, because of a fault of the server: {error}")

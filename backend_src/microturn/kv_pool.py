@@ -44,6 +44,10 @@ class PagePool:
             self._counts[page] = 1
         return pages
 
+    def is_shared(self, page: int) -> bool:
+        """Whether a page has more than one owner, so that none of them may write it."""
+        return self._counts[page] > 1
+
     def share(self, pages: Iterable[int]) -> None:
         """Adds an owner to pages that have one."""
         for page in pages:
@@ -110,8 +114,14 @@ class PageTable:
         self.kv_len = len(pages) * self._pool.page_size
 
     def truncate(self, kv_len: int) -> None:
-        """Forgets every token from position `kv_len` on, and the pages that only they needed."""
+        """Forgets every token from position `kv_len` on, and the pages that only they needed.
+
+        A page cut in the middle will be written again. Where it is shared it goes too, with its last few tokens.
+        """
         self.kv_len = min(self.kv_len, kv_len)
+        num_full, rest = divmod(self.kv_len, self._pool.page_size)
+        if rest and self._pool.is_shared(self.pages[num_full]):
+            self.kv_len = num_full * self._pool.page_size
         kept = self._pool.num_pages_for(self.kv_len)
         self._pool.release(self.pages[kept:])
         del self.pages[kept:]

@@ -19,7 +19,14 @@ from microturn.settings import MAX_IDLE_TIMEOUT_S
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_LEN = 256
 MAX_STOP_TOKEN_IDS = 256
+MAX_KEY_LEN = 256
+MAX_DEADLINE_MS = 3_600_000.0
+MAX_PRIORITY = 100
+MAX_PARAMETERS_LEN = 1 << 20
 ROLES = ("system", "user", "assistant", "tool")
+
+# The name under which a trusted proxy says whose request this is; Triton hands request headers on as parameters.
+TENANT_HEADER = "x-microturn-tenant"
 
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
@@ -80,10 +87,22 @@ def _list_of(item_type: type, expected: str, max_items: int, accepts: Callable[[
     return parse
 
 
-def _role(value: Any) -> str:
-    if value not in ROLES:
-        raise ValueError(f"one of {', '.join(ROLES)}")
-    return str(value)
+def _one_of(*choices: str) -> Callable[[Any], str]:
+    def parse(value: Any) -> str:
+        if value not in choices:
+            raise ValueError(f"one of {', '.join(choices)}")
+        return str(value)
+
+    return parse
+
+
+def _text(max_len: int) -> Callable[[Any], str]:
+    def parse(value: Any) -> str:
+        if not isinstance(value, str) or not 1 <= len(value) <= max_len:
+            raise ValueError(f"a string of 1 to {max_len} characters")
+        return value
+
+    return parse
 
 
 def _traceparent(value: Any) -> str:
@@ -141,8 +160,14 @@ class TurnOptions:
     logprobs: bool = _option(False, _boolean)
     return_appended_ids: bool = _option(False, _boolean)
     parse_special: bool = _option(False, _boolean)
-    role: str | None = _option(None, _role)
+    role: str | None = _option(None, _one_of(*ROLES))
     traceparent: str | None = _option(None, _traceparent)
+    turn: int | None = _option(None, _integer(0, 2**53))
+    rewind_to: int | None = _option(None, _integer(0, 2**53))
+    on_overlap: str = _option("queue", _one_of("queue", "interrupt"))
+    deadline_ms: float = _option(0.0, _number(0, MAX_DEADLINE_MS))
+    session_key: str | None = _option(None, _text(MAX_KEY_LEN))
+    tenant: str | None = field(default=None, metadata={"parse": _text(MAX_KEY_LEN), "wire_name": TENANT_HEADER})
 
     @property
     def has_penalties(self) -> bool:
@@ -157,11 +182,19 @@ class SessionOptions:
     idle_timeout_s: float | None = _option(None, _number(0, MAX_IDLE_TIMEOUT_S, above_low=True))
     max_context: int | None = _option(None, _integer(1, 2**31 - 1))
     tools: tuple[dict[str, Any], ...] = _option((), _tools)
+    session_priority: int = _option(0, _integer(-MAX_PRIORITY, MAX_PRIORITY))
+    resume: bool = _option(False, _boolean)
 
 
-_TURN_OPTIONS = {option.name: option.metadata["parse"] for option in fields(TurnOptions)}
-_SESSION_OPTIONS = {option.name: option.metadata["parse"] for option in fields(SessionOptions)}
-_OPTIONS = _TURN_OPTIONS | _SESSION_OPTIONS
+# What START sets for other turn options is the default of the session's turns; these hold for their turn alone.
+OF_ONE_TURN = frozenset({"role", "traceparent", "turn", "rewind_to", "session_key", "tenant"})
+
+_TURN_OPTIONS = frozenset(option.name for option in fields(TurnOptions))
+_SESSION_OPTIONS = frozenset(option.name for option in fields(SessionOptions))
+# By the name on the wire.
+_OPTIONS = {
+    option.metadata.get("wire_name", option.name): option for option in (*fields(TurnOptions), *fields(SessionOptions))
+}
 
 
 def parse_parameters(parameters: str, *, start: bool) -> tuple[dict[str, Any], SessionOptions]:
@@ -175,20 +208,23 @@ def parse_parameters(parameters: str, *, start: bool) -> tuple[dict[str, Any], S
         The turn options that were given, by name, and the session options.
 
     Raises:
-        InvalidArgument: for a key that comes twice, an unknown one, a value that does not parse, or a session option
-            without START.
+        InvalidArgument: for too many of them, a key that comes twice, an unknown one, a value that does not parse, or
+            a session option without START.
     """
+    if len(parameters) > MAX_PARAMETERS_LEN:
+        raise InvalidArgument(f"the options have {len(parameters)} characters: at most {MAX_PARAMETERS_LEN} are read")
     parsed: dict[str, Any] = {}
     pairs: list[tuple[str, Any]] = json.loads(parameters, object_pairs_hook=list) if parameters else []
     for name, value in pairs:
-        if name in parsed:
-            raise InvalidArgument(f"option '{name}' came twice: send it once")
-        if name not in _OPTIONS:
+        option = _OPTIONS.get(name)
+        if option is None:
             raise InvalidArgument(f"unknown option '{name[:100]}': {did_you_mean(name, _OPTIONS)}")
-        if name in _SESSION_OPTIONS and not start:
+        if option.name in parsed:
+            raise InvalidArgument(f"option '{name}' came twice: send it once")
+        if option.name in _SESSION_OPTIONS and not start:
             raise InvalidArgument(f"option '{name}' comes with START only")
         try:
-            parsed[name] = _OPTIONS[name](value)
+            parsed[option.name] = option.metadata["parse"](value)
         except ValueError as error:
             raise InvalidArgument(f"option '{name}' is {error}") from None
     session_options = SessionOptions(**{name: value for name, value in parsed.items() if name in _SESSION_OPTIONS})

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from microturn.batch import Row
 from microturn.session import Session
+from microturn.turn import Turn
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,12 @@ class ScheduledRow:
 
     session: Session
     num_tokens: int
+
+    @property
+    def turn(self) -> Turn:
+        """The turn that the session runs."""
+        assert self.session.running is not None
+        return self.session.running
 
     def build(self) -> Row:
         """The row that the model sees."""

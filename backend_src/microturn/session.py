@@ -1,15 +1,15 @@
 """Sessions, and the table of those that live.
 
-    opening ──▶ parked ⇄ queued ⇄ running ──▶ closed | expired
-
-A session is *running* while it has a turn, *parked* while it has none. Parked sessions keep their pages as long as
-nobody needs them; a session without its pages is computed again from its context when its next turn comes.
+A session is *running* while it has a turn, *parked* while it has none (`lifecycle` draws the states). Parked sessions
+keep their pages as long as nobody needs them; a session without its pages is computed again from its context when its
+next turn comes.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict, deque
+import hmac
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
@@ -17,9 +17,11 @@ from weakref import ReferenceType, ref
 
 from microturn.codec import Codec
 from microturn.context import Context
-from microturn.errors import Expired, MicroturnError, NotFound
+from microturn.errors import Expired, MicroturnError, NotFound, PermissionDenied
+from microturn.history import History
 from microturn.kv_pool import PageTable
 from microturn.options import TurnOptions
+from microturn.results import Results
 from microturn.turn import SessionId, Turn
 
 # How many ended sessions are remembered, so that who comes back is told why.
@@ -31,30 +33,48 @@ class Session:
     """One growing sequence.
 
     Attributes:
+        history: its tokens and its text.
+        table: its pages. The last token of a context is never in the cache: its KV comes with the next forward pass,
+            so that there is always a token to generate from.
         defaults: turn options that START set.
         seed: of the sampling, unless a turn brings its own.
         max_context: tokens it may hold.
         idle_timeout_s: silence after which it expires.
-        table: its pages. The last token of a context is never in the cache: its KV comes with the next forward pass,
-            so that there is always a token to generate from.
+        last_activity_s: when either side was last heard of.
+        results: of its numbered turns.
+        key: what every turn must bring; None is nothing.
+        tenant: on whose behalf a trusted proxy says that it was opened.
+        priority: beats by which its turns are due earlier than others.
         running: the turn that may change the session; nobody else may.
         queued: turns that wait behind it.
+        num_turns: turns that the history is made of; the number of the next.
         is_closing: END has come; no turn is taken any more.
     """
 
     id: SessionId
-    codec: Codec
+    history: History
     table: PageTable
     defaults: TurnOptions
     seed: int
     max_context: int
     idle_timeout_s: float
     last_activity_s: float
-    context: Context = field(default_factory=Context)
+    results: Results
+    key: str | None = None
+    tenant: str | None = None
+    priority: int = 0
     running: Turn | None = None
     queued: deque[Turn] = field(default_factory=deque)
     num_turns: int = 0
     is_closing: bool = False
+
+    @property
+    def context(self) -> Context:
+        return self.history.context
+
+    @property
+    def codec(self) -> Codec:
+        return self.history.codec
 
     @property
     def open_turns(self) -> list[Turn]:
@@ -75,9 +95,27 @@ class Session:
         """Tokens that the running turn has still to compute."""
         return max(0, self.kv_target - self.table.kv_len)
 
+    def is_owned_by(self, turn: Turn) -> bool:
+        """Whether a turn brings the session's key and comes from its tenant; takes as long for any wrong key."""
+        options = turn.request.options
+        return options.get("tenant") == self.tenant and _same_key(options.get("session_key"), self.key)
+
+    def cut_kv(self, context_len: int) -> None:
+        """Gives up the KV of all that is behind a length, and of the last token before it."""
+        self.table.truncate(max(0, context_len - 1))
+
     @property
     def expires_s(self) -> float:
         return self.last_activity_s + self.idle_timeout_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """What is remembered of a session that ended: what its owner is told who comes back."""
+
+    error: type[MicroturnError]
+    message: str
+    key: str | None
 
 
 class SessionTable:
@@ -90,7 +128,8 @@ class SessionTable:
         # One entry per living session; it may be early, since activity does not move it.
         self._expiries: list[tuple[float, int, ReferenceType[Session]]] = []
         self._entry_numbers = count()
-        self._ended: OrderedDict[SessionId, tuple[type[MicroturnError], str]] = OrderedDict()
+        self._ended: OrderedDict[SessionId, _Ended] = OrderedDict()
+        self._num_of_tenant: Counter[str | None] = Counter()
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -101,22 +140,29 @@ class SessionTable:
     def find(self, session_id: SessionId) -> Session | None:
         return self._sessions.get(session_id)
 
-    def get(self, session_id: SessionId) -> Session:
-        """The living session of this id.
+    def get(self, turn: Turn) -> Session:
+        """The living session that a turn belongs to.
 
         Raises:
-            Expired, NotFound: as it ended or never was.
+            PermissionDenied, Expired, NotFound: as it is another's, ended or never was.
         """
+        session_id = turn.request.session_id
         session = self._sessions.get(session_id)
         if session is not None:
+            check_owner(session, turn)
             return session
-        never = (NotFound, f"no session '{session_id}' is here: open one with START")
-        error, message = self._ended.get(session_id, never)
-        raise error(message)
+        ended = self._ended.get(session_id)
+        if ended is None or not _same_key(turn.request.options.get("session_key"), ended.key):
+            raise NotFound(f"no session '{session_id}' is here: open one with START")
+        raise ended.error(f"{ended.message}: open a new one with START")
+
+    def num_of_tenant(self, tenant: str | None) -> int:
+        return self._num_of_tenant[tenant]
 
     def add(self, session: Session) -> None:
         assert session.id not in self._sessions
         self._sessions[session.id] = session
+        self._num_of_tenant[session.tenant] += 1
         self._ended.pop(session.id, None)
         self._watch(session)
 
@@ -124,12 +170,15 @@ class SessionTable:
         """Takes a session out and gives its pages back."""
         assert session.running is None, "a running turn is ended first"
         del self._sessions[session.id]
+        self._num_of_tenant[session.tenant] -= 1
+        if not self._num_of_tenant[session.tenant]:
+            del self._num_of_tenant[session.tenant]
         self.unpark(session)
         session.table.truncate(0)
         self._ended[session.id] = (
-            (Expired, f"session '{session.id}' was idle for {session.idle_timeout_s:g} s: open a new one with START")
+            _Ended(Expired, f"session '{session.id}' was idle for {session.idle_timeout_s:g} s", session.key)
             if expired
-            else (NotFound, f"session '{session.id}' was closed: open a new one with START")
+            else _Ended(NotFound, f"session '{session.id}' was closed", session.key)
         )
         if len(self._ended) > NUM_ENDED_REMEMBERED:
             self._ended.popitem(last=False)
@@ -168,3 +217,18 @@ class SessionTable:
     def _watch(self, session: Session, not_before_s: float = 0.0) -> None:
         at_s = max(session.expires_s, not_before_s)
         heapq.heappush(self._expiries, (at_s, next(self._entry_numbers), ref(session)))
+
+
+def check_owner(session: Session, turn: Turn) -> None:
+    """Checks that a turn may speak for a session.
+
+    Raises:
+        PermissionDenied: it may not. The message says nothing about the session.
+    """
+    if not session.is_owned_by(turn):
+        raise PermissionDenied("the session belongs to somebody else: bring the session_key that its START set")
+
+
+def _same_key(given: str | None, key: str | None) -> bool:
+    """Compares in constant time; no key is a key that nobody can give."""
+    return hmac.compare_digest(*(b"" if k is None else b"=" + k.encode() for k in (given, key)))

@@ -36,6 +36,8 @@ class Settings:
             32 contexts.
         page_size: tokens in a page.
         max_sessions: live sessions; one more is refused.
+        max_sessions_per_tenant: live sessions of one tenant, where a trusted proxy names one in the header
+            ``x-microturn-tenant``; 0 is that no proxy does, and then the header is refused.
         max_batch_tokens: tokens that one forward pass computes at most.
         max_context: longest context of a session in tokens; 0 is what the model was trained for.
         max_queued_turns: turns that may wait behind a running one in a session.
@@ -51,6 +53,7 @@ class Settings:
     kv_tokens: int = 0
     page_size: int = 16
     max_sessions: int = 256
+    max_sessions_per_tenant: int = 0
     max_batch_tokens: int = 256
     max_context: int = 0
     max_queued_turns: int = 8
@@ -67,7 +70,15 @@ class Settings:
             if getattr(self, name) not in allowed:
                 raise InvalidArgument(f"setting '{name}' is one of {', '.join(allowed)}, not '{getattr(self, name)}'")
         minimum = {"page_size": 1, "max_sessions": 1, "max_batch_tokens": 1, "max_queued_turns": 1}
-        for name in ("kv_tokens", "page_size", "max_sessions", "max_batch_tokens", "max_context", "max_queued_turns"):
+        for name in (
+            "kv_tokens",
+            "page_size",
+            "max_sessions",
+            "max_sessions_per_tenant",
+            "max_batch_tokens",
+            "max_context",
+            "max_queued_turns",
+        ):
             if getattr(self, name) < minimum.get(name, 0):
                 raise InvalidArgument(f"setting '{name}' is at least {minimum.get(name, 0)}, not {getattr(self, name)}")
         if not 0 < self.idle_timeout_s <= MAX_IDLE_TIMEOUT_S:

@@ -6,15 +6,17 @@ from microturn.session import Session
 from microturn.turn import Status, Turn
 
 
-def status_of(session: Session, turn: Turn, finish_reason: str, now_s: float) -> Status:
-    """The status of a turn that ends now, after its session's context has got its final length.
+def status_of(session: Session, turn: Turn, finish_reason: str, now_s: float, context_len: int | None = None) -> Status:
+    """The status of a turn that ends now.
 
     Args:
         session: the turn's.
         turn: one that ran or waited.
         finish_reason: see the wire contract.
         now_s: by the engine's clock.
+        context_len: what the turn left of the context; None is all that is there now.
     """
+    context_len = len(session.context) if context_len is None else context_len
     arrived_s = turn.request.arrived_s
     begun_s = turn.begun_s or now_s
     first_token_s = now_s if turn.first_token_s is None else turn.first_token_s
@@ -22,8 +24,8 @@ def status_of(session: Session, turn: Turn, finish_reason: str, now_s: float) ->
         finish_reason=finish_reason,
         stop_reason=turn.stop_reason,
         turn=turn.number,
-        context_len=len(session.context),
-        kept_len=len(session.context),
+        context_len=context_len,
+        kept_len=context_len,
         usage={
             "input_tokens": turn.num_input,
             "output_tokens": turn.num_output,

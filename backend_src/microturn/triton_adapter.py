@@ -12,7 +12,6 @@ import queue
 import threading
 import time
 from dataclasses import asdict
-from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -165,10 +164,12 @@ def _tensors(output: TurnOutput) -> list[Any]:
     return tensors
 
 
-def _merged(earlier: Answer, later: Answer) -> Answer:
-    if isinstance(earlier, TurnOutput) and isinstance(later, TurnOutput):
-        return earlier.merged(later)
-    return later  # an error: what was generated before it is rolled back
+def _packed(answers: list[Answer]) -> Answer:
+    """What a turn answered since the last response, as one response."""
+    last = answers[-1]
+    if isinstance(last, MicroturnError):
+        return last  # what was generated before it is rolled back
+    return TurnOutput.joined([answer for answer in answers if isinstance(answer, TurnOutput)])
 
 
 class ResponseThread:
@@ -227,7 +228,7 @@ class ResponseThread:
             return posts
 
     def _send(self, stream: ResponseStream, answers: list[Answer]) -> None:
-        answer = reduce(_merged, answers)
+        answer = _packed(answers)
         try:
             stream.send(answer)
         except Exception:

@@ -6,12 +6,14 @@ Data only. Knows no session, no scheduling and no wire format.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
 from torch import Tensor
 
+from microturn.codec import Codec
 from microturn.errors import MicroturnError
+from microturn.history import Checkpoint, Cut
 from microturn.options import SessionOptions, TurnOptions
 
 SessionId = int | str
@@ -52,6 +54,17 @@ def is_empty(given: TurnInput) -> bool:
             return len(embeds) == 0
 
 
+def least_input_len(given: TurnInput, codec: Codec) -> int:
+    """How many tokens an input becomes at least; quick, however long it is."""
+    match given:
+        case TokenInput(token_ids):
+            return len(token_ids)
+        case TextInput(text):
+            return codec.least_num_ids(text, 0)
+        case EmbedInput(embeds):
+            return len(embeds)
+
+
 @dataclass(frozen=True)
 class Status:
     """How a turn ended; the fields of `status` in the wire contract, which says what they mean."""
@@ -65,6 +78,7 @@ class Status:
     timing_ms: Mapping[str, float]
     expires_in_s: float
     seed: int
+    replayed: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,14 +101,16 @@ class TurnOutput:
     status: Status | None = None
     appended_ids: tuple[int, ...] | None = None
 
-    def merged(self, later: Self) -> Self:
-        """This piece and the one that follows it, as one."""
-        return replace(
-            later,
-            token_ids=self.token_ids + later.token_ids,
-            text=self.text + later.text,
-            position=self.position if self.token_ids else later.position,
-            logprobs=self.logprobs + later.logprobs,
+    @classmethod
+    def joined(cls, pieces: Sequence[Self]) -> Self:
+        """Pieces of one answer, in their order and at least one, as one piece."""
+        return cls(
+            token_ids=tuple(token_id for piece in pieces for token_id in piece.token_ids),
+            text="".join(piece.text for piece in pieces),
+            position=next((piece.position for piece in pieces if piece.token_ids), 0),
+            logprobs=tuple(logprob for piece in pieces for logprob in piece.logprobs),
+            status=pieces[-1].status,
+            appended_ids=pieces[-1].appended_ids,
         )
 
 
@@ -130,6 +146,11 @@ class TurnRequest:
     refusal: MicroturnError | None = None
     session_options: SessionOptions = field(default_factory=SessionOptions)
 
+    @property
+    def opens(self) -> bool:
+        """Whether it asks for a new session; START with `resume` goes on with one that is here."""
+        return self.start and not self.session_options.resume
+
 
 @dataclass(eq=False)
 class Turn:
@@ -138,9 +159,11 @@ class Turn:
     Attributes:
         request: what was asked.
         options: the session's defaults with what the request said.
-        number: how many turns of the session ended before this one began.
-        context_len_before: what a roll-back cuts the context to.
-        text_state_before: what a roll-back sets the session's text state to.
+        sinks: who is answered: the request's, and those of its repetitions.
+        pieces: what was answered so far; kept for a numbered turn only, which may be asked for again.
+        number: its place among the turns of its session.
+        before: the history that its input was appended to.
+        cut: what its `rewind_to` took from the history before that.
         appended_ids: the ids that the input became.
         num_input: tokens appended, embeddings included.
         num_output: tokens generated.
@@ -151,9 +174,11 @@ class Turn:
 
     request: TurnRequest
     options: TurnOptions = field(default_factory=TurnOptions)
+    sinks: list[TurnSink] = field(default_factory=list)
+    pieces: list[TurnOutput] = field(default_factory=list)
     number: int = 0
-    context_len_before: int = 0
-    text_state_before: Any = None
+    before: Checkpoint | None = None
+    cut: Cut | None = None
     appended_ids: list[int] = field(default_factory=list)
     num_input: int = 0
     num_output: int = 0
@@ -163,6 +188,54 @@ class Turn:
     begun_s: float = 0.0
     first_token_s: float | None = None
     stop_reason: int | str | None = None
+
+    def __post_init__(self) -> None:
+        self.sinks.append(self.request.sink)
+
+    def put(self, output: TurnOutput) -> None:
+        """Answers with a piece; one with a status is the last."""
+        if self.is_numbered:
+            self.pieces.append(output)
+        for sink in self.sinks:
+            sink.put(output)
+
+    def fail(self, error: MicroturnError) -> None:
+        """Answers that the turn changed nothing, and why."""
+        for sink in self.sinks:
+            sink.fail(error)
+
+    def attach(self, sink: TurnSink) -> None:
+        """Answers a repetition too, from the beginning on."""
+        if self.pieces:
+            sink.put(TurnOutput.joined(self.pieces))
+        self.sinks.append(sink)
+
+    @property
+    def is_numbered(self) -> bool:
+        """Whether the client numbered it: then it is done once, whoever asks however often."""
+        return self.request.options.get("turn") is not None
+
+    @property
+    def deadline_s(self) -> float | None:
+        """When it must be done, by the engine's clock; None is never."""
+        return self.request.arrived_s + self.options.deadline_ms / 1e3 if self.options.deadline_ms else None
+
+    def is_late(self, now_s: float) -> bool:
+        """Whether its deadline has passed."""
+        return self.deadline_s is not None and self.deadline_s <= now_s
+
+    @property
+    def interrupts(self) -> bool:
+        """Whether it ends the turns before it; an empty one does so only if it says so itself, as with max_tokens."""
+        if is_empty(self.request.input) and not self.generates:
+            return self.request.options.get("on_overlap") == "interrupt"
+        return self.options.on_overlap == "interrupt"
+
+    @property
+    def is_keepalive(self) -> bool:
+        """Whether it asks for nothing; such a turn has no place among the others."""
+        asks = self.generates or self.interrupts or self.options.role or self.options.rewind_to is not None
+        return is_empty(self.request.input) and not asks and not self.request.end and not self.is_numbered
 
     @property
     def max_tokens(self) -> int:

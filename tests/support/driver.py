@@ -33,6 +33,9 @@ class IdsOnly:
     def append_other(self, **_: Any) -> list[int]:
         return []
 
+    def drop_held(self) -> None:
+        pass
+
     def begin_generation(self, stop: Sequence[str]) -> None:
         pass
 
@@ -162,7 +165,7 @@ class Driver:
 
     def first_page(self, session_id: SessionId) -> int:
         """The page that holds the session's first tokens."""
-        return self.engine._sessions.get(session_id).table.pages[0]
+        return self.engine._sessions.find(session_id).table.pages[0]
 
 
 def model_runner(

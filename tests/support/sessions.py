@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from microturn.history import History
 from microturn.kv_pool import PagePool, PageTable
 from microturn.options import TurnOptions
+from microturn.results import Results
 from microturn.session import Session
 from microturn.turn import SessionId, TokenInput, Turn, TurnRequest
 from support.driver import IdsOnly, Recorder
@@ -21,13 +23,14 @@ def make_session(
     """A session whose context holds 1, 2, 3, …, the first `kv_len` of them in the cache."""
     session = Session(
         id=session_id,
-        codec=IdsOnly(),
+        history=History(IdsOnly()),
         table=PageTable(pool),
         defaults=TurnOptions(),
         seed=1,
         max_context=10_000,
         idle_timeout_s=idle_timeout_s,
         last_activity_s=last_activity_s,
+        results=Results(capacity=1),
     )
     session.context.append_ids(range(1, context_len + 1))
     assert session.table.reserve(kv_len)

@@ -110,7 +110,7 @@ def run_until_preempted(driver: FakeDriver, session_id: int) -> None:
     for _ in range(200):
         driver.engine.step()
         driver.engine.check_integrity()
-        session = driver.engine._sessions.get(session_id)
+        session = driver.engine._sessions.find(session_id)
         if session.running is not None and session.running.num_output > 0 and not session.table.pages:
             return
     raise AssertionError("nobody was preempted")
@@ -165,7 +165,7 @@ def test_a_close_behind_a_turn_cancelled_while_preempted_comes() -> None:
 def lose_pages(driver: FakeDriver, session_id: int) -> None:
     """Lets another session take the pages of a parked one."""
     driver.turn("other", [9] * 28, start=True, end=True, max_tokens=4)
-    assert not driver.engine._sessions.get(session_id).table.pages
+    assert not driver.engine._sessions.find(session_id).table.pages
 
 
 def test_keeping_a_session_alive_that_lost_its_pages_costs_no_forward_pass() -> None:

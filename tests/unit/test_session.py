@@ -11,7 +11,8 @@ import pytest
 from microturn import session as session_module
 from microturn.errors import Expired, MicroturnError, NotFound
 from microturn.kv_pool import PagePool
-from microturn.session import SessionTable
+from microturn.session import Session, SessionTable
+from microturn.turn import SessionId
 from support.sessions import make_session, make_turn
 
 
@@ -23,6 +24,12 @@ def pool() -> PagePool:
 @pytest.fixture
 def table() -> SessionTable:
     return SessionTable()
+
+
+def found(table: SessionTable, session_id: SessionId) -> Session:
+    session = table.find(session_id)
+    assert session is not None
+    return session
 
 
 # ---- what a session has to compute ---------------------------------------------------------------------------------
@@ -59,8 +66,8 @@ def test_sessions_are_found_by_their_id(table: SessionTable, pool: PagePool) -> 
     table.add(second)
     assert len(table) == 2
     assert list(table) == [first, second]
-    assert table.get(1) is first
-    assert table.get("1") is second
+    assert found(table, 1) is first
+    assert found(table, "1") is second
     assert table.find("2") is None
 
 
@@ -68,10 +75,10 @@ def test_ids_are_not_matched_by_their_beginning(table: SessionTable, pool: PageP
     """An abort of 'a1' also aborted 'a10'."""
     for session_id in ("a1", "a10"):
         table.add(make_session(pool, session_id))
-    table.end(table.get("a1"))
-    assert table.get("a10").id == "a10"
+    table.end(found(table, "a1"))
+    assert found(table, "a10").id == "a10"
     with pytest.raises(NotFound, match="session 'a1' was closed"):
-        table.get("a1")
+        table.get(make_turn(session_id="a1"))
 
 
 def test_never_known_closed_and_expired_are_told_apart(table: SessionTable, pool: PagePool) -> None:
@@ -82,29 +89,29 @@ def test_never_known_closed_and_expired_are_told_apart(table: SessionTable, pool
     table.end(closed)
     table.end(expired, expired=True)
     with pytest.raises(NotFound, match="no session 'never' is here: open one with START"):
-        table.get("never")
+        table.get(make_turn(session_id="never"))
     with pytest.raises(NotFound, match="session 'closed' was closed"):
-        table.get("closed")
+        table.get(make_turn(session_id="closed"))
     with pytest.raises(Expired, match="session 'expired' was idle for 7 s"):
-        table.get("expired")
+        table.get(make_turn(session_id="expired"))
 
 
 def test_an_id_that_comes_again_is_a_new_session(table: SessionTable, pool: PagePool) -> None:
     table.add(make_session(pool, 1))
-    table.end(table.get(1), expired=True)
+    table.end(found(table, 1), expired=True)
     again = make_session(pool, 1)
     table.add(again)
-    assert table.get(1) is again
+    assert found(table, 1) is again
 
 
 def test_who_comes_back_often_gets_a_new_error_each_time(table: SessionTable, pool: PagePool) -> None:
     """One exception was kept and raised again and again: its traceback grew with each turn and held that turn."""
     table.add(make_session(pool, 1))
-    table.end(table.get(1), expired=True)
+    table.end(found(table, 1), expired=True)
     depths = set()
     for _ in range(5):
         with pytest.raises(Expired) as raised:
-            table.get(1)
+            table.get(make_turn(session_id=1))
         depths.add(len(traceback.extract_tb(raised.value.__traceback__)))
     assert len(depths) == 1
 
@@ -115,11 +122,11 @@ def test_the_memory_of_ended_sessions_is_bounded(
     monkeypatch.setattr(session_module, "NUM_ENDED_REMEMBERED", 3)
     for session_id in range(5):
         table.add(make_session(pool, session_id))
-        table.end(table.get(session_id), expired=True)
+        table.end(found(table, session_id), expired=True)
     known: dict[int, type[MicroturnError]] = {}
     for session_id in range(5):
         with pytest.raises(MicroturnError) as raised:
-            table.get(session_id)
+            table.get(make_turn(session_id=session_id))
         known[session_id] = type(raised.value)
     assert known == {0: NotFound, 1: NotFound, 2: Expired, 3: Expired, 4: Expired}
 
@@ -127,8 +134,8 @@ def test_the_memory_of_ended_sessions_is_bounded(
 def test_nothing_holds_an_ended_session(table: SessionTable, pool: PagePool) -> None:
     """The heap of expiry times held closed sessions, their contexts with them, until an hour had passed."""
     table.add(make_session(pool, 1, context_len=1000, idle_timeout_s=3600))
-    session = weakref.ref(table.get(1))
-    table.end(table.get(1))
+    session = weakref.ref(found(table, 1))
+    table.end(found(table, 1))
     gc.collect()
     assert session() is None
 
@@ -175,7 +182,7 @@ def test_a_reclaimed_session_keeps_its_context(table: SessionTable, pool: PagePo
     table.reclaim()
     assert len(session.context) == 9
     assert session.table.kv_len == 0
-    assert table.get(1) is session
+    assert found(table, 1) is session
 
 
 def test_a_session_that_is_not_parked_keeps_its_pages(table: SessionTable, pool: PagePool) -> None:
@@ -255,10 +262,10 @@ def test_a_session_with_a_running_turn_does_not_expire(table: SessionTable, pool
 
 def test_a_closed_session_does_not_expire(table: SessionTable, pool: PagePool) -> None:
     table.add(make_session(pool, 1, idle_timeout_s=10))
-    table.end(table.get(1))
+    table.end(found(table, 1))
     assert expired_ids(table, 100) == []
     with pytest.raises(NotFound, match="was closed"):
-        table.get(1)
+        table.get(make_turn(session_id=1))
 
 
 def test_the_time_of_a_closed_session_is_not_its_successors(table: SessionTable, pool: PagePool) -> None:

@@ -67,14 +67,14 @@ def test_a_turn_is_only_equal_to_itself() -> None:
     assert turn_of(TokenInput((1,))) != turn_of(TokenInput((1,)))
 
 
-def test_merged_pieces_read_like_one() -> None:
+def test_joined_pieces_read_like_one() -> None:
     first = TurnOutput((1, 2), "ab", 10, (-0.1, -0.2))
     last = TurnOutput((3,), "c", 12, (-0.3,), STATUS, (7, 8))
-    assert first.merged(last) == TurnOutput((1, 2, 3), "abc", 10, (-0.1, -0.2, -0.3), STATUS, (7, 8))
+    assert TurnOutput.joined([first, last]) == TurnOutput((1, 2, 3), "abc", 10, (-0.1, -0.2, -0.3), STATUS, (7, 8))
 
 
-def test_a_merged_piece_begins_where_the_first_token_is() -> None:
+def test_a_joined_piece_begins_where_the_first_token_is() -> None:
     only_text = TurnOutput((), "a", 0)
     tokens = TurnOutput((3,), "b", 12)
-    assert only_text.merged(tokens).position == 12
-    assert tokens.merged(TurnOutput(status=STATUS)).position == 12
+    assert TurnOutput.joined([only_text, tokens]).position == 12
+    assert TurnOutput.joined([tokens, TurnOutput(status=STATUS)]).position == 12

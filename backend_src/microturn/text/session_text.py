@@ -113,6 +113,10 @@ class SessionText:
         self._keep(writer, role, has_input=input_follows or bool(writer.ids), input_follows=input_follows)
         return writer.ids
 
+    def drop_held(self) -> None:
+        """Forgets input that has no ids yet."""
+        self.state = replace(self.state, held=HeldText())
+
     def begin_generation(self, stop: Sequence[str]) -> None:
         """From here on these strings stop generation.
 

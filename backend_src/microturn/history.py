@@ -1,0 +1,126 @@
+"""What a session has been told and has said, as tokens and as text, and how that is cut back and undone.
+
+    context    … input … │ generated … │ input … │ generated …
+    marks             ▲start    ▲end             one for each turn that added tokens
+
+The text state (an open message, half a character, text without ids yet) is a function of the tokens before it, but not
+of their ids alone. A mark holds it where a turn's input ended; behind that, the generated tokens lead on. Knows no
+pages: they follow (see `Session`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+from microturn.codec import Codec
+from microturn.context import Context
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Where a turn's input stands: from `start` to before `end`; and the text state behind it."""
+
+    start: int
+    end: int
+    text_state: Any
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A state of a history that appending leads away from."""
+
+    context_len: int
+    num_marks: int
+    text_state: Any
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What a cut took away.
+
+    Attributes:
+        tail: the tokens.
+        marks: the marks that went.
+        num_kept: how many marks stayed.
+        text_state: the text state before the cut.
+    """
+
+    tail: Context
+    marks: Sequence[Mark]
+    num_kept: int
+    text_state: Any
+
+
+class History:
+    """The tokens and the text of one session.
+
+    Attributes:
+        codec: its text.
+        context: its tokens.
+    """
+
+    def __init__(self, codec: Codec) -> None:
+        self.codec = codec
+        self.context = Context()
+        self._marks: list[Mark] = []
+        self._initial_text_state = codec.state
+
+    def __len__(self) -> int:
+        return len(self.context)
+
+    def checkpoint(self) -> Checkpoint:
+        """The present state, to come back to with `roll_back`."""
+        return Checkpoint(len(self.context), len(self._marks), self.codec.state)
+
+    def roll_back(self, checkpoint: Checkpoint) -> None:
+        """Undoes all that was appended since."""
+        self.context.truncate(checkpoint.context_len)
+        del self._marks[checkpoint.num_marks :]
+        self.codec.state = checkpoint.text_state
+
+    def mark_input(self, start: int) -> None:
+        """Notes that what stands from `start` on is a turn's input, and that it is complete."""
+        self._marks.append(Mark(start, len(self.context), self.codec.state))
+
+    def cut(self, position: int) -> Cut:
+        """Cuts the context back to a position within it.
+
+        Turns that had ended there stay whole, with the text that they left without ids; of the turn that is cut in two
+        its tokens before the position stay. What comes next is as if nothing had ever been behind it.
+        """
+        num_kept = bisect_right(self._marks, position, key=attrgetter("end"))
+        removed, text_state = self._marks[num_kept:], self.codec.state
+        del self._marks[num_kept:]
+        if removed and removed[0].start < position:
+            self.codec.state = removed[0].text_state
+            self.codec.drop_held()
+            self._marks.append(Mark(removed[0].start, position, self.codec.state))
+        else:
+            self._read_again(position)
+        return Cut(self.context.split(position), removed, num_kept, text_state)
+
+    def restore(self, cut: Cut) -> None:
+        """Undoes a cut, once what was appended since has been rolled back."""
+        self.context.extend(cut.tail)
+        self._marks[cut.num_kept :] = cut.marks
+        self.codec.state = cut.text_state
+
+    def _read_again(self, position: int) -> None:
+        """Sets the text state to what it was behind the input that ended last and the tokens generated since."""
+        start = self._marks[-1].end if self._marks else 0
+        self.codec.state = self._marks[-1].text_state if self._marks else self._initial_text_state
+        if start < position:
+            self.codec.begin_generation(())
+            for token_id in self.context.token_ids[start:position]:
+                self.codec.accept(token_id)
+            self.codec.end_generation()
+
+    def check_integrity(self) -> None:
+        """Asserts that the marks stand in their order within the context."""
+        edges = [edge for mark in self._marks for edge in (mark.start, mark.end)]
+        assert edges == sorted(edges), f"inputs overlap: {edges}"
+        assert not edges or edges[-1] <= len(self.context), "an input beyond the context"

@@ -1,0 +1,113 @@
+"""What a turn does to its session's history before anything is computed: it cuts, then appends; or it changes nothing.
+
+Everything that depends on the context is checked here, when the turn's time has come. Pages follow later.
+"""
+
+from __future__ import annotations
+
+from microturn.errors import ContextFull, FailedPrecondition, InvalidArgument
+from microturn.session import Session
+from microturn.turn import EmbedInput, TextInput, TokenInput, Turn, is_empty
+
+
+def take_in(session: Session, turn: Turn, *, max_tokens: int) -> None:
+    """Cuts the context where the turn says so, and appends its input.
+
+    Args:
+        session: the turn's.
+        turn: its options have been set.
+        max_tokens: how much it will generate at most; 0 where it will not be answered.
+
+    Raises:
+        MicroturnError: why the turn must not run; nothing has changed then.
+    """
+    _check_number(session, turn)
+    turn.number = session.num_turns
+    history = session.history
+    cut_at = _cut_position(session, turn)
+    turn.cut = history.cut(cut_at) if cut_at < len(history) else None
+    turn.before = history.checkpoint()
+    try:
+        _append(session, turn, max_tokens)
+    except Exception:
+        take_out(session, turn)
+        raise
+    session.num_turns += not turn.is_keepalive
+
+
+def take_out(session: Session, turn: Turn) -> None:
+    """Undoes `take_in` and all that has been appended since."""
+    assert turn.before is not None
+    session.history.roll_back(turn.before)
+    if turn.cut is not None:
+        session.history.restore(turn.cut)
+    session.num_turns = turn.number
+
+
+def _check_number(session: Session, turn: Turn) -> None:
+    """The turn before this one may have been refused since this one arrived."""
+    if turn.is_numbered and turn.options.turn != session.num_turns:
+        raise FailedPrecondition(
+            f"turn {session.num_turns} comes before turn {turn.options.turn}", turn=session.num_turns
+        )
+
+
+def _cut_position(session: Session, turn: Turn) -> int:
+    rewind_to, end = turn.options.rewind_to, len(session.history)
+    if rewind_to is None:
+        return end
+    if rewind_to > end and not turn.interrupts:
+        raise FailedPrecondition(f"rewind_to={rewind_to} is behind the end of the context", position=end)
+    return min(rewind_to, end)
+
+
+def _append(session: Session, turn: Turn, max_tokens: int) -> None:
+    context, codec = session.context, session.codec
+    given = turn.request.input
+    embeds = given.embeds if isinstance(given, EmbedInput) else None
+    start = len(context)
+    text_state = codec.state
+    if isinstance(given, TextInput):
+        # Tokenizing a text that cannot fit would hold up everybody else.
+        _check_room(session, codec.least_num_ids(given.text, enough=session.max_context), max_tokens)
+    ids = _encode(session, turn, generates=max_tokens > 0)
+    turn.num_input = len(ids) + (0 if embeds is None else len(embeds))
+    if max_tokens and len(context) + turn.num_input == 0:
+        raise InvalidArgument("there is nothing to generate from: the context is empty and so is the input")
+    _check_room(session, turn.num_input, max_tokens)
+    context.append_ids(ids)
+    if embeds is not None:
+        context.append_embeds(embeds)
+    turn.appended_ids = ids
+    if max_tokens or turn.num_input or codec.state is not text_state:
+        session.history.mark_input(start)
+    if max_tokens:
+        # A stop string does not count before min_tokens.
+        codec.begin_generation(turn.options.stop if turn.options.min_tokens == 0 else ())
+
+
+def _encode(session: Session, turn: Turn, *, generates: bool) -> list[int]:
+    """The ids that a turn's input becomes; before embeddings, those of text that was held and of the template."""
+    context, codec, options = session.context, session.codec, turn.options
+    given = turn.request.input
+    appends = not is_empty(given) or generates
+    if not appends and options.role is None:
+        return []  # a keep-alive: text that is held stays held
+    if isinstance(given, TextInput) or not appends:
+        return codec.append_text(
+            given.text if isinstance(given, TextInput) else "",
+            role=options.role,
+            parse_special=options.parse_special,
+            flush=generates,
+            last_token_id=context.last_token_id,
+        )
+    ids = codec.append_other(role=options.role, last_token_id=context.last_token_id, input_follows=not is_empty(given))
+    return [*ids, *given.token_ids] if isinstance(given, TokenInput) else ids
+
+
+def _check_room(session: Session, num_input: int, max_tokens: int) -> None:
+    if len(session.context) + num_input + max_tokens > session.max_context:
+        raise ContextFull(
+            f"{len(session.context)} tokens of context, {num_input} of input and max_tokens={max_tokens} exceed "
+            f"max_context={session.max_context}: send less, rewind or open a new session"
+        )

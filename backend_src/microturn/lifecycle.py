@@ -1,0 +1,293 @@
+"""The life of a session as its turns make it: the one place in which a session's state changes.
+
+    START ──▶ opening ──────▶ parked ◀──────────────────────────────┐
+                 │              │  a turn: its input is taken in      │  finished, failed, cancelled, out of time,
+                 ▼ refused      ▼                                     │  interrupted: then the next one in the queue
+             as before       running ─────────────────────────────────┘
+                                                                  parked ── END ──▶ closed
+                                                                  parked ── silence ──▶ expired
+
+Every turn that is taken here is answered exactly once, by a status or by an error, and only the turn that runs may end
+the running state: `finish` and `fail` are given the turn, as its token. Knows turns, histories and who waits; knows no
+model and no wire.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+from microturn.errors import DeadlineExceeded, InternalError, MicroturnError
+from microturn.intake import take_in, take_out
+from microturn.prefix_cache import PrefixCache
+from microturn.session import Session, SessionTable
+from microturn.status import status_of
+from microturn.turn import Turn, TurnOutput, is_empty
+
+log = logging.getLogger(__name__)
+
+# A turn without a deadline is due one beat after it came, and one more for each further step that its input takes.
+BEAT_S = 0.2
+
+# A turn that waited, and why its input could not be taken in; None when it was.
+Fate = tuple[Turn, MicroturnError | None]
+
+
+class Lifecycle:
+    """What happens to sessions and their turns.
+
+    Attributes:
+        running: the sessions that have a turn.
+
+    Args:
+        sessions: those that live.
+        prefixes: full pages that a new session may begin with.
+        clock: seconds, monotonic.
+        step_len: tokens that one step computes at most.
+        shares_prefixes: whether closed sessions leave their pages to `prefixes`.
+    """
+
+    def __init__(
+        self,
+        sessions: SessionTable,
+        prefixes: PrefixCache,
+        clock: Callable[[], float],
+        *,
+        step_len: int,
+        shares_prefixes: bool,
+    ) -> None:
+        self.running: dict[Session, None] = {}
+        self._sessions = sessions
+        self._prefixes = prefixes
+        self._clock = clock
+        self._step_len = step_len
+        self._shares_prefixes = shares_prefixes
+
+    # ---- turns come ----------------------------------------------------------------------------------------------
+
+    def open(self, session: Session, turn: Turn) -> None:
+        """A new session with its first turn, which has been taken in; it replaces one of the same id."""
+        replaced = self._sessions.find(session.id)
+        if replaced is not None:
+            self._reset(replaced)
+        self._sessions.add(session)
+        session.is_closing = turn.request.end
+        self._prefixes.adopt(session.table, session.context)
+        self._begin(session, turn)
+        self.advance(session)
+
+    def enqueue(self, session: Session, turn: Turn) -> None:
+        """A turn that waits for those before it."""
+        self._accept(session, turn)
+        session.queued.append(turn)
+        self.advance(session)
+
+    def interrupt(self, session: Session, turn: Turn) -> None:
+        """A turn that ends those before it: what ran stops where it is, what waits is appended and not answered.
+
+        Raises:
+            MicroturnError: why the turn must not run; then the others go on as if it had never come.
+        """
+        text_state = session.codec.state
+        last_text = session.codec.end_generation()
+        fates = self._take_in_unanswered(session)
+        try:
+            take_in(session, turn, max_tokens=turn.max_tokens)
+        except Exception:
+            for queued, refusal in reversed(fates):
+                if refusal is None:
+                    take_out(session, queued)
+            session.codec.state = text_state
+            raise
+        self._end_open_turns(session, fates, last_text, _len_before(turn))
+        # The others have been told how long the context is now: this cut stays even where the turn itself is undone.
+        turn.cut = None
+        session.cut_kv(_len_before(turn))
+        self._accept(session, turn)
+        self._begin(session, turn)
+        self.advance(session)
+
+    def close(self, session: Session, *, at_once: bool) -> None:
+        """END came with a turn that is refused: the session closes all the same."""
+        session.is_closing = True
+        if at_once and session.running is not None:
+            last_text = session.codec.end_generation()
+            fates = self._take_in_unanswered(session)
+            self._end_open_turns(session, fates, last_text, len(session.context))
+        self.advance(session)
+
+    def _accept(self, session: Session, turn: Turn) -> None:
+        session.last_activity_s = max(session.last_activity_s, turn.request.arrived_s)
+        session.is_closing = turn.request.end
+
+    # ---- turns run -----------------------------------------------------------------------------------------------
+
+    def advance(self, session: Session) -> None:
+        """Goes on where no turn runs: takes those that wait, up to one that has something to compute.
+
+        Where none waits, the session is parked, or ended.
+        """
+        while session.queued and session.running is None:
+            turn = session.queued.popleft()
+            try:
+                take_in(session, turn, max_tokens=turn.max_tokens)
+            except Exception as error:
+                turn.fail(told(error))
+            else:
+                session.cut_kv(_len_before(turn))
+                self._begin(session, turn)
+        if session.running is not None:
+            return
+        if session.is_closing:
+            if self._shares_prefixes:
+                self._prefixes.publish(session.table, session.context)
+            self._sessions.end(session)
+        else:
+            self._sessions.park(session)
+
+    def _begin(self, session: Session, turn: Turn) -> None:
+        turn.begun_s = self._clock()
+        session.running = turn
+        self.running[session] = None
+        self._sessions.unpark(session)
+        turn.num_cached = session.table.kv_len
+        num_steps = max(1, -(-session.num_pending // self._step_len))
+        due_s = turn.request.arrived_s + BEAT_S * num_steps if turn.deadline_s is None else turn.deadline_s
+        turn.due_s = due_s - BEAT_S * session.priority
+        if not session.num_pending:
+            self.finish(session, turn, "append")
+
+    # ---- turns end -----------------------------------------------------------------------------------------------
+
+    def finish(self, session: Session, turn: Turn, reason: str, output: TurnOutput | None = None) -> None:
+        """Ends the running turn well: what it appended and generated stays.
+
+        Args:
+            output: its last tokens; none of them by default.
+        """
+        assert session.running is turn, "only its owner ends a turn"
+        output = output or TurnOutput()
+        if turn.generates:
+            output = replace(output, text=output.text + session.codec.end_generation())
+        if turn.request.end and is_empty(turn.request.input) and not turn.generates:
+            reason = "closed"
+        self._tell_end(session, turn, reason, output)
+        self._release(session)
+
+    def fail(self, session: Session, turn: Turn, error: Exception) -> None:
+        """Ends the running turn with an error: nothing of it stays."""
+        self._roll_back(session, turn)
+        turn.fail(told(error))
+        self.advance(session)
+
+    def cancel(self, turn: Turn) -> None:
+        """Nobody waits for a turn any more: it is undone. A numbered one runs on, since its client may ask again."""
+        session = self._sessions.find(turn.request.session_id)
+        if session is None or turn.is_numbered:
+            return
+        if session.running is turn:
+            self._roll_back(session, turn)
+            self._tell_cancelled(session, turn)
+            self.advance(session)
+        elif turn in session.queued:
+            session.queued.remove(turn)
+            self._tell_cancelled(session, turn)
+
+    def expire_turns(self) -> None:
+        """Ends the turns whose deadline has passed: with what there is when they run, with an error when they wait."""
+        now_s = self._clock()
+        for session in list(self.running):
+            for turn in [turn for turn in session.queued if turn.is_late(now_s)]:
+                session.queued.remove(turn)
+                turn.fail(DeadlineExceeded("the turn's time passed while it waited: nothing was appended"))
+            if session.running is not None and session.running.is_late(now_s):
+                self.finish(session, session.running, "deadline")
+                self.advance(session)
+
+    def fail_all(self, error: MicroturnError) -> None:
+        """Answers every turn with an error; nothing can be done with the sessions after that."""
+        for session in self._sessions:
+            for turn in session.open_turns:
+                turn.fail(error)
+            session.queued.clear()
+            self._release(session)
+
+    def _take_in_unanswered(self, session: Session) -> list[Fate]:
+        """Appends what the waiting turns bring, and says of each whether it was refused, and why."""
+        fates: list[Fate] = []
+        for turn in session.queued:
+            try:
+                take_in(session, turn, max_tokens=0)
+            except Exception as error:
+                fates.append((turn, told(error)))
+            else:
+                fates.append((turn, None))
+        return fates
+
+    def _end_open_turns(self, session: Session, fates: list[Fate], last_text: str, context_len: int) -> None:
+        """Ends the running turn and those that waited as interrupted.
+
+        Args:
+            fates: what `_take_in_unanswered` said.
+            last_text: the last text of the running turn.
+            context_len: what is left of the context.
+        """
+        victim = session.running
+        assert victim is not None, "nobody waits where nobody runs"
+        session.queued.clear()
+        self._release(session)
+        self._tell_end(session, victim, "interrupted", TurnOutput(text=last_text), context_len)
+        for turn, refusal in fates:
+            if refusal is None:
+                session.cut_kv(_len_before(turn))
+                self._tell_end(session, turn, "interrupted", TurnOutput(), context_len)
+            else:
+                turn.fail(refusal)
+
+    def _tell_end(
+        self, session: Session, turn: Turn, reason: str, output: TurnOutput, context_len: int | None = None
+    ) -> None:
+        """Answers a turn with its last output and its status, and keeps what a repetition would be told."""
+        session.last_activity_s = self._clock()
+        appended_ids = tuple(turn.appended_ids) if turn.options.return_appended_ids else None
+        status = status_of(session, turn, reason, self._clock(), context_len)
+        turn.put(replace(output, status=status, appended_ids=appended_ids))
+        if turn.is_numbered:
+            session.results.record(turn)
+
+    def _tell_cancelled(self, session: Session, turn: Turn) -> None:
+        turn.put(TurnOutput(status=status_of(session, turn, "cancelled", self._clock())))
+
+    def _roll_back(self, session: Session, turn: Turn) -> None:
+        """Undoes the running turn whole; its client has still to be told."""
+        assert session.running is turn, "only its owner ends a turn"
+        session.cut_kv(_len_before(turn))
+        take_out(session, turn)
+        session.last_activity_s = self._clock()
+        self._release(session)
+
+    def _release(self, session: Session) -> None:
+        session.running = None
+        self.running.pop(session, None)
+
+    def _reset(self, session: Session) -> None:
+        """Ends a session that START replaces; its turns end as cancelled."""
+        for turn in session.open_turns:
+            self._tell_cancelled(session, turn)
+        session.queued.clear()
+        self._release(session)
+        self._sessions.end(session)
+
+
+def told(error: Exception) -> MicroturnError:
+    """An error as its client is told of it."""
+    if isinstance(error, MicroturnError):
+        return error
+    log.error("a turn failed", exc_info=error)
+    return InternalError(f"nothing was appended, because of a fault of the server: {error}")
+
+
+def _len_before(turn: Turn) -> int:
+    assert turn.before is not None, "a turn that was never taken in"
+    return turn.before.context_len

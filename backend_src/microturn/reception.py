@@ -1,0 +1,193 @@
+"""Where turns arrive: whose they are, whether they came before, whether there is room; then they are in the lifecycle's
+hands. What is refused here has cost no forward pass and touched no session.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import replace
+
+from microturn.checks import check_request
+from microturn.codec import CodecFactory
+from microturn.errors import ContextFull, FailedPrecondition, InvalidArgument, ResourceExhausted
+from microturn.history import History
+from microturn.intake import take_in
+from microturn.kv_pool import PagePool, PageTable
+from microturn.lifecycle import Lifecycle, told
+from microturn.options import OF_ONE_TURN, TENANT_HEADER, SessionOptions, TurnOptions
+from microturn.results import Results, check_same, content_of
+from microturn.runner import Runner
+from microturn.session import Session, SessionTable, check_owner
+from microturn.settings import Settings
+from microturn.turn import Turn, TurnRequest, least_input_len
+
+
+class Reception:
+    """Takes turns in, or refuses them.
+
+    Args:
+        settings: its limits.
+        runner: the model that the turns are for.
+        pool: where the pages of new sessions come from.
+        sessions: those that live.
+        lifecycle: gets the turns that are accepted.
+        max_context: tokens that a session may hold at most.
+        new_codec: makes the codec of a new session.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        runner: Runner,
+        pool: PagePool,
+        sessions: SessionTable,
+        lifecycle: Lifecycle,
+        *,
+        max_context: int,
+        new_codec: CodecFactory,
+    ) -> None:
+        self._settings = settings
+        self._runner = runner
+        self._pool = pool
+        self._sessions = sessions
+        self._lifecycle = lifecycle
+        self._max_context = max_context
+        self._new_codec = new_codec
+
+    def receive(self, turn: Turn) -> None:
+        """Takes a turn, or answers why not."""
+        try:
+            self._check_tenant(turn.request)
+            check_request(turn.request, self._runner)
+            if turn.request.opens:
+                self._open(turn)
+            else:
+                self._take(self._sessions.get(turn), turn)
+        except Exception as error:
+            turn.fail(told(error))
+            self._close_refused(turn)
+
+    # ---- START ---------------------------------------------------------------------------------------------------
+
+    def _open(self, turn: Turn) -> None:
+        """A new session; one of the same id that lives gives way once the new one has proved itself valid."""
+        request = turn.request
+        replaced = self._sessions.find(request.session_id)
+        if replaced is not None:
+            check_owner(replaced, turn)
+            if self._is_repetition(replaced, turn):
+                return
+        if request.options.get("turn", 0) != 0:
+            raise InvalidArgument("START is turn 0: go on with a session that lives by resume")
+        self._check_num_sessions(request, replaced)
+        session = self._new_session(request)
+        turn.options = replace(session.defaults, **request.options)
+        take_in(session, turn, max_tokens=turn.max_tokens)
+        self._lifecycle.open(session, turn)
+
+    def _new_session(self, request: TurnRequest) -> Session:
+        asked = request.session_options
+        max_context = self._max_context if asked.max_context is None else asked.max_context
+        if max_context > self._max_context:
+            raise InvalidArgument(f"option 'max_context' is at most {self._max_context} here")
+        defaults = {name: value for name, value in request.options.items() if name not in OF_ONE_TURN}
+        seed = defaults.pop("seed", None)
+        return Session(
+            id=request.session_id,
+            history=History(self._new_codec(asked.tools)),
+            table=PageTable(self._pool),
+            defaults=replace(TurnOptions(), **defaults),
+            seed=secrets.randbits(63) if seed is None else seed,
+            max_context=max_context,
+            idle_timeout_s=asked.idle_timeout_s or self._settings.idle_timeout_s,
+            last_activity_s=request.arrived_s,
+            results=Results(capacity=self._settings.max_queued_turns + 1),
+            key=request.options.get("session_key"),
+            tenant=request.options.get("tenant"),
+            priority=asked.session_priority,
+        )
+
+    def _check_num_sessions(self, request: TurnRequest, replaced: Session | None) -> None:
+        if replaced is not None:
+            return
+        tenant = request.options.get("tenant")
+        if len(self._sessions) >= self._settings.max_sessions:
+            raise ResourceExhausted(
+                f"{self._settings.max_sessions} sessions are open: close one or try again", retry_after_ms=1000
+            )
+        if tenant is not None and self._sessions.num_of_tenant(tenant) >= self._settings.max_sessions_per_tenant:
+            raise ResourceExhausted(
+                f"{self._settings.max_sessions_per_tenant} sessions of this tenant are open: close one or try again",
+                retry_after_ms=1000,
+            )
+
+    # ---- turns of a session that lives ---------------------------------------------------------------------------
+
+    def _take(self, session: Session, turn: Turn) -> None:
+        request = turn.request
+        if replace(request.session_options, resume=False) != SessionOptions():
+            raise InvalidArgument("resume goes on with what START has set: send no other option of the session")
+        if self._is_repetition(session, turn):
+            return
+        if session.is_closing:
+            raise FailedPrecondition(f"session '{session.id}' is closing: open a new one with START")
+        turn.options = replace(session.defaults, **request.options)
+        _check_number(session, turn)
+        least_len = least_input_len(request.input, session.codec)
+        if least_len > session.max_context:
+            # It never fits, so it need not wait to be told so, in memory.
+            raise ContextFull(f"the input has {least_len} tokens or more: max_context is {session.max_context}")
+        if turn.interrupts and session.running is not None:
+            self._lifecycle.interrupt(session, turn)
+            return
+        if len(session.queued) >= self._settings.max_queued_turns:
+            raise ResourceExhausted(
+                f"{len(session.queued)} turns wait in this session already: wait for an answer", retry_after_ms=200
+            )
+        self._lifecycle.enqueue(session, turn)
+
+    def _is_repetition(self, session: Session, turn: Turn) -> bool:
+        """Answers a turn that came before: from its record, or together with the one that is not done yet.
+
+        Raises:
+            InvalidArgument: its number is that of another turn.
+            FailedPrecondition: it came long ago.
+        """
+        request = turn.request
+        number = request.options.get("turn")
+        if number is None:
+            return False
+        for earlier in session.open_turns:
+            if earlier.is_numbered and earlier.options.turn == number:
+                check_same(request, content_of(earlier.request))
+                earlier.attach(request.sink)
+                return True
+        answer = session.results.find(request)
+        if answer is not None:
+            request.sink.put(answer)
+            return True
+        if number < session.num_turns:
+            raise FailedPrecondition(
+                f"the answer to turn {number} is not kept any more: go on with turn {session.num_turns}",
+                turn=session.num_turns,
+            )
+        return False
+
+    # ---- checks --------------------------------------------------------------------------------------------------
+
+    def _check_tenant(self, request: TurnRequest) -> None:
+        if request.options.get("tenant") is not None and not self._settings.max_sessions_per_tenant:
+            raise InvalidArgument(f"'{TENANT_HEADER}' is not read here: set max_sessions_per_tenant")
+
+    def _close_refused(self, turn: Turn) -> None:
+        """END closes its session even when its turn is refused, but for who may not speak for the session."""
+        session = self._sessions.find(turn.request.session_id)
+        if session is not None and turn.request.end and not turn.request.opens and session.is_owned_by(turn):
+            self._lifecycle.close(session, at_once=turn.interrupts)
+
+
+def _check_number(session: Session, turn: Turn) -> None:
+    """A numbered turn follows on those that were accepted before it."""
+    expected = session.num_turns + sum(not waiting.is_keepalive for waiting in session.queued)
+    if turn.is_numbered and turn.options.turn != expected:
+        raise FailedPrecondition(f"turn {expected} comes before turn {turn.options.turn}", turn=expected)
