@@ -17,12 +17,21 @@ class AppendOptions(TypedDict, total=False):
             template of the model. Another role than that of the open message closes it and opens the next.
         parse_special: special tokens written inside the text count as such; else they are plain text.
         return_appended_ids: the status tells the ids that the input became.
+        turn: the turn's number, that of the first being 0: sent again, it is answered again and not done again.
+        on_overlap: ``queue`` waits for the turns that are not done, ``interrupt`` ends them: what was generated stays
+            in the context, what waited is appended and not answered.
+        rewind_to: cuts the context back to this absolute position first; see ``Tokens.position``.
+        deadline_ms: milliseconds that the turn has on the server; then it ends with what there is. 0 is for ever.
         traceparent: W3C trace context that the server's spans join.
     """
 
     role: str
     parse_special: bool
     return_appended_ids: bool
+    turn: int
+    on_overlap: str
+    rewind_to: int
+    deadline_ms: float
     traceparent: str
 
 
@@ -73,15 +82,25 @@ class SessionOptions(GenerationOptions, total=False):
         idle_timeout_s: seconds of silence after which the server ends the session.
         max_context: longest context in tokens.
         tools: tool descriptions for the chat template, as JSON schema.
+        session_priority: each step makes the session's turns due 200 ms earlier than others'.
+        session_key: nobody may use the session without it; the session says it with every turn.
+        resume: go on with the session of this id that the server has, rather than open one.
         parse_special: see :class:`AppendOptions`.
         return_appended_ids: see :class:`AppendOptions`.
+        on_overlap: see :class:`AppendOptions`.
+        deadline_ms: see :class:`AppendOptions`.
     """
 
     idle_timeout_s: float
     max_context: int
     tools: Sequence[Mapping[str, object]]
+    session_priority: int
+    session_key: str
+    resume: bool
     parse_special: bool
     return_appended_ids: bool
+    on_overlap: str
+    deadline_ms: float
 
 
 # Options that make no sense as a session's default.
@@ -104,4 +123,6 @@ DEFAULTS: Mapping[str, object] = {
     "logprobs": False,
     "parse_special": False,
     "return_appended_ids": False,
+    "on_overlap": "queue",
+    "deadline_ms": 0.0,
 }

@@ -14,7 +14,8 @@ While START is not answered nothing else is sent: if it is refused, the turn tha
 sends END, since Triton holds a sequence until it sees one; from LOST nothing can be sent.
 
 On the wire, what START says becomes the default of all later turns. Here the options of a turn are its own: what the
-first turn said beyond the session's options is said again, with the value that holds then, by every later turn.
+first turn said beyond the session's options is said again, with the value that holds then, by every later turn; and so
+is the session's key.
 """
 
 from __future__ import annotations
@@ -83,6 +84,7 @@ class SessionCore:
         if misplaced := sorted(options.keys() & ONE_TURN_OPTIONS):
             raise InvalidArgument(f"'{misplaced[0]}' is an option of turns: give it to turn() or append()")
         add_options(ModelInferRequest(), options)
+        self._key = {"session_key": options.get("session_key")}
         self.id = check_session_id(session_id)
         self.state = SessionState.NEW
         self.context_len = 0
@@ -140,7 +142,7 @@ class SessionCore:
             if self.state is SessionState.NEW and turn is not self._end:
                 self._make_start(turn)
             else:
-                add_options(turn.request, self._later_options)
+                add_options(turn.request, self._key | self._later_options)
             self._unanswered[turn.request.id] = turn
             requests.append(turn.request)
         return requests

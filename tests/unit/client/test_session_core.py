@@ -183,6 +183,20 @@ class TestOptions:
         assert (wire.option(request, "temperature"), wire.option(request, "seed")) == (0.5, 1)
         assert wire.option(request, "top_k") is None
 
+    def test_the_key_is_said_with_every_turn(self, new_core, clock, wire):
+        core = new_core(session_key="mine")
+        begin(core)
+        [start] = core.requests_to_send()
+        core.receive(wire.message(start.id, end=wire.status()))
+        begin(core)
+        [later] = core.requests_to_send()
+        core.receive(wire.message(later.id, end=wire.status()))
+        clock.now_s += 60.0 * KEEPALIVE_SHARE
+        core.begin_keepalive()
+        core.begin_close(5.0)
+        keepalive, end = core.requests_to_send()
+        assert [wire.option(request, "session_key") for request in (start, later, keepalive, end)] == ["mine"] * 4
+
     def test_nothing_is_said_that_nobody_said(self, open_core):
         begin(open_core)
         [request] = open_core.requests_to_send()
