@@ -184,9 +184,12 @@ class Lifecycle:
     def cancel(self, turn: Turn) -> None:
         """Nobody waits for a turn any more: it is undone. A numbered one runs on, since its client may ask again."""
         session = self._sessions.find(turn.request.session_id)
-        if session is None or turn.is_numbered:
+        if session is None:
             return
-        if session.running is turn:
+        if turn.is_numbered:
+            for open_turn in session.open_turns:
+                open_turn.detach(turn.request.sink)
+        elif session.running is turn:
             self._roll_back(session, turn)
             self._tell_cancelled(session, turn)
             self.advance(session)

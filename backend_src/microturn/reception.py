@@ -160,6 +160,8 @@ class Reception:
         for earlier in session.open_turns:
             if earlier.is_numbered and earlier.options.turn == number:
                 check_same(request, content_of(earlier.request))
+                if len(earlier.sinks) > self._settings.max_queued_turns:
+                    raise ResourceExhausted(f"{len(earlier.sinks)} clients wait for turn {number}", retry_after_ms=200)
                 earlier.attach(request.sink)
                 return True
         answer = session.results.find(request)

@@ -210,6 +210,10 @@ class Turn:
             sink.put(TurnOutput.joined(self.pieces))
         self.sinks.append(sink)
 
+    def detach(self, sink: TurnSink) -> None:
+        """Nobody reads this sink any more."""
+        self.sinks = [other for other in self.sinks if other is not sink]
+
     @property
     def is_numbered(self) -> bool:
         """Whether the client numbered it: then it is done once, whoever asks however often."""

@@ -56,3 +56,27 @@ def draw_latencies(path: Path, lines: Mapping[str, Mapping[int, float]], title: 
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=130)
     plt.close(figure)
+
+
+def draw_soak(name: str, memory_mb: Sequence[float], num_acts: Sequence[int]) -> Path:
+    """The server's memory over a soak, and what its clients did meanwhile.
+
+    Args:
+        name: of the file in the results folder, without its suffix.
+        memory_mb: of all processes, once a second.
+        num_acts: what the clients had done by then.
+
+    Returns:
+        The picture's path.
+    """
+    path = RESULTS_DIR / f"{name}.png"
+    figure, (memory, rate) = plt.subplots(2, sharex=True, figsize=(8, 5), layout="constrained")
+    minutes = [second / 60 for second in range(len(memory_mb))]
+    memory.plot(minutes, memory_mb, color=_COLOURS["session"], linewidth=1.5)
+    memory.set(title="A soak of sessions that talk, interrupt and vanish", ylabel="memory, MB", ylim=(0, None))
+    per_s = [(num_acts[at] - num_acts[max(0, at - 10)]) / 10 for at in range(len(num_acts))]
+    rate.plot(minutes, per_s, color=_COLOURS["prefix"], linewidth=1.5)
+    rate.set(xlabel="minutes", ylabel="turns and endings per second", ylim=(0, None))
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+    return path
