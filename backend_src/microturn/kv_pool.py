@@ -44,6 +44,11 @@ class PagePool:
             self._counts[page] = 1
         return pages
 
+    def num_freeable(self, owners: Iterable[Sequence[int]]) -> int:
+        """Pages that would be free if these owners released theirs: not those that somebody else shares."""
+        references = Counter(page for pages in owners for page in pages)
+        return sum(count == self._counts[page] for page, count in references.items())
+
     def is_shared(self, page: int) -> bool:
         """Whether a page has more than one owner, so that none of them may write it."""
         return self._counts[page] > 1
@@ -104,7 +109,7 @@ class PageTable:
     def could_reserve(self, num_tokens: int, others: Iterable[Self]) -> bool:
         """Whether `reserve` would succeed if these others gave up their pages."""
         num_missing = self._pool.num_pages_for(num_tokens) - len(self.pages)
-        return num_missing <= self._pool.num_free + sum(len(other.pages) for other in others)
+        return num_missing <= self._pool.num_free + self._pool.num_freeable(other.pages for other in others)
 
     def adopt(self, pages: Sequence[int]) -> None:
         """Begins with full pages that somebody else has computed; they are shared, and never written by us."""

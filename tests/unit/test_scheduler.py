@@ -215,6 +215,20 @@ def test_a_session_that_cannot_be_helped_takes_no_pages_from_others() -> None:
     assert 2 in scheduled or behind.table.kv_len == 8
 
 
+def test_shared_pages_do_not_count_as_what_a_victim_could_give() -> None:
+    """It lost its KV, and its pages were still those of the session that needed more."""
+    pool = PagePool(11, PAGE_SIZE)
+    first = running(pool, 1, 19, 18, due_s=1.0)
+    sharing = running(pool, 2, 25, 16, due_s=2.0)
+    behind = running(pool, 3, 24, due_s=3.0)
+    behind.table.adopt(sharing.table.pages)
+    assert behind.table.reserve(24)
+    behind.table.kv_len = 23
+    assert pool.num_free == 0
+    assert schedule([first, sharing, behind], 64) == {1: 1}
+    assert behind.table.kv_len == 23
+
+
 @settings(max_examples=80, deadline=None)
 @given(
     turns=st.lists(st.tuples(st.integers(1, 40), st.integers(0, 20)), min_size=1, max_size=8),
