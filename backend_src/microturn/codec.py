@@ -33,6 +33,10 @@ class Codec(Protocol):
 
     state: Any
 
+    def fork(self) -> Codec:
+        """Another session's text that goes on from the same state."""
+        ...
+
     def least_num_ids(self, text: str, enough: int) -> int:
         """How many ids this text and what is held become at least; quick, however long the text.
 

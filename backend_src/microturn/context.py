@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from operator import attrgetter
+from typing import Self
 
 from torch import Tensor
 
@@ -48,6 +49,10 @@ class Context:
         del self.token_ids[length:]
         self.embeds = self.embeds_between(0, length)
 
+    def copy(self) -> Context:
+        """An independent context of the same tokens."""
+        return Context().extend(self)
+
     def split(self, length: int) -> Context:
         """Forgets everything from position `length` on, and returns it."""
         tail = Context()
@@ -56,10 +61,11 @@ class Context:
         self.truncate(length)
         return tail
 
-    def extend(self, tail: Context) -> None:
+    def extend(self, tail: Context) -> Self:
         """Appends all of another context."""
         self.embeds += [EmbedSpan(len(self) + span.start, span.embeds) for span in tail.embeds]
         self.token_ids += tail.token_ids
+        return self
 
     def embeds_between(self, first: int, last: int) -> list[EmbedSpan]:
         """Embeddings at positions from `first` to before `last`, their starts counted from `first`."""

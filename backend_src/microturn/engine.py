@@ -74,7 +74,6 @@ class Engine:
             self._prefixes,
             clock,
             step_len=settings.max_batch_tokens,
-            shares_prefixes=settings.share_prefixes,
         )
         self._reception = Reception(
             settings, runner, pool, self._sessions, self._lifecycle, max_context=max_context, new_codec=new_codec

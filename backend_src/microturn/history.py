@@ -72,6 +72,23 @@ class History:
     def __len__(self) -> int:
         return len(self.context)
 
+    def fork(self, before: Checkpoint | None, cut: Cut | None) -> History:
+        """An independent history that goes on from here, or from before a turn that is not done.
+
+        Args:
+            before: the history that the turn's input was appended to; None when no turn runs.
+            cut: what the turn had cut off before that.
+        """
+        branch = History(self.codec.fork())
+        branch.context = self.context.copy()
+        branch._marks = self._marks[:]
+        branch._initial_text_state = self._initial_text_state
+        if before is not None:
+            branch.roll_back(before)
+        if cut is not None:
+            branch.restore(cut)
+        return branch
+
     def checkpoint(self) -> Checkpoint:
         """The present state, to come back to with `roll_back`."""
         return Checkpoint(len(self.context), len(self._marks), self.codec.state)

@@ -95,6 +95,7 @@ class PageTable:
 
     def __init__(self, pool: PagePool) -> None:
         self._pool = pool
+        self.page_size = pool.page_size
         self.pages: list[int] = []
         self.kv_len = 0
 
@@ -112,7 +113,7 @@ class PageTable:
         return num_missing <= self._pool.num_free + self._pool.num_freeable(other.pages for other in others)
 
     def adopt(self, pages: Sequence[int]) -> None:
-        """Begins with full pages that somebody else has computed; they are shared, and never written by us."""
+        """Begins with full pages that somebody else has computed; they are shared, and never written from now on."""
         assert not self.pages, "only an empty table adopts pages"
         self._pool.share(pages)
         self.pages = list(pages)

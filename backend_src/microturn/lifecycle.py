@@ -42,10 +42,9 @@ class Lifecycle:
 
     Args:
         sessions: those that live.
-        prefixes: full pages that a new session may begin with.
+        prefixes: full pages of first turns, which a new session may begin with.
         clock: seconds, monotonic.
         step_len: tokens that one step computes at most.
-        shares_prefixes: whether closed sessions leave their pages to `prefixes`.
     """
 
     def __init__(
@@ -55,14 +54,12 @@ class Lifecycle:
         clock: Callable[[], float],
         *,
         step_len: int,
-        shares_prefixes: bool,
     ) -> None:
         self.running: dict[Session, None] = {}
         self._sessions = sessions
         self._prefixes = prefixes
         self._clock = clock
         self._step_len = step_len
-        self._shares_prefixes = shares_prefixes
 
     # ---- turns come ----------------------------------------------------------------------------------------------
 
@@ -73,7 +70,8 @@ class Lifecycle:
             self._reset(replaced)
         self._sessions.add(session)
         session.is_closing = turn.request.end
-        self._prefixes.adopt(session.table, session.context)
+        if session.cache_salt is not None and not session.table.pages:
+            self._prefixes.adopt(session.table, session.context, session.cache_salt)
         self._begin(session, turn)
         self.advance(session)
 
@@ -100,10 +98,10 @@ class Lifecycle:
                     take_out(session, queued)
             session.codec.state = text_state
             raise
-        self._end_open_turns(session, fates, last_text, _len_before(turn))
+        self._end_open_turns(session, fates, last_text, turn.len_before)
         # The others have been told how long the context is now: this cut stays even where the turn itself is undone.
         turn.cut = None
-        session.cut_kv(_len_before(turn))
+        session.cut_kv(turn.len_before)
         self._accept(session, turn)
         self._begin(session, turn)
         self.advance(session)
@@ -135,13 +133,11 @@ class Lifecycle:
             except Exception as error:
                 turn.fail(told(error))
             else:
-                session.cut_kv(_len_before(turn))
+                session.cut_kv(turn.len_before)
                 self._begin(session, turn)
         if session.running is not None:
             return
         if session.is_closing:
-            if self._shares_prefixes:
-                self._prefixes.publish(session.table, session.context)
             self._sessions.end(session)
         else:
             self._sessions.park(session)
@@ -174,6 +170,8 @@ class Lifecycle:
             reason = "closed"
         self._tell_end(session, turn, reason, output)
         self._release(session)
+        if turn.number == 0 and session.cache_salt is not None:
+            self._prefixes.publish(session.table, session.context, session.cache_salt)
 
     def fail(self, session: Session, turn: Turn, error: Exception) -> None:
         """Ends the running turn with an error: nothing of it stays."""
@@ -243,7 +241,7 @@ class Lifecycle:
         self._tell_end(session, victim, "interrupted", TurnOutput(text=last_text), context_len)
         for turn, refusal in fates:
             if refusal is None:
-                session.cut_kv(_len_before(turn))
+                session.cut_kv(turn.len_before)
                 self._tell_end(session, turn, "interrupted", TurnOutput(), context_len)
             else:
                 turn.fail(refusal)
@@ -265,7 +263,7 @@ class Lifecycle:
     def _roll_back(self, session: Session, turn: Turn) -> None:
         """Undoes the running turn whole; its client has still to be told."""
         assert session.running is turn, "only its owner ends a turn"
-        session.cut_kv(_len_before(turn))
+        session.cut_kv(turn.len_before)
         take_out(session, turn)
         session.last_activity_s = self._clock()
         self._release(session)
@@ -289,8 +287,3 @@ def told(error: Exception) -> MicroturnError:
         return error
     log.error("a turn failed", exc_info=error)
     return InternalError(f"nothing was appended, because of a fault of the server: {error}")
-
-
-def _len_before(turn: Turn) -> int:
-    assert turn.before is not None, "a turn that was never taken in"
-    return turn.before.context_len

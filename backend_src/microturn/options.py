@@ -184,6 +184,8 @@ class SessionOptions:
     tools: tuple[dict[str, Any], ...] = _option((), _tools)
     session_priority: int = _option(0, _integer(-MAX_PRIORITY, MAX_PRIORITY))
     resume: bool = _option(False, _boolean)
+    fork_of: str | None = _option(None, _text(128))
+    cache_salt: str = _option("", _text(MAX_KEY_LEN))
 
 
 # What START sets for other turn options is the default of the session's turns; these hold for their turn alone.

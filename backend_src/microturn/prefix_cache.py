@@ -1,7 +1,8 @@
-"""Full pages of earlier contexts, found by what stands in them and before them.
+"""Full pages of earlier prompts, found by what stands in them and before them.
 
-A page's key is a hash over its token ids and the key of the page before it, so that equal keys mean equal prefixes.
-Knows pages and ids; knows no sessions. Contexts with embeddings are not shared.
+A page's key is a hash over its token ids and the key of the page before it, the first one's over a salt, so that equal
+keys mean equal prefixes among those who share the salt. Contexts with embeddings are not shared. Knows pages and ids;
+knows no sessions.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from microturn.kv_pool import PagePool, PageTable
 
 
 class PrefixCache:
-    """Pages kept for who begins with the same tokens; they give way before any session's do.
+    """Pages kept for who begins with the same tokens; those that no session holds give way before any session's do.
 
     Args:
         pool: where the pages are counted.
@@ -27,10 +28,10 @@ class PrefixCache:
         # The least recently used first; within a prefix the pages at its end, since without them the rest is of use.
         self._pages: OrderedDict[bytes, int] = OrderedDict()
 
-    def adopt(self, table: PageTable, context: Context) -> None:
+    def adopt(self, table: PageTable, context: Context, salt: str = "") -> None:
         """Begins an empty table with the longest known prefix of a context, short of its last token."""
         known = []
-        for key in self._keys(context, max(0, len(context) - 1)):
+        for key in self._keys(context, max(0, len(context) - 1), salt):
             if key not in self._pages:
                 break
             known.append(key)
@@ -38,9 +39,9 @@ class PrefixCache:
         for key in reversed(known):
             self._pages.move_to_end(key)
 
-    def publish(self, table: PageTable, context: Context) -> None:
-        """Keeps the full pages of a context that is about to be given up."""
-        keys = list(self._keys(context, table.kv_len))
+    def publish(self, table: PageTable, context: Context, salt: str = "") -> None:
+        """Keeps the full pages of a context; their owner no longer writes them."""
+        keys = list(self._keys(context, table.kv_len, salt))
         for key, page in reversed(list(zip(keys, table.pages, strict=False))):
             if key not in self._pages:
                 self._pool.share([page])
@@ -48,22 +49,24 @@ class PrefixCache:
             self._pages.move_to_end(key)
 
     def evict(self) -> bool:
-        """Gives up the least recently used page; False when there is none."""
-        if not self._pages:
-            return False
-        _, page = self._pages.popitem(last=False)
-        self._pool.release([page])
-        return True
+        """Frees the least recently used page that only the cache owns; False when there is none."""
+        for _ in range(len(self._pages)):
+            key, page = self._pages.popitem(last=False)
+            if not self._pool.is_shared(page):
+                self._pool.release([page])
+                return True
+            self._pages[key] = page  # a session uses it: nothing would come free
+        return False
 
     def owned(self) -> list[list[int]]:
         """The page lists that the cache owns, for the pool's integrity check."""
         return [list(self._pages.values())]
 
-    def _keys(self, context: Context, num_tokens: int) -> Iterator[bytes]:
+    def _keys(self, context: Context, num_tokens: int, salt: str) -> Iterator[bytes]:
         """Keys of the full pages that the first tokens fill."""
         if context.embeds:
             return
-        key = b""
+        key = salt.encode()
         size = self._pool.page_size
         for first in range(0, num_tokens - size + 1, size):
             ids = array("q", context.token_ids[first : first + size]).tobytes()

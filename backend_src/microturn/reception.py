@@ -5,7 +5,9 @@ hands. What is refused here has cost no forward pass and touched no session.
 from __future__ import annotations
 
 import secrets
+from collections import deque
 from dataclasses import replace
+from typing import Any
 
 from microturn.checks import check_request
 from microturn.codec import CodecFactory
@@ -62,7 +64,7 @@ class Reception:
             if turn.request.opens:
                 self._open(turn)
             else:
-                self._take(self._sessions.get(turn), turn)
+                self._take(self._sessions.get(turn.request.session_id, turn.request), turn)
         except Exception as error:
             turn.fail(told(error))
             self._close_refused(turn)
@@ -74,38 +76,83 @@ class Reception:
         request = turn.request
         replaced = self._sessions.find(request.session_id)
         if replaced is not None:
-            check_owner(replaced, turn)
+            check_owner(replaced, request)
             if self._is_repetition(replaced, turn):
                 return
         if request.options.get("turn", 0) != 0:
             raise InvalidArgument("START is turn 0: go on with a session that lives by resume")
         self._check_num_sessions(request, replaced)
-        session = self._new_session(request)
+        parent = self._parent(request)
+        session = self._new_session(request) if parent is None else self._branch(request, parent)
         turn.options = replace(session.defaults, **request.options)
         take_in(session, turn, max_tokens=turn.max_tokens)
+        if parent is not None:
+            session.share_kv_of(parent, turn.len_before)
         self._lifecycle.open(session, turn)
 
     def _new_session(self, request: TurnRequest) -> Session:
         asked = request.session_options
-        max_context = self._max_context if asked.max_context is None else asked.max_context
-        if max_context > self._max_context:
-            raise InvalidArgument(f"option 'max_context' is at most {self._max_context} here")
-        defaults = {name: value for name, value in request.options.items() if name not in OF_ONE_TURN}
-        seed = defaults.pop("seed", None)
+        defaults, seed = _defaults(request)
         return Session(
             id=request.session_id,
             history=History(self._new_codec(asked.tools)),
             table=PageTable(self._pool),
             defaults=replace(TurnOptions(), **defaults),
             seed=secrets.randbits(63) if seed is None else seed,
-            max_context=max_context,
+            max_context=self._max_context_for(asked, self._max_context),
             idle_timeout_s=asked.idle_timeout_s or self._settings.idle_timeout_s,
             last_activity_s=request.arrived_s,
             results=Results(capacity=self._settings.max_queued_turns + 1),
             key=request.options.get("session_key"),
             tenant=request.options.get("tenant"),
+            cache_salt=asked.cache_salt if self._settings.share_prefixes else None,
             priority=asked.session_priority,
         )
+
+    def _parent(self, request: TurnRequest) -> Session | None:
+        asked = request.session_options.fork_of
+        if asked is None:
+            return None
+        # Ids travel as strings here; that of an integer session is found by its digits.
+        is_text = self._sessions.find(asked) is not None or not (asked.isascii() and asked.isdecimal())
+        parent = self._sessions.get(asked if is_text else int(asked), request)
+        if parent.id == request.session_id:
+            raise InvalidArgument("a session is not forked into itself: give the branch an id of its own")
+        return parent
+
+    def _branch(self, request: TurnRequest, parent: Session) -> Session:
+        """A session that goes on, by itself, from the last committed point of another."""
+        asked = request.session_options
+        if asked.tools or asked.cache_salt:
+            raise InvalidArgument(
+                "a branch has the tools and the prefix of its parent: send neither tools nor cache_salt"
+            )
+        defaults, seed = _defaults(request)
+        return replace(
+            parent,
+            id=request.session_id,
+            history=parent.fork_history(),
+            table=PageTable(self._pool),
+            defaults=replace(parent.defaults, **defaults),
+            seed=parent.seed if seed is None else seed,
+            max_context=self._max_context_for(asked, parent.max_context),
+            idle_timeout_s=asked.idle_timeout_s or parent.idle_timeout_s,
+            last_activity_s=request.arrived_s,
+            results=Results(capacity=self._settings.max_queued_turns + 1),
+            cache_salt=None,
+            priority=asked.session_priority or parent.priority,
+            running=None,
+            queued=deque(),
+            num_turns=0,
+            is_closing=False,
+        )
+
+    def _max_context_for(self, asked: SessionOptions, default: int) -> int:
+        if asked.max_context is None:
+            return default
+        if asked.max_context > self._max_context:
+            raise InvalidArgument(f"option 'max_context' is at most {self._max_context} here")
+        return asked.max_context
 
     def _check_num_sessions(self, request: TurnRequest, replaced: Session | None) -> None:
         if replaced is not None:
@@ -184,8 +231,14 @@ class Reception:
     def _close_refused(self, turn: Turn) -> None:
         """END closes its session even when its turn is refused, but for who may not speak for the session."""
         session = self._sessions.find(turn.request.session_id)
-        if session is not None and turn.request.end and not turn.request.opens and session.is_owned_by(turn):
+        if session is not None and turn.request.end and not turn.request.opens and session.is_owned_by(turn.request):
             self._lifecycle.close(session, at_once=turn.interrupts)
+
+
+def _defaults(request: TurnRequest) -> tuple[dict[str, Any], int | None]:
+    """What START says for all turns of its session, and the seed."""
+    defaults = {name: value for name, value in request.options.items() if name not in OF_ONE_TURN}
+    return defaults, defaults.pop("seed", None)
 
 
 def _check_number(session: Session, turn: Turn) -> None:

@@ -22,7 +22,7 @@ from microturn.history import History
 from microturn.kv_pool import PageTable
 from microturn.options import TurnOptions
 from microturn.results import Results
-from microturn.turn import SessionId, Turn
+from microturn.turn import SessionId, Turn, TurnRequest
 
 # How many ended sessions are remembered, so that who comes back is told why.
 NUM_ENDED_REMEMBERED = 100_000
@@ -44,6 +44,7 @@ class Session:
         results: of its numbered turns.
         key: what every turn must bring; None is nothing.
         tenant: on whose behalf a trusted proxy says that it was opened.
+        cache_salt: with whom it shares the pages of its first turn; None is nobody.
         priority: beats by which its turns are due earlier than others.
         running: the turn that may change the session; nobody else may.
         queued: turns that wait behind it.
@@ -62,6 +63,7 @@ class Session:
     results: Results
     key: str | None = None
     tenant: str | None = None
+    cache_salt: str | None = None
     priority: int = 0
     running: Turn | None = None
     queued: deque[Turn] = field(default_factory=deque)
@@ -95,10 +97,24 @@ class Session:
         """Tokens that the running turn has still to compute."""
         return max(0, self.kv_target - self.table.kv_len)
 
-    def is_owned_by(self, turn: Turn) -> bool:
-        """Whether a turn brings the session's key and comes from its tenant; takes as long for any wrong key."""
-        options = turn.request.options
+    def is_owned_by(self, request: TurnRequest) -> bool:
+        """Whether a request brings the session's key and comes from its tenant; takes as long for any wrong key."""
+        options = request.options
         return options.get("tenant") == self.tenant and _same_key(options.get("session_key"), self.key)
+
+    def fork_history(self) -> History:
+        """An independent history that goes on from the last committed point: that before the running turn."""
+        turn = self.running
+        return self.history.fork(None, None) if turn is None else self.history.fork(turn.before, turn.cut)
+
+    def share_kv_of(self, parent: Session, context_len: int) -> None:
+        """Begins with the full pages of another session whose history this one had up to a length.
+
+        The tokens behind the last full page are computed again: fewer than a page.
+        """
+        same_len = context_len if parent.running is None else min(context_len, parent.running.len_before)
+        num_full = min(parent.table.kv_len, max(0, same_len - 1)) // parent.table.page_size
+        self.table.adopt(parent.table.pages[:num_full])
 
     def cut_kv(self, context_len: int) -> None:
         """Gives up the KV of all that is behind a length, and of the last token before it."""
@@ -140,19 +156,18 @@ class SessionTable:
     def find(self, session_id: SessionId) -> Session | None:
         return self._sessions.get(session_id)
 
-    def get(self, turn: Turn) -> Session:
-        """The living session that a turn belongs to.
+    def get(self, session_id: SessionId, request: TurnRequest) -> Session:
+        """The living session of an id, for a request that may speak for it.
 
         Raises:
             PermissionDenied, Expired, NotFound: as it is another's, ended or never was.
         """
-        session_id = turn.request.session_id
         session = self._sessions.get(session_id)
         if session is not None:
-            check_owner(session, turn)
+            check_owner(session, request)
             return session
         ended = self._ended.get(session_id)
-        if ended is None or not _same_key(turn.request.options.get("session_key"), ended.key):
+        if ended is None or not _same_key(request.options.get("session_key"), ended.key):
             raise NotFound(f"no session '{session_id}' is here: open one with START")
         raise ended.error(f"{ended.message}: open a new one with START")
 
@@ -219,13 +234,13 @@ class SessionTable:
         heapq.heappush(self._expiries, (at_s, next(self._entry_numbers), ref(session)))
 
 
-def check_owner(session: Session, turn: Turn) -> None:
-    """Checks that a turn may speak for a session.
+def check_owner(session: Session, request: TurnRequest) -> None:
+    """Checks that a request may speak for a session.
 
     Raises:
         PermissionDenied: it may not. The message says nothing about the session.
     """
-    if not session.is_owned_by(turn):
+    if not session.is_owned_by(request):
         raise PermissionDenied("the session belongs to somebody else: bring the session_key that its START set")
 
 

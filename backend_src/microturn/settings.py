@@ -43,8 +43,8 @@ class Settings:
         max_queued_turns: turns that may wait behind a running one in a session.
         idle_timeout_s: a session that is silent for longer expires; a session may ask for another time.
         num_threads: threads of a forward pass; 0 is one per core this process may use.
-        share_prefixes: full pages of closed sessions stay in the pool as long as there is room, and a first turn that
-            begins with the same tokens takes them up.
+        share_prefixes: full pages of a session's first turn stay in the pool as long as there is room, and a session
+            of the same `cache_salt` that begins with the same tokens takes them up.
     """
 
     model_dir: str = ""
@@ -59,7 +59,7 @@ class Settings:
     max_queued_turns: int = 8
     idle_timeout_s: float = 60.0
     num_threads: int = 0
-    share_prefixes: bool = False
+    share_prefixes: bool = True
 
     def __post_init__(self) -> None:
         choices = {

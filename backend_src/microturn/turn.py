@@ -220,6 +220,12 @@ class Turn:
         return self.request.options.get("turn") is not None
 
     @property
+    def len_before(self) -> int:
+        """Length of the context that its input was appended to."""
+        assert self.before is not None, "a turn that was never taken in"
+        return self.before.context_len
+
+    @property
     def deadline_s(self) -> float | None:
         """When it must be done, by the engine's clock; None is never."""
         return self.request.arrived_s + self.options.deadline_ms / 1e3 if self.options.deadline_ms else None

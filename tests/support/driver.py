@@ -33,6 +33,9 @@ class IdsOnly:
     def append_other(self, **_: Any) -> list[int]:
         return []
 
+    def fork(self) -> IdsOnly:
+        return IdsOnly()
+
     def drop_held(self) -> None:
         pass
 
@@ -109,7 +112,7 @@ class Driver:
         self.clock = Clock()
         self.pool = PagePool(num_pages, page_size)
         self.engine = Engine(
-            Settings(page_size=page_size, **settings),
+            Settings(page_size=page_size, **{"share_prefixes": False, **settings}),
             runner,
             self.pool,
             max_context=min(max_context, num_pages * page_size),

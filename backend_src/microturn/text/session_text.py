@@ -8,6 +8,7 @@ sessions, pages or other sessions.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 
 from microturn.codec import Piece
@@ -55,6 +56,10 @@ class SessionText:
         if tools:
             model_text.chat_template(self._tools)
         self.state = TextState()
+
+    def fork(self) -> SessionText:
+        """Another session's text that goes on from the same state."""
+        return copy(self)
 
     def least_num_ids(self, text: str, enough: int | None = None) -> int:
         """How many ids this text and what is held become at least; quick, however long the text.
