@@ -12,6 +12,10 @@ from microturn.model_store import resolve_model
 from support import models
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--engine-runs", type=int, default=2000, help="random runs of the engine in test_engine_random.py")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _threads() -> None:
     runner.set_num_threads(len(os.sched_getaffinity(0)))

@@ -66,6 +66,11 @@ class Recorder:
         return self.error is not None or any(output.status for output in self.outputs)
 
     @property
+    def code(self) -> str | None:
+        """The code that the turn was refused or failed with."""
+        return None if self.error is None else self.error.code
+
+    @property
     def token_ids(self) -> list[int]:
         return [token_id for output in self.outputs for token_id in output.token_ids]
 
@@ -104,9 +109,10 @@ class Driver:
         max_context: int = 2048,
         eos_ids: frozenset[int] = frozenset(),
         new_codec: Any = lambda _tools: IdsOnly(),
+        clock: Any = None,
         **settings: Any,
     ) -> None:
-        self.clock = Clock()
+        self.clock = clock or Clock()
         self.pool = PagePool(num_pages, page_size)
         self.engine = Engine(
             Settings(page_size=page_size, **settings),
@@ -155,6 +161,12 @@ class Driver:
             if not is_busy:
                 return
         raise AssertionError("the engine makes no progress")
+
+    def steps(self, num_steps: int) -> None:
+        """Steps so often, whether anything is left to do or not, checking the integrity after each."""
+        for _ in range(num_steps):
+            self.engine.step()
+            self.engine.check_integrity()
 
     def turn(self, session_id: SessionId, given: Sequence[int] | TurnInput = (), **kwargs: Any) -> Recorder:
         """Posts a turn and runs until everything is done."""
