@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol, Self
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -69,24 +71,68 @@ class FusedDecoder:
             float32 logits [n, vocab_size].
         """
         angles = {kind: self._angles(hidden, positions, kind) for kind in {layer.kind for layer in self._layers}}
+        buffers = _Buffers.of(self._layers[0], hidden)
         for index, layer in enumerate(self._layers):
-            hidden += _attend(index, layer, layer.input_norm(hidden), angles[layer.kind], attention)
-            hidden += _feed_forward(layer, layer.feed_forward_norm(hidden))
-        return self._head(self._norm(hidden[wanted]))
+            hidden += _attend(index, layer, hidden, angles[layer.kind], attention, buffers)
+            hidden += _feed_forward(layer, hidden, buffers)
+        last = hidden[wanted]
+        return self._head(self._norm(last, last), hidden.new_empty(len(wanted), len(self._head.weight)))
 
     def _angles(self, hidden: Tensor, positions: Tensor, kind: str | None) -> _Angles:
         """Cosines and sines [tokens, head_dim], by the model's own module: every scaling of angles is right."""
         args = (hidden, positions[None]) if kind is None else (hidden, positions[None], kind)
         cos, sin = self._rotary(*args)
+        head_dim = self._layers[0].shape.head_dim
+        if cos.shape[-1] != head_dim:
+            raise NotImplementedError(f"rotary angles for {cos.shape[-1]} of {head_dim} elements of a head")
         return cos[0].numpy(), sin[0].numpy()
 
 
-def _attend(index: int, layer: DecoderLayer, normed: Tensor, angles: _Angles, attention: Attention) -> Tensor:
-    num_tokens, shape = len(normed), layer.shape
-    qkv = layer.qkv(normed).view(num_tokens, -1, shape.head_dim)
-    q = normed.new_empty(num_tokens, layer.num_heads, shape.head_dim)
-    k = normed.new_empty(num_tokens, shape.num_kv_heads, shape.head_dim)
-    v = normed.new_empty(num_tokens, shape.num_kv_heads, shape.head_dim)
+@dataclass(frozen=True)
+class _Buffers:
+    """What the layers of one pass write into, one after the other. Fresh memory would be mapped page by page in each.
+
+    Attributes:
+        normed: [tokens, hidden].
+        qkv: [tokens, heads + 2 * kv_heads, head_dim].
+        q: [tokens, heads, head_dim].
+        k: [tokens, kv_heads, head_dim]; `v` likewise.
+        gate_up: [tokens, 2 * intermediate].
+        gated: [tokens, intermediate].
+        added: [tokens, hidden], what a block adds to the hidden state.
+    """
+
+    normed: Tensor
+    qkv: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    gate_up: Tensor
+    gated: Tensor
+    added: Tensor
+
+    @classmethod
+    def of(cls, layer: DecoderLayer, hidden: Tensor) -> Self:
+        num_tokens, shape = len(hidden), layer.shape
+        num_kv_heads, head_dim = shape.num_kv_heads, shape.head_dim
+        num_gated = len(layer.gate_up.weight) // 2
+        return cls(
+            normed=torch.empty_like(hidden),
+            qkv=hidden.new_empty(num_tokens, layer.num_heads + 2 * num_kv_heads, head_dim),
+            q=hidden.new_empty(num_tokens, layer.num_heads, head_dim),
+            k=hidden.new_empty(num_tokens, num_kv_heads, head_dim),
+            v=hidden.new_empty(num_tokens, num_kv_heads, head_dim),
+            gate_up=hidden.new_empty(num_tokens, 2 * num_gated),
+            gated=hidden.new_empty(num_tokens, num_gated),
+            added=torch.empty_like(hidden),
+        )
+
+
+def _attend(
+    index: int, layer: DecoderLayer, hidden: Tensor, angles: _Angles, attention: Attention, buffers: _Buffers
+) -> Tensor:
+    qkv, q, k, v = buffers.qkv, buffers.q, buffers.k, buffers.v
+    layer.qkv(layer.input_norm(hidden, buffers.normed), qkv.flatten(1))
     kernels.split_heads(
         qkv.numpy(),
         None if layer.q_norm is None else layer.q_norm.gain,
@@ -97,12 +143,14 @@ def _attend(index: int, layer: DecoderLayer, normed: Tensor, angles: _Angles, at
         k.numpy(),
         v.numpy(),
     )
-    attended = attention.append_and_attend(index, q, k, v, layer.scale, shape.window)
-    added = layer.output(attended.view(num_tokens, -1))
-    return added if layer.attended_norm is None else layer.attended_norm(added)
+    attended = attention.append_and_attend(index, q, k, v, layer.scale, layer.shape.window)
+    added = layer.output(attended.flatten(1), buffers.added)
+    return added if layer.attended_norm is None else layer.attended_norm(added, added)
 
 
-def _feed_forward(layer: DecoderLayer, normed: Tensor) -> Tensor:
-    gate, up = layer.gate_up(normed).chunk(2, dim=-1)
-    added = layer.down(layer.activation(gate).mul_(up))
-    return added if layer.fed_forward_norm is None else layer.fed_forward_norm(added)
+def _feed_forward(layer: DecoderLayer, hidden: Tensor, buffers: _Buffers) -> Tensor:
+    normed = layer.feed_forward_norm(hidden, buffers.normed)
+    gate, up = layer.gate_up(normed, buffers.gate_up).chunk(2, dim=-1)
+    gated = torch.mul(layer.activation(gate), up, out=buffers.gated)
+    added = layer.down(gated, buffers.added)
+    return added if layer.fed_forward_norm is None else layer.fed_forward_norm(added, added)

@@ -42,7 +42,7 @@ def fits(weight: Tensor) -> bool:
 
 @numba.njit(nogil=True, parallel=True, cache=True)
 def multiply(x: _Array, weight: _Array, out: _Array) -> None:
-    """out = x · weightᵀ, float32 and contiguous: x [rows, in], weight [out, in] that `fits`, out [rows, out]."""
+    """Product of x [rows, in] with a weight [out, in] that `fits`, into out [rows, out]; float32 and contiguous."""
     num_rows, num_out = out.shape
     for block in numba.prange(num_out // _WEIGHT_ROWS):
         first = block * _WEIGHT_ROWS
@@ -56,7 +56,7 @@ def multiply(x: _Array, weight: _Array, out: _Array) -> None:
 def _tile(num_rows: int) -> Any:
     """A function (x, row, weight, first, out) that sets out[row : row + num_rows, first : first + _WEIGHT_ROWS]."""
 
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic
     def multiply_tile(_: Any, x: Any, row: Any, weight: Any, first: Any, out: Any) -> Any:
         def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
             x, weight, out = (context.make_array(signature.args[at])(context, builder, args[at]) for at in (0, 2, 4))

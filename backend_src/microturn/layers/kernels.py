@@ -63,7 +63,7 @@ def split_heads(
         qkv: [tokens, heads + 2 * kv_heads, head_dim], the query heads first; overwritten where it is normed.
         q_gain: [head_dim], or None for heads that are not normed; `k_gain` likewise.
         eps: of the norms.
-        cos: [tokens, head_dim] of rotary embeddings (Su et al., 2021) whose pairs lie half a head apart; `sin` likewise.
+        cos: [tokens, head_dim] of rotary embeddings (Su et al., 2021), pairs half a head apart; `sin` likewise.
         q: [tokens, heads, head_dim], written.
         k: [tokens, kv_heads, head_dim], written; `v` likewise.
     """

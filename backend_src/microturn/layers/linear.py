@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Self
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from microturn.layers import few_rows
@@ -32,22 +31,24 @@ class Linear:
     def fused(cls, modules: Sequence[nn.Linear]) -> Self:
         """Stacks the outputs of several modules; their own weights become views of the stack."""
         weight = torch.cat([module.weight.detach() for module in modules])
-        for module, part in zip(modules, weight.split([module.out_features for module in modules]), strict=True):
-            module.weight.data = part
+        first = 0
+        for module in modules:
+            module.weight.data = weight[first : first + module.out_features]
+            first += module.out_features
         if all(module.bias is None for module in modules):
             return cls(weight, None)
         biases = [torch.zeros(module.out_features) if module.bias is None else module.bias for module in modules]
-        return cls(weight, torch.cat(biases).detach())
+        return cls(weight, torch.cat([bias.detach() for bias in biases]))
 
     @classmethod
     def of(cls, module: nn.Linear) -> Self:
         """The product of one module, over its own weight."""
         return cls(module.weight.detach(), None if module.bias is None else module.bias.detach())
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """x [rows, in], contiguous, to [rows, out]."""
+    def __call__(self, x: Tensor, out: Tensor) -> Tensor:
+        """Writes the product of x [rows, in] into out [rows, out], both contiguous, and returns it."""
         if len(x) > FEW_ROWS or self._weight_array is None:
-            return F.linear(x, self.weight, self.bias)
-        out = x.new_empty(len(x), len(self.weight))
-        few_rows.multiply(x.numpy(), self._weight_array, out.numpy())
+            torch.mm(x, self.weight.t(), out=out)
+        else:
+            few_rows.multiply(x.numpy(), self._weight_array, out.numpy())
         return out if self.bias is None else out.add_(self.bias)

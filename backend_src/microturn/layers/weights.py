@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -19,6 +19,9 @@ from transformers import PreTrainedModel
 from microturn.kv_tensors import LayerShape
 from microturn.layers import kernels
 from microturn.layers.linear import Linear
+
+# A module of transformers: its attributes have no types that a checker could follow.
+_Module = Any
 
 _LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 _SANDWICH_LAYER = _LAYER | {"pre_feedforward_layernorm", "post_feedforward_layernorm"}
@@ -41,15 +44,14 @@ class RMSNorm:
 
     @classmethod
     @torch.no_grad()
-    def of(cls, module: nn.Module) -> Self:
+    def of(cls, module: _Module) -> Self:
         """Reads a module's gain as the module applies it: some families store it less one."""
         eps = float(getattr(module, "variance_epsilon", None) or module.eps)
         gain: Tensor = module(torch.ones(module.weight.shape)) * (1 + eps) ** 0.5
         return cls(gain, eps)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """x [rows, width], contiguous, to the same shape."""
-        out = torch.empty_like(x)
+    def __call__(self, x: Tensor, out: Tensor) -> Tensor:
+        """Writes the normed rows of x [rows, width] into out, which may be x itself; both contiguous."""
         kernels.rms_norm(x.numpy(), self.gain, self.eps, out.numpy())
         return out
 
@@ -92,7 +94,7 @@ class DecoderLayer:
     kind: str | None
 
     @classmethod
-    def of(cls, module: nn.Module, shape: LayerShape, kind: str | None) -> Self:
+    def of(cls, module: _Module, shape: LayerShape, kind: str | None) -> Self:
         """Fuses a layer that `is_known`; the module goes on working, over the same memory."""
         attention, feed_forward = module.self_attn, module.mlp
         is_sandwich = _children(module) == _SANDWICH_LAYER
@@ -128,10 +130,17 @@ def is_known(model: PreTrainedModel, shapes: Sequence[LayerShape]) -> bool:
         and _is_rms_norm(decoder.norm)
         and len(decoder.layers) == len(shapes)
         and all(_is_known_layer(layer, shape) for layer, shape in zip(decoder.layers, shapes, strict=True))
+        and len({_sizes(layer) for layer in decoder.layers}) == 1
     )
 
 
-def _is_known_layer(layer: nn.Module, shape: LayerShape) -> bool:
+def _sizes(layer: _Module) -> tuple[int, ...]:
+    attention = layer.self_attn
+    parts = (attention.q_proj, attention.k_proj, attention.v_proj, layer.mlp.gate_proj)
+    return tuple(linear.out_features for linear in parts)
+
+
+def _is_known_layer(layer: _Module, shape: LayerShape) -> bool:
     if _children(layer) not in (_LAYER, _SANDWICH_LAYER):
         return False
     attention, feed_forward = layer.self_attn, layer.mlp
@@ -148,10 +157,10 @@ def _is_known_layer(layer: nn.Module, shape: LayerShape) -> bool:
     )
 
 
-def _is_rms_norm(module: nn.Module) -> bool:
+def _is_rms_norm(module: _Module) -> bool:
     has_eps = hasattr(module, "variance_epsilon") or hasattr(module, "eps")
     return has_eps and [name for name, _ in module.named_parameters()] == ["weight"]
 
 
-def _children(module: nn.Module) -> set[str]:
+def _children(module: _Module) -> set[str]:
     return {name for name, _ in module.named_children()}
