@@ -98,6 +98,7 @@ class _Buffers:
         q: [tokens, heads, head_dim].
         k: [tokens, kv_heads, head_dim]; `v` likewise.
         gate_up: [tokens, 2 * intermediate].
+        gate: [tokens, intermediate], the first half of `gate_up`; `up` is the second.
         gated: [tokens, intermediate].
         added: [tokens, hidden], what a block adds to the hidden state.
     """
@@ -108,6 +109,8 @@ class _Buffers:
     k: Tensor
     v: Tensor
     gate_up: Tensor
+    gate: Tensor
+    up: Tensor
     gated: Tensor
     added: Tensor
 
@@ -115,14 +118,18 @@ class _Buffers:
     def of(cls, layer: DecoderLayer, hidden: Tensor) -> Self:
         num_tokens, shape = len(hidden), layer.shape
         num_kv_heads, head_dim = shape.num_kv_heads, shape.head_dim
-        num_gated = len(layer.gate_up.weight) // 2
+        num_gated = layer.gate_up.weight.shape[0] // 2
+        gate_up = hidden.new_empty(num_tokens, 2 * num_gated)
+        gate, up = gate_up.chunk(2, dim=-1)
         return cls(
             normed=torch.empty_like(hidden),
             qkv=hidden.new_empty(num_tokens, layer.num_heads + 2 * num_kv_heads, head_dim),
             q=hidden.new_empty(num_tokens, layer.num_heads, head_dim),
             k=hidden.new_empty(num_tokens, num_kv_heads, head_dim),
             v=hidden.new_empty(num_tokens, num_kv_heads, head_dim),
-            gate_up=hidden.new_empty(num_tokens, 2 * num_gated),
+            gate_up=gate_up,
+            gate=gate,
+            up=up,
             gated=hidden.new_empty(num_tokens, num_gated),
             added=torch.empty_like(hidden),
         )
@@ -150,7 +157,7 @@ def _attend(
 
 def _feed_forward(layer: DecoderLayer, hidden: Tensor, buffers: _Buffers) -> Tensor:
     normed = layer.feed_forward_norm(hidden, buffers.normed)
-    gate, up = layer.gate_up(normed, buffers.gate_up).chunk(2, dim=-1)
-    gated = torch.mul(layer.activation(gate), up, out=buffers.gated)
+    layer.gate_up(normed, buffers.gate_up)
+    gated = torch.mul(layer.activation(buffers.gate), buffers.up, out=buffers.gated)
     added = layer.down(gated, buffers.added)
     return added if layer.fed_forward_norm is None else layer.fed_forward_norm(added, added)
