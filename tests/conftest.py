@@ -31,7 +31,7 @@ def smollm2(smollm2_dir: str) -> PreTrainedModel:
     return runner.load_model(smollm2_dir)
 
 
-@pytest.fixture(scope="session", params=["grouped_heads", "sliding_window", "llama"])
+@pytest.fixture(scope="session", params=["grouped_heads", "sliding_window", "llama", "biases", "own_fusion"])
 def tiny_model(request: pytest.FixtureRequest) -> PreTrainedModel:
     """A tiny random model; the parameter is its shape."""
     return getattr(models, request.param)()

@@ -13,6 +13,7 @@ from microturn.engine import Engine
 from microturn.errors import MicroturnError
 from microturn.kv_pool import PagePool
 from microturn.kv_tensors import KVTensors
+from microturn.layers.decoder import FusedDecoder
 from microturn.options import parse_parameters
 from microturn.runner import ModelRunner, Runner, trace_layers
 from microturn.settings import Settings
@@ -183,5 +184,7 @@ class Driver:
 def model_runner(
     model: PreTrainedModel, *, num_pages: int = 512, page_size: int = 16, use_native: bool = True
 ) -> ModelRunner:
-    """A runner over a model with a pool of its own."""
-    return ModelRunner(model, KVTensors(trace_layers(model), num_pages, page_size), use_native=use_native)
+    """A runner over a model with a pool of its own, and with fused layers where they know the model."""
+    layers = trace_layers(model)
+    kv = KVTensors(layers, num_pages, page_size)
+    return ModelRunner(model, kv, use_native=use_native, decoder=FusedDecoder.of(model, layers))
