@@ -12,6 +12,10 @@ from microturn.model_store import resolve_model
 from support import models
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--engine-runs", type=int, default=2000, help="random runs of the engine in test_engine_random.py")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _threads() -> None:
     runner.set_num_threads(len(os.sched_getaffinity(0)))
@@ -27,7 +31,7 @@ def smollm2(smollm2_dir: str) -> PreTrainedModel:
     return runner.load_model(smollm2_dir)
 
 
-@pytest.fixture(scope="session", params=["grouped_heads", "sliding_window", "llama"])
+@pytest.fixture(scope="session", params=["grouped_heads", "sliding_window", "llama", "biases", "own_fusion"])
 def tiny_model(request: pytest.FixtureRequest) -> PreTrainedModel:
     """A tiny random model; the parameter is its shape."""
     return getattr(models, request.param)()

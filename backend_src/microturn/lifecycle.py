@@ -64,7 +64,12 @@ class Lifecycle:
     # ---- turns come ----------------------------------------------------------------------------------------------
 
     def open(self, session: Session, turn: Turn) -> None:
-        """A new session with its first turn, which has been taken in; it replaces one of the same id."""
+        """A new session with its first turn, which has been taken in; it replaces one of the same id.
+
+        Raises:
+            DeadlineExceeded: the turn's time has passed; then nothing is opened, and nothing replaced.
+        """
+        self._check_time(turn)
         replaced = self._sessions.find(session.id)
         if replaced is not None:
             self._reset(replaced)
@@ -87,6 +92,7 @@ class Lifecycle:
         Raises:
             MicroturnError: why the turn must not run; then the others go on as if it had never come.
         """
+        self._check_time(turn)
         text_state = session.codec.state
         last_text = session.codec.end_generation()
         fates = self._take_in_unanswered(session)
@@ -129,6 +135,7 @@ class Lifecycle:
         while session.queued and session.running is None:
             turn = session.queued.popleft()
             try:
+                self._check_time(turn)
                 take_in(session, turn, max_tokens=turn.max_tokens)
             except Exception as error:
                 turn.fail(told(error))
@@ -201,10 +208,19 @@ class Lifecycle:
         for session in list(self.running):
             for turn in [turn for turn in session.queued if turn.is_late(now_s)]:
                 session.queued.remove(turn)
-                turn.fail(DeadlineExceeded("the turn's time passed while it waited: nothing was appended"))
-            if session.running is not None and session.running.is_late(now_s):
-                self.finish(session, session.running, "deadline")
-                self.advance(session)
+                turn.fail(_too_late())
+            running = session.running
+            if running is not None and running.is_late(now_s):
+                try:
+                    self.finish(session, running, "deadline")
+                except Exception as error:
+                    self.fail(session, running, error)
+                else:
+                    self.advance(session)
+
+    def _check_time(self, turn: Turn) -> None:
+        if turn.is_late(self._clock()):
+            raise _too_late()
 
     def fail_all(self, error: MicroturnError) -> None:
         """Answers every turn with an error; nothing can be done with the sessions after that."""
@@ -279,6 +295,10 @@ class Lifecycle:
         session.queued.clear()
         self._release(session)
         self._sessions.end(session)
+
+
+def _too_late() -> DeadlineExceeded:
+    return DeadlineExceeded("the turn's time passed while it waited: nothing was appended")
 
 
 def told(error: Exception) -> MicroturnError:

@@ -68,12 +68,14 @@ def load_engine(settings: Settings) -> Engine:
     use_native = _use_native(settings)
     model = runner.load_model(settings.model_dir)
     layers = runner.trace_layers(model)
-    accepts_embeds = check_model(model, layers, use_native=use_native)
+    checked = check_model(model, layers, use_native=use_native)
     model_text = ModelText.from_directory(Path(settings.model_dir))
 
     pool, max_context = _size_pool(settings, model, layers)
     kv = KVTensors(layers, pool.num_pages, pool.page_size)
-    model_runner = runner.ModelRunner(model, kv, use_native=use_native, accepts_embeds=accepts_embeds)
+    model_runner = runner.ModelRunner(
+        model, kv, use_native=use_native, decoder=checked.decoder, accepts_embeds=checked.accepts_embeds
+    )
     _warm_up(model_runner, settings.max_batch_tokens, max_context)
 
     engine = Engine(
@@ -85,12 +87,13 @@ def load_engine(settings: Settings) -> Engine:
         eos_ids=model_text.eos_ids,
     )
     log.info(
-        "%s: context of %d tokens, %d pages of %d tokens (%.1f GB), %s attention, %d threads",
+        "%s: context of %d tokens, %d pages of %d tokens (%.1f GB), %s layers, %s attention, %d threads",
         type(model).__name__,
         max_context,
         pool.num_pages,
         pool.page_size,
         pool.num_pages * pool.page_size * KVTensors.bytes_per_token(layers) / 1e9,
+        "transformers'" if checked.decoder is None else "fused",
         "native" if use_native else "torch",
         num_threads,
     )

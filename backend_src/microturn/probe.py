@@ -2,13 +2,15 @@
 
 Not every architecture survives a packed batch with a paged cache: some never call the attention interface, some scale
 rotary angles by the longest position in the batch, some pass arguments that we do not implement. A list of names would
-be wrong within a month, so each model shows it for itself, here.
+be wrong within a month, so each model shows it for itself, here. Our own layers (`FusedDecoder`) are held to the same
+numbers: where they fail, transformers' layers are tried.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,6 +20,7 @@ from microturn.attention import paged
 from microturn.batch import Batch, EmbedSpan, Row
 from microturn.errors import InvalidArgument
 from microturn.kv_tensors import KVTensors, LayerShape
+from microturn.layers.decoder import FusedDecoder
 from microturn.runner import ModelRunner
 
 log = logging.getLogger(__name__)
@@ -29,20 +32,51 @@ _PAGE_SIZE = 16
 _LONGEST_PROBE = 640
 
 
-def check_model(model: PreTrainedModel, layers: Sequence[LayerShape], *, use_native: bool) -> bool:
+@dataclass(frozen=True)
+class Checked:
+    """How a model can be served.
+
+    Attributes:
+        decoder: the model's layers as ours, or None where they must be transformers' own.
+        accepts_embeds: whether embeddings may stand for tokens.
+    """
+
+    decoder: FusedDecoder | None
+    accepts_embeds: bool
+
+
+def check_model(model: PreTrainedModel, layers: Sequence[LayerShape], *, use_native: bool) -> Checked:
     """Compares splits, company near and far, and embeddings with the stock model.
 
     Args:
-        model: loaded with our attention; it is as before afterwards.
+        model: loaded with our attention; it computes the same afterwards.
         layers: its layers' shapes.
         use_native: which kernels to check.
-
-    Returns:
-        Whether embeddings may stand for tokens.
 
     Raises:
         InvalidArgument: when a session's logits would not be the stock model's.
     """
+    name = type(model).__name__
+    try:
+        decoder = FusedDecoder.of(model, layers)
+        if decoder is not None:
+            return Checked(decoder, _check(model, layers, decoder, use_native=use_native))
+    except Exception as reason:  # whatever does not fit our layers: transformers' own decide
+        log.warning("%s runs on transformers' layers, which are slower than fused ones: %s", name, reason)
+    try:
+        return Checked(None, _check(model, layers, None, use_native=use_native))
+    except _Deviation as reason:
+        raise InvalidArgument(f"{name} cannot be served: its {reason}") from None
+
+
+class _Deviation(Exception):
+    """Logits are not the stock model's."""
+
+
+def _check(
+    model: PreTrainedModel, layers: Sequence[LayerShape], decoder: FusedDecoder | None, *, use_native: bool
+) -> bool:
+    """Whether embeddings may stand for tokens; raises `_Deviation` when tokens give other logits."""
     windows = [layer.window for layer in layers if layer.window is not None]
     length = max([96, *(window + 48 for window in windows if window + 48 <= _LONGEST_PROBE)])
     max_positions = int(getattr(model.config.get_text_config(), "max_position_embeddings", length))
@@ -53,7 +87,8 @@ def check_model(model: PreTrainedModel, layers: Sequence[LayerShape], *, use_nat
     neighbour = torch.randint(vocab_size, (length // 2,), generator=generator).tolist()
 
     num_pages = 2 * -(-length // _PAGE_SIZE)
-    runner = ModelRunner(model, KVTensors(layers, num_pages, _PAGE_SIZE), use_native=use_native)
+    kv = KVTensors(layers, num_pages, _PAGE_SIZE)
+    runner = ModelRunner(model, kv, use_native=use_native, decoder=decoder)
     pages, neighbour_pages = list(range(0, num_pages, 2)), list(range(1, num_pages, 2))
     cuts = sorted({1, 5, 21, length - 40, length - 1, length})
     got, got_neighbour = [], []
@@ -100,9 +135,8 @@ def _require_equal(name: str, situation: str, got: Tensor, expected: Tensor) -> 
     log.info("probe: logits of %s %s deviate by %.1e", name, situation, deviation)
     # Written so that NaN fails too.
     if not deviation <= TOLERANCE:
-        raise InvalidArgument(
-            f"{name} cannot be served: its logits {situation} deviate from the stock model's by {deviation:.1e} "
-            f"(allowed: {TOLERANCE:.0e})"
+        raise _Deviation(
+            f"logits {situation} deviate from the stock model's by {deviation:.1e} (allowed: {TOLERANCE:.0e})"
         )
 
 

@@ -210,9 +210,11 @@ class Reception:
                 if len(earlier.sinks) > self._settings.max_queued_turns:
                     raise ResourceExhausted(f"{len(earlier.sinks)} clients wait for turn {number}", retry_after_ms=200)
                 earlier.attach(request.sink)
+                session.last_activity_s = max(session.last_activity_s, request.arrived_s)
                 return True
         answer = session.results.find(request)
         if answer is not None:
+            session.last_activity_s = max(session.last_activity_s, request.arrived_s)
             request.sink.put(answer)
             return True
         if number < session.num_turns:
@@ -232,6 +234,7 @@ class Reception:
         """END closes its session even when its turn is refused, but for who may not speak for the session."""
         session = self._sessions.find(turn.request.session_id)
         if session is not None and turn.request.end and not turn.request.opens and session.is_owned_by(turn.request):
+            turn.options = replace(session.defaults, **turn.request.options)
             self._lifecycle.close(session, at_once=turn.interrupts)
 
 

@@ -1,7 +1,8 @@
 """Runs a batch through the model. Knows layers and pages; knows no sessions, no sampling and no text.
 
-The layers are transformers' own. They see one packed sequence ``[1, T]`` with explicit positions; the attention is
-ours and reads each row's pages, so nothing of a session's past is computed or copied again.
+The layers see one packed sequence with explicit positions; the attention is ours and reads each row's pages, so nothing
+of a session's past is computed or copied again. The layers are ours too where we know the architecture
+(`FusedDecoder`), and else transformers' own, over ``[1, T]``.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from microturn.attention.paged import PagedAttention
 from microturn.batch import Batch
 from microturn.errors import InvalidArgument
 from microturn.kv_tensors import KVTensors, LayerShape
+from microturn.layers.decoder import FusedDecoder
 
 
 class Runner(Protocol):
@@ -49,11 +51,21 @@ class ModelRunner:
         model: loaded for inference with our attention (see `load_model`).
         kv: the pages.
         use_native: whether short rows go through the native kernel.
+        decoder: the model's layers as ours; None runs transformers' own.
         accepts_embeds: what the probe found (see `Runner`).
     """
 
-    def __init__(self, model: PreTrainedModel, kv: KVTensors, *, use_native: bool, accepts_embeds: bool = True) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        kv: KVTensors,
+        *,
+        use_native: bool,
+        decoder: FusedDecoder | None = None,
+        accepts_embeds: bool = True,
+    ) -> None:
         self.model = model
+        self._decoder = decoder
         self.kv = kv
         self.use_native = use_native
         self.accepts_embeds = accepts_embeds
@@ -69,29 +81,30 @@ class ModelRunner:
         ids = torch.tensor([token_id for row in rows for token_id in row.token_ids])
         ends = torch.tensor([len(row.token_ids) for row in rows]).cumsum(0)
         wanted = ends[torch.tensor([row.wants_logits for row in rows])] - 1
+        positions = self._positions(batch)
+        attention = PagedAttention(batch, self.kv, native=self.use_native)
+        if self._decoder is not None:
+            return self._decoder(self._embed(batch, ids), positions, wanted, attention)
+        has_embeds = any(row.embeds for row in rows)
+        inputs = {"inputs_embeds": self._embed(batch, ids)[None]} if has_embeds else {"input_ids": ids[None]}
         logits: Tensor = self.model(
-            **self._inputs(batch, ids),
-            position_ids=self._positions(batch)[None],
-            use_cache=False,
-            logits_to_keep=wanted,
-            paged=PagedAttention(batch, self.kv, native=self.use_native),
+            **inputs, position_ids=positions[None], use_cache=False, logits_to_keep=wanted, paged=attention
         ).logits
         return logits[0].float()
 
     def _positions(self, batch: Batch) -> Tensor:
         return torch.cat([torch.arange(row.position, row.context_len) for row in batch.rows])
 
-    def _inputs(self, batch: Batch, ids: Tensor) -> dict[str, Tensor]:
-        if not any(row.embeds for row in batch.rows):
-            return {"input_ids": ids[None]}
-        embeds = self.model.get_input_embeddings()(ids)
+    def _embed(self, batch: Batch, ids: Tensor) -> Tensor:
+        """The new tokens' embeddings [tokens, hidden], those that were given in place of tokens included."""
+        embeds: Tensor = self.model.get_input_embeddings()(ids)
         start = 0
         for row in batch.rows:
             for span in row.embeds:
                 first = start + span.start
                 embeds[first : first + len(span.embeds)] = span.embeds
             start += len(row.token_ids)
-        return {"inputs_embeds": embeds[None]}
+        return embeds
 
 
 def load_model(model_dir: str | Path) -> PreTrainedModel:

@@ -246,4 +246,5 @@ def check_owner(session: Session, request: TurnRequest) -> None:
 
 def _same_key(given: str | None, key: str | None) -> bool:
     """Compares in constant time; no key is a key that nobody can give."""
-    return hmac.compare_digest(*(b"" if k is None else b"=" + k.encode() for k in (given, key)))
+    # Half a surrogate pair can stand in JSON, and not in UTF-8.
+    return hmac.compare_digest(*(b"" if k is None else b"=" + k.encode(errors="surrogatepass") for k in (given, key)))

@@ -22,7 +22,12 @@ ModelStreamInferResponse: TypeAlias = service_pb2.ModelStreamInferResponse
 SessionId = int | str
 
 # A first prompt can be far above the 4 MiB that gRPC allows by itself; the server has limits of its own.
-CHANNEL_OPTIONS = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
+CHANNEL_OPTIONS = (
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    # gRPC waits up to two minutes between attempts; a server that restarts is back in seconds.
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
 
 _RESERVED_NAMES = ("priority", "timeout", "headers")
 _RESERVED_PREFIXES = ("sequence_", "triton_")

@@ -13,6 +13,7 @@ from microturn.engine import Engine
 from microturn.errors import MicroturnError
 from microturn.kv_pool import PagePool
 from microturn.kv_tensors import KVTensors
+from microturn.layers.decoder import FusedDecoder
 from microturn.options import parse_parameters
 from microturn.runner import ModelRunner, Runner, trace_layers
 from microturn.settings import Settings
@@ -69,6 +70,11 @@ class Recorder:
         return self.error is not None or any(output.status for output in self.outputs)
 
     @property
+    def code(self) -> str | None:
+        """The code that the turn was refused or failed with."""
+        return None if self.error is None else self.error.code
+
+    @property
     def token_ids(self) -> list[int]:
         return [token_id for output in self.outputs for token_id in output.token_ids]
 
@@ -107,9 +113,10 @@ class Driver:
         max_context: int = 2048,
         eos_ids: frozenset[int] = frozenset(),
         new_codec: Any = lambda _tools: IdsOnly(),
+        clock: Any = None,
         **settings: Any,
     ) -> None:
-        self.clock = Clock()
+        self.clock = clock or Clock()
         self.pool = PagePool(num_pages, page_size)
         self.engine = Engine(
             Settings(page_size=page_size, **{"share_prefixes": False, **settings}),
@@ -159,6 +166,12 @@ class Driver:
                 return
         raise AssertionError("the engine makes no progress")
 
+    def steps(self, num_steps: int) -> None:
+        """Steps so often, whether anything is left to do or not, checking the integrity after each."""
+        for _ in range(num_steps):
+            self.engine.step()
+            self.engine.check_integrity()
+
     def turn(self, session_id: SessionId, given: Sequence[int] | TurnInput = (), **kwargs: Any) -> Recorder:
         """Posts a turn and runs until everything is done."""
         recorder, _ = self.post(session_id, given, **kwargs)
@@ -174,5 +187,7 @@ class Driver:
 def model_runner(
     model: PreTrainedModel, *, num_pages: int = 512, page_size: int = 16, use_native: bool = True
 ) -> ModelRunner:
-    """A runner over a model with a pool of its own."""
-    return ModelRunner(model, KVTensors(trace_layers(model), num_pages, page_size), use_native=use_native)
+    """A runner over a model with a pool of its own, and with fused layers where they know the model."""
+    layers = trace_layers(model)
+    kv = KVTensors(layers, num_pages, page_size)
+    return ModelRunner(model, kv, use_native=use_native, decoder=FusedDecoder.of(model, layers))

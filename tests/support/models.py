@@ -8,6 +8,8 @@ from transformers import (
     Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedModel,
     Qwen3Config,
     Qwen3ForCausalLM,
@@ -53,8 +55,26 @@ def llama() -> PreTrainedModel:
     return _build(LlamaForCausalLM, LlamaConfig(num_attention_heads=4, num_key_value_heads=4, **_COMMON))
 
 
+def biases() -> PreTrainedModel:
+    """A bias in every projection."""
+    return _build(
+        LlamaForCausalLM,
+        LlamaConfig(num_attention_heads=4, num_key_value_heads=2, attention_bias=True, mlp_bias=True, **_COMMON),
+    )
+
+
+def own_fusion() -> PreTrainedModel:
+    """Projections in one matrix by its own nature: not an architecture that we fuse."""
+    return _build(Phi3ForCausalLM, Phi3Config(num_attention_heads=4, num_key_value_heads=2, **_COMMON))
+
+
 def _build(model_class: type[PreTrainedModel], config: object) -> PreTrainedModel:
     paged.register()
     config._attn_implementation = paged.IMPLEMENTATION
     torch.manual_seed(7)
-    return model_class(config).eval()
+    model = model_class(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:  # norms and biases begin as ones and zeros, which would hide that one is left out
+                parameter += 0.2 * torch.randn_like(parameter)
+    return model

@@ -25,11 +25,6 @@ def context_len(driver: FakeDriver, session_id: int | str = 1) -> int:
     return driver.turn(session_id).status.context_len
 
 
-def code(recorder: Recorder) -> str | None:
-    """The code that a turn was refused with."""
-    return None if recorder.error is None else recorder.error.code
-
-
 # ---- turns that go well --------------------------------------------------------------------------------------------
 
 
@@ -131,7 +126,7 @@ def test_sessions_share_a_forward_pass_and_not_their_tokens(driver: FakeDriver) 
 
 def test_integer_and_string_ids_are_different_sessions(driver: FakeDriver) -> None:
     driver.turn(7, [5], start=True, max_tokens=0)
-    assert code(driver.turn("7", [6])) == "NOT_FOUND"
+    assert driver.turn("7", [6]).code == "NOT_FOUND"
     driver.turn("7", [6, 7], start=True, max_tokens=0)
     assert context_len(driver, 7) == 1
     assert context_len(driver, "7") == 2
@@ -171,7 +166,7 @@ def test_end_closes_the_session_and_frees_its_pages(driver: FakeDriver) -> None:
     answer = driver.turn(1, end=True)
     assert answer.status.finish_reason == "closed"
     assert driver.pool.num_free == 128
-    assert code(driver.turn(1, [5])) == "NOT_FOUND"
+    assert driver.turn(1, [5]).code == "NOT_FOUND"
 
 
 def test_the_last_turn_is_answered_before_the_session_closes(driver: FakeDriver) -> None:
@@ -179,14 +174,14 @@ def test_the_last_turn_is_answered_before_the_session_closes(driver: FakeDriver)
     answer = driver.turn(1, [6], end=True, max_tokens=3)
     assert len(answer.token_ids) == 3
     assert answer.status.finish_reason == "length"
-    assert code(driver.turn(1)) == "NOT_FOUND"
+    assert driver.turn(1).code == "NOT_FOUND"
 
 
 def test_a_session_of_one_turn_has_start_and_end(driver: FakeDriver) -> None:
     answer = driver.turn(1, [5, 6], start=True, end=True, max_tokens=3)
     assert answer.token_ids == expected_tokens([5, 6], 3)
     assert driver.pool.num_free == 128
-    assert code(driver.turn(1)) == "NOT_FOUND"
+    assert driver.turn(1).code == "NOT_FOUND"
 
 
 def test_end_on_a_running_session_waits_for_it(driver: FakeDriver) -> None:
@@ -208,13 +203,13 @@ def test_a_turn_behind_end_is_refused_and_the_close_goes_on(driver: FakeDriver) 
     again, _ = driver.post(1, end=True)
     driver.run()
     assert answer.status.finish_reason == "length"
-    assert code(late) == code(again) == "FAILED_PRECONDITION"
-    assert code(driver.turn(1, end=True)) == "NOT_FOUND"
+    assert late.code == again.code == "FAILED_PRECONDITION"
+    assert driver.turn(1, end=True).code == "NOT_FOUND"
 
 
 def test_the_close_of_an_unknown_session_is_not_a_success(driver: FakeDriver) -> None:
     """B15: it was answered with success."""
-    assert code(driver.turn(1, end=True)) == "NOT_FOUND"
+    assert driver.turn(1, end=True).code == "NOT_FOUND"
 
 
 @pytest.mark.parametrize(
@@ -225,7 +220,7 @@ def test_end_closes_even_when_its_turn_is_refused(driver: FakeDriver, given: lis
     driver.turn(1, [5], start=True, max_tokens=2)
     assert driver.turn(1, given, end=True, **values).error is not None
     assert driver.pool.num_free == 128
-    assert code(driver.turn(1)) == "NOT_FOUND"
+    assert driver.turn(1).code == "NOT_FOUND"
 
 
 def test_a_refused_end_lets_the_running_turn_finish_first(driver: FakeDriver) -> None:
@@ -233,9 +228,9 @@ def test_a_refused_end_lets_the_running_turn_finish_first(driver: FakeDriver) ->
     driver.engine.step()
     refused, _ = driver.post(1, [VOCAB_SIZE], end=True)
     driver.run()
-    assert code(refused) == "INVALID_ARGUMENT"
+    assert refused.code == "INVALID_ARGUMENT"
     assert answer.token_ids == expected_tokens([5], 4)
-    assert code(driver.turn(1)) == "NOT_FOUND"
+    assert driver.turn(1).code == "NOT_FOUND"
 
 
 # ---- START on an id that is known ----------------------------------------------------------------------------------
@@ -284,8 +279,8 @@ def test_start_begins_anew_on_a_closed_id(driver: FakeDriver) -> None:
 
 
 def test_a_refused_start_opens_nothing(driver: FakeDriver) -> None:
-    assert code(driver.turn(1, [5], start=True, max_tokens=64)) == "CONTEXT_FULL"
-    assert code(driver.turn(1, [5])) == "NOT_FOUND"
+    assert driver.turn(1, [5], start=True, max_tokens=64).code == "CONTEXT_FULL"
+    assert driver.turn(1, [5]).code == "NOT_FOUND"
 
 
 # ---- refusals ------------------------------------------------------------------------------------------------------
@@ -328,9 +323,9 @@ def test_a_model_that_takes_no_embeddings_says_so() -> None:
 
 
 def test_there_is_nothing_to_generate_from_in_an_empty_context(driver: FakeDriver) -> None:
-    assert code(driver.turn(1, start=True, max_tokens=4)) == "INVALID_ARGUMENT"
+    assert driver.turn(1, start=True, max_tokens=4).code == "INVALID_ARGUMENT"
     driver.turn(1, start=True)
-    assert code(driver.turn(1, max_tokens=4)) == "INVALID_ARGUMENT"
+    assert driver.turn(1, max_tokens=4).code == "INVALID_ARGUMENT"
     assert driver.turn(1, [5], max_tokens=1).token_ids == expected_tokens([5], 1)
 
 
@@ -346,33 +341,33 @@ def test_what_was_refused_on_the_way_is_told_and_end_still_closes(driver: FakeDr
     driver.engine.submit(Turn(replace(request, sink=sinks[1], end=True)))
     driver.run()
     assert sinks[1].error is request.refusal
-    assert code(driver.turn(1)) == "NOT_FOUND"
+    assert driver.turn(1).code == "NOT_FOUND"
 
 
 @pytest.mark.parametrize("max_tokens", [0, 1, 30])
 def test_a_context_is_filled_to_the_last_token_and_never_clamped(driver: FakeDriver, max_tokens: int) -> None:
     """Near the limit `max_tokens` was clamped in silence."""
     given = [5] * (64 - max_tokens)
-    assert code(driver.turn(1, [*given, 5], start=True, max_tokens=max_tokens)) == "CONTEXT_FULL"
+    assert driver.turn(1, [*given, 5], start=True, max_tokens=max_tokens).code == "CONTEXT_FULL"
     answer = driver.turn(1, given, start=True, max_tokens=max_tokens)
     assert len(answer.token_ids) == max_tokens
     assert answer.status.context_len == 64
     assert context_len(driver) == 64
-    assert code(driver.turn(1, [5], max_tokens=0)) == "CONTEXT_FULL"
-    assert code(driver.turn(1, max_tokens=1)) == "CONTEXT_FULL"
+    assert driver.turn(1, [5], max_tokens=0).code == "CONTEXT_FULL"
+    assert driver.turn(1, max_tokens=1).code == "CONTEXT_FULL"
 
 
 def test_a_turn_longer_than_the_context_leaves_the_session_alone(driver: FakeDriver) -> None:
     """B14: it destroyed the session's slot and made the accounting negative."""
     driver.turn(1, [5], start=True, max_tokens=0)
-    assert code(driver.turn(1, [6] * 1000)) == "CONTEXT_FULL"
+    assert driver.turn(1, [6] * 1000).code == "CONTEXT_FULL"
     assert driver.turn(1, [7], max_tokens=2).token_ids == expected_tokens([5, 7], 2)
 
 
 def test_a_session_may_ask_for_a_shorter_context_and_not_for_a_longer_one(driver: FakeDriver) -> None:
-    assert code(driver.turn(1, [5], start=True, max_context=65)) == "INVALID_ARGUMENT"
+    assert driver.turn(1, [5], start=True, max_context=65).code == "INVALID_ARGUMENT"
     driver.turn(1, [5], start=True, max_context=10, max_tokens=0)
-    assert code(driver.turn(1, [6] * 8, max_tokens=2)) == "CONTEXT_FULL"
+    assert driver.turn(1, [6] * 8, max_tokens=2).code == "CONTEXT_FULL"
     assert driver.turn(1, [6] * 7, max_tokens=2).status.context_len == 10
 
 
@@ -382,7 +377,7 @@ def test_no_more_sessions_are_opened_than_declared() -> None:
     for session_id in (1, 2):
         driver.turn(session_id, [5], start=True, max_tokens=0)
     refused = driver.turn(3, [5], start=True)
-    assert code(refused) == "RESOURCE_EXHAUSTED"
+    assert refused.code == "RESOURCE_EXHAUSTED"
     assert refused.error is not None
     assert refused.error.details == {"retry_after_ms": 1000}
     driver.turn(1, [6], start=True, max_tokens=0)  # takes the place of the one that it resets

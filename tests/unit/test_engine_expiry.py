@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from support.driver import Recorder
 from support.fake_runner import FakeDriver, expected_tokens
 
 
 @pytest.fixture
 def driver() -> FakeDriver:
     return FakeDriver(idle_timeout_s=10)
-
-
-def code(recorder: Recorder) -> str | None:
-    return None if recorder.error is None else recorder.error.code
 
 
 def pass_time(driver: FakeDriver, seconds: float) -> None:
@@ -37,7 +32,7 @@ def test_a_session_that_speaks_does_not_expire(driver: FakeDriver) -> None:
         pass_time(driver, 9.9)
         assert driver.turn(1).error is None
     pass_time(driver, 10)
-    assert code(driver.turn(1)) == "EXPIRED"
+    assert driver.turn(1).code == "EXPIRED"
 
 
 def test_each_session_has_its_own_idle_time(driver: FakeDriver) -> None:
@@ -45,9 +40,9 @@ def test_each_session_has_its_own_idle_time(driver: FakeDriver) -> None:
     assert driver.turn(2, [5], start=True, max_tokens=2, idle_timeout_s="30").status.expires_in_s == 30
     driver.turn(3, [5], start=True, max_tokens=2)
     pass_time(driver, 5)
-    assert [code(driver.turn(n)) for n in (1, 2, 3)] == ["EXPIRED", None, None]
+    assert [driver.turn(n).code for n in (1, 2, 3)] == ["EXPIRED", None, None]
     pass_time(driver, 15)
-    assert [code(driver.turn(n)) for n in (1, 2, 3)] == ["EXPIRED", None, "EXPIRED"]
+    assert [driver.turn(n).code for n in (1, 2, 3)] == ["EXPIRED", None, "EXPIRED"]
 
 
 @pytest.mark.parametrize("num_tokens", range(1, 9))
@@ -59,9 +54,9 @@ def test_the_idle_clock_starts_at_the_end_of_a_turn(driver: FakeDriver, num_toke
         driver.engine.step()
     assert answer.token_ids == expected_tokens([5], num_tokens)
     pass_time(driver, 9.9)
-    assert code(driver.turn(1)) is None
+    assert driver.turn(1).code is None
     pass_time(driver, 10)
-    assert code(driver.turn(1)) == "EXPIRED"
+    assert driver.turn(1).code == "EXPIRED"
 
 
 def test_a_turn_that_outlasts_the_idle_time_ten_times_ends_well(driver: FakeDriver) -> None:
@@ -70,7 +65,7 @@ def test_a_turn_that_outlasts_the_idle_time_ten_times_ends_well(driver: FakeDriv
     driver.clock.now_s += 100
     driver.run()
     assert answer.status.finish_reason == "length"
-    assert code(driver.turn(1)) is None
+    assert driver.turn(1).code is None
 
 
 def test_a_cancelled_turn_counts_as_activity(driver: FakeDriver) -> None:
@@ -81,29 +76,29 @@ def test_a_cancelled_turn_counts_as_activity(driver: FakeDriver) -> None:
     driver.engine.cancel(turn)
     driver.run()
     pass_time(driver, 9.9)
-    assert code(driver.turn(1)) is None
+    assert driver.turn(1).code is None
 
 
 def test_a_refused_turn_does_not_keep_a_session_alive_for_who_does_not_own_it(driver: FakeDriver) -> None:
     driver.turn(1, [5], start=True, max_tokens=2)
     pass_time(driver, 6)
-    assert code(driver.turn(1, [1000])) == "INVALID_ARGUMENT"
+    assert driver.turn(1, [1000]).code == "INVALID_ARGUMENT"
     pass_time(driver, 6)
-    assert code(driver.turn(1)) == "EXPIRED"
+    assert driver.turn(1).code == "EXPIRED"
 
 
 def test_an_expired_id_can_begin_anew(driver: FakeDriver) -> None:
     driver.turn(1, [5], start=True, max_tokens=2)
     pass_time(driver, 10)
     assert driver.turn(1, [6], start=True, max_tokens=2).token_ids == expected_tokens([6], 2)
-    assert code(driver.turn(1)) is None
+    assert driver.turn(1).code is None
 
 
 def test_an_expired_session_makes_room_for_another() -> None:
     driver = FakeDriver(idle_timeout_s=10, max_sessions=1)
     driver.turn(1, [5], start=True, max_tokens=2)
     pass_time(driver, 10)
-    assert code(driver.turn(2, [5], start=True, max_tokens=2)) is None
+    assert driver.turn(2, [5], start=True, max_tokens=2).code is None
 
 
 def test_sessions_whose_pages_were_taken_expire_like_others() -> None:
@@ -111,5 +106,5 @@ def test_sessions_whose_pages_were_taken_expire_like_others() -> None:
     driver.turn(1, [5] * 20, start=True, max_tokens=2)
     driver.turn(2, [5] * 20, start=True, max_tokens=2)
     pass_time(driver, 10)
-    assert [code(driver.turn(n)) for n in (1, 2)] == ["EXPIRED", "EXPIRED"]
+    assert [driver.turn(n).code for n in (1, 2)] == ["EXPIRED", "EXPIRED"]
     assert driver.pool.num_free == 8

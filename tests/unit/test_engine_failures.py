@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from microturn.codec import Piece
-from microturn.options import parse_parameters
-from microturn.turn import TextInput, TokenInput, Turn, TurnRequest
-from support.driver import IdsOnly, Recorder
+from microturn.turn import TextInput
+from support.driver import IdsOnly
 from support.fake_runner import FakeDriver, expected_tokens
-
-
-def code(recorder: Recorder) -> str | None:
-    return None if recorder.error is None else recorder.error.code
-
+from support.threads import ThreadedDriver, engine_threads, starting_engines
 
 # ---- a forward pass that fails -------------------------------------------------------------------------------------
 
@@ -45,7 +37,7 @@ def test_a_failed_forward_pass_ends_its_turns_and_nothing_of_them_stays(caplog: 
 def test_a_failed_first_turn_leaves_an_empty_session() -> None:
     driver = FakeDriver()
     driver.runner.error = RuntimeError("out of memory")
-    assert code(driver.turn(1, [5] * 9, start=True, max_tokens=2)) == "INTERNAL"
+    assert driver.turn(1, [5] * 9, start=True, max_tokens=2).code == "INTERNAL"
     assert driver.pool.num_free == 128
     assert driver.turn(1, [6], max_tokens=2).token_ids == expected_tokens([6], 2)
 
@@ -57,7 +49,7 @@ def test_sessions_outside_the_failed_pass_go_on() -> None:
     second, _ = driver.post(2, [6] * 8, start=True, max_tokens=2)
     driver.runner.error = RuntimeError("out of memory")
     driver.run()
-    assert code(first) == "INTERNAL"
+    assert first.code == "INTERNAL"
     assert second.token_ids == expected_tokens([6] * 8, 2)
 
 
@@ -68,7 +60,7 @@ def test_turns_that_wait_behind_a_failed_one_are_answered() -> None:
     closing, _ = driver.post(1, end=True)
     driver.runner.error = RuntimeError("out of memory")
     driver.run()
-    assert code(failed) == "INTERNAL"
+    assert failed.code == "INTERNAL"
     assert waiting.token_ids == expected_tokens([6], 3)
     assert closing.status.finish_reason == "closed"
 
@@ -82,7 +74,7 @@ def test_a_pass_that_fails_in_the_middle_of_a_long_prompt_leaves_the_kv_before_i
         driver.engine.step()
     driver.runner.error = RuntimeError("out of memory")
     driver.run()
-    assert code(failed) == "INTERNAL"
+    assert failed.code == "INTERNAL"
     later = driver.turn(1, [7], max_tokens=2)
     assert later.token_ids == expected_tokens([*history, 7], 2)
     assert later.status.usage["cached_tokens"] == 19
@@ -130,7 +122,7 @@ def test_a_codec_that_fails_ends_its_turn_and_the_engine_lives_on(method: str, i
         driver.post(1, [7], max_tokens=0)
     failed, _ = driver.post(1, TextInput("\x08"), max_tokens=2)
     driver.run()
-    assert code(failed) == "INTERNAL"
+    assert failed.code == "INTERNAL"
     assert other.token_ids == expected_tokens([6], 6)
     history = [5, 7] if is_queued else [5]
     assert driver.turn(1, TextInput("\x09"), max_tokens=2).token_ids == expected_tokens([*history, 9], 2)
@@ -144,66 +136,18 @@ def test_a_codec_that_cannot_be_made_refuses_its_start_and_the_engine_lives_on()
 
     driver = FakeDriver(new_codec=new_codec)
     driver.turn(1, [5], start=True, max_tokens=0)
-    assert code(driver.turn(1, [6], start=True, tools='[{"name": "clock"}]')) == "INTERNAL"
+    assert driver.turn(1, [6], start=True, tools='[{"name": "clock"}]').code == "INTERNAL"
     assert driver.turn(1, [7], max_tokens=2).token_ids == expected_tokens([5, 7], 2)
 
 
 # ---- the thread ----------------------------------------------------------------------------------------------------
 
 
-class Answer(Recorder):
-    """A sink to wait for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.begun = threading.Event()
-        self.ended = threading.Event()
-
-    def put(self, output: Any) -> None:
-        super().put(output)
-        self.begun.set()
-        if self.is_done:
-            self.ended.set()
-
-    def fail(self, error: Any) -> None:
-        super().fail(error)
-        self.ended.set()
-
-
-class ThreadedDriver(FakeDriver):
-    """An engine with its own thread and the real clock."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.clock = self.engine.clock = time.monotonic
-
-    def ask(self, session_id: int, given: list[int], *, start: bool = False, **values: Any) -> Answer:
-        """Posts a turn without waiting for it."""
-        answer = Answer()
-        options, session_options = parse_parameters(json.dumps(values), start=start)
-        request = TurnRequest(session_id, TokenInput(given), answer, self.clock())
-        request = replace(request, start=start, options=options, session_options=session_options)
-        self.engine.submit(Turn(request))
-        return answer
-
-
 @pytest.fixture
 def started() -> Iterator[Callable[..., ThreadedDriver]]:
     """Starts engines, and stops them after the test."""
-    drivers: list[ThreadedDriver] = []
-
-    def start(**kwargs: Any) -> ThreadedDriver:
-        drivers.append(ThreadedDriver(**kwargs))
-        threading.Thread(target=drivers[-1].engine.run, name="microturn-engine", daemon=True).start()
-        return drivers[-1]
-
-    yield start
-    for driver in drivers:
-        driver.engine.stop()
-
-
-def engine_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "microturn-engine"]
+    with starting_engines() as start:
+        yield start
 
 
 def test_the_thread_answers_what_is_posted_and_ends_when_told(started: Callable[..., ThreadedDriver]) -> None:
@@ -225,8 +169,8 @@ def test_a_fault_of_the_engine_itself_ends_it_aloud(
     assert driver.ask(1, [5], start=True, max_tokens=1).ended.wait(10)
     monkeypatch.setattr(driver.engine._scheduler, "schedule", lambda _: 1 / 0)
     with caplog.at_level(logging.CRITICAL):
-        assert code(asked(driver.ask(1, [6], max_tokens=1))) == "UNAVAILABLE"
-        assert code(asked(driver.ask(2, [6], start=True))) == "UNAVAILABLE"
+        assert driver.ask(1, [6], max_tokens=1).wait().code == "UNAVAILABLE"
+        assert driver.ask(2, [6], start=True).wait().code == "UNAVAILABLE"
     assert "the engine stops" in caplog.text
 
 
@@ -238,12 +182,7 @@ def test_an_engine_without_turns_waits_and_still_ends_sessions_in_time(started: 
         time.sleep(0.005)
     assert driver.pool.num_free == 128
     assert len(driver.runner.batches) == 1
-    assert code(asked(driver.ask(1, [6]))) == "EXPIRED"
-
-
-def asked(answer: Answer) -> Answer:
-    assert answer.ended.wait(10)
-    return answer
+    assert driver.ask(1, [6]).wait().code == "EXPIRED"
 
 
 def test_stop_ends_what_runs_and_what_waits_with_unavailable(started: Callable[..., ThreadedDriver]) -> None:
@@ -252,7 +191,7 @@ def test_stop_ends_what_runs_and_what_waits_with_unavailable(started: Callable[.
     waiting = driver.ask(1, [6], max_tokens=5000)
     assert running.begun.wait(10)
     driver.engine.stop()
-    assert code(asked(running)) == code(asked(waiting)) == "UNAVAILABLE"
+    assert running.wait().code == waiting.wait().code == "UNAVAILABLE"
 
 
 def test_a_turn_that_was_ended_by_stop_is_not_answered_again() -> None:
@@ -262,7 +201,7 @@ def test_a_turn_that_was_ended_by_stop_is_not_answered_again() -> None:
     driver.engine.step()
     driver.engine.stop()
     driver.engine.step()
-    assert code(answer) == "UNAVAILABLE"
+    assert answer.code == "UNAVAILABLE"
     assert len(answer.token_ids) == 1
 
 
@@ -276,7 +215,7 @@ def test_a_turn_that_was_ended_by_stop_is_not_cancelled_as_well(is_running: bool
     driver.engine.stop()
     driver.engine.cancel(turn)
     driver.engine.step()
-    assert code(answer) == "UNAVAILABLE"
+    assert answer.code == "UNAVAILABLE"
 
 
 def test_a_turn_that_comes_after_stop_is_refused(started: Callable[..., ThreadedDriver]) -> None:
@@ -286,4 +225,4 @@ def test_a_turn_that_comes_after_stop_is_refused(started: Callable[..., Threaded
     driver.engine.stop()
     late = driver.ask(1, [6], max_tokens=1)
     assert late.ended.wait(1)
-    assert code(late) == "UNAVAILABLE"
+    assert late.code == "UNAVAILABLE"

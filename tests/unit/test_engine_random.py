@@ -1,252 +1,337 @@
-"""Tests of engine: any order of posts, steps, cancellations, failures and silence, against plain lists.
+"""Tests of engine: any order of turns, interruptions, rewinds, repetitions, departures, failures, silence and clock
+jumps, in a pool that is too small, against plain lists.
 
-The model of a session is the list of what it has been told and has said, and the turns that are still to be answered.
-Every answer is checked against it in the order of the session's turns, the pool's integrity after every step.
+`PlainEngine` hears all that the engine hears and says what must come of it. After every event the contexts, the open
+turns and the answers of both are compared, and the engine's integrity is checked. `pytest --engine-runs` says how many
+runs there are.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import sys
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from microturn.turn import Turn
-from support.driver import Recorder
-from support.fake_runner import FakeDriver, expected_tokens
+from microturn.session import Session
+from support.fake_runner import VOCAB_SIZE, FakeDriver
+from support.plain_engine import MAX_SESSIONS, PlainEngine
+from support.plain_session import IDLE_S, MAX_QUEUED, PlainSession
+from support.plain_turn import MAX_CONTEXT, Ask, PlainTurn
 
-NUM_IDS = 5
-MAX_CONTEXT = 40
-MAX_QUEUED = 3
-IDLE_S = 10.0
-
-session_ids = st.integers(1, NUM_IDS)
-# Some inputs begin alike, so that prefixes are shared.
-inputs = st.one_of(st.lists(st.integers(0, 96), max_size=14), st.integers(0, 20).map(lambda n: list(range(n))))
-output_lens = st.integers(0, 8)
-seldom = st.sampled_from([False, False, False, True])
+# In so many steps the most urgent turn computes a whole context, if need be in steps of one token, and ends.
+MAX_STEPS_TO_AN_ANSWER = 2 * MAX_CONTEXT
+STEP_S = 0.01
 
 
-@dataclass(eq=False)
-class Posted:
-    """A turn that was posted."""
+@dataclass(frozen=True)
+class Remark:
+    """What is drawn of a turn; the rest of it follows from the session that it is said in.
 
-    given: list[int]
+    Attributes:
+        cut_back: how far before the end of the context its rewind cuts; below 0 is beyond the end, None is no rewind.
+        delay_s: how long it lies before the engine takes it.
+    """
+
+    given: tuple[int, ...]
     max_tokens: int
-    recorder: Recorder
-    turn: Turn
-    may_be_cancelled: bool = False
-    may_fail: bool = False
+    is_numbered: bool
+    cut_back: int | None
+    on_overlap: str | None
+    deadline_ms: float | None
+    end: bool
+    delay_s: float
+
+    def said_in(self, session_id: int, session: PlainSession | None) -> Ask:
+        """The turn as the owner of a session says it, or who opens one."""
+        number, context_len, key = (
+            (session.next_number, len(session.now.tokens), session.key) if session else (0, 0, None)
+        )
+        return Ask(
+            session_id,
+            self.given,
+            self.max_tokens,
+            end=self.end,
+            turn=number if self.is_numbered else None,
+            rewind_to=None if self.cut_back is None else max(0, context_len - self.cut_back),
+            on_overlap=self.on_overlap,
+            deadline_ms=self.deadline_ms,
+            session_key=key,
+        )
 
 
-@dataclass
-class Model:
-    """What a session must be."""
-
-    history: list[int] = field(default_factory=list)
-    unanswered: list[Posted] = field(default_factory=list)
-    is_closing: bool = False
+session_ids = st.integers(1, MAX_SESSIONS + 1)
+keys = st.sampled_from([None, None, "hers", "his"])
+# Some inputs begin alike, so that prefixes are shared.
+inputs = st.one_of(
+    st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=14).map(tuple), st.integers(1, 20).map(lambda n: tuple(range(n)))
+)
+output_lens = st.sampled_from([0, 1, 2, 4, 6, 8, 10])
+overlaps = st.sampled_from([None, None, "queue", "interrupt"])
+deadlines_ms = st.sampled_from([None, None, None, None, None, 0.0, 25.0, 60.0, 1000.0])
+seldom = st.sampled_from([False] * 7 + [True])
+remarks = st.builds(
+    Remark,
+    given=inputs,
+    max_tokens=output_lens,
+    is_numbered=st.booleans(),
+    cut_back=st.one_of(st.none(), st.none(), st.integers(-3, 16)),
+    on_overlap=overlaps,
+    deadline_ms=deadlines_ms,
+    end=seldom,
+    delay_s=st.sampled_from([0.0] * 7 + [0.05]),
+)
+flags = st.sampled_from([{}, {}, {"start": True}, {"start": True, "resume": True}, {"end": True}])
+# Which of those that there are.
+choices = st.integers(0, 11)
+# Steps that the engine makes before the next thing happens.
+pauses = st.sampled_from([0, 0, 1, 2, 3, 4, 6])
 
 
 class EngineMachine(RuleBasedStateMachine):
-    """Sessions in a pool that is too small for them."""
+    """Sessions in a pool that is too small for them, and the plain engine beside it."""
 
     @initialize(
-        num_pages=st.integers(10, 40), max_batch_tokens=st.sampled_from([4, 7, 64]), share_prefixes=st.booleans()
+        num_pages=st.integers(10, 30),
+        max_batch_tokens=st.sampled_from([4, 7, 64]),
+        share_prefixes=st.booleans(),
+        is_stopped=seldom,
+        first=st.lists(remarks, min_size=1, max_size=3),
     )
-    def begin(self, num_pages: int, max_batch_tokens: int, share_prefixes: bool) -> None:
+    def begin(
+        self, num_pages: int, max_batch_tokens: int, share_prefixes: bool, is_stopped: bool, first: list[Remark]
+    ) -> None:
         self.driver = FakeDriver(
             num_pages=num_pages,
             max_context=MAX_CONTEXT,
             max_batch_tokens=max_batch_tokens,
             max_queued_turns=MAX_QUEUED,
+            max_sessions=MAX_SESSIONS,
             idle_timeout_s=IDLE_S,
             share_prefixes=share_prefixes,
         )
-        self.models: dict[int, Model] = {}
-        self.ended: dict[int, str] = {}
+        self.plain = PlainEngine(self.driver.clock, self._find)
+        self.is_stopped = is_stopped
+        self.posted: list[PlainTurn] = []
+        self.numbered: list[Ask] = []
+        for session_id, remark in enumerate(first, start=1):
+            self.start(session_id, remark, None, 0)
 
-    # ---- what may happen -------------------------------------------------------------------------------------------
+    # ---- what may happen: turns --------------------------------------------------------------------------------------
 
-    @rule(
-        session_id=session_ids, given=inputs, max_tokens=output_lens, end=st.sampled_from([False, False, False, True])
-    )
-    def turn(self, session_id: int, given: list[int], max_tokens: int, end: bool) -> None:
-        """A turn; it opens its session if there is none."""
-        start = session_id not in self.models
-        posted = self._post(session_id, given, max_tokens, start=start, end=end)
-        if start and posted.recorder.error is not None:
-            self._check_refused_start(posted)
-        elif start:
-            self.models[session_id] = Model(unanswered=[posted], is_closing=end)
-        else:
-            self._check_arrival(self.models[session_id], posted, end)
+    @rule(session_id=session_ids, remark=remarks, key=keys, pause=pauses)
+    def start(self, session_id: int, remark: Remark, key: str | None, pause: int) -> None:
+        """START, whether the session lives or not; what it says of overlap and deadlines holds for later turns."""
+        self._say(replace(remark.said_in(session_id, None), start=True, session_key=key), pause, remark.delay_s)
 
-    @rule(session_id=session_ids, given=inputs, max_tokens=output_lens)
-    def start_anew(self, session_id: int, given: list[int], max_tokens: int) -> None:
-        """START, whether the session lives or not."""
-        posted = self._post(session_id, given, max_tokens, start=True)
-        if posted.recorder.error is not None:
-            self._check_refused_start(posted)
-            return
-        old = self.models.pop(session_id, Model())
-        for turn in old.unanswered:
-            assert turn.recorder.status.finish_reason == "cancelled"
-        self.models[session_id] = Model(unanswered=[posted])
+    @precondition(lambda self: self.plain.sessions)
+    @rule(who=choices, remark=remarks, pause=pauses)
+    def say(self, who: int, remark: Remark, pause: int) -> None:
+        session_id = self._living(who)
+        self._say(remark.said_in(session_id, self.plain.sessions[session_id]), pause, remark.delay_s)
 
-    @rule(session_id=session_ids)
-    def turn_without_start(self, session_id: int) -> None:
-        """A turn of a session that was never opened, or is gone."""
-        if session_id not in self.models:
-            posted = self._post(session_id, [1], 1)
-            assert posted.recorder.error is not None
-            assert posted.recorder.error.code == self.ended.get(session_id, "NOT_FOUND")
+    @precondition(lambda self: self.plain.sessions)
+    @rule(who=choices, remarks=st.lists(remarks, min_size=2, max_size=5), pause=pauses)
+    def say_much_at_once(self, who: int, remarks: list[Remark], pause: int) -> None:
+        """Turns that wait for each other, or end each other; at times more of them than may wait."""
+        session_id = self._living(who)
+        for remark in remarks:
+            if session_id in self.plain.sessions:
+                self._say(remark.said_in(session_id, self.plain.sessions[session_id]))
+        self._listen(pause)
 
-    @rule(number=st.integers(0, 100))
-    def cancel(self, number: int) -> None:
-        """Somebody leaves: an unanswered turn, running or waiting, is cancelled."""
-        unanswered = [posted for model in self.models.values() for posted in model.unanswered]
-        if unanswered:
-            posted = unanswered[number % len(unanswered)]
-            posted.may_be_cancelled = True
-            self.driver.engine.cancel(posted.turn)
-            self._step()
+    @precondition(lambda self: self.plain.num_open)
+    @rule(who=choices, remark=remarks, pause=pauses)
+    def talk_over(self, who: int, remark: Remark, pause: int) -> None:
+        """A turn that ends those before it, perhaps with a cut; with END it closes at once."""
+        session_id = self._talking(who)
+        ask = remark.said_in(session_id, self.plain.sessions[session_id])
+        self._say(replace(ask, on_overlap="interrupt"), pause, remark.delay_s)
 
-    @precondition(lambda self: any(model.unanswered for model in self.models.values()))
+    @precondition(lambda self: self.numbered)
+    @rule(which=choices, resume=seldom, deadline_ms=deadlines_ms, pause=pauses)
+    def say_again(self, which: int, resume: bool, deadline_ms: float | None, pause: int) -> None:
+        """A numbered turn comes again, perhaps from a client that comes back, whatever became of it."""
+        ask = replace(self._said(which), deadline_ms=deadline_ms)
+        self._say(replace(ask, start=True, resume=True) if resume else ask, pause)
+
+    @precondition(lambda self: self.numbered)
+    @rule(which=choices, given=inputs, end=seldom)
+    def say_something_else_under_its_number(self, which: int, given: tuple[int, ...], end: bool) -> None:
+        self._say(replace(self._said(which), given=given, end=end))
+
+    @precondition(lambda self: self.plain.sessions)
+    @rule(who=choices, remark=remarks, gap=st.integers(-2, 2), pause=pauses)
+    def say_under_any_number(self, who: int, remark: Remark, gap: int, pause: int) -> None:
+        """It most often leaves a gap, or came long ago."""
+        session_id = self._living(who)
+        session = self.plain.sessions[session_id]
+        self._say(replace(remark.said_in(session_id, session), turn=max(0, session.next_number + gap)), pause)
+
+    @precondition(lambda self: self.posted)
+    @rule(session_id=session_ids, key=keys, flags=flags)
+    def come_with_any_key(self, session_id: int, key: str | None, flags: dict[str, Any]) -> None:
+        """Somebody who need not own the session, and would end what runs; and the session need not be there."""
+        self._say(Ask(session_id, (7,), 1, on_overlap="interrupt", session_key=key, **flags))
+
+    @precondition(lambda self: self.plain.sessions)
+    @rule(who=choices, remark=remarks, is_too_long=st.booleans(), pause=pauses)
+    def say_what_cannot_be(self, who: int, remark: Remark, is_too_long: bool, pause: int) -> None:
+        """A turn that is refused for what it says; its END counts all the same."""
+        session_id = self._living(who)
+        given = (7,) * (MAX_CONTEXT + 1) if is_too_long else (VOCAB_SIZE,)
+        self._say(replace(remark.said_in(session_id, self.plain.sessions[session_id]), given=given), pause)
+
+    @precondition(lambda self: self.plain.sessions)
+    @rule(who=choices, at_once=st.booleans(), pause=pauses)
+    def hang_up(self, who: int, at_once: bool, pause: int) -> None:
+        session_id = self._living(who)
+        key = self.plain.sessions[session_id].key
+        self._say(Ask(session_id, end=True, on_overlap="interrupt" if at_once else None, session_key=key), pause)
+
+    # ---- what may happen: all else -----------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.posted)
+    @rule(which=choices, pause=pauses)
+    def leave(self, which: int, pause: int) -> None:
+        """The stream of a turn breaks, one that waits or runs where there is one."""
+        turns = [turn for turn in self.posted if not turn.recorder.is_done] or self.posted
+        turn = turns[-1 - which % len(turns)]
+        self.driver.engine.cancel(turn.turn)
+        self.driver.engine._take_posts(block=False)
+        self.plain.leave(turn)
+        self._check()
+        self._listen(pause)
+
+    @precondition(lambda self: self.plain.num_open)
     @rule()
     def fail_a_pass(self) -> None:
         """The next forward pass raises, having written nonsense into its pages."""
-        for model in self.models.values():
-            for posted in model.unanswered[:1]:
-                posted.may_fail = True
         self.driver.runner.error = RuntimeError("out of memory")
         self._step()
         self.driver.runner.error = None
 
-    @rule(num_steps=st.integers(1, 6))
-    def steps(self, num_steps: int) -> None:
-        for _ in range(num_steps):
-            self.driver.clock.now_s += 0.01
-            self._step()
+    @precondition(lambda self: self.plain.num_open)
+    @rule(num_steps=st.integers(2, 9))
+    def listen(self, num_steps: int) -> None:
+        self._listen(num_steps)
 
-    @rule(kept=st.sets(session_ids))
-    def silence(self, kept: set[int]) -> None:
+    @rule(by_s=st.sampled_from([-30.0, -2.0, -0.02, 0.02, 0.1, 2.0, 7.0, 30.0]), pause=pauses)
+    def set_the_clock(self, by_s: float, pause: int) -> None:
+        self.driver.clock.now_s += by_s
+        self._listen(pause)
+
+    @precondition(lambda self: self.plain.sessions)
+    @rule(kept=st.sets(session_ids, max_size=2))
+    def fall_silent(self, kept: set[int]) -> None:
         """All turns end; then only some sessions are kept alive for longer than the idle time."""
         self._finish()
         for _ in range(2):
             self.driver.clock.now_s += 0.7 * IDLE_S
-            for session_id in kept & set(self.models):
-                status = self.driver.turn(session_id).status
-                assert status.context_len == len(self.models[session_id].history)
-            self.driver.run()
-        for session_id in set(self.models) - kept:
-            del self.models[session_id]
-            self.ended[session_id] = "EXPIRED"
-
-    @invariant()
-    def every_answer_is_right(self) -> None:
-        if hasattr(self, "driver"):
-            self._check_answers()
+            self._step()
+            for session_id in kept & set(self.plain.sessions):
+                self._say(Ask(session_id, session_key=self.plain.sessions[session_id].key))
 
     def teardown(self) -> None:
-        """Everybody can be answered, and in the end every page is free or kept for a prefix."""
-        if not hasattr(self, "driver"):
+        """Either the engine stops; or everybody can be answered, and in the end every page is given back."""
+        if not hasattr(self, "driver") or sys.exc_info()[0] is not None:
+            return  # a run that has failed says no more
+        if self.is_stopped:
+            self.driver.engine.stop()
+            self.plain.stop()
+            self.plain.check_answers()
             return
         self._finish()
-        for session_id in list(self.models):
-            assert self.driver.turn(session_id, end=True).status.finish_reason == "closed"
+        for session_id, session in list(self.plain.sessions.items()):
+            last = self._say(Ask(session_id, (7,), 2, end=True, rewind_to=0, deadline_ms=0.0, session_key=session.key))
+            self._finish()
+            assert last.recorder.status.finish_reason == "length"
         while self.driver.engine._prefixes.evict():
             pass
         assert self.driver.pool.num_free == self.driver.pool.num_pages
 
-    # ---- what must come of it --------------------------------------------------------------------------------------
+    # ---- what must come of it ----------------------------------------------------------------------------------------
 
-    def _post(
-        self, session_id: int, given: list[int], max_tokens: int, *, start: bool = False, end: bool = False
-    ) -> Posted:
-        recorder, turn = self.driver.post(session_id, given, start=start, end=end, max_tokens=max_tokens)
-        self.driver.engine.step()
-        self.driver.engine.check_integrity()
-        return Posted(given, max_tokens, recorder, turn)
+    def _say(self, ask: Ask, pause: int = 0, delay_s: float = 0.0) -> PlainTurn:
+        """A turn is posted to both engines and taken by both; then the engine makes some steps."""
+        recorder, turn = self.driver.post(
+            ask.session_id, ask.given, start=ask.start, end=ask.end, max_tokens=ask.max_tokens, **ask.options
+        )
+        posted = PlainTurn(ask, turn, recorder, self.driver.clock())
+        self.driver.clock.now_s += delay_s
+        self.driver.engine._take_posts(block=False)
+        self.plain.arrive(posted)
+        self.plain.listen(pass_failed=False)
+        self._check()
+        self.posted = [*self.posted[-11:], posted]
+        if ask.turn is not None:
+            self.numbered = [*self.numbered[-11:], ask]
+        self._listen(pause)
+        return posted
+
+    def _listen(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self._step()
 
     def _step(self) -> None:
-        self.driver.engine.step()
-        self.driver.engine.check_integrity()
-        self._check_answers()
+        self.driver.clock.now_s += STEP_S
+        may_fail = self.driver.runner.error is not None
+        is_busy = self.driver.engine.step()
+        self.plain.pass_time()
+        self.plain.listen(pass_failed=may_fail and self.driver.runner.error is None)
+        assert is_busy == bool(self.plain.num_open)
+        self._check()
 
     def _finish(self) -> None:
-        self.driver.run(max_steps=2000)
-        self._check_answers()
-        assert not any(model.unanswered for model in self.models.values())
+        """Everybody is answered: in a bounded number of steps at least one is."""
+        while num_open := self.plain.num_open:
+            num_steps = 0
+            while self.plain.num_open == num_open:
+                self._step()
+                num_steps += 1
+                assert num_steps < MAX_STEPS_TO_AN_ANSWER, "nobody makes progress"
 
-    def _check_refused_start(self, posted: Posted) -> None:
-        assert posted.recorder.error is not None
-        is_empty = not posted.given and posted.max_tokens > 0
-        assert posted.recorder.error.code == ("INVALID_ARGUMENT" if is_empty else "CONTEXT_FULL")
-        assert is_empty or len(posted.given) + posted.max_tokens > MAX_CONTEXT
+    def _check(self) -> None:
+        self.driver.engine.check_integrity()
+        assert {session.id for session in self.driver.engine._sessions} == set(self.plain.sessions)
+        for session_id, plain in self.plain.sessions.items():
+            session = self._find(session_id)
+            assert session is not None
+            assert session.context.token_ids == list(plain.now.tokens)
+            assert session.open_turns == [turn.turn for turn in plain.open]
+        self.plain.check_answers()
 
-    def _check_arrival(self, model: Model, posted: Posted, end: bool) -> None:
-        """A turn is accepted, or refused for what is known when it arrives. END closes either way."""
-        code = posted.recorder.error.code if posted.recorder.error is not None else None
-        if code == "FAILED_PRECONDITION":
-            assert model.is_closing
-        elif code == "RESOURCE_EXHAUSTED":
-            assert len(model.unanswered) > MAX_QUEUED
-        else:
-            assert not model.is_closing
-            model.unanswered.append(posted)
-        model.is_closing = model.is_closing or end
+    def _find(self, session_id: int) -> Session | None:
+        return self.driver.engine._sessions.find(session_id)
 
-    def _check_answers(self) -> None:
-        for session_id, model in list(self.models.items()):
-            for posted in list(self._answered(model)):
-                self._check_answer(model, posted)
-            is_gone = self.driver.engine._sessions.find(session_id) is None
-            assert is_gone == (model.is_closing and not model.unanswered)
-            if is_gone:
-                del self.models[session_id]
-                self.ended[session_id] = "NOT_FOUND"
+    def _living(self, who: int) -> int:
+        session_ids = sorted(self.plain.sessions)
+        return session_ids[who % len(session_ids)]
 
-    def _answered(self, model: Model) -> Iterator[Posted]:
-        """Turns with an answer, in the order of the session; a turn cancelled while it waits is answered early."""
-        for posted in list(model.unanswered):
-            if not posted.recorder.is_done:
-                continue
-            model.unanswered.remove(posted)
-            yield posted
+    def _talking(self, who: int) -> int:
+        """A session with open turns, where there is one."""
+        session_ids = [session_id for session_id, session in sorted(self.plain.sessions.items()) if session.open]
+        return session_ids[who % len(session_ids)] if session_ids else self._living(who)
 
-    def _check_answer(self, model: Model, posted: Posted) -> None:
-        error = posted.recorder.error
-        new_len = len(model.history) + len(posted.given) + posted.max_tokens
-        if error is not None:
-            reasons = {
-                "CONTEXT_FULL": new_len > MAX_CONTEXT,
-                "INVALID_ARGUMENT": not model.history and not posted.given and posted.max_tokens > 0,
-                "INTERNAL": posted.may_fail,
-            }
-            assert reasons.get(error.code), error
-            return
-        status = posted.recorder.status
-        if status.finish_reason == "cancelled":
-            assert posted.may_be_cancelled
-            return
-        assert new_len <= MAX_CONTEXT
-        model.history += posted.given
-        assert posted.recorder.token_ids == expected_tokens(model.history, posted.max_tokens)
-        model.history += posted.recorder.token_ids
-        assert status.context_len == len(model.history)
+    def _said(self, which: int) -> Ask:
+        """One of the last numbered turns, of a session that lives where there is one."""
+        asks = [ask for ask in self.numbered if ask.session_id in self.plain.sessions] or self.numbered
+        return asks[-1 - which % len(asks)]
 
 
-TestEngineMachine = EngineMachine.TestCase
-TestEngineMachine.settings = settings(
-    max_examples=200, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
-)
-
-
-@pytest.fixture(autouse=True)
-def _quiet(caplog: pytest.LogCaptureFixture) -> None:
+def test_whatever_happens_the_engine_does_what_plain_lists_say(
+    pytestconfig: pytest.Config, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.CRITICAL)
+    runs = settings(
+        max_examples=pytestconfig.getoption("engine_runs"),
+        stateful_step_count=30,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    run_state_machine_as_test(EngineMachine, settings=runs)

@@ -145,15 +145,28 @@ def test_eviction_begins_with_the_prefix_used_longest_ago(pool: PagePool, cache:
     assert adopt(pool, cache, range(9)).pages == first[:1]
 
 
-def test_an_evicted_page_is_free_only_when_no_session_has_it(pool: PagePool, cache: PrefixCache) -> None:
+def test_a_page_that_a_session_uses_is_not_evicted_since_nothing_would_come_free(
+    pool: PagePool, cache: PrefixCache
+) -> None:
     publish(pool, cache, range(9))
+    publish(pool, cache, range(50, 59))
     table = adopt(pool, cache, range(9))
     while cache.evict():
         pass
     assert pool.num_free == 14
-    pool.check_integrity([table.pages])
-    table.truncate(0)
-    assert pool.num_free == 16
+    assert adopt(pool, cache, range(9)).pages == table.pages
+    assert adopt(pool, cache, range(50, 59)).pages == []
+
+
+def test_pages_are_shared_only_among_those_of_the_same_salt(pool: PagePool, cache: PrefixCache) -> None:
+    """How long a first turn takes would tell a stranger what others have said."""
+    for salt in ("ours", ""):
+        table = computed(pool, 8)
+        cache.publish(table, context_of(range(9)), salt)
+    for salt, kv_len in (("ours", 8), ("", 8), ("theirs", 0)):
+        table = PageTable(pool)
+        cache.adopt(table, context_of(range(9)), salt)
+        assert table.kv_len == kv_len
 
 
 def test_what_was_evicted_is_kept_again_when_it_comes_again(pool: PagePool, cache: PrefixCache) -> None:

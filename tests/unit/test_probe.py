@@ -9,8 +9,11 @@ from transformers import (
     BloomForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    Phi3ForCausalLM,
     PreTrainedModel,
 )
 
@@ -42,7 +45,22 @@ def build(model_class: type[PreTrainedModel], config: object) -> PreTrainedModel
 
 @pytest.mark.parametrize("use_native", [True, False])
 def test_models_of_several_shapes_pass(tiny_model: PreTrainedModel, use_native: bool) -> None:
-    assert check_model(tiny_model, trace_layers(tiny_model), use_native=use_native)
+    checked = check_model(tiny_model, trace_layers(tiny_model), use_native=use_native)
+    assert checked.accepts_embeds
+    assert (checked.decoder is None) == isinstance(tiny_model, Phi3ForCausalLM)
+
+
+def test_a_factor_that_the_modules_do_not_show_leaves_the_layers_to_transformers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Granite has Llama's modules, and scales what a block adds and the logits in its forward methods."""
+    config = GraniteConfig(residual_multiplier=0.5, num_key_value_heads=2, **SHAPE)
+    model = build(GraniteForCausalLM, config)
+    with caplog.at_level("WARNING"):
+        checked = check_model(model, trace_layers(model), use_native=True)
+    assert checked.decoder is None
+    assert checked.accepts_embeds
+    assert "GraniteForCausalLM runs on transformers' layers, which are slower than fused ones: logits" in caplog.text
 
 
 def test_layers_are_found_by_what_they_ask_for() -> None:

@@ -26,6 +26,10 @@ def table() -> SessionTable:
     return SessionTable()
 
 
+def get(table: SessionTable, session_id: SessionId) -> Session:
+    return table.get(session_id, make_turn(session_id=session_id).request)
+
+
 def found(table: SessionTable, session_id: SessionId) -> Session:
     session = table.find(session_id)
     assert session is not None
@@ -78,7 +82,7 @@ def test_ids_are_not_matched_by_their_beginning(table: SessionTable, pool: PageP
     table.end(found(table, "a1"))
     assert found(table, "a10").id == "a10"
     with pytest.raises(NotFound, match="session 'a1' was closed"):
-        table.get(make_turn(session_id="a1"))
+        get(table, "a1")
 
 
 def test_never_known_closed_and_expired_are_told_apart(table: SessionTable, pool: PagePool) -> None:
@@ -89,11 +93,11 @@ def test_never_known_closed_and_expired_are_told_apart(table: SessionTable, pool
     table.end(closed)
     table.end(expired, expired=True)
     with pytest.raises(NotFound, match="no session 'never' is here: open one with START"):
-        table.get(make_turn(session_id="never"))
+        get(table, "never")
     with pytest.raises(NotFound, match="session 'closed' was closed"):
-        table.get(make_turn(session_id="closed"))
+        get(table, "closed")
     with pytest.raises(Expired, match="session 'expired' was idle for 7 s"):
-        table.get(make_turn(session_id="expired"))
+        get(table, "expired")
 
 
 def test_an_id_that_comes_again_is_a_new_session(table: SessionTable, pool: PagePool) -> None:
@@ -111,7 +115,7 @@ def test_who_comes_back_often_gets_a_new_error_each_time(table: SessionTable, po
     depths = set()
     for _ in range(5):
         with pytest.raises(Expired) as raised:
-            table.get(make_turn(session_id=1))
+            get(table, 1)
         depths.add(len(traceback.extract_tb(raised.value.__traceback__)))
     assert len(depths) == 1
 
@@ -126,7 +130,7 @@ def test_the_memory_of_ended_sessions_is_bounded(
     known: dict[int, type[MicroturnError]] = {}
     for session_id in range(5):
         with pytest.raises(MicroturnError) as raised:
-            table.get(make_turn(session_id=session_id))
+            get(table, session_id)
         known[session_id] = type(raised.value)
     assert known == {0: NotFound, 1: NotFound, 2: Expired, 3: Expired, 4: Expired}
 
@@ -265,7 +269,7 @@ def test_a_closed_session_does_not_expire(table: SessionTable, pool: PagePool) -
     table.end(found(table, 1))
     assert expired_ids(table, 100) == []
     with pytest.raises(NotFound, match="was closed"):
-        table.get(make_turn(session_id=1))
+        get(table, 1)
 
 
 def test_the_time_of_a_closed_session_is_not_its_successors(table: SessionTable, pool: PagePool) -> None:

@@ -1,4 +1,4 @@
-"""``microturn serve`` as a process, with a model process that is light enough to be killed often."""
+"""``microturn serve`` as a process: with a model that is light enough to be killed often, and with the real one."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from microturn.serve.options import default_model_repository
 from support.processes import alive_after
 
 SHARED_MEMORY = Path("/dev/shm")
 
 
 class Served:
-    """A running ``microturn serve`` of the light model.
+    """A running ``microturn serve``, of the light model unless told.
 
     Args:
         run_dir: where its run directory and its log are made.
@@ -40,7 +41,8 @@ class Served:
             held = [sockets.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(4)]
             ports = [listener.getsockname()[1] for listener in held]
         named_ports = zip(("grpc", "http", "metrics", "health"), ports, strict=True)
-        self.channel = grpc.insecure_channel(f"127.0.0.1:{ports[0]}")
+        self.address = f"127.0.0.1:{ports[0]}"
+        self.channel = grpc.insecure_channel(self.address)
         self._health_channel = grpc.insecure_channel(f"127.0.0.1:{ports[3]}")
         self.process = subprocess.Popen(
             [
@@ -77,8 +79,8 @@ class Served:
                     return line
         pytest.fail(f"no line '{beginning}…' within {timeout_s} s, but: {self.said}")
 
-    def wait_until_ready(self) -> None:
-        self.wait_for_line("ready in ")
+    def wait_until_ready(self, timeout_s: float = 15.0) -> None:
+        self.wait_for_line("ready in ", timeout_s)
         (run,) = self._run_dir.glob("microturn-*")
         self._run_name = run.name
 
@@ -99,6 +101,12 @@ class Served:
         check = health_pb2_grpc.HealthStub(self._health_channel).Check
         status = check(health_pb2.HealthCheckRequest(service=service), timeout=5, wait_for_ready=True).status
         return str(health_pb2.HealthCheckResponse.ServingStatus.Name(status))
+
+    def wait_for_health(self, expected: str, timeout_s: float) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        while self.health() != expected:
+            assert time.monotonic() < deadline_s, f"not {expected} within {timeout_s} s"
+            time.sleep(0.02)
 
     def turn(self, sequence_id: int, *, end: bool = True) -> list[str]:
         """Takes a first turn without tokens; returns the names of the outputs."""
@@ -137,3 +145,13 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Served]]:
             return served
 
         yield start
+
+
+@pytest.fixture(scope="module")
+def served_model(tmp_path_factory: pytest.TempPathFactory, smollm2_dir: str) -> Iterator[Served]:
+    """The real model behind a supervisor, ready."""
+    run_dir = tmp_path_factory.mktemp("run")
+    served = Served(run_dir, f"--model-repository={default_model_repository()}", f"--model={smollm2_dir}")
+    with contextlib.closing(served):
+        served.wait_until_ready(60)
+        yield served

@@ -5,20 +5,12 @@ from __future__ import annotations
 import queue
 import signal
 import time
-from collections.abc import Callable
 
 import pytest
 from tritonclient.grpc import service_pb2_grpc
 
 from microturn.process_tree import is_alive
 from support.processes import alive_after
-
-
-def wait_for(condition: Callable[[], bool], timeout_s: float) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, f"not within {timeout_s} s"
-        time.sleep(0.05)
 
 
 @pytest.fixture
@@ -63,7 +55,7 @@ def test_a_stop_says_unhealthy_at_once_and_does_not_wait_for_open_streams(serve,
     tree = served.tree()
     stopped_s = time.monotonic()
     served.process.send_signal(signal.SIGTERM)
-    wait_for(lambda: served.health() == "NOT_SERVING", 1)
+    served.wait_for_health("NOT_SERVING", 1)
     assert served.process.poll() is None
     assert served.process.wait(8) == 0
     assert time.monotonic() - stopped_s < 6
@@ -119,7 +111,7 @@ def test_a_hung_model_process_is_replaced(serve):
     served.wait_until_ready()
     hung = served.model_process()
     hung.send_signal(signal.SIGSTOP)
-    wait_for(lambda: served.health() == "NOT_SERVING", 5)
+    served.wait_for_health("NOT_SERVING", 5)
     served.wait_for_line("microturn: no health turn was answered", 5)
     served.wait_for_line("ready in ", 10)
     assert not is_alive(hung)

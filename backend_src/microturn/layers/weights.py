@@ -1,0 +1,166 @@
+"""What the layers of a decoder are made of, read out of a transformers model.
+
+The Llama family and its relatives differ in few places: norms of query and key heads, norms behind a block, biases,
+the activation. A model is known by its modules, not by a name. What they do not show (a factor here or there in some
+forward method) the probe finds out, in numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from microturn.kv_tensors import LayerShape
+from microturn.layers import kernels
+from microturn.layers.linear import Linear
+
+# A module of transformers: its attributes have no types that a checker could follow.
+_Module = Any
+
+_LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+_SANDWICH_LAYER = _LAYER | {"pre_feedforward_layernorm", "post_feedforward_layernorm"}
+_ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
+_NORMED_ATTENTION = _ATTENTION | {"q_norm", "k_norm"}
+_FEED_FORWARD = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+
+
+class RMSNorm:
+    """A root mean square norm.
+
+    Args:
+        gain: float32 [width], what each normed element is multiplied by.
+        eps: added to the mean square.
+    """
+
+    def __init__(self, gain: Tensor, eps: float) -> None:
+        self.gain = gain.numpy()
+        self.eps = np.float32(eps)
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, module: _Module) -> Self:
+        """Reads a module's gain as the module applies it: some families store it less one."""
+        eps = float(getattr(module, "variance_epsilon", None) or module.eps)
+        gain: Tensor = module(torch.ones(module.weight.shape)) * (1 + eps) ** 0.5
+        return cls(gain, eps)
+
+    def __call__(self, x: Tensor, out: Tensor) -> Tensor:
+        """Writes the normed rows of x [rows, width] into out, which may be x itself; both contiguous."""
+        kernels.rms_norm(x.numpy(), self.gain, self.eps, out.numpy())
+        return out
+
+
+@dataclass(frozen=True)
+class DecoderLayer:
+    """One layer.
+
+    Attributes:
+        input_norm: before the attention.
+        qkv: all query heads, then all key heads, then all value heads.
+        q_norm: of each query head, or None; `k_norm` likewise.
+        output: of the attention.
+        attended_norm: of what the attention adds, or None.
+        feed_forward_norm: before the gated block.
+        gate_up: the gate, then what it multiplies.
+        activation: of the gate.
+        down: back to the hidden size.
+        fed_forward_norm: of what the gated block adds, or None.
+        num_heads: query heads.
+        shape: of its keys and values.
+        scale: factor of the attention's scores.
+        kind: the name under which the rotary embedding keeps angles for it; None where all layers have the same.
+    """
+
+    input_norm: RMSNorm
+    qkv: Linear
+    q_norm: RMSNorm | None
+    k_norm: RMSNorm | None
+    output: Linear
+    attended_norm: RMSNorm | None
+    feed_forward_norm: RMSNorm
+    gate_up: Linear
+    activation: nn.Module
+    down: Linear
+    fed_forward_norm: RMSNorm | None
+    num_heads: int
+    shape: LayerShape
+    scale: float
+    kind: str | None
+
+    @classmethod
+    def of(cls, module: _Module, shape: LayerShape, kind: str | None) -> Self:
+        """Fuses a layer that `is_known`; the module goes on working, over the same memory."""
+        attention, feed_forward = module.self_attn, module.mlp
+        is_sandwich = _children(module) == _SANDWICH_LAYER
+        is_normed = _children(attention) == _NORMED_ATTENTION
+        before = module.pre_feedforward_layernorm if is_sandwich else module.post_attention_layernorm
+        return cls(
+            input_norm=RMSNorm.of(module.input_layernorm),
+            qkv=Linear.fused([attention.q_proj, attention.k_proj, attention.v_proj]),
+            q_norm=RMSNorm.of(attention.q_norm) if is_normed else None,
+            k_norm=RMSNorm.of(attention.k_norm) if is_normed else None,
+            output=Linear.of(attention.o_proj),
+            attended_norm=RMSNorm.of(module.post_attention_layernorm) if is_sandwich else None,
+            feed_forward_norm=RMSNorm.of(before),
+            gate_up=Linear.fused([feed_forward.gate_proj, feed_forward.up_proj]),
+            activation=feed_forward.act_fn,
+            down=Linear.of(feed_forward.down_proj),
+            fed_forward_norm=RMSNorm.of(module.post_feedforward_layernorm) if is_sandwich else None,
+            num_heads=attention.q_proj.out_features // shape.head_dim,
+            shape=shape,
+            scale=float(attention.scaling),
+            kind=kind,
+        )
+
+
+def is_known(model: PreTrainedModel, shapes: Sequence[LayerShape]) -> bool:
+    """Whether a causal LM consists of what we can read, and of nothing else."""
+    if _children(model) != {"model", "lm_head"} or any(tensor.dtype != torch.float32 for tensor in model.parameters()):
+        return False
+    decoder = model.model
+    return (
+        _children(decoder) == {"embed_tokens", "layers", "norm", "rotary_emb"}
+        and type(model.lm_head) is nn.Linear
+        and _is_rms_norm(decoder.norm)
+        and len(decoder.layers) == len(shapes)
+        and all(_is_known_layer(layer, shape) for layer, shape in zip(decoder.layers, shapes, strict=True))
+        and len({_sizes(layer) for layer in decoder.layers}) == 1
+    )
+
+
+def _sizes(layer: _Module) -> tuple[int, ...]:
+    attention = layer.self_attn
+    parts = (attention.q_proj, attention.k_proj, attention.v_proj, layer.mlp.gate_proj)
+    return tuple(linear.out_features for linear in parts)
+
+
+def _is_known_layer(layer: _Module, shape: LayerShape) -> bool:
+    if _children(layer) not in (_LAYER, _SANDWICH_LAYER):
+        return False
+    attention, feed_forward = layer.self_attn, layer.mlp
+    if _children(attention) not in (_ATTENTION, _NORMED_ATTENTION) or _children(feed_forward) != _FEED_FORWARD:
+        return False
+    norms = [child for name, child in layer.named_children() if name.endswith("norm")]
+    head_norms = [child for name, child in attention.named_children() if name.endswith("norm")]
+    linears = [child for part in (attention, feed_forward) for name, child in part.named_children() if "_proj" in name]
+    return (
+        all(map(_is_rms_norm, norms + head_norms))
+        and all(len(norm.weight) == shape.head_dim for norm in head_norms)
+        and all(type(linear) is nn.Linear for linear in linears)
+        and hasattr(attention, "scaling")
+    )
+
+
+def _is_rms_norm(module: _Module) -> bool:
+    has_eps = hasattr(module, "variance_epsilon") or hasattr(module, "eps")
+    return has_eps and [name for name, _ in module.named_parameters()] == ["weight"]
+
+
+def _children(module: _Module) -> set[str]:
+    return {name for name, _ in module.named_children()}

@@ -1,0 +1,92 @@
+"""An engine on its own thread, over a `FakeRunner` and the real clock."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from microturn.options import parse_parameters
+from microturn.turn import TokenInput, Turn, TurnRequest
+from support.driver import Recorder
+from support.fake_runner import FakeDriver
+
+THREAD_NAME = "microturn-engine"
+
+
+class Answer(Recorder):
+    """A sink to wait for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = threading.Event()
+        self.ended = threading.Event()
+
+    def put(self, output: Any) -> None:
+        super().put(output)
+        self.begun.set()
+        if self.is_done:
+            self.ended.set()
+
+    def fail(self, error: Any) -> None:
+        super().fail(error)
+        self.ended.set()
+
+    def wait(self) -> Answer:
+        """Waits for the end of the turn."""
+        assert self.ended.wait(10)
+        return self
+
+
+class ThreadedDriver(FakeDriver):
+    """An engine that runs by itself; `begin` starts its thread."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(clock=time.monotonic, **kwargs)
+
+    def begin(self) -> None:
+        threading.Thread(target=self.engine.run, name=THREAD_NAME, daemon=True).start()
+
+    def ask(self, session_id: int, given: list[int], *, start: bool = False, **values: Any) -> Answer:
+        """Posts a turn without waiting for it."""
+        answer = Answer()
+        options, session_options = parse_parameters(json.dumps(values), start=start)
+        self.engine.submit(
+            Turn(
+                TurnRequest(
+                    session_id,
+                    TokenInput(given),
+                    answer,
+                    self.clock(),
+                    start=start,
+                    options=options,
+                    session_options=session_options,
+                )
+            )
+        )
+        return answer
+
+
+@contextmanager
+def starting_engines() -> Iterator[Callable[..., ThreadedDriver]]:
+    """Gives what starts engines, and stops them all at the end."""
+    drivers: list[ThreadedDriver] = []
+
+    def start(**kwargs: Any) -> ThreadedDriver:
+        drivers.append(ThreadedDriver(**kwargs))
+        drivers[-1].begin()
+        return drivers[-1]
+
+    try:
+        yield start
+    finally:
+        for driver in drivers:
+            driver.engine.stop()
+
+
+def engine_threads() -> list[threading.Thread]:
+    """The threads of engines that run."""
+    return [thread for thread in threading.enumerate() if thread.name == THREAD_NAME]
