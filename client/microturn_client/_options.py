@@ -84,6 +84,8 @@ class SessionOptions(GenerationOptions, total=False):
         tools: tool descriptions for the chat template, as JSON schema.
         session_priority: each step makes the session's turns due 200 ms earlier than others'.
         session_key: nobody may use the session without it; the session says it with every turn.
+        fork_of: id of a session, as text, whose context this one goes on from; it takes that one's key.
+        cache_salt: the first turn shares its KV only with sessions of the same salt.
         resume: go on with the session of this id that the server has, rather than open one.
         parse_special: see :class:`AppendOptions`.
         return_appended_ids: see :class:`AppendOptions`.
@@ -96,6 +98,8 @@ class SessionOptions(GenerationOptions, total=False):
     tools: Sequence[Mapping[str, object]]
     session_priority: int
     session_key: str
+    fork_of: str
+    cache_salt: str
     resume: bool
     parse_special: bool
     return_appended_ids: bool

@@ -223,7 +223,7 @@ def test_an_unknown_option_is_refused_with_the_nearest_known_one(unknown: str, n
 
 
 def test_an_option_like_no_other_is_refused_with_all_known_ones() -> None:
-    with pytest.raises(InvalidArgument, match=r"unknown option 'zzz': known are: deadline_ms, .*traceparent"):
+    with pytest.raises(InvalidArgument, match=r"unknown option 'zzz': known are: cache_salt, .*traceparent"):
         parse_parameters('{"zzz": 1}', start=False)
 
 
