@@ -339,3 +339,10 @@ def test_whatever_comes_is_parsed_or_is_an_invalid_argument(parameters: dict[str
 )
 def test_only_penalties_look_at_the_history(options: dict[str, float], has_penalties: bool) -> None:
     assert TurnOptions(**options).has_penalties is has_penalties
+
+
+@pytest.mark.parametrize("number", ["1_0", "\u0663", "1_0.5"])
+def test_a_decimal_string_has_ascii_digits_and_nothing_between_them(number: str) -> None:
+    for name in ("max_tokens", "temperature"):
+        with pytest.raises(InvalidArgument, match=f"option '{name}'"):
+            turn_option(name, number)
