@@ -31,9 +31,14 @@ TENANT_HEADER = "x-microturn-tenant"
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
+def _is_plain(value: float | str) -> bool:
+    """Python reads digits of any script, and underscores between them; a decimal string has neither."""
+    return not isinstance(value, str) or (value.isascii() and "_" not in value)
+
+
 def _integer(low: int, high: int) -> Callable[[Any], int]:
     def parse(value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int | str):
+        if isinstance(value, bool) or not isinstance(value, int | str) or not _is_plain(value):
             raise ValueError(f"an integer from {low} to {high}")
         try:
             number = int(value)
@@ -50,7 +55,7 @@ def _number(low: float, high: float, *, above_low: bool = False) -> Callable[[An
     expected = f"a number {'above' if above_low else 'from'} {low:g} {'and at most' if above_low else 'to'} {high:g}"
 
     def parse(value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float | str):
+        if isinstance(value, bool) or not isinstance(value, int | float | str) or not _is_plain(value):
             raise ValueError(expected)
         try:
             number = float(value)

@@ -110,3 +110,20 @@ def stock_greedy(model: PreTrainedModel, ids: Sequence[int], num_tokens: int) ->
         model.set_attn_implementation(paged.IMPLEMENTATION)
         model.generation_config.eos_token_id = end_ids
     return output[0, len(ids) :].tolist()
+
+
+def check_greedy(model: PreTrainedModel, context: Sequence[int], positions: Sequence[int]) -> None:
+    """Checks tokens of a context against one forward pass over all of it.
+
+    Args:
+        model: the stock model.
+        context: token ids.
+        positions: of those that were generated greedily, none of them the first.
+
+    Raises:
+        AssertionError: another token was likelier there, by more than TOLERANCE.
+    """
+    logits = stock_logits(model, context)
+    for position in positions:
+        row = logits[position - 1]
+        assert row.max() - row[context[position]] <= TOLERANCE, f"token {position} of {context}"

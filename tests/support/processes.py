@@ -21,3 +21,9 @@ def alive_after(processes: Iterable[psutil.Process], timeout_s: float) -> list[p
         alive = [process for process in alive if is_alive(process)]
         time.sleep(0.02)
     return alive
+
+
+def model_process_ids() -> set[int]:
+    """The model processes of all servers that this process has started."""
+    children = psutil.Process().children(recursive=True)
+    return {child.pid for child in children if child.name().startswith("triton_python_b")}

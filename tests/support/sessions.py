@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from microturn.history import History
 from microturn.kv_pool import PagePool, PageTable
 from microturn.options import TurnOptions
@@ -19,6 +21,8 @@ def make_session(
     kv_len: int = 0,
     idle_timeout_s: float = 60.0,
     last_activity_s: float = 0.0,
+    key: str | None = None,
+    tenant: str | None = None,
 ) -> Session:
     """A session whose context holds 1, 2, 3, …, the first `kv_len` of them in the cache."""
     session = Session(
@@ -31,6 +35,8 @@ def make_session(
         idle_timeout_s=idle_timeout_s,
         last_activity_s=last_activity_s,
         results=Results(capacity=1),
+        key=key,
+        tenant=tenant,
     )
     session.context.append_ids(range(1, context_len + 1))
     assert session.table.reserve(kv_len)
@@ -38,7 +44,8 @@ def make_session(
     return session
 
 
-def make_turn(*, max_tokens: int = 1, due_s: float = 0.0, session_id: SessionId = 1) -> Turn:
-    """A turn that asks for so many tokens."""
-    request = TurnRequest(session_id, TokenInput((1,)), Recorder(), 0.0, options={"max_tokens": max_tokens})
-    return Turn(request, options=TurnOptions(max_tokens=max_tokens), due_s=due_s)
+def make_turn(*, max_tokens: int = 1, due_s: float = 0.0, session_id: SessionId = 1, **options: Any) -> Turn:
+    """A turn that asks for so many tokens, with other options by name."""
+    options["max_tokens"] = max_tokens
+    request = TurnRequest(session_id, TokenInput((1,)), Recorder(), 0.0, options=options)
+    return Turn(request, options=TurnOptions(**options), due_s=due_s)

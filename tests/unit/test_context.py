@@ -72,6 +72,36 @@ def test_truncation_beyond_the_end_changes_nothing() -> None:
     assert items(context) == [5]
 
 
+def test_a_context_is_split_in_two_and_put_together_again() -> None:
+    context = Context()
+    context.append_ids([5])
+    context.append_embeds(embeds(0.5, 0.25, 0.125))
+    context.append_ids([6])
+    for length, (head, tail) in {
+        0: ([], [5, 0.5, 0.25, 0.125, 6]),
+        1: ([5], [0.5, 0.25, 0.125, 6]),
+        3: ([5, 0.5, 0.25], [0.125, 6]),
+        4: ([5, 0.5, 0.25, 0.125], [6]),
+        5: ([5, 0.5, 0.25, 0.125, 6], []),
+    }.items():
+        rest = context.split(length)
+        assert (items(context), items(rest)) == (head, tail)
+        context.extend(rest)
+        assert items(context) == [5, 0.5, 0.25, 0.125, 6]
+
+
+def test_what_was_split_off_does_not_change_with_what_is_appended_since() -> None:
+    context = Context()
+    context.append_ids([5, 6, 7])
+    context.append_embeds(embeds(0.5, 0.25))
+    tail = context.split(2)
+    context.append_ids([8])
+    context.append_embeds(embeds(0.125))
+    assert items(tail) == [7, 0.5, 0.25]
+    context.extend(tail)
+    assert items(context) == [5, 6, 8, 0.125, 7, 0.5, 0.25]
+
+
 def test_spans_between_positions_count_from_the_first_of_them() -> None:
     context = Context()
     context.append_ids([5, 6, 7])
@@ -98,9 +128,21 @@ parts = st.lists(st.one_of(st.lists(st.integers(1, 50), max_size=5), st.lists(st
 
 
 @settings(max_examples=150, deadline=None)
-@given(before=parts, cut=st.integers(0, 30), after=parts, first=st.integers(0, 30), length=st.integers(0, 30))
+@given(
+    before=parts,
+    cut=st.integers(0, 30),
+    is_put_back=st.booleans(),
+    after=parts,
+    first=st.integers(0, 30),
+    length=st.integers(0, 30),
+)
 def test_a_context_is_a_plain_list(
-    before: list[list[int | float]], cut: int, after: list[list[int | float]], first: int, length: int
+    before: list[list[int | float]],
+    cut: int,
+    is_put_back: bool,
+    after: list[list[int | float]],
+    first: int,
+    length: int,
 ) -> None:
     context = Context()
     plain: list[int | float] = []
@@ -114,8 +156,12 @@ def test_a_context_is_a_plain_list(
                 context.append_ids(part)
                 plain += part
         if step is before:
-            context.truncate(cut)
-            del plain[cut:]
+            tail = context.split(cut)
+            assert items(tail) == plain[cut:]
+            if is_put_back:
+                context.extend(tail)
+            else:
+                del plain[cut:]
     assert items(context) == plain
     assert len(context) == len(plain)
     assert context.known_ids() == [item for item in plain if isinstance(item, int)]

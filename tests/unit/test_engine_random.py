@@ -34,14 +34,14 @@ class Remark:
     """What is drawn of a turn; the rest of it follows from the session that it is said in.
 
     Attributes:
-        cut_back: how far before the end of the context its rewind cuts; below 0 is beyond the end, None is no rewind.
+        kept_eighths: how much of the context its rewind keeps; above 8 it is beyond the end. None is no rewind.
         delay_s: how long it lies before the engine takes it.
     """
 
     given: tuple[int, ...]
     max_tokens: int
     is_numbered: bool
-    cut_back: int | None
+    kept_eighths: int | None
     on_overlap: str | None
     deadline_ms: float | None
     end: bool
@@ -49,16 +49,16 @@ class Remark:
 
     def said_in(self, session_id: int, session: PlainSession | None) -> Ask:
         """The turn as the owner of a session says it, or who opens one."""
-        number, context_len, key = (
-            (session.next_number, len(session.now.tokens), session.key) if session else (0, 0, None)
-        )
+        number, context_len, key = 0, 0, None
+        if session is not None:
+            number, context_len, key = session.next_number, len(session.now.tokens), session.key
         return Ask(
             session_id,
             self.given,
             self.max_tokens,
             end=self.end,
             turn=number if self.is_numbered else None,
-            rewind_to=None if self.cut_back is None else max(0, context_len - self.cut_back),
+            rewind_to=None if self.kept_eighths is None else -(-context_len * self.kept_eighths // 8),
             on_overlap=self.on_overlap,
             deadline_ms=self.deadline_ms,
             session_key=key,
@@ -69,7 +69,7 @@ session_ids = st.integers(1, MAX_SESSIONS + 1)
 keys = st.sampled_from([None, None, "hers", "his"])
 # Some inputs begin alike, so that prefixes are shared.
 inputs = st.one_of(
-    st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=14).map(tuple), st.integers(1, 20).map(lambda n: tuple(range(n)))
+    st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=14).map(tuple), st.integers(5, 20).map(lambda n: tuple(range(n)))
 )
 output_lens = st.sampled_from([0, 1, 2, 4, 6, 8, 10])
 overlaps = st.sampled_from([None, None, "queue", "interrupt"])
@@ -80,7 +80,7 @@ remarks = st.builds(
     given=inputs,
     max_tokens=output_lens,
     is_numbered=st.booleans(),
-    cut_back=st.one_of(st.none(), st.none(), st.integers(-3, 16)),
+    kept_eighths=st.sampled_from([None] * 8 + list(range(10))),
     on_overlap=overlaps,
     deadline_ms=deadlines_ms,
     end=seldom,
@@ -100,7 +100,7 @@ class EngineMachine(RuleBasedStateMachine):
         num_pages=st.integers(10, 30),
         max_batch_tokens=st.sampled_from([4, 7, 64]),
         share_prefixes=st.booleans(),
-        is_stopped=seldom,
+        is_stopped=st.sampled_from([False, False, False, True]),
         first=st.lists(remarks, min_size=1, max_size=3),
     )
     def begin(

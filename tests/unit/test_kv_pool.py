@@ -55,6 +55,19 @@ def test_a_shared_page_is_free_only_when_all_its_owners_gave_it_back() -> None:
     assert pool.num_free == 2
 
 
+def test_a_page_is_shared_while_it_has_more_than_one_owner() -> None:
+    pool = PagePool(2, 16)
+    pages = pool.allocate(1)
+    assert pages is not None
+    assert not pool.is_shared(pages[0])
+    pool.share(pages)
+    assert pool.is_shared(pages[0])
+    pool.release(pages)
+    assert not pool.is_shared(pages[0])
+    pool.release(pages)
+    assert not pool.is_shared(pages[0])
+
+
 def test_the_page_freed_last_is_taken_first() -> None:
     pool = PagePool(4, 16)
     pages = pool.allocate(3)
@@ -155,6 +168,57 @@ def test_truncation_beyond_the_end_gives_back_what_was_only_reserved() -> None:
     assert pool.num_free == 2
 
 
+@pytest.mark.parametrize(
+    ("kv_len", "kept_len"),
+    [(14, 14), (13, 13), (12, 12), (11, 8), (9, 8), (8, 8), (7, 4), (5, 4), (4, 4), (1, 0), (0, 0)],
+)
+def test_a_page_that_is_shared_is_not_kept_to_be_written_again(kv_len: int, kept_len: int) -> None:
+    """Three shared pages and one of its own: a cut within a shared page takes the rest of that page too."""
+    pool = PagePool(8, 4)
+    giver, taker = PageTable(pool), PageTable(pool)
+    giver.reserve(12)
+    giver.kv_len = 12
+    taker.adopt(giver.pages)
+    taker.reserve(14)
+    taker.kv_len = 14
+    taker.truncate(kv_len)
+    assert taker.kv_len == kept_len
+    assert len(taker.pages) == pool.num_pages_for(kept_len)
+    assert giver.kv_len == 12
+    pool.check_integrity([giver.pages, taker.pages])
+
+
+def test_the_last_owner_of_a_page_may_write_it_again() -> None:
+    pool = PagePool(8, 4)
+    giver, taker = PageTable(pool), PageTable(pool)
+    giver.reserve(8)
+    giver.kv_len = 8
+    taker.adopt(giver.pages)
+    giver.truncate(0)
+    taker.truncate(6)
+    assert taker.kv_len == 6
+
+
+@pytest.mark.parametrize(("num_tokens", "could"), [(4, True), (8, True), (9, False)])
+def test_pages_that_somebody_else_shares_are_nothing_that_others_could_give(num_tokens: int, could: bool) -> None:
+    """Two victims share a page with one another, and one of them another with somebody who keeps it."""
+    pool = PagePool(4, 4)
+    keeper, giver, taker = PageTable(pool), PageTable(pool), PageTable(pool)
+    keeper.reserve(4)
+    keeper.kv_len = 4
+    giver.adopt(keeper.pages)
+    giver.reserve(8)
+    giver.kv_len = 8
+    taker.adopt(giver.pages)
+    taker.reserve(12)
+    full = PageTable(pool)
+    full.reserve(4)
+    assert pool.num_free == 0
+    table = PageTable(pool)
+    assert table.could_reserve(num_tokens, [giver, taker]) is could
+    assert not table.could_reserve(num_tokens, [giver])
+
+
 def test_adopted_pages_are_shared_and_count_as_computed() -> None:
     pool = PagePool(4, 4)
     giver, taker = PageTable(pool), PageTable(pool)
@@ -205,6 +269,8 @@ class PoolMachine(RuleBasedStateMachine):
     def truncate(self, table: PageTable, kv_len: int) -> None:
         table.truncate(kv_len)
         assert len(table.pages) == self.pool.num_pages_for(table.kv_len)
+        is_cut_within_page = bool(table.kv_len % self.pool.page_size)
+        assert not is_cut_within_page or not self.pool.is_shared(table.pages[-1]), "it would be written again"
 
     @rule(taker=tables, giver=tables, num_pages=st.integers(0, 6))
     def adopt(self, taker: PageTable, giver: PageTable, num_pages: int) -> None:

@@ -11,7 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from microturn.errors import InvalidArgument
-from microturn.options import SessionOptions, TurnOptions, parse_parameters
+from microturn.options import (
+    MAX_PARAMETERS_LEN,
+    OF_ONE_TURN,
+    TENANT_HEADER,
+    SessionOptions,
+    TurnOptions,
+    parse_parameters,
+)
 
 MAX_INT = 2**31 - 1
 LONG_NUMBER = "9" * 5000
@@ -40,6 +47,8 @@ def session_option(name: str, value: Any) -> Any:
         ("min_tokens", 0, MAX_INT),
         ("top_k", 0, MAX_INT),
         ("seed", 0, 2**63 - 1),
+        ("turn", 0, 2**53),
+        ("rewind_to", 0, 2**53),
     ],
 )
 def test_integers_have_a_range(name: str, low: int, high: int) -> None:
@@ -52,7 +61,7 @@ def test_integers_have_a_range(name: str, low: int, high: int) -> None:
 
 
 @pytest.mark.parametrize("bad", [True, False, 1.0, 1.5, "1.0", "1e3", "", "many", None, [], {}, "nan", LONG_NUMBER])
-@pytest.mark.parametrize("name", ["max_tokens", "min_tokens", "top_k", "seed"])
+@pytest.mark.parametrize("name", ["max_tokens", "min_tokens", "top_k", "seed", "turn", "rewind_to"])
 def test_what_is_no_integer_is_refused(name: str, bad: Any) -> None:
     with pytest.raises(InvalidArgument, match=f"option '{name}' is an integer from"):
         turn_option(name, bad)
@@ -67,6 +76,7 @@ def test_what_is_no_integer_is_refused(name: str, bad: Any) -> None:
         ("repetition_penalty", [0.001, 1, 100], [0, -1, 100.1]),
         ("presence_penalty", [-100, 0, 100], [-100.1, 100.1]),
         ("frequency_penalty", [-100, 0, 100], [-100.1, 100.1]),
+        ("deadline_ms", [0, 0.5, 200, 3_600_000], [-1, 3_600_001]),
     ],
 )
 def test_numbers_have_a_range(name: str, good: list[float], bad: list[float]) -> None:
@@ -84,7 +94,8 @@ def test_numbers_have_a_range(name: str, good: list[float], bad: list[float]) ->
     "bad", [math.nan, math.inf, -math.inf, "nan", "inf", "-Infinity", "1e999", True, False, "", "hot", None, [0.5]]
 )
 @pytest.mark.parametrize(
-    "name", ["temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"]
+    "name",
+    ["temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "deadline_ms"],
 )
 def test_what_is_no_finite_number_is_refused(name: str, bad: Any) -> None:
     with pytest.raises(InvalidArgument, match=f"option '{name}' is a number"):
@@ -150,6 +161,37 @@ def test_other_roles_are_refused(bad: Any) -> None:
         turn_option("role", bad)
 
 
+def test_turns_that_overlap_wait_or_interrupt() -> None:
+    assert turn_option("on_overlap", "queue") == "queue"
+    assert turn_option("on_overlap", "interrupt") == "interrupt"
+    for bad in ("Interrupt", "cancel", "", 1, True, None, ["queue"]):
+        with pytest.raises(InvalidArgument, match="option 'on_overlap' is one of queue, interrupt"):
+            turn_option("on_overlap", bad)
+
+
+@pytest.mark.parametrize("name", ["session_key", TENANT_HEADER])
+def test_keys_are_strings_of_some_length(name: str) -> None:
+    for good in ("k", "k" * 256, "ключ", " "):
+        parsed, _ = parse_parameters(json.dumps({name: good}), start=False)
+        assert list(parsed.values()) == [good]
+    for bad in ("", "k" * 257, 1, True, None, ["k"]):
+        with pytest.raises(InvalidArgument, match=f"option '{name}' is a string of 1 to 256 characters"):
+            parse_parameters(json.dumps({name: bad}), start=False)
+
+
+def test_only_the_header_names_a_tenant() -> None:
+    """A client that could say `tenant` would choose whose bound it fills."""
+    assert parse_parameters(json.dumps({TENANT_HEADER: "a"}), start=True)[0] == {"tenant": "a"}
+    with pytest.raises(InvalidArgument, match="unknown option 'tenant'"):
+        parse_parameters('{"tenant": "a"}', start=True)
+
+
+def test_a_client_that_names_a_tenant_beside_the_proxy_is_refused() -> None:
+    """Triton puts the proxy's header and the client's parameter into one object: the later one would have won."""
+    with pytest.raises(InvalidArgument, match="option 'x-microturn-tenant' came twice: send it once"):
+        parse_parameters(f'{{"{TENANT_HEADER}": "a", "max_tokens": 1, "{TENANT_HEADER}": "b"}}', start=False)
+
+
 def test_a_trace_parent_has_the_form_of_w3c() -> None:
     trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
     assert turn_option("traceparent", trace) == trace
@@ -171,6 +213,21 @@ def test_a_context_holds_at_least_one_token() -> None:
     for bad in (0, -1, 2**31, 1.5):
         with pytest.raises(InvalidArgument, match="option 'max_context' is an integer from 1"):
             session_option("max_context", bad)
+
+
+def test_priorities_are_integers_on_both_sides_of_zero() -> None:
+    for good in (-100, 0, 100, "-100"):
+        assert session_option("session_priority", good) == int(good)
+    for bad in (-101, 101, 1.0, "high", True):
+        with pytest.raises(InvalidArgument, match="option 'session_priority' is an integer from -100 to 100"):
+            session_option("session_priority", bad)
+
+
+def test_resume_is_true_or_false() -> None:
+    assert session_option("resume", "true") is True
+    assert session_option("resume", False) is False
+    with pytest.raises(InvalidArgument, match="option 'resume' is true or false"):
+        session_option("resume", 1)
 
 
 def test_tools_are_a_json_list_of_objects() -> None:
@@ -197,7 +254,7 @@ def test_options_of_the_turn_and_of_the_session_come_apart() -> None:
     assert session == SessionOptions(idle_timeout_s=5.0, max_context=9)
 
 
-@pytest.mark.parametrize("name", ["idle_timeout_s", "max_context", "tools"])
+@pytest.mark.parametrize("name", ["idle_timeout_s", "max_context", "tools", "session_priority", "resume"])
 def test_session_options_come_with_start_only(name: str) -> None:
     with pytest.raises(InvalidArgument, match=f"option '{name}' comes with START only"):
         parse_parameters(json.dumps({name: "1"}), start=False)
@@ -206,6 +263,25 @@ def test_session_options_come_with_start_only(name: str) -> None:
 def test_an_option_given_twice_is_refused_even_with_the_same_value() -> None:
     with pytest.raises(InvalidArgument, match="option 'top_k' came twice"):
         parse_parameters('{"top_k": 1, "top_p": 1, "top_k": 1}', start=False)
+
+
+def test_too_many_options_are_not_even_read() -> None:
+    """Sixteen stop strings of the greatest length are 4 KB: a megabyte of options is an attack."""
+    longest = '{"stop": "[]"' + " " * (MAX_PARAMETERS_LEN - len('{"stop": "[]"}')) + "}"
+    assert parse_parameters(longest, start=False)[0] == {"stop": ()}
+    with pytest.raises(InvalidArgument, match="the options have 1048577 characters: at most 1048576 are read"):
+        parse_parameters(longest + " ", start=False)
+    with pytest.raises(InvalidArgument, match="the options have"):
+        parse_parameters("[" * 2_000_000, start=False)
+
+
+def test_a_name_of_any_length_is_told_back_in_short() -> None:
+    with pytest.raises(InvalidArgument, match=r"unknown option 'x{100}':"):
+        parse_parameters(json.dumps({"x" * 100_000: 1}), start=False)
+
+
+def test_what_holds_for_one_turn_is_an_option_of_turns() -> None:
+    assert set(TurnOptions.__dataclass_fields__) >= OF_ONE_TURN
 
 
 @pytest.mark.parametrize(
@@ -237,7 +313,7 @@ json_values = st.recursive(
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=3), inner, max_size=2)),
     max_leaves=4,
 )
-names = st.sampled_from([*TurnOptions.__dataclass_fields__, *SessionOptions.__dataclass_fields__])
+names = st.sampled_from([TENANT_HEADER, *TurnOptions.__dataclass_fields__, *SessionOptions.__dataclass_fields__])
 
 
 @settings(max_examples=300, deadline=None)
@@ -247,7 +323,7 @@ def test_whatever_comes_is_parsed_or_is_an_invalid_argument(parameters: dict[str
         turn, _ = parse_parameters(json.dumps(parameters), start=start)
     except InvalidArgument:
         return
-    assert set(turn) <= set(parameters)
+    assert set(turn) <= {"tenant" if name == TENANT_HEADER else name for name in parameters}
     TurnOptions(**turn)
 
 
@@ -263,3 +339,10 @@ def test_whatever_comes_is_parsed_or_is_an_invalid_argument(parameters: dict[str
 )
 def test_only_penalties_look_at_the_history(options: dict[str, float], has_penalties: bool) -> None:
     assert TurnOptions(**options).has_penalties is has_penalties
+
+
+@pytest.mark.parametrize("number", ["1_0", "\u0663", "1_0.5"])
+def test_a_decimal_string_has_ascii_digits_and_nothing_between_them(number: str) -> None:
+    for name in ("max_tokens", "temperature"):
+        with pytest.raises(InvalidArgument, match=f"option '{name}'"):
+            turn_option(name, number)

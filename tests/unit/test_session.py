@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import gc
+import hmac
 import traceback
 import weakref
+from typing import Any
 
 import pytest
 
 from microturn import session as session_module
-from microturn.errors import Expired, MicroturnError, NotFound
+from microturn.errors import Expired, MicroturnError, NotFound, PermissionDenied
 from microturn.kv_pool import PagePool
-from microturn.session import Session, SessionTable
+from microturn.session import Session, SessionTable, check_owner
 from microturn.turn import SessionId
 from support.sessions import make_session, make_turn
 
@@ -59,6 +61,112 @@ def test_a_context_of_one_token_or_none_needs_nothing_to_be_appended(pool: PageP
     session = make_session(pool, context_len=context_len)
     session.running = make_turn(max_tokens=0)
     assert session.num_pending == 0
+
+
+# ---- whose a session is --------------------------------------------------------------------------------------------
+
+KEY = "ours"
+
+
+@pytest.mark.parametrize("key", [KEY, "ключ", "k" * 256, "\ud800"])
+def test_who_brings_the_key_owns_the_session(table: SessionTable, pool: PagePool, key: str) -> None:
+    session = make_session(pool, key=key)
+    table.add(session)
+    assert table.get(make_turn(session_key=key)) is session
+
+
+@pytest.mark.parametrize(
+    ("key", "given"),
+    [
+        (KEY, None),
+        (KEY, "theirs"),
+        (KEY, "our"),
+        (KEY, "ours "),
+        (KEY, "Ours"),
+        (None, KEY),
+        (KEY, "\ud800"),
+        (KEY, ""),
+    ],
+)
+def test_who_brings_another_key_or_none_is_told_nothing(
+    table: SessionTable, pool: PagePool, key: str | None, given: str | None
+) -> None:
+    session = make_session(pool, "a-session", key=key)
+    table.add(session)
+    turn = make_turn(session_id="a-session", **({} if given is None else {"session_key": given}))
+    for ask in (lambda: table.get(turn), lambda: check_owner(session, turn)):
+        with pytest.raises(PermissionDenied) as denied:
+            ask()
+        assert str(denied.value) == (
+            "PERMISSION_DENIED: the session belongs to somebody else: bring the session_key that its START set"
+        )
+
+
+@pytest.mark.parametrize("given", [None, "theirs", KEY])
+def test_keys_are_compared_in_constant_time(pool: PagePool, given: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A comparison that stops at the first character that differs tells how many were right."""
+    compared: list[tuple[bytes, bytes]] = []
+    compare = hmac.compare_digest
+
+    def listening_compare(one: bytes, other: bytes) -> bool:
+        compared.append((one, other))
+        return compare(one, other)
+
+    monkeypatch.setattr(hmac, "compare_digest", listening_compare)
+    session = make_session(pool, key=KEY)
+    turn = make_turn(**({} if given is None else {"session_key": given}))
+    assert session.is_owned_by(turn) is (given == KEY)
+    assert compared == [(b"" if given is None else b"=" + given.encode(), b"=ours")]
+
+
+def test_a_session_that_has_ended_is_told_of_to_its_owner_only(table: SessionTable, pool: PagePool) -> None:
+    for session_id, is_expired in (("closed", False), ("expired", True)):
+        session = make_session(pool, session_id, key=KEY)
+        table.add(session)
+        table.end(session, expired=is_expired)
+        told = {str(raises(table, session_id)), str(raises(table, session_id, session_key="theirs"))}
+        assert told == {f"NOT_FOUND: no session '{session_id}' is here: open one with START"}
+    assert "session 'closed' was closed" in str(raises(table, "closed", session_key=KEY))
+    assert "session 'expired' was idle" in str(raises(table, "expired", session_key=KEY))
+
+
+def raises(table: SessionTable, session_id: SessionId, **options: Any) -> MicroturnError:
+    """What a turn is told that asks for a session."""
+    with pytest.raises(MicroturnError) as raised:
+        table.get(make_turn(session_id=session_id, **options))
+    return raised.value
+
+
+@pytest.mark.parametrize(("tenant", "given"), [("a", "b"), ("a", None), (None, "a")])
+def test_a_session_takes_turns_of_its_tenant_only(pool: PagePool, tenant: str | None, given: str | None) -> None:
+    session = make_session(pool, tenant=tenant)
+    assert not session.is_owned_by(make_turn(**({} if given is None else {"tenant": given})))
+    assert session.is_owned_by(make_turn(**({} if tenant is None else {"tenant": tenant})))
+
+
+def test_a_tenants_key_is_not_anothers(pool: PagePool) -> None:
+    session = make_session(pool, tenant="a", key=KEY)
+    assert not session.is_owned_by(make_turn(tenant="b", session_key=KEY))
+    assert not session.is_owned_by(make_turn(tenant="a"))
+
+
+def test_the_sessions_of_each_tenant_are_counted(table: SessionTable, pool: PagePool) -> None:
+    sessions = [make_session(pool, number, tenant=tenant) for number, tenant in enumerate(["a", "b", "a", None])]
+    for session in sessions:
+        table.add(session)
+    assert [table.num_of_tenant(tenant) for tenant in ("a", "b", "c", None)] == [2, 1, 0, 1]
+    table.end(sessions[0])
+    table.end(sessions[1], expired=True)
+    assert [table.num_of_tenant(tenant) for tenant in ("a", "b", "c", None)] == [1, 0, 0, 1]
+
+
+def test_a_tenant_that_is_gone_is_forgotten(table: SessionTable, pool: PagePool) -> None:
+    """Names that come from outside must not fill the memory."""
+    for number in range(100):
+        session = make_session(pool, number, tenant=f"tenant {number}")
+        table.add(session)
+        table.end(session)
+    assert not table._num_of_tenant
 
 
 # ---- who lives, and what is said of who does not -------------------------------------------------------------------

@@ -15,6 +15,10 @@ def test_without_values_there_are_the_defaults() -> None:
     assert Settings.from_strings({}) == Settings()
 
 
+def test_without_a_proxy_that_names_tenants_there_is_no_bound_for_them() -> None:
+    assert Settings().max_sessions_per_tenant == 0
+
+
 def test_every_type_is_read_from_text() -> None:
     read = Settings.from_strings(
         {"model_dir": "models/a b", "max_sessions": "7", "idle_timeout_s": "2.5", "share_prefixes": "true"}
@@ -60,6 +64,7 @@ def test_a_value_of_another_type_is_refused(name: str, text: str, type_name: str
         ("kv_tokens", 0),
         ("page_size", 1),
         ("max_sessions", 1),
+        ("max_sessions_per_tenant", 0),
         ("max_batch_tokens", 1),
         ("max_context", 0),
         ("max_queued_turns", 1),

@@ -1,13 +1,9 @@
 """Attention through torch's own kernel over keys gathered from the pages.
 
-The reference for the other kernels and the fallback where they cannot run. It also serves long appends on every CPU:
-there the arithmetic grows with queries times keys while the gathered copy grows with the keys alone, and torch's
-blocked kernel is about three times faster than ours (256 queries, 1,000 keys).
+The reference for the native kernel and the fallback where that cannot run.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
@@ -24,11 +20,9 @@ def append(kv: Tensor, k: Tensor, v: Tensor, step: PagedStep) -> None:
     kv[pages, 1, offsets] = v
 
 
-def attend(
-    q: Tensor, kv: Tensor, step: PagedStep, rows: Iterable[int], scale: float, window: int | None, out: Tensor
-) -> None:
-    """Attends the queries of some rows; q and out are [tokens, heads, head_dim]."""
-    for row in rows:
+def attend(q: Tensor, kv: Tensor, step: PagedStep, scale: float, window: int | None, out: Tensor) -> None:
+    """Attends the queries of all rows; q and out are [tokens, heads, head_dim]."""
+    for row in range(len(step.context_len)):
         first, last = int(step.query_indptr[row]), int(step.query_indptr[row + 1])
         context_len = int(step.context_len[row])
         position = context_len - (last - first)

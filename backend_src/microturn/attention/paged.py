@@ -20,9 +20,6 @@ from microturn.kv_tensors import KVTensors
 
 IMPLEMENTATION = "microturn_paged"
 
-# From so many new tokens of a row on, torch's kernel over gathered keys is faster than walking the pages.
-DENSE_QUERIES = 32
-
 # Arguments that change what attention computes and that we do not implement.
 _UNSUPPORTED = ("softcap", "s_aux", "sinks", "attention_bias", "position_bias")
 
@@ -33,16 +30,13 @@ class PagedAttention:
     Args:
         batch: the rows.
         kv: the pages they live in.
-        native: whether short rows go through the native kernel.
+        native: whether the native kernel attends, or torch.
     """
 
     def __init__(self, batch: Batch, kv: KVTensors, *, native: bool) -> None:
         self._kv = kv
         self._step = PagedStep.plan(batch, kv.page_size)
-        lengths = [len(row.token_ids) for row in batch.rows]
-        self._dense_rows = [row for row, n in enumerate(lengths) if not native or n >= DENSE_QUERIES]
-        walked = [row for row, n in enumerate(lengths) if native and n < DENSE_QUERIES]
-        self._plan = NativePlan.plan(self._step, walked) if native else None
+        self._plan = NativePlan(self._step) if native else None
 
     def append_and_attend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None
@@ -63,9 +57,9 @@ class PagedAttention:
         out = torch.empty_like(q)
         if self._plan is None:
             dense.append(kv, k, v, self._step)
+            dense.attend(q, kv, self._step, scale, window, out)
         else:
             self._plan.append_and_attend(q, k, v, kv, scale, window, out)
-        dense.attend(q, kv, self._step, self._dense_rows, scale, window, out)
         return out
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+from microturn.options import TENANT_HEADER
 from microturn.serve.options import ServeOptions
+from microturn.settings import Settings
 
 
 def triton_command(
@@ -39,7 +41,15 @@ def triton_command(
         "--grpc-keepalive-timeout=1000",
         "--grpc-keepalive-permit-without-calls=1",
         "--grpc-http2-min-recv-ping-interval-without-data=1000",
+        *_header_arguments(options),
         f"--exit-timeout-secs={math.ceil(options.grace_s)}",
         f"--log-info={'true' if options.log_dir else 'false'}",
         *options.triton_args,
     ]
+
+
+def _header_arguments(options: ServeOptions) -> list[str]:
+    """Where tenants are told apart, their header reaches the model as a parameter."""
+    if not Settings.from_strings(options.settings).max_sessions_per_tenant:
+        return []
+    return [f"--grpc-header-forward-pattern=^{TENANT_HEADER}$"]

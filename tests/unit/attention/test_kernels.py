@@ -2,57 +2,131 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 import torch
 from torch import Tensor
 
-from microturn.attention import native
-from microturn.attention.paged import DENSE_QUERIES, PagedAttention
+from microturn.attention.native import MAX_ROW_TASKS, SPLIT_LEN
+from microturn.attention.native_kernels import KEY_BLOCK, TILE_ROWS
+from microturn.attention.paged import PagedAttention
 from microturn.batch import Batch, Row
 from microturn.kv_tensors import KVTensors, LayerShape
 
-HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE = 6, 2, 24, 4
-SCALE = HEAD_DIM**-0.5
+
+class Heads(NamedTuple):
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+    def __str__(self) -> str:
+        return f"{self.num_heads} on {self.num_kv_heads} of {self.head_dim}"
+
+
+SMALL = Heads(6, 2, 24)
+MANY_QUERIES = TILE_ROWS + 5
 
 
 @pytest.mark.parametrize("use_native", [True, False], ids=["native", "torch"])
-@pytest.mark.parametrize("window", [None, 1, 7, 300])
+@pytest.mark.parametrize("window", [None, 1, 7, 20, 300])
 @pytest.mark.parametrize(
     "rows",
     [
         pytest.param([(0, 1)], id="the first token"),
         pytest.param([(0, 5), (9, 1), (4, 4), (300, 3)], id="mixed rows"),
-        pytest.param([(native.SPLIT_LEN - 1, 1), (native.SPLIT_LEN, 1), (2 * native.SPLIT_LEN, 2)], id="split borders"),
-        pytest.param([(30, DENSE_QUERIES - 1), (30, DENSE_QUERIES), (3, 1)], id="long and short appends"),
-        pytest.param([(0, 3 * native.QUERY_TILE + 1)], id="several query tiles"),
+        pytest.param([(n * SPLIT_LEN + i, 1) for n in (1, 2) for i in (-2, -1, 0, 1)], id="split borders"),
+        pytest.param([(KEY_BLOCK + i, 2) for i in (-3, -2, -1, 0)], id="block borders"),
+        pytest.param([(30, 31), (30, 32), (3, 1)], id="long and short appends"),
+        pytest.param([(0, TILE_ROWS + 1)], id="several query tiles"),
+        pytest.param([(2 * SPLIT_LEN, TILE_ROWS * MAX_ROW_TASKS // 9)], id="fewer splits than keys would have"),
     ],
 )
 def test_paged_attention_equals_attention_over_plain_keys(
     rows: list[tuple[int, int]], window: int | None, use_native: bool
 ) -> None:
+    _check(SMALL, 4, rows, window, use_native=use_native)
+
+
+@pytest.mark.parametrize("use_native", [True, False], ids=["native", "torch"])
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize(
+    "heads",
+    [
+        pytest.param(Heads(9, 3, 64), id="groups of 3"),
+        pytest.param(Heads(4, 4, 64), id="groups of 1"),
+        pytest.param(Heads(8, 2, 32), id="groups of 4"),
+        pytest.param(Heads(16, 2, 64), id="groups of 8"),
+        pytest.param(Heads(TILE_ROWS + 3, 1, 16), id="a group larger than a tile"),
+        pytest.param(Heads(4, 1, 256), id="large heads"),
+        pytest.param(Heads(2, 1, 80), id="heads of an odd number of vectors"),
+        pytest.param(Heads(4, 2, 21), id="heads of no whole vector"),
+        pytest.param(Heads(2, 2, 3), id="tiny heads"),
+    ],
+)
+def test_all_shapes_of_heads_and_pages(heads: Heads, window: int | None, page_size: int, use_native: bool) -> None:
+    _check(heads, page_size, [(0, 1), (77, 1), (300, 2), (50, 17), (130, MANY_QUERIES)], window, use_native=use_native)
+
+
+@pytest.mark.parametrize("heads", [SMALL, Heads(9, 3, 64), Heads(16, 2, 64)], ids=str)
+@pytest.mark.parametrize("new", [1, 3, 16, MANY_QUERIES])
+@pytest.mark.parametrize("company", [1, 5])
+def test_a_row_is_the_same_to_the_bit_in_any_company(heads: Heads, new: int, company: int) -> None:
+    """Tiles and splits depend on the row alone."""
+    generator = torch.Generator().manual_seed(2)
+    kv = KVTensors([LayerShape(heads.num_kv_heads, heads.head_dim)], 400, 4)
+    kv.layers[0].normal_(generator=generator)
+    row = Row([0] * new, 700, list(range(200)))
+    others = [Row([0] * (n + 1), 50 * n, list(range(200, 300))) for n in range(company)]
+    num_others = sum(len(other.token_ids) for other in others)
+    q = torch.randn(num_others + new, heads.num_heads, heads.head_dim, generator=generator)
+    k = torch.randn(num_others + new, heads.num_kv_heads, heads.head_dim, generator=generator)
+
+    def attend(rows: list[Row], first: int) -> Tensor:
+        attention = PagedAttention(Batch(rows), kv, native=True)
+        return attention.append_and_attend(0, q[first:], k[first:], k[first:], heads.head_dim**-0.5, None)
+
+    alone = attend([row], num_others)
+    assert torch.equal(alone, attend([*others, row], 0)[num_others:])
+
+
+def test_scores_far_apart_neither_overflow_nor_vanish() -> None:
+    """Weights are relative to the peak: a key a thousand below it counts for nothing, and its row stays finite."""
+    kv = KVTensors([LayerShape(1, 16)], 20, 16)
+    keys = torch.full((300, 1, 16), -1000.0)
+    keys[::100] = 1000.0
+    values = torch.arange(300.0)[:, None, None].expand(300, 1, 16).contiguous()
+    attention = PagedAttention(Batch([Row([0] * 300, 0, list(range(20)))]), kv, native=True)
+    got = attention.append_and_attend(0, torch.ones(300, 1, 16), keys, values, 1.0, None)
+    expected = torch.tensor([0.0, 50.0, 100.0]).repeat_interleave(100)
+    assert torch.allclose(got[:, 0], expected[:, None], atol=1e-4)
+
+
+def _check(heads: Heads, page_size: int, rows: list[tuple[int, int]], window: int | None, *, use_native: bool) -> None:
     """Each row is (tokens in the cache, new tokens); its pages are scattered over the pool."""
     generator = torch.Generator().manual_seed(1)
-    num_pages = [-(-(cached + new) // PAGE_SIZE) for cached, new in rows]
+    num_pages = [-(-(cached + new) // page_size) for cached, new in rows]
     scattered = torch.randperm(sum(num_pages) + 3, generator=generator).tolist()
-    kv = KVTensors([LayerShape(KV_HEADS, HEAD_DIM, window)], len(scattered), PAGE_SIZE)
+    kv = KVTensors([LayerShape(heads.num_kv_heads, heads.head_dim, window)], len(scattered), page_size)
     kv.layers[0].fill_(float("nan"))  # whoever reads what nobody wrote is found out
     histories: list[tuple[Tensor, Tensor]] = []
     batch_rows, queries = [], []
     for (cached, new), count in zip(rows, num_pages, strict=True):
         pages = [scattered.pop() for _ in range(count)]
-        keys = torch.randn(cached + new, KV_HEADS, HEAD_DIM, generator=generator)
-        values = torch.randn(cached + new, KV_HEADS, HEAD_DIM, generator=generator)
+        keys = torch.randn(cached + new, heads.num_kv_heads, heads.head_dim, generator=generator)
+        values = torch.randn(cached + new, heads.num_kv_heads, heads.head_dim, generator=generator)
         for position in range(cached):
-            kv.layers[0][pages[position // PAGE_SIZE], 0, position % PAGE_SIZE] = keys[position]
-            kv.layers[0][pages[position // PAGE_SIZE], 1, position % PAGE_SIZE] = values[position]
+            kv.layers[0][pages[position // page_size], 0, position % page_size] = keys[position]
+            kv.layers[0][pages[position // page_size], 1, position % page_size] = values[position]
         histories.append((keys, values))
         batch_rows.append(Row([0] * new, cached, pages))
-        queries.append(torch.randn(new, HEADS, HEAD_DIM, generator=generator))
+        queries.append(torch.randn(new, heads.num_heads, heads.head_dim, generator=generator))
     new_keys = torch.cat([keys[cached:] for (cached, _), (keys, _) in zip(rows, histories, strict=True)])
     new_values = torch.cat([values[cached:] for (cached, _), (_, values) in zip(rows, histories, strict=True)])
 
     attention = PagedAttention(Batch(batch_rows), kv, native=use_native)
-    got = attention.append_and_attend(0, torch.cat(queries), new_keys, new_values, SCALE, window)
+    got = attention.append_and_attend(0, torch.cat(queries), new_keys, new_values, heads.head_dim**-0.5, window)
 
     expected = torch.cat(
         [
@@ -63,29 +137,15 @@ def test_paged_attention_equals_attention_over_plain_keys(
     assert torch.allclose(got, expected, atol=2e-6), (got - expected).abs().max()
 
 
-@pytest.mark.parametrize("company", [1, 5])
-def test_a_row_is_the_same_to_the_bit_in_any_company(company: int) -> None:
-    """Tiles and splits depend on the row alone."""
-    generator = torch.Generator().manual_seed(2)
-    kv = KVTensors([LayerShape(KV_HEADS, HEAD_DIM)], 400, PAGE_SIZE)
-    kv.layers[0].normal_(generator=generator)
-    row = Row([0] * 3, 700, list(range(200)))
-    others = [Row([0] * (n + 1), 50 * n, list(range(200, 300))) for n in range(company)]
-    q = torch.randn(3 + sum(n + 1 for n in range(company)), HEADS, HEAD_DIM, generator=generator)
-    k = torch.randn(len(q), KV_HEADS, HEAD_DIM, generator=generator)
-    alone = PagedAttention(Batch([row]), kv, native=True).append_and_attend(0, q[:3], k[:3], k[:3], SCALE, None)
-    beside = PagedAttention(Batch([row, *others]), kv, native=True).append_and_attend(0, q, k, k, SCALE, None)
-    assert torch.equal(alone, beside[:3])
-
-
 def _plain_attention(q: Tensor, keys: Tensor, values: Tensor, position: int, window: int | None) -> Tensor:
     """Attention of one row written out query by query."""
     out = torch.empty_like(q)
+    group = q.shape[1] // keys.shape[1]
     for query in range(len(q)):
         newest = position + query
         oldest = 0 if window is None else max(0, newest - window + 1)
-        for head in range(HEADS):
-            kv_head = head // (HEADS // KV_HEADS)
-            scores = keys[oldest : newest + 1, kv_head] @ q[query, head] * SCALE
-            out[query, head] = scores.softmax(0) @ values[oldest : newest + 1, kv_head]
+        for kv_head in range(keys.shape[1]):
+            group_of = slice(kv_head * group, (kv_head + 1) * group)
+            scores = q[query, group_of] @ keys[oldest : newest + 1, kv_head].T * q.shape[2] ** -0.5
+            out[query, group_of] = scores.softmax(-1) @ values[oldest : newest + 1, kv_head]
     return out

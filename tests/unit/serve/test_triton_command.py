@@ -41,3 +41,10 @@ def test_the_whole_log_is_wanted_only_where_it_has_a_place():
 
 def test_triton_does_not_wait_longer_than_the_grace_time():
     assert "--exit-timeout-secs=3" in command("--grace-s=2.5")
+
+
+def test_the_header_of_a_tenant_is_forwarded_where_tenants_are_told_apart():
+    forwarded = "--grpc-header-forward-pattern=^x-microturn-tenant$"
+    assert forwarded in command("--set", "max_sessions_per_tenant=2")
+    assert forwarded not in command()
+    assert forwarded not in command("--set", "max_sessions_per_tenant=0")

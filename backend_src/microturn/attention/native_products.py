@@ -1,0 +1,207 @@
+"""The inner loops of native attention: scores, online softmax and weighted values of one block of keys.
+
+Numba compiles plain loops well, but it keeps no block of sums in registers, so that each product costs a load and a
+store of its sum. Here a block of sums stays in registers, and per term each operand is loaded once for the whole block
+(Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008).
+
+A *wide* tile has its rows in the lanes: nothing is ever added across lanes, and keys and values are read an element
+at a time, each for up to 48 rows. A *narrow* tile, one query of a few heads, has the elements of its head in the
+lanes: keys and values are read in whole vectors, which memory limits, and a score is summed over lanes.
+
+Common arguments: ``kv`` are all pages, flat; key t of the block starts at ``kv[key_at[t] + shift]`` (for values,
+`shift` leads from there to the values). ``scores`` is [keys, tile rows]; it has whole vectors per key, which the
+softmax turns into weights in place. The order of each sum is fixed, so that a row's result depends on nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+
+from microturn.attention.native_vectors import (
+    HAS_AVX512,
+    INT,
+    LANES,
+    Values,
+    add_products,
+    callable_by_kernels,
+    exp2,
+    fetch,
+    for_each_choice,
+    in_all_lanes,
+    load,
+    loop,
+    maximum,
+    splat,
+    store,
+    sum_of_lanes,
+)
+
+# Wide: a block of sums is up to three vectors of rows by so many keys or elements: 24 of 32 registers, or 12 of 16.
+MAX_VECTORS = 3
+WIDE_BLOCK = 8 if HAS_AVX512 else 4
+
+# Narrow: 4 rows by so many keys (scores) or vectors of elements (values): 16 of 32 registers, or 8 of 16.
+NARROW_ROWS = 4
+NARROW_BLOCK = 4 if HAS_AVX512 else 2
+
+CACHE_LINE = 16  # floats
+
+
+WIDTHS = range(1, MAX_VECTORS + 1)
+
+
+def wide_scores() -> Any:
+    """Makes ``(scores, kv, key_at, shift, queries, first_key, head_dim, num_vectors)``, for WIDE_BLOCK keys.
+
+    ``scores[t] = sum over d < head_dim of kv[key_at[t] + shift + d] * queries[d]``; `queries` is [head_dim, rows].
+    """
+
+    def emit(b: ir.IRBuilder, scores: ir.Value, kv: ir.Value, key_at: ir.Value, *args: ir.Value) -> None:
+        shift, queries, first_key, head_dim, num_vectors = args
+        keys = [b.add(first_key, INT(t)) for t in range(WIDE_BLOCK)]
+        starts = [_key(b, kv, key_at, key, shift) for key in keys]
+
+        def emit_width(width: int) -> None:
+            def add(d: ir.Value, sums: Values) -> Values:
+                elements = [in_all_lanes(b, b.gep(start, [d])) for start in starts]
+                return add_products(b, elements, load(b, queries, d, width), sums)
+
+            sums = loop(b, head_dim, [splat(0.0)] * (WIDE_BLOCK * width), add)
+            for t, key in enumerate(keys):
+                store(b, scores, key, sums[t * width : (t + 1) * width])
+
+        for_each_choice(b, num_vectors, WIDTHS, emit_width)
+
+    return callable_by_kernels(emit)
+
+
+def wide_values(num_elements: int) -> Any:
+    """Makes ``(sums, shrink, kv, key_at, shift, weights, first_element, num_keys, num_vectors)``.
+
+    ``sums[d] = shrink * sums[d] + sum over t < num_keys of kv[key_at[t] + shift + d] * weights[t]`` for `num_elements`
+    elements d from `first_element` on; `sums` is [head_dim, rows] and `shrink` [rows].
+    """
+
+    def emit(b: ir.IRBuilder, sums: ir.Value, shrink: ir.Value, kv: ir.Value, *args: ir.Value) -> None:
+        key_at, shift, weights, first_element, num_keys, num_vectors = args
+        rows = [b.add(first_element, INT(d)) for d in range(num_elements)]
+        shift = b.add(shift, first_element)
+
+        def emit_width(width: int) -> None:
+            def add(t: ir.Value, totals: Values) -> Values:
+                start = _key(b, kv, key_at, t, shift)
+                elements = [in_all_lanes(b, b.gep(start, [INT(d)])) for d in range(num_elements)]
+                return add_products(b, elements, load(b, weights, t, width), totals)
+
+            factors = load(b, shrink, INT(0), width)
+            old = [b.fmul(x, f) for row in rows for x, f in zip(load(b, sums, row, width), factors, strict=True)]
+            totals = loop(b, num_keys, old, add)
+            for d, row in enumerate(rows):
+                store(b, sums, row, totals[d * width : (d + 1) * width])
+
+        for_each_choice(b, num_vectors, WIDTHS, emit_width)
+
+    return callable_by_kernels(emit)
+
+
+def narrow_scores() -> Any:
+    """Makes ``(scores, kv, key_at, shift, queries, first_key, num_vectors)``, for NARROW_BLOCK keys.
+
+    As `wide_scores`, but `queries` is [NARROW_ROWS, head_dim], with head_dim = num_vectors * LANES.
+    """
+
+    def emit(b: ir.IRBuilder, scores: ir.Value, kv: ir.Value, key_at: ir.Value, *args: ir.Value) -> None:
+        shift, queries, first_key, num_vectors = args
+        keys = [b.add(first_key, INT(t)) for t in range(NARROW_BLOCK)]
+        starts = [_key(b, kv, key_at, key, shift) for key in keys]
+        head_dim = b.mul(num_vectors, INT(LANES))
+        rows = [b.gep(queries, [b.mul(head_dim, INT(row))]) for row in range(NARROW_ROWS)]
+
+        def add(vector: ir.Value, sums: Values) -> Values:
+            elements = [load(b, start, vector, 1)[0] for start in starts]
+            return add_products(b, elements, [load(b, row, vector, 1)[0] for row in rows], sums)
+
+        sums = loop(b, num_vectors, [splat(0.0)] * (NARROW_BLOCK * NARROW_ROWS), add)
+        for index, total in enumerate(sums):
+            t, row = divmod(index, NARROW_ROWS)
+            b.store(sum_of_lanes(b, total), b.gep(scores, [b.add(b.mul(keys[t], INT(LANES)), INT(row))]))
+
+    return callable_by_kernels(emit)
+
+
+def narrow_values(num_vectors: int) -> Any:
+    """Makes ``(sums, shrink, kv, key_at, ahead, shift, weights, first_element, num_keys, head_dim)``.
+
+    As `wide_values`, for `num_vectors` vectors of elements from `first_element` on and `sums` [NARROW_ROWS, head_dim].
+    With each key it has the values of the key `ahead` keys later fetched: the arithmetic is too short to wait for them.
+    """
+
+    def emit(b: ir.IRBuilder, sums: ir.Value, shrink: ir.Value, kv: ir.Value, *args: ir.Value) -> None:
+        key_at, ahead, shift, weights, first_element, num_keys, head_dim = args
+        rows = [b.gep(sums, [b.add(first_element, b.mul(head_dim, INT(row)))]) for row in range(NARROW_ROWS)]
+        shift = b.add(shift, first_element)
+
+        def add(t: ir.Value, totals: Values) -> Values:
+            later = _key(b, kv, key_at, b.add(t, ahead), shift)
+            for d in range(0, num_vectors * LANES, CACHE_LINE):
+                fetch(b, b.gep(later, [INT(d)]))
+            weight = b.gep(weights, [b.mul(t, INT(LANES))])
+            factors = [in_all_lanes(b, b.gep(weight, [INT(row)])) for row in range(NARROW_ROWS)]
+            return add_products(b, factors, load(b, _key(b, kv, key_at, t, shift), INT(0), num_vectors), totals)
+
+        old = []
+        for index, row in enumerate(rows):
+            factor = in_all_lanes(b, b.gep(shrink, [INT(index)]))
+            old += [b.fmul(vector, factor) for vector in load(b, row, INT(0), num_vectors)]
+        totals = loop(b, num_keys, old, add)
+        for index, row in enumerate(rows):
+            store(b, row, INT(0), totals[index * num_vectors : (index + 1) * num_vectors])
+
+    return callable_by_kernels(emit)
+
+
+def softmax() -> Any:
+    """Makes ``(scores, peak, total, shrink, num_keys, num_vectors)``: a step of the online softmax, to the base 2.
+
+    Raises `peak` to the highest score, turns scores into weights relative to it and adds them to `total`; earlier sums
+    are to be multiplied by `shrink`. All three are [rows].
+    """
+
+    def emit(b: ir.IRBuilder, scores: ir.Value, peak: ir.Value, total: ir.Value, *args: ir.Value) -> None:
+        shrink, num_keys, num_vectors = args
+
+        def emit_width(width: int) -> None:
+            def raise_peaks(t: ir.Value, known: Values) -> Values:
+                return [maximum(b, x, top) for x, top in zip(load(b, scores, t, width), known, strict=True)]
+
+            def weigh(t: ir.Value, totals: Values) -> Values:
+                weights = [exp2(b, b.fsub(x, top)) for x, top in zip(load(b, scores, t, width), peaks, strict=True)]
+                store(b, scores, t, weights)
+                return [b.fadd(x, weight) for x, weight in zip(totals, weights, strict=True)]
+
+            old = load(b, peak, INT(0), width)
+            peaks = loop(b, num_keys, old, raise_peaks)
+            factors = [exp2(b, b.fsub(x, top)) for x, top in zip(old, peaks, strict=True)]
+            totals = [b.fmul(x, factor) for x, factor in zip(load(b, total, INT(0), width), factors, strict=True)]
+            store(b, total, INT(0), loop(b, num_keys, totals, weigh))
+            store(b, peak, INT(0), peaks)
+            store(b, shrink, INT(0), factors)
+
+        for_each_choice(b, num_vectors, WIDTHS, emit_width)
+
+    return callable_by_kernels(emit)
+
+
+def prefetch() -> Any:
+    """Makes ``(kv, index)``: has the cache line of an element fetched."""
+
+    def emit(b: ir.IRBuilder, kv: ir.Value, index: ir.Value) -> None:
+        fetch(b, b.gep(kv, [index]))
+
+    return callable_by_kernels(emit)
+
+
+def _key(b: ir.IRBuilder, kv: ir.Value, key_at: ir.Value, key: ir.Value, shift: ir.Value) -> ir.Value:
+    return b.gep(kv, [b.add(b.load(b.gep(key_at, [key])), shift)])

@@ -1,0 +1,147 @@
+"""Vectors for native attention: pieces of LLVM code out of which functions for Numba's kernels are made.
+
+It knows vectors, loops and memory, nothing of attention. A function is written as an ``emit(b, *args)`` that appends
+instructions to the builder `b`; LLVM maps the vectors to the registers of the CPU it runs on. A *matrix* is a
+contiguous float32 array of rows, each of so many whole vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from llvmlite import ir
+from numba import config, types
+from numba.core import cgutils
+from numba.core.codegen import get_host_cpu_features
+from numba.extending import intrinsic
+
+# 32 registers of 16 floats with AVX-512; otherwise 16 of 8 floats as with AVX2, or what LLVM makes of them.
+HAS_AVX512 = "+avx512f" in (config.CPU_FEATURES or get_host_cpu_features()).split(",")
+LANES = 16 if HAS_AVX512 else 8
+
+INT = ir.IntType(64)
+_INT32, _BYTE = ir.IntType(32), ir.IntType(8)
+_VECTOR, _INT_VECTOR = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(_INT32, LANES)
+_UNDEFINED = _VECTOR(ir.Undefined)
+
+# A product and its sum may become one instruction. Nothing else is allowed: the order of a sum is the code's.
+_FUSED = ("contract",)
+
+# 2**x for -1/2 <= x <= 1/2 by interpolation in Chebyshev's nodes, highest power first; relative error 2.4e-7.
+_EXP2 = (0.001339086336353527, 0.009676031918255982, 0.05550357114222094, 0.2402210748530968, 0.6931471880262273, 1.0)
+_LEAST_EXPONENT = -126.0
+_EXPONENT_BIAS, _MANTISSA_BITS = 127, 23
+
+Values = list[ir.Value]
+
+
+def callable_by_kernels(emit: Callable[..., None]) -> Any:
+    """Makes a function that kernels can call; `emit` gets the data of each array, and integers of 64 bits."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Sequence[ir.Value]) -> ir.Value:
+        (kinds,), (packed,) = signature.args, args
+        values = cgutils.unpack_tuple(builder, packed)
+        for index, kind in enumerate(kinds):
+            if isinstance(kind, types.Array):
+                values[index] = context.make_array(kind)(context, builder, values[index]).data
+        emit(builder, *values)
+        return context.get_dummy_value()
+
+    def infer(typing_context: Any, *kinds: Any) -> tuple[Any, Any]:  # noqa: ARG001  Numba's protocol
+        arguments = [kind if isinstance(kind, types.Array) else types.int64 for kind in kinds]
+        return types.void(types.StarArgTuple(arguments)), generate
+
+    return intrinsic(infer)
+
+
+def loop(b: ir.IRBuilder, count: ir.Value, initial: Values, body: Callable[[ir.Value, Values], Values]) -> Values:
+    """``for index in range(count)`` for a positive count: `body` makes the next values, which stay in registers."""
+    before, inside, after = b.block, b.append_basic_block("loop"), b.append_basic_block("after")
+    b.branch(inside)
+    b.position_at_end(inside)
+    index = b.phi(INT)
+    values = [b.phi(value.type) for value in initial]
+    results = body(index, values)
+    next_index = b.add(index, INT(1))
+    for phi, first, result in zip([index, *values], [INT(0), *initial], [next_index, *results], strict=True):
+        phi.add_incoming(first, before)
+        phi.add_incoming(result, inside)
+    b.cbranch(b.icmp_signed("<", next_index, count), inside, after)
+    b.position_at_end(after)
+    return results
+
+
+def for_each_choice(b: ir.IRBuilder, value: ir.Value, choices: Iterable[int], emit: Callable[[int], None]) -> None:
+    """Emits code for each of the choices, of which the one that `value` is will run."""
+    for choice in choices:
+        with b.if_then(b.icmp_signed("==", value, INT(choice))):
+            emit(choice)
+
+
+def load(b: ir.IRBuilder, matrix: ir.Value, row: ir.Value, num_vectors: int) -> Values:
+    return [b.load(address, align=4) for address in _addresses(b, matrix, row, num_vectors)]
+
+
+def store(b: ir.IRBuilder, matrix: ir.Value, row: ir.Value, values: Values) -> None:
+    for value, address in zip(values, _addresses(b, matrix, row, len(values)), strict=True):
+        b.store(value, address, align=4)
+
+
+def fetch(b: ir.IRBuilder, address: ir.Value) -> None:
+    """Has a cache line fetched, into all caches."""
+    pointer = b.bitcast(address, _BYTE.as_pointer())
+    kind = ir.FunctionType(ir.VoidType(), [pointer.type, _INT32, _INT32, _INT32])
+    prefetch = cgutils.get_or_insert_function(b.module, kind, "llvm.prefetch.p0i8")
+    b.call(prefetch, [pointer, _INT32(0), _INT32(3), _INT32(1)])  # for reading, to be kept, data
+
+
+def splat(value: float) -> ir.Constant:
+    return _VECTOR([value] * LANES)
+
+
+def in_all_lanes(b: ir.IRBuilder, address: ir.Value) -> ir.Value:
+    """Loads one float."""
+    first = b.insert_element(_UNDEFINED, b.load(address), _INT32(0))
+    return b.shuffle_vector(first, _UNDEFINED, _INT_VECTOR(None))
+
+
+def sum_of_lanes(b: ir.IRBuilder, vector: ir.Value) -> ir.Value:
+    """Adds the upper half to the lower one until a single lane is left."""
+    half = LANES // 2
+    while half:
+        upper = _INT_VECTOR([(lane + half) % LANES for lane in range(LANES)])
+        vector = b.fadd(vector, b.shuffle_vector(vector, _UNDEFINED, upper))
+        half //= 2
+    return b.extract_element(vector, _INT32(0))
+
+
+def add_products(b: ir.IRBuilder, factors: Values, vectors: Values, sums: Values) -> Values:
+    """sums[factor, vector] + factor * vector, for every factor with every vector."""
+    products = [b.fmul(factor, vector, flags=_FUSED) for factor in factors for vector in vectors]
+    return [b.fadd(product, total, flags=_FUSED) for product, total in zip(products, sums, strict=True)]
+
+
+def maximum(b: ir.IRBuilder, x: ir.Value, known: ir.Value) -> ir.Value:
+    """The greater one; `known` where x is NaN."""
+    return b.select(b.fcmp_ordered(">", x, known), x, known)
+
+
+def exp2(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
+    """2**x for x <= 0: 0 where it would be subnormal, NaN for NaN."""
+    floor = cgutils.get_or_insert_function(b.module, ir.FunctionType(_VECTOR, [_VECTOR]), f"llvm.floor.v{LANES}f32")
+    whole = b.call(floor, [b.fadd(x, splat(0.5))])
+    part = b.fsub(x, whole)
+    result = splat(_EXP2[0])
+    for coefficient in _EXP2[1:]:
+        result = b.fadd(b.fmul(result, part, flags=_FUSED), splat(coefficient), flags=_FUSED)
+    biased = b.add(b.fptosi(whole, _INT_VECTOR), _INT_VECTOR([_EXPONENT_BIAS] * LANES))
+    power = b.bitcast(b.shl(biased, _INT_VECTOR([_MANTISSA_BITS] * LANES)), _VECTOR)
+    too_small = b.fcmp_ordered("<", x, splat(_LEAST_EXPONENT))
+    return b.select(too_small, splat(0.0), b.fmul(result, power))
+
+
+def _addresses(b: ir.IRBuilder, matrix: ir.Value, row: ir.Value, num_vectors: int) -> Values:
+    vectors = b.bitcast(matrix, _VECTOR.as_pointer())
+    start = b.mul(row, INT(num_vectors))
+    return [b.gep(vectors, [b.add(start, INT(vector))]) for vector in range(num_vectors)]
