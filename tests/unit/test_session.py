@@ -72,7 +72,7 @@ KEY = "ours"
 def test_who_brings_the_key_owns_the_session(table: SessionTable, pool: PagePool, key: str) -> None:
     session = make_session(pool, key=key)
     table.add(session)
-    assert table.get(make_turn(session_key=key)) is session
+    assert table.get(1, make_turn(session_key=key).request) is session
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_who_brings_another_key_or_none_is_told_nothing(
     session = make_session(pool, "a-session", key=key)
     table.add(session)
     turn = make_turn(session_id="a-session", **({} if given is None else {"session_key": given}))
-    for ask in (lambda: table.get(turn), lambda: check_owner(session, turn)):
+    for ask in (lambda: table.get("a-session", turn.request), lambda: check_owner(session, turn.request)):
         with pytest.raises(PermissionDenied) as denied:
             ask()
         assert str(denied.value) == (
@@ -115,7 +115,7 @@ def test_keys_are_compared_in_constant_time(pool: PagePool, given: str | None, m
     monkeypatch.setattr(hmac, "compare_digest", listening_compare)
     session = make_session(pool, key=KEY)
     turn = make_turn(**({} if given is None else {"session_key": given}))
-    assert session.is_owned_by(turn) is (given == KEY)
+    assert session.is_owned_by(turn.request) is (given == KEY)
     assert compared == [(b"" if given is None else b"=" + given.encode(), b"=ours")]
 
 
@@ -133,21 +133,21 @@ def test_a_session_that_has_ended_is_told_of_to_its_owner_only(table: SessionTab
 def raises(table: SessionTable, session_id: SessionId, **options: Any) -> MicroturnError:
     """What a turn is told that asks for a session."""
     with pytest.raises(MicroturnError) as raised:
-        table.get(make_turn(session_id=session_id, **options))
+        table.get(session_id, make_turn(session_id=session_id, **options).request)
     return raised.value
 
 
 @pytest.mark.parametrize(("tenant", "given"), [("a", "b"), ("a", None), (None, "a")])
 def test_a_session_takes_turns_of_its_tenant_only(pool: PagePool, tenant: str | None, given: str | None) -> None:
     session = make_session(pool, tenant=tenant)
-    assert not session.is_owned_by(make_turn(**({} if given is None else {"tenant": given})))
-    assert session.is_owned_by(make_turn(**({} if tenant is None else {"tenant": tenant})))
+    assert not session.is_owned_by(make_turn(**({} if given is None else {"tenant": given})).request)
+    assert session.is_owned_by(make_turn(**({} if tenant is None else {"tenant": tenant})).request)
 
 
 def test_a_tenants_key_is_not_anothers(pool: PagePool) -> None:
     session = make_session(pool, tenant="a", key=KEY)
-    assert not session.is_owned_by(make_turn(tenant="b", session_key=KEY))
-    assert not session.is_owned_by(make_turn(tenant="a"))
+    assert not session.is_owned_by(make_turn(tenant="b", session_key=KEY).request)
+    assert not session.is_owned_by(make_turn(tenant="a").request)
 
 
 def test_the_sessions_of_each_tenant_are_counted(table: SessionTable, pool: PagePool) -> None:
