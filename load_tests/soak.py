@@ -30,6 +30,7 @@ MAX_SESSIONS = 128
 MAX_CONTEXT = 512
 IDLE_TIMEOUT_S = 5.0
 TURN_TIMEOUT_S = 30.0
+FILL_TIMEOUT_S = 300.0  # a prompt of the whole pool is one long computation, on a machine that may do other things too
 MOST_GROWTH = 0.02
 SENTENCE = "the river runs slowly past our small house while the children play under an old apple tree in the sun"
 
@@ -191,7 +192,7 @@ async def _left_behind(client: AsyncClient) -> list[str]:
 
 async def _fill_the_pool(client: AsyncClient) -> None:
     """One session that needs every page."""
-    async with client.session() as session:
+    async with client.session(timeout_s=FILL_TIMEOUT_S) as session:
         await session.turn(range(KV_TOKENS - 1), max_tokens=1).wait()
 
 
