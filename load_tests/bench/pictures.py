@@ -73,7 +73,9 @@ def draw_soak(name: str, memory_mb: Sequence[float], num_acts: Sequence[int]) ->
     figure, (memory, rate) = plt.subplots(2, sharex=True, figsize=(8, 5), layout="constrained")
     minutes = [second / 60 for second in range(len(memory_mb))]
     memory.plot(minutes, memory_mb, color=_COLOURS["session"], linewidth=1.5)
-    memory.set(title="A soak of sessions that talk, interrupt and vanish", ylabel="memory, MB", ylim=(0, 1.2 * max(memory_mb)))
+    memory.set(
+        title="A soak of sessions that talk, interrupt and vanish", ylabel="memory, MB", ylim=(0, 1.2 * max(memory_mb))
+    )
     per_s = [(num_acts[at] - num_acts[max(0, at - 10)]) / 10 for at in range(len(num_acts))]
     rate.plot(minutes, per_s, color=_COLOURS["prefix"], linewidth=1.5)
     rate.set(xlabel="minutes", ylabel="turns and endings per second", ylim=(0, None))
