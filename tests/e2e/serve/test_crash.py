@@ -159,9 +159,7 @@ def refusal(raw: RawStream, session_id: SessionId) -> MicroturnError:
     return from_wire(answer.error)
 
 
-def test_a_death_under_load_is_told_to_everybody_and_over_soon(
-    served_model: Any, smollm2: PreTrainedModel
-) -> None:
+def test_a_death_under_load_is_told_to_everybody_and_over_soon(served_model: Any, smollm2: PreTrainedModel) -> None:
     """B8: a worker restarted, and turns went on as if nothing had happened, or with an empty context.
 
     Triton by itself lets the streams hang for ever, and stays ready.
