@@ -161,8 +161,7 @@ class Engine:
             return
 
     def _reap(self) -> None:
-        now_s = self.clock()
-        while (session := self._sessions.pop_expired(now_s)) is not None:
+        for session in self._sessions.expired(self.clock()):
             log.info("session %s expired after %g s of silence", session.id, session.idle_timeout_s)
             self._sessions.end(session, expired=True)
 

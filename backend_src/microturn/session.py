@@ -214,16 +214,21 @@ class SessionTable:
         session.table.truncate(0)
         return True
 
-    def pop_expired(self, now_s: float) -> Session | None:
-        """A session without turns whose idle time has passed, or None."""
+    def expired(self, now_s: float) -> list[Session]:
+        """The sessions without turns whose idle time has passed; each is named once."""
+        due = []
         while self._expiries and self._expiries[0][0] <= now_s:
-            session = heapq.heappop(self._expiries)[2]()
+            due.append(heapq.heappop(self._expiries)[2]())
+        expired = []
+        # All are taken off before any is put back: an idle time may be too short for the clock to move on by it.
+        for session in due:
             if session is None or self._sessions.get(session.id) is not session:
                 continue
             if session.running is None and session.expires_s <= now_s:
-                return session
-            self._watch(session, not_before_s=now_s + session.idle_timeout_s if session.running else 0.0)
-        return None
+                expired.append(session)
+            else:
+                self._watch(session, not_before_s=now_s + session.idle_timeout_s if session.running else 0.0)
+        return expired
 
     def next_expiry_s(self) -> float | None:
         """When to look for expired sessions again, by the engine's clock."""

@@ -331,11 +331,10 @@ def test_parking_twice_does_not_make_a_session_younger(table: SessionTable, pool
 
 def expired_ids(table: SessionTable, now_s: float) -> list[object]:
     """Ends what has expired."""
-    ids = []
-    while (session := table.pop_expired(now_s)) is not None:
-        ids.append(session.id)
+    expired = table.expired(now_s)
+    for session in expired:
         table.end(session, expired=True)
-    return ids
+    return [session.id for session in expired]
 
 
 def test_sessions_expire_in_the_order_of_their_own_times(table: SessionTable, pool: PagePool) -> None:
@@ -370,6 +369,22 @@ def test_a_session_with_a_running_turn_does_not_expire(table: SessionTable, pool
     assert next_s is not None
     assert next_s <= 46, "nobody would look when the time has come"
     assert expired_ids(table, 46) == [1]
+
+
+@pytest.mark.parametrize("idle_timeout_s", [5e-324, 1e-300, 1e-12])
+def test_an_idle_time_below_the_clocks_resolution_does_not_hold_the_engine_up(
+    table: SessionTable, pool: PagePool, idle_timeout_s: float
+) -> None:
+    """Found by the fuzz: a running session was looked at again and again, since its time never lay ahead."""
+    session = make_session(pool, idle_timeout_s=idle_timeout_s)
+    table.add(session)
+    session.running = make_turn()
+    now_s = 86_400.0
+    assert now_s + idle_timeout_s == now_s
+    assert expired_ids(table, now_s) == []
+    session.running = None
+    assert expired_ids(table, now_s) == [1]
+    assert table.next_expiry_s() is None
 
 
 def test_a_closed_session_does_not_expire(table: SessionTable, pool: PagePool) -> None:
