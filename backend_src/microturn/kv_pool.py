@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Self
 
 
@@ -83,6 +84,19 @@ class PagePool:
             assert count == references[page], f"page {page} has count {count} and {references[page]} owners"
 
 
+@dataclass(frozen=True)
+class TableState:
+    """A table without its pages: with what stood in them, it can be made anew. Plain numbers, fit for a file.
+
+    Attributes:
+        num_pages: pages with tokens in the cache.
+        kv_len: of the table.
+    """
+
+    num_pages: int
+    kv_len: int
+
+
 class PageTable:
     """The pages of one session, in the order of its positions.
 
@@ -98,6 +112,28 @@ class PageTable:
         self.page_size = pool.page_size
         self.pages: list[int] = []
         self.kv_len = 0
+
+    @property
+    def used_pages(self) -> list[int]:
+        """The pages with tokens in the cache, in their order."""
+        return self.pages[: self._pool.num_pages_for(self.kv_len)]
+
+    def save(self) -> TableState:
+        """What `load` makes this table from again, with a copy of the used pages."""
+        return TableState(num_pages=len(self.used_pages), kv_len=self.kv_len)
+
+    def load(self, state: TableState) -> bool:
+        """Makes an empty table what another was; its used pages have still to be written.
+
+        Returns:
+            False, and nothing is taken, when the pool has too few pages.
+        """
+        assert not self.pages, "only an empty table is loaded"
+        pages = self._pool.allocate(state.num_pages)
+        if pages is None:
+            return False
+        self.pages, self.kv_len = pages, state.kv_len
+        return True
 
     def reserve(self, num_tokens: int) -> bool:
         """Takes the pages that so many tokens need in all; False, and nothing is taken, when the pool has too few."""

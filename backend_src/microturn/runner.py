@@ -29,11 +29,13 @@ class Runner(Protocol):
         vocab_size: ids are below it.
         hidden_size: width of an embedding.
         accepts_embeds: whether embeddings may stand for tokens.
+        kv: the pages that it reads and writes.
     """
 
     vocab_size: int
     hidden_size: int
     accepts_embeds: bool
+    kv: KVTensors
 
     def run(self, batch: Batch) -> Tensor:
         """Computes the new tokens of all rows and writes their keys and values into the pages.

@@ -29,6 +29,7 @@ class RecordingRunner:
         self.vocab_size = runner.vocab_size
         self.hidden_size = runner.hidden_size
         self.accepts_embeds = runner.accepts_embeds
+        self.kv = runner.kv
         self.logits: dict[tuple[int, int], Tensor] = {}
 
     def run(self, batch: Batch) -> Tensor:
