@@ -89,11 +89,14 @@ class StorageDriver:
         self.storage = Storage(host_bytes, max_image_bytes, self.disk, self.counters)
 
     def settle(self) -> None:
-        """Waits until no file is being read or written any more."""
-        self._posts.take()
-        while self.disk is not None and any(image.place in MOVING for image in self.storage):
+        """Waits until no file is being read, written or removed any more."""
+        if self.disk is not None:
+            is_moving = True
+            while is_moving:
+                wait_for_files(self.disk._thread)
+                self._posts.take()
+                is_moving = any(image.place in MOVING for image in self.storage)
             wait_for_files(self.disk._thread)
-            self._posts.take()
         self.storage.check_integrity()
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -37,6 +36,7 @@ _DTYPES = {
     torch.uint8: "U8",
 }
 _LENGTH_BYTES = 8
+_MAX_HEADER_BYTES = 1 << 20
 # The library aligns the tensors so, and refuses other files on some paths.
 _ALIGNMENT = 8
 
@@ -99,7 +99,7 @@ def read_image(path: Path, image: KVImage, origin: Origin, state: TableState, ch
     with path.open("rb", buffering=0) as file:
         head = file.read(len(expected))
         if head != expected:
-            raise DamagedFile(_difference(head, origin))
+            raise DamagedFile(_difference(path, origin))
         if _read_into(file, memoryview(image.buffer.numpy().data)) < image.num_bytes or file.read(1):
             raise DamagedFile(f"{path.stat().st_size} bytes are not {len(expected) + image.num_bytes}")
     if checksum_of(image) != checksum:
@@ -127,11 +127,13 @@ def _head(image: KVImage, origin: Origin, state: TableState, checksum: str) -> b
     return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 
 
-def _difference(head: bytes, origin: Origin) -> str:
-    """Why a file's head is not the one that was expected."""
+def _difference(path: Path, origin: Origin) -> str:
+    """Why a file's head is not the one that was expected, as far as it can be told."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        header = file.read(length) if length <= _MAX_HEADER_BYTES else b""
     try:
-        metadata = json.loads(head[_LENGTH_BYTES:])["__metadata__"]
-        model = metadata["model"] if isinstance(metadata, Mapping) else None
+        model = json.loads(header)["__metadata__"]["model"]
     except (ValueError, KeyError, TypeError):
         return "its header is damaged"
     return "its header is of another session's KV" if model == origin.model else "it is of another model"
