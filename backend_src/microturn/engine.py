@@ -78,6 +78,7 @@ class Engine:
             runner.kv,
             max_image_pages=pool.num_pages_for(max_context),
             model_fingerprint=model_fingerprint,
+            clock=clock,
             post=self._inbox.put,
         )
         self._tiers = Tiers(pool, runner.kv, self._sessions, self._prefixes, storage, clock)

@@ -86,7 +86,8 @@ class StorageDriver:
             None if disk_dir is None else DiskStore(disk_dir, disk_bytes, ORIGIN, self.kv.new_image, self._posts.post)
         )
         self.counters = TierCounters()
-        self.storage = Storage(host_bytes, max_image_bytes, self.disk, self.counters)
+        self.clock = Clock()
+        self.storage = Storage(host_bytes, max_image_bytes, self.disk, self.counters, self.clock)
 
     def settle(self) -> None:
         """Waits until no file is being read, written or removed any more."""
@@ -106,7 +107,6 @@ class TiersDriver(StorageDriver):
     def __init__(self, pool: PagePool, host_bytes: int = 0, disk_dir: Path | None = None, **kwargs: int) -> None:
         super().__init__(host_bytes, disk_dir, kv=make_kv(pool.num_pages, page_size=pool.page_size), **kwargs)
         self.pool = pool
-        self.clock = Clock()
         self.sessions = SessionTable()
         self.prefixes = PrefixCache(pool)
         self.tiers = Tiers(pool, self.kv, self.sessions, self.prefixes, self.storage, self.clock)

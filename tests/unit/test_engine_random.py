@@ -351,21 +351,22 @@ class TieredEngineMachine(EngineMachine):
         self.tier_dir = Path(tempfile.mkdtemp())
         return {"disk_tier_dir": str(self.tier_dir), "disk_tier_bytes": 2000}
 
-    @rule(damage=st.sampled_from(["flip", "truncate", "remove", "swap"]))
-    def damage_files(self, damage: str) -> None:
+    @rule(damage=st.sampled_from(["flip", "truncate", "remove", "swap"]), where=st.integers(0, 2**20))
+    def damage_files(self, damage: str, where: int) -> None:
         """Something happens to all files."""
         settle(self.driver)
         files = sorted(self.tier_dir.glob("*/*.safetensors"))
         contents = [file.read_bytes() for file in files]
-        for at, (file, content) in enumerate(zip(files, contents, strict=True)):
+        for number, (file, content) in enumerate(zip(files, contents, strict=True)):
+            at = where % len(content)
             if damage == "flip":
-                file.write_bytes(content[:-9] + bytes([content[-9] ^ 4]) + content[-8:])
+                file.write_bytes(content[:at] + bytes([content[at] ^ 1 << where % 8]) + content[at + 1 :])
             elif damage == "truncate":
-                file.write_bytes(content[: -1 - at])
+                file.write_bytes(content[:at])
             elif damage == "remove":
                 file.unlink()
             else:
-                file.write_bytes(contents[at - 1])
+                file.write_bytes(contents[number - 1])
 
     def teardown(self) -> None:
         try:

@@ -261,12 +261,12 @@ def test_a_file_that_is_not_what_was_written_is_never_used(
 
 
 def test_a_full_disk_costs_time_and_no_token(tmp_path: Path) -> None:
-    """Files above 900 bytes cannot be written; from then on the disk tier holds no more than it has."""
+    """Files above 650 bytes cannot be written; from then on the disk tier holds no more than it has."""
     driver = FakeDriver(num_pages=16, max_context=48, disk_tier_dir=str(tmp_path), host_tier_bytes=3000)
     rng = random.Random(3)
     histories: dict[int, list[int]] = {session_id: [] for session_id in range(12)}
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (900, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (650, before[1]))
     try:
         for number in range(4):
             for session_id in rng.sample(range(12), 12):

@@ -39,11 +39,12 @@ class DiskStore:
 
     Attributes:
         used_bytes: of KV in them, those counted in that are being written.
-        capacity_bytes: what they may take.
+        max_bytes: what they may take.
+        capacity_bytes: what there is room for; less than that where others have filled the disk.
 
     Args:
         parent: where this process makes its directory.
-        capacity_bytes: what the files may take; 0 is half of what is free there.
+        max_bytes: what the files may take; 0 is half of what is free there.
         origin: whose KV it is.
         new_image: makes an image of so many pages to read into.
         post: hands what is to be called over to the engine's thread.
@@ -55,13 +56,14 @@ class DiskStore:
     def __init__(
         self,
         parent: Path,
-        capacity_bytes: int,
+        max_bytes: int,
         origin: Origin,
         new_image: Callable[[int], KVImage],
         post: Callable[[Callable[[], None]], None],
     ) -> None:
         self._directory = OwnDirectory(parent)
-        self.capacity_bytes = capacity_bytes or shutil.disk_usage(parent).free // 2
+        self.max_bytes = max_bytes or shutil.disk_usage(parent).free // 2
+        self.capacity_bytes = self.max_bytes
         self.used_bytes = 0
         self._origin = origin
         self._new_image = new_image

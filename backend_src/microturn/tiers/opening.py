@@ -20,6 +20,7 @@ def open_storage(
     *,
     max_image_pages: int,
     model_fingerprint: str,
+    clock: Callable[[], float],
     post: Callable[[Callable[[], None]], None],
 ) -> Storage:
     """The tiers that the settings ask for, empty.
@@ -29,6 +30,7 @@ def open_storage(
         kv: the pages whose copies are kept.
         max_image_pages: pages of the largest copy there can be.
         model_fingerprint: says whose KV it is.
+        clock: seconds, monotonic.
         post: hands what is to be called over to the engine's thread.
 
     Raises:
@@ -43,4 +45,4 @@ def open_storage(
             raise InvalidArgument(
                 f"setting 'disk_tier_dir' cannot be used: {error.strerror}: {error.filename}"
             ) from error
-    return Storage(settings.host_tier_bytes, max_image_pages * kv.bytes_per_page, disk, TierCounters())
+    return Storage(settings.host_tier_bytes, max_image_pages * kv.bytes_per_page, disk, TierCounters(), clock)

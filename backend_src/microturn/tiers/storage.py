@@ -8,7 +8,7 @@ computes them again. Belongs to the engine's thread.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from microturn.kv_image import KVImage
@@ -22,6 +22,9 @@ log = logging.getLogger(__name__)
 
 # What host memory keeps of its capacity before copies go on to the disk: the rest is for those that come meanwhile.
 _HOST_SHARE = 0.75
+
+# A disk that others have filled is tried again after this time.
+_DISK_PAUSE_S = 60.0
 
 
 class Storage:
@@ -37,17 +40,25 @@ class Storage:
         max_image_bytes: the largest copy there can be: that much memory there is for the way to the disk.
         disk: see above.
         counters: see above.
+        clock: seconds, monotonic.
     """
 
     def __init__(
-        self, host_tier_bytes: int, max_image_bytes: int, disk: DiskStore | None, counters: TierCounters
+        self,
+        host_tier_bytes: int,
+        max_image_bytes: int,
+        disk: DiskStore | None,
+        counters: TierCounters,
+        clock: Callable[[], float],
     ) -> None:
         self.host = HostStore(host_tier_bytes if disk is None else max(host_tier_bytes, max_image_bytes))
         self.disk = disk
         self.counters = counters
+        self._clock = clock
         self._kept_bytes = int(_HOST_SHARE * host_tier_bytes)
         self._writing: StoredImage | None = None
         self._step = 0
+        self._disk_was_full_s = -_DISK_PAUSE_S
 
     @property
     def is_there(self) -> bool:
@@ -137,6 +148,8 @@ class Storage:
         """Writes the least recently used copy, if there is where to and no other is being written."""
         if self.disk is None or self._writing is not None:
             return
+        if self._clock() >= self._disk_was_full_s + _DISK_PAUSE_S:
+            self.disk.capacity_bytes = self.disk.max_bytes
         image = self._oldest(self.host, Place.HOST)
         if image is None or not self._lose_oldest(self.disk, Place.DISK, image.num_bytes):
             return
@@ -148,8 +161,9 @@ class Storage:
         assert self.disk is not None
         self._writing = None
         if error is not None:
-            # Less fits than was thought: from now on the files used longest ago give way sooner.
+            # Less fits than was thought: for a while the files used longest ago give way sooner.
             self.disk.capacity_bytes = self.disk.used_bytes
+            self._disk_was_full_s = self._clock()
             self.counters.failed_writes += 1
             log.error("the disk tier holds %d bytes and takes no more: %s", self.disk.used_bytes, error)
             image.place = Place.HOST

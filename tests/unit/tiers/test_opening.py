@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ def opened(**settings: object) -> Storage:
         KV,
         max_image_pages=6,
         model_fingerprint="a model",
+        clock=time.monotonic,
         post=Posts().post,
     )
 

@@ -276,9 +276,14 @@ def test_a_disk_that_is_full_before_its_time_keeps_what_it_has(start: Starter, t
     assert driver.counters.failed_writes == 2, "as much as the first file took could have been free"
     assert places(first, second, third) == ["LOST", "HOST", "HOST"]
     assert driver.storage.disk.capacity_bytes == 0
-    fourth = add(driver, 7)
-    assert places(second, third, fourth) == ["LOST", "HOST", "HOST"]
     driver.storage.disk._directory.path = directory
+    fourth = add(driver, 7)
+    driver.settle()
+    assert places(second, third, fourth) == ["LOST", "HOST", "HOST"]
+    driver.clock.now_s += 61
+    fifth = add(driver, 8)
+    driver.settle()
+    assert places(third, fourth, fifth) == ["DISK", "HOST", "HOST"], "after a while it is tried again"
 
 
 def test_a_file_that_could_not_be_written_and_nobody_needs_is_forgotten(start: Starter, tmp_path: Path) -> None:
