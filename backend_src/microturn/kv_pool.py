@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 
@@ -89,12 +89,21 @@ class TableState:
     """A table without its pages: with what stood in them, it can be made anew. Plain numbers, fit for a file.
 
     Attributes:
-        num_pages: pages with tokens in the cache.
-        kv_len: of the table.
+        page_size: tokens in a page.
+        kv_len: tokens in the cache.
     """
 
-    num_pages: int
+    page_size: int
     kv_len: int
+
+    @property
+    def num_pages(self) -> int:
+        """Pages with tokens in the cache."""
+        return -(-self.kv_len // self.page_size)
+
+    def cut(self, kv_len: int) -> Self:
+        """Of a table that forgets every token from position `kv_len` on; its pages are the first ones of these."""
+        return replace(self, kv_len=min(self.kv_len, kv_len))
 
 
 class PageTable:
@@ -116,11 +125,11 @@ class PageTable:
     @property
     def used_pages(self) -> list[int]:
         """The pages with tokens in the cache, in their order."""
-        return self.pages[: self._pool.num_pages_for(self.kv_len)]
+        return self.pages[: self.save().num_pages]
 
     def save(self) -> TableState:
         """What `load` makes this table from again, with a copy of the used pages."""
-        return TableState(num_pages=len(self.used_pages), kv_len=self.kv_len)
+        return TableState(self.page_size, self.kv_len)
 
     def load(self, state: TableState) -> bool:
         """Makes an empty table what another was; its used pages have still to be written.

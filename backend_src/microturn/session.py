@@ -126,10 +126,11 @@ class Session:
         same copy.
         """
         same_len = context_len if parent.running is None else min(context_len, parent.running.len_before)
+        kv_len = min(parent.kv_len, max(0, same_len - 1))
         if parent.stored is not None:
-            self.stored = parent.stored.branch(max(0, same_len - 1))
+            self.stored = parent.stored.branch(kv_len) if kv_len else None
             return
-        num_full = min(parent.table.kv_len, max(0, same_len - 1)) // parent.table.page_size
+        num_full = kv_len // parent.table.page_size
         self.table.adopt(parent.table.pages[:num_full])
 
     def cut_kv(self, context_len: int) -> None:
@@ -138,6 +139,8 @@ class Session:
         self.table.truncate(kv_len)
         if self.stored is not None:
             self.stored.cut(kv_len)
+            if not self.stored.kv_len:
+                self.drop_kv()
 
     def reserve(self, num_tokens: int) -> bool:
         """Takes the pages for KV that is to come back, and for so many tokens behind it; False if there are too few."""

@@ -15,13 +15,12 @@ from microturn.session import Session, SessionTable
 from microturn.tiers.counters import TierCounters
 from microturn.tiers.disk_store import DiskStore
 from microturn.tiers.file_thread import FileThread, Priority
-from microturn.tiers.image_file import Origin
 from microturn.tiers.storage import Storage
 from microturn.tiers.stored_kv import Place
 from microturn.tiers.tiers import Tiers
 from support.driver import Clock, Driver
 
-ORIGIN = Origin("a model", 4)
+MODEL = "a model"
 MOVING = (Place.WRITING, Place.READING)
 
 
@@ -83,7 +82,7 @@ class StorageDriver:
         self.kv = kv or make_kv(16)
         self._posts = Posts()
         self.disk = (
-            None if disk_dir is None else DiskStore(disk_dir, disk_bytes, ORIGIN, self.kv.new_image, self._posts.post)
+            None if disk_dir is None else DiskStore(disk_dir, disk_bytes, MODEL, self.kv.new_image, self._posts.post)
         )
         self.counters = TierCounters()
         self.clock = Clock()

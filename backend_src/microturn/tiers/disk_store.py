@@ -14,7 +14,7 @@ from pathlib import Path
 
 from microturn.kv_image import KVImage
 from microturn.tiers.file_thread import FileThread, Job, Outcome, Priority
-from microturn.tiers.image_file import Origin, read_image, write_image
+from microturn.tiers.image_file import read_image, write_image
 from microturn.tiers.own_directory import OwnDirectory
 from microturn.tiers.stored_kv import StoredImage
 
@@ -45,7 +45,7 @@ class DiskStore:
     Args:
         parent: where this process makes its directory.
         max_bytes: what the files may take; 0 is half of what is free there.
-        origin: whose KV it is.
+        model: fingerprint of the model whose KV it is.
         new_image: makes an image of so many pages to read into.
         post: hands what is to be called over to the engine's thread.
 
@@ -57,7 +57,7 @@ class DiskStore:
         self,
         parent: Path,
         max_bytes: int,
-        origin: Origin,
+        model: str,
         new_image: Callable[[int], KVImage],
         post: Callable[[Callable[[], None]], None],
     ) -> None:
@@ -65,7 +65,7 @@ class DiskStore:
         self.max_bytes = max_bytes or shutil.disk_usage(parent).free // 2
         self.capacity_bytes = self.max_bytes
         self.used_bytes = 0
-        self._origin = origin
+        self._model = model
         self._new_image = new_image
         self._files: dict[StoredImage, _File] = {}
         self._numbers = count()
@@ -99,7 +99,7 @@ class DiskStore:
                 file.checksum = outcome.value
             told(outcome.error)
 
-        work = partial(write_image, file.path, image.pages, self._origin, image.state)
+        work = partial(write_image, file.path, image.pages, self._model, image.state)
         self._thread.submit(work, end, Priority.LATER)
 
     def read(
@@ -116,7 +116,7 @@ class DiskStore:
 
         def work() -> KVImage:
             pages = self._new_image(image.state.num_pages)
-            read_image(file.path, pages, self._origin, image.state, file.checksum)
+            read_image(file.path, pages, self._model, image.state, file.checksum)
             return pages
 
         def end(outcome: Outcome[KVImage]) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import BinaryIO
 
@@ -45,29 +45,22 @@ class DamagedFile(Exception):
     """A file is not what was written."""
 
 
-@dataclass(frozen=True)
-class Origin:
-    """What must be the same for the bytes of two pages to mean the same.
-
-    Attributes:
-        model: its fingerprint.
-        page_size: tokens in a page.
-    """
-
-    model: str
-    page_size: int
-
-
 def checksum_of(image: KVImage) -> str:
     """A hash of all bytes of the tensors."""
     return hashlib.blake2b(image.buffer.numpy().data, digest_size=32).hexdigest()
 
 
-def write_image(path: Path, image: KVImage, origin: Origin, state: TableState) -> str:
+def write_image(path: Path, image: KVImage, model: str, state: TableState) -> str:
     """Writes a file, complete under its name or not at all.
 
     It is not forced out of the page cache: the file is of use to this process alone, and all of it is checked when it
     is read.
+
+    Args:
+        path: where to.
+        image: the tensors.
+        model: fingerprint of the model whose KV it is.
+        state: of the table whose pages these were.
 
     Returns:
         the checksum, which reading it asks for.
@@ -79,7 +72,7 @@ def write_image(path: Path, image: KVImage, origin: Origin, state: TableState) -
     part = path.with_suffix(".part")
     try:
         with part.open("wb") as file:
-            file.write(_head(image, origin, state, checksum))
+            file.write(_head(image, model, state, checksum))
             file.write(image.buffer.numpy().data)
         part.replace(path)
     except OSError:
@@ -88,30 +81,30 @@ def write_image(path: Path, image: KVImage, origin: Origin, state: TableState) -
     return checksum
 
 
-def read_image(path: Path, image: KVImage, origin: Origin, state: TableState, checksum: str) -> None:
+def read_image(path: Path, image: KVImage, model: str, state: TableState, checksum: str) -> None:
     """Reads a file into an image of its shape.
 
     Raises:
-        DamagedFile: it is not what was written with this origin, state and checksum; the image's content means nothing.
+        DamagedFile: it is not what was written with this model, state and checksum; the image's content means nothing.
         OSError: it is missing or cannot be read.
     """
-    expected = _head(image, origin, state, checksum)
+    expected = _head(image, model, state, checksum)
     with path.open("rb", buffering=0) as file:
         head = file.read(len(expected))
         if head != expected:
-            raise DamagedFile(_difference(path, origin))
+            raise DamagedFile(_difference(path, model))
         if _read_into(file, memoryview(image.buffer.numpy().data)) < image.num_bytes or file.read(1):
             raise DamagedFile(f"{path.stat().st_size} bytes are not {len(expected) + image.num_bytes}")
     if checksum_of(image) != checksum:
         raise DamagedFile("the checksum of the tensors differs")
 
 
-def _head(image: KVImage, origin: Origin, state: TableState, checksum: str) -> bytes:
+def _head(image: KVImage, model: str, state: TableState, checksum: str) -> bytes:
     """All that stands before the tensors."""
     metadata = {
         "format": "microturn-kv-1",
-        "model": origin.model,
-        "page_size": str(origin.page_size),
+        "model": model,
+        "page_size": str(state.page_size),
         "table": json.dumps(asdict(state)),
         "checksum": checksum,
     }
@@ -127,7 +120,7 @@ def _head(image: KVImage, origin: Origin, state: TableState, checksum: str) -> b
     return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 
 
-def _difference(path: Path, origin: Origin) -> str:
+def _difference(path: Path, expected_model: str) -> str:
     """Why a file's head is not the one that was expected, as far as it can be told."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
@@ -136,7 +129,7 @@ def _difference(path: Path, origin: Origin) -> str:
         model = json.loads(header)["__metadata__"]["model"]
     except (ValueError, KeyError, TypeError):
         return "its header is damaged"
-    return "its header is of another session's KV" if model == origin.model else "it is of another model"
+    return "its header is of another session's KV" if model == expected_model else "it is of another model"
 
 
 def _read_into(file: BinaryIO, buffer: memoryview) -> int:

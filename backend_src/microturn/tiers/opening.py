@@ -10,7 +10,6 @@ from microturn.kv_tensors import KVTensors
 from microturn.settings import Settings
 from microturn.tiers.counters import TierCounters
 from microturn.tiers.disk_store import DiskStore
-from microturn.tiers.image_file import Origin
 from microturn.tiers.storage import Storage
 
 
@@ -38,9 +37,10 @@ def open_storage(
     """
     disk = None
     if settings.disk_tier_dir:
-        origin = Origin(model_fingerprint, kv.page_size)
         try:
-            disk = DiskStore(Path(settings.disk_tier_dir), settings.disk_tier_bytes, origin, kv.new_image, post)
+            disk = DiskStore(
+                Path(settings.disk_tier_dir), settings.disk_tier_bytes, model_fingerprint, kv.new_image, post
+            )
         except OSError as error:
             raise InvalidArgument(
                 f"setting 'disk_tier_dir' cannot be used: {error.strerror}: {error.filename}"

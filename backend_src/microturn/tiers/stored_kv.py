@@ -61,37 +61,34 @@ class StoredKV:
 
     Attributes:
         image: the copy.
-        keep_len: tokens of it that still count; the context was cut back to this.
+        state: of the table that is made from it: that of the copy, or cut back since.
         moved_s: when it left, by the engine's clock.
         num_copied: pages that are back in the session's table already, once that has pages.
     """
 
     image: StoredImage
-    keep_len: int
+    state: TableState
     moved_s: float
     num_copied: int = 0
 
     @property
     def kv_len(self) -> int:
         """Tokens that need not be computed again."""
-        return 0 if self.image.is_lost else self.keep_len
+        return 0 if self.image.is_lost else self.state.kv_len
 
     def cut(self, kv_len: int) -> None:
         """Forgets every token from position `kv_len` on."""
-        self.keep_len = min(self.keep_len, kv_len)
+        self.state = self.state.cut(kv_len)
 
     def branch(self, kv_len: int) -> StoredKV:
         """The same KV, up to a length, for another session."""
         self.image.num_users += 1
-        return StoredKV(self.image, min(self.keep_len, kv_len), self.moved_s)
+        return StoredKV(self.image, self.state.cut(kv_len), self.moved_s)
 
     def place_in(self, table: PageTable) -> bool:
         """Gives an empty table the pages that it takes; False when the pool has too few. What they hold comes later."""
-        if not table.load(self.image.state):
-            return False
-        table.truncate(self.keep_len)
         self.num_copied = 0
-        return True
+        return table.load(self.state)
 
     def release(self) -> None:
         """This session has done with it."""

@@ -219,7 +219,7 @@ class Tiers:
         if saving.num_copied == saving.state.num_pages:
             self._saving = None
             image = self.storage.add(saving.image, saving.state)
-            session.stored = StoredKV(image, saving.state.kv_len, self._clock())
+            session.stored = StoredKV(image, saving.state, self._clock())
             self._free(session)
             if session.running is None:
                 self._forecast.note(session, self._clock())

@@ -14,7 +14,7 @@ from microturn.kv_pool import TableState
 from microturn.tiers.disk_store import DiskStore
 from microturn.tiers.image_file import DamagedFile
 from microturn.tiers.stored_kv import StoredImage
-from support.tiers import ORIGIN, Posts, make_kv, wait_for_files
+from support.tiers import MODEL, Posts, make_kv, wait_for_files
 
 KV = make_kv(16)
 
@@ -26,7 +26,7 @@ def posts() -> Posts:
 
 @pytest.fixture
 def store(tmp_path: Path, posts: Posts) -> Iterator[DiskStore]:
-    store = DiskStore(tmp_path, 10_000, ORIGIN, KV.new_image, posts.post)
+    store = DiskStore(tmp_path, 10_000, MODEL, KV.new_image, posts.post)
     yield store
     store.close()
     assert list(tmp_path.iterdir()) == []
@@ -34,7 +34,7 @@ def store(tmp_path: Path, posts: Posts) -> Iterator[DiskStore]:
 
 def image(*pages: int) -> StoredImage:
     copy = KV.read(pages)
-    return StoredImage(TableState(len(pages), 4 * len(pages)), copy.num_bytes, lambda _: None, copy)
+    return StoredImage(TableState(4, 4 * len(pages)), copy.num_bytes, lambda _: None, copy)
 
 
 def write(store: DiskStore, posts: Posts, stored: StoredImage) -> Exception | None:
@@ -99,6 +99,6 @@ def test_a_damaged_file_is_told(store: DiskStore, posts: Posts, tmp_path: Path) 
 
 def test_without_a_bound_the_files_take_half_of_what_is_free(tmp_path: Path) -> None:
     free = shutil.disk_usage(tmp_path).free
-    store = DiskStore(tmp_path, 0, ORIGIN, KV.new_image, Posts().post)
+    store = DiskStore(tmp_path, 0, MODEL, KV.new_image, Posts().post)
     assert store.capacity_bytes == pytest.approx(free / 2, rel=0.2)
     store.close()

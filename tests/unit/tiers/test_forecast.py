@@ -17,7 +17,7 @@ from support.sessions import make_session, make_turn
 def away(session_id: int, *arrivals_s: float) -> Session:
     """A session outside the pool whose turns came then."""
     session = make_session(PagePool(4, 4), session_id, context_len=5)
-    session.stored = StoredKV(StoredImage(TableState(1, 4), 1, lambda _: None, None), 4, 0.0)
+    session.stored = StoredKV(StoredImage(TableState(4, 4), 1, lambda _: None, None), TableState(4, 4), 0.0)
     for arrived_s in arrivals_s:
         session.beat.note(arrived_s)
     return session

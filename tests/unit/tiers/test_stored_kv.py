@@ -6,9 +6,10 @@ from microturn.kv_pool import PagePool, PageTable, TableState
 from microturn.tiers.stored_kv import Place, StoredImage, StoredKV
 
 
-def stored(unused: list[StoredImage], *, num_pages: int = 3, kv_len: int = 10) -> StoredKV:
-    image = StoredImage(TableState(num_pages, kv_len), 100, unused.append, None)
-    return StoredKV(image, kv_len, moved_s=0.0)
+def stored(unused: list[StoredImage]) -> StoredKV:
+    """Of ten tokens in three pages."""
+    image = StoredImage(TableState(4, 10), 100, unused.append, None)
+    return StoredKV(image, image.state, moved_s=0.0)
 
 
 def test_a_cut_is_remembered() -> None:
@@ -58,5 +59,8 @@ def test_an_empty_table_gets_the_pages_that_are_left_after_a_cut() -> None:
 def test_where_the_pool_has_too_few_pages_nothing_is_taken() -> None:
     pool = PagePool(2, 4)
     table = PageTable(pool)
-    assert not stored([]).place_in(table)
+    kv = stored([])
+    assert not kv.place_in(table)
     assert (table.pages, table.kv_len, pool.num_free) == ([], 0, 2)
+    kv.cut(8)
+    assert kv.place_in(table), "what was cut off needs no pages"

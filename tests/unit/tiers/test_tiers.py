@@ -355,6 +355,28 @@ def test_a_cut_counts_wherever_the_kv_is(start: Starter, num_steps: int, context
     assert bits_of(driver.kv, session.table.used_pages) == kept
 
 
+def test_what_was_cut_off_needs_no_pages_any_more(start: Starter) -> None:
+    """The pages of all that was copied were asked for; where only those left could be had, the engine stopped."""
+    driver = start()
+    session = parked(driver, 1, 5)
+    driver.tiers.reclaim()
+    fill_pool(driver, 2)
+    session.context.truncate(4)
+    session.cut_kv(4)
+    session.context.append_ids([1])
+    begin_turn(driver, session)
+    assert schedule(driver, session) == [1]
+    assert len(session.table.pages) == 2
+
+
+def test_of_a_session_cut_back_to_its_first_token_nothing_is_kept(start: Starter) -> None:
+    driver = start()
+    session = parked(driver, 1, 5)
+    driver.tiers.reclaim()
+    session.cut_kv(1)
+    assert (session.stored, session.kv_len, driver.storage.host.used_bytes) == (None, 0, 0)
+
+
 def test_a_branch_of_a_session_that_is_away_has_the_same_kv(start: Starter) -> None:
     driver = start()
     session = parked(driver, 1, 5)
