@@ -120,7 +120,7 @@ def test_computed_again_from_its_tokens_a_session_says_the_same(tiny_model: PreT
     assert counters_of(drivers[1]).dropped == 12
 
 
-@pytest.mark.parametrize("host_kib", [512, 20_000])
+@pytest.mark.parametrize("host_kib", [2048, 20_000])
 def test_five_hundred_parked_sessions_in_a_pool_for_twenty(start: Starter, tmp_path: Path, host_kib: int) -> None:
     """Each one's next turn is right, and none is computed again: most of them in files, or all in host memory."""
     model = models.grouped_heads()

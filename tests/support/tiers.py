@@ -130,11 +130,16 @@ class TiersDriver(StorageDriver):
 
 
 def settle(driver: Driver) -> None:
-    """Waits until the engine's files are read and written, and the engine has heard of it."""
-    disk = driver.engine._tiers.storage.disk
-    if disk is not None:
-        wait_for_files(disk._thread)
+    """Waits until no file of the engine's is being read, written or removed any more."""
+    storage = driver.engine._tiers.storage
+    if storage.disk is None:
+        return
+    is_moving = True
+    while is_moving:
+        wait_for_files(storage.disk._thread)
         driver.engine._take_posts(block=False)
+        is_moving = any(image.place in MOVING for image in storage)
+    wait_for_files(storage.disk._thread)
 
 
 def counters_of(driver: Driver) -> TierCounters:
