@@ -76,7 +76,7 @@ class Lifecycle:
         self._sessions.add(session)
         session.is_closing = turn.request.end
         if session.cache_salt is not None and not session.table.pages:
-            self._prefixes.adopt(session.table, session.context, session.cache_salt)
+            self._prefixes.adopt(session.table, session.context, session.cache_salt, max_len=session.max_shared)
         self._begin(session, turn)
         self.advance(session)
 
@@ -178,7 +178,7 @@ class Lifecycle:
         self._tell_end(session, turn, reason, output)
         self._release(session)
         if turn.number == 0 and session.cache_salt is not None:
-            self._prefixes.publish(session.table, session.context, session.cache_salt)
+            self._prefixes.publish(session.table, session.context, session.cache_salt, max_len=session.max_shared)
 
     def fail(self, session: Session, turn: Turn, error: Exception) -> None:
         """Ends the running turn with an error: nothing of it stays."""
