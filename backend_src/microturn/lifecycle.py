@@ -154,6 +154,7 @@ class Lifecycle:
         session.running = turn
         self.running[session] = None
         self._sessions.unpark(session)
+        session.evict()
         turn.num_cached = session.table.kv_len
         num_steps = max(1, -(-session.num_pending // self._step_len))
         due_s = turn.request.arrived_s + BEAT_S * num_steps if turn.deadline_s is None else turn.deadline_s
@@ -274,6 +275,8 @@ class Lifecycle:
             session.results.record(turn)
 
     def _tell_cancelled(self, session: Session, turn: Turn) -> None:
+        if turn.before is None:  # it never ran
+            turn.number = session.num_turns
         turn.put(TurnOutput(status=status_of(session, turn, "cancelled", self._clock())))
 
     def _roll_back(self, session: Session, turn: Turn) -> None:
