@@ -250,7 +250,10 @@ class EngineMachine(RuleBasedStateMachine):
             return
         self._finish()
         for session_id, session in list(self.plain.sessions.items()):
-            last = self._say(Ask(session_id, (7,), 2, end=True, rewind_to=0, deadline_ms=0.0, session_key=session.key))
+            cut_at = session.told.sight.least_rewind
+            last = self._say(
+                Ask(session_id, (7,), 2, end=True, rewind_to=cut_at, deadline_ms=0.0, session_key=session.key)
+            )
             self._finish()
             assert last.recorder.status.finish_reason == "length"
         while self.driver.engine._prefixes.evict():
