@@ -6,6 +6,7 @@ import argparse
 
 from load_tests.bench.endless import run_endless
 from load_tests.bench.overhead import run_overhead
+from load_tests.bench.prefixes import run_prefixes
 from load_tests.bench.turns import run_turns
 
 
@@ -24,9 +25,14 @@ def main() -> None:
     endless = benchmarks.add_parser("endless", help="one session far beyond its model's positions")
     endless.add_argument("--turns", type=int, default=20_000)
     endless.add_argument("--window-tokens", type=int, default=1000)
+    prefixes = benchmarks.add_parser("prefixes", help="many sessions that begin with one long prompt")
+    prefixes.add_argument("--sessions", type=int, default=50)
+    prefixes.add_argument("--prompt-len", type=int, default=1000)
     arguments = parser.parse_args()
     if arguments.benchmark == "turns":
         run_turns(arguments.model, arguments.sessions, arguments.turns, arguments.runs, arguments.stateless_every)
+    elif arguments.benchmark == "prefixes":
+        run_prefixes(arguments.model, arguments.sessions, arguments.prompt_len)
     elif arguments.benchmark == "endless":
         run_endless(arguments.model, arguments.turns, arguments.window_tokens)
     else:
