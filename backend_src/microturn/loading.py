@@ -90,6 +90,7 @@ def load_engine(settings: Settings) -> Engine:
         max_context=max_context,
         new_codec=partial(SessionText, model_text),
         eos_ids=model_text.eos_ids,
+        model_fingerprint=str(Path(settings.model_dir).resolve()),
     )
     log.info(
         "%s: context of %d tokens, %d pages of %d tokens (%.1f GB), %s layers, %s attention, %d threads",

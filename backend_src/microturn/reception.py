@@ -21,6 +21,7 @@ from microturn.results import Results, check_same, content_of
 from microturn.runner import Runner
 from microturn.session import Session, SessionTable, check_owner
 from microturn.settings import Settings
+from microturn.tiers.beat import Beat
 from microturn.turn import Turn, TurnRequest, least_input_len
 from microturn.window import DEFAULT_SINKS, Window
 
@@ -89,7 +90,11 @@ class Reception:
         take_in(session, turn, max_tokens=turn.max_tokens)
         if parent is not None:
             session.share_kv_of(parent, turn.len_before)
-        self._lifecycle.open(session, turn)
+        try:
+            self._lifecycle.open(session, turn)
+        except Exception:
+            session.drop_kv()
+            raise
 
     def _new_session(self, request: TurnRequest) -> Session:
         asked = request.session_options
@@ -146,6 +151,8 @@ class Reception:
             last_activity_s=request.arrived_s,
             results=Results(capacity=self._settings.max_queued_turns + 1),
             cache_salt=None,
+            stored=None,
+            beat=Beat(),
             priority=asked.session_priority or parent.priority,
             running=None,
             queued=deque(),

@@ -47,6 +47,11 @@ class Settings:
         num_threads: threads of a forward pass; 0 is one per core this process may use.
         share_prefixes: full pages of a session's first turn stay in the pool as long as there is room, and a session
             of the same `cache_salt` that begins with the same tokens takes them up.
+        host_tier_bytes: host memory for the KV of parked sessions that no longer fit the pool; 0 is none, and then it
+            is computed again. On a CPU the pool is host memory itself: raise `kv_tokens` first, and this only where
+            `disk_tier_dir` is set.
+        disk_tier_dir: directory for KV that no longer fits host memory either; empty is none.
+        disk_tier_bytes: what the files there may take; 0 is half of what is free at the start.
     """
 
     model_dir: str = ""
@@ -63,6 +68,9 @@ class Settings:
     idle_timeout_s: float = 60.0
     num_threads: int = 0
     share_prefixes: bool = True
+    host_tier_bytes: int = 0
+    disk_tier_dir: str = ""
+    disk_tier_bytes: int = 0
 
     def __post_init__(self) -> None:
         choices = {
@@ -82,6 +90,8 @@ class Settings:
             "max_context",
             "window_slack",
             "max_queued_turns",
+            "host_tier_bytes",
+            "disk_tier_bytes",
         ):
             least = int(name in at_least_one)
             if getattr(self, name) < least:
