@@ -159,12 +159,12 @@ class Engine:
         tables = [session.table for session in self._sessions]
         self._pool.check_integrity([*(table.pages for table in tables), *self._prefixes.owned()])
         for session in self._sessions:
-            assert session.table.kv_len <= len(session.table.pages) * self._pool.page_size, "KV beyond its pages"
+            session.table.check_integrity()
             assert session.table.kv_len <= max(0, len(session.context) - 1), "KV beyond the context"
             assert session.kv_len <= max(0, len(session.context) - 1), "stored KV beyond the context"
             assert (session.running is not None) == (session in self._lifecycle.running), "a turn that nobody runs"
             assert session.running is not None or not session.queued, "a turn that waits for nobody"
-            assert len(session.context) <= session.max_context, "a context beyond its limit"
+            assert session.window or len(session.context) <= session.max_context, "a context beyond its limit"
             session.history.check_integrity()
         self._tiers.check_integrity()
 

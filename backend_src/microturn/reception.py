@@ -23,6 +23,7 @@ from microturn.session import Session, SessionTable, check_owner
 from microturn.settings import Settings
 from microturn.tiers.beat import Beat
 from microturn.turn import Turn, TurnRequest, least_input_len
+from microturn.window import DEFAULT_SINKS, Window
 
 
 class Reception:
@@ -98,13 +99,16 @@ class Reception:
     def _new_session(self, request: TurnRequest) -> Session:
         asked = request.session_options
         defaults, seed = _defaults(request)
+        max_context = self._max_context_for(asked, self._max_context)
+        window = self._window_for(asked, max_context)
         return Session(
             id=request.session_id,
             history=History(self._new_codec(asked.tools)),
-            table=PageTable(self._pool),
+            table=PageTable(self._pool, 0 if window is None else window.num_sinks),
             defaults=replace(TurnOptions(), **defaults),
             seed=secrets.randbits(63) if seed is None else seed,
-            max_context=self._max_context_for(asked, self._max_context),
+            max_context=max_context,
+            window=window,
             idle_timeout_s=asked.idle_timeout_s or self._settings.idle_timeout_s,
             last_activity_s=request.arrived_s,
             results=Results(capacity=self._settings.max_queued_turns + 1),
@@ -128,16 +132,18 @@ class Reception:
     def _branch(self, request: TurnRequest, parent: Session) -> Session:
         """A session that goes on, by itself, from the last committed point of another."""
         asked = request.session_options
-        if asked.tools or asked.cache_salt:
+        inherited = (asked.tools, asked.cache_salt, asked.overflow, asked.sink_tokens, asked.window_tokens)
+        if any(inherited):
             raise InvalidArgument(
-                "a branch has the tools and the prefix of its parent: send neither tools nor cache_salt"
+                "a branch has the tools, the prefix and the window of its parent: send no tools, no cache_salt, no "
+                "overflow, sink_tokens or window_tokens"
             )
         defaults, seed = _defaults(request)
         return replace(
             parent,
             id=request.session_id,
             history=parent.fork_history(),
-            table=PageTable(self._pool),
+            table=PageTable(self._pool, 0 if parent.window is None else parent.window.num_sinks),
             defaults=replace(parent.defaults, **defaults),
             seed=parent.seed if seed is None else seed,
             max_context=self._max_context_for(asked, parent.max_context),
@@ -160,6 +166,26 @@ class Reception:
         if asked.max_context > self._max_context:
             raise InvalidArgument(f"option 'max_context' is at most {self._max_context} here")
         return asked.max_context
+
+    def _window_for(self, asked: SessionOptions, max_context: int) -> Window | None:
+        if asked.overflow != "window":
+            if asked.sink_tokens is not None or asked.window_tokens is not None:
+                raise InvalidArgument("sink_tokens and window_tokens come with overflow=window")
+            return None
+        if self._runner.no_window_reason is not None:
+            raise InvalidArgument(f"overflow=window is not exact with this model: {self._runner.no_window_reason}")
+        window = Window.of_whole_pages(
+            DEFAULT_SINKS if asked.sink_tokens is None else asked.sink_tokens,
+            asked.window_tokens or max_context // 2,
+            self._settings.window_slack,
+            page_size=self._pool.page_size,
+        )
+        if window.max_kept >= max_context:
+            raise InvalidArgument(
+                f"{window.num_sinks} sinks, {window.length} tokens of window and twice {window.slack} of slack leave "
+                f"no room for a turn: max_context is {max_context}"
+            )
+        return window
 
     def _check_num_sessions(self, request: TurnRequest, replaced: Session | None) -> None:
         if replaced is not None:

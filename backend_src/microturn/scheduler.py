@@ -34,12 +34,15 @@ class ScheduledRow:
         session = self.session
         first = session.table.kv_len
         last = first + self.num_tokens
+        num_evicted = 0 if session.window is None else session.window.evicted(first)
         return Row(
             token_ids=session.context.token_ids[first:last],
             position=first,
-            pages=tuple(session.table.pages),
+            pages=tuple(session.table.visible(num_evicted)),
             embeds=session.context.embeds_between(first, last),
             wants_logits=last == len(session.context),
+            num_sinks=0 if session.window is None else session.window.num_sinks,
+            num_evicted=num_evicted,
         )
 
 
@@ -92,9 +95,10 @@ class Scheduler:
             if session in preempted or not self._memory.is_at_hand(session):
                 continue
             kept_for_long = self._long_share if has_long and not self._is_long(session) else 0
-            num_tokens = min(session.num_pending, budget - kept_for_long)
+            num_tokens = min(session.num_computable, budget - kept_for_long)
             if num_tokens <= 0:
                 continue
+            session.evict()
             if not self._reserve(session, num_tokens, waiting[:index:-1], preempted):
                 break
             if not self._memory.fill(session):
@@ -112,11 +116,11 @@ class Scheduler:
 
     def _reserve(self, session: Session, num_tokens: int, victims: Sequence[Session], preempted: set[Session]) -> bool:
         """Gets the pages, from the least urgent running sessions if need be and if that is enough."""
-        needed = session.kv_len + num_tokens
         while not session.reserve(num_tokens):
             if self._memory.reclaim():
                 continue
-            if not session.table.could_reserve(needed, (victim.table for victim in victims)):
+            num_pages = session.num_pages_with(num_tokens)
+            if not session.table.could_have(num_pages, (victim.table for victim in victims)):
                 return False
             victim = next(victim for victim in victims if victim.table.pages)
             self._memory.move_out(victim)

@@ -25,6 +25,7 @@ from microturn.results import Results
 from microturn.tiers.beat import Beat
 from microturn.tiers.stored_kv import StoredKV
 from microturn.turn import SessionId, Turn, TurnRequest
+from microturn.window import Window
 
 # How many ended sessions are remembered, so that who comes back is told why.
 NUM_ENDED_REMEMBERED = 100_000
@@ -42,7 +43,8 @@ class Session:
             nothing of use until this is None again.
         defaults: turn options that START set.
         seed: of the sampling, unless a turn brings its own.
-        max_context: tokens it may hold.
+        max_context: tokens it may hold; with a window those that it may hold at once.
+        window: what its tokens see; None is all that came before.
         idle_timeout_s: silence after which it expires.
         last_activity_s: when either side was last heard of.
         results: of its numbered turns.
@@ -51,6 +53,7 @@ class Session:
         cache_salt: with whom it shares the pages of its first turn; None is nobody.
         beat: when its turns come.
         priority: beats by which its turns are due earlier than others.
+        num_dropped: tokens behind the sinks that a rewind cannot reach any more.
         running: the turn that may change the session; nobody else may.
         queued: turns that wait behind it.
         num_turns: turns that the history is made of; the number of the next.
@@ -72,6 +75,8 @@ class Session:
     stored: StoredKV | None = None
     beat: Beat = field(default_factory=Beat)
     priority: int = 0
+    window: Window | None = None
+    num_dropped: int = 0
     running: Turn | None = None
     queued: deque[Turn] = field(default_factory=deque)
     num_turns: int = 0
@@ -109,6 +114,13 @@ class Session:
         """Tokens that the running turn has still to compute."""
         return max(0, self.kv_target - self.kv_len)
 
+    @property
+    def num_computable(self) -> int:
+        """Tokens of these that one pass can compute: all of a row's see the same."""
+        if self.window is None:
+            return self.num_pending
+        return min(self.num_pending, self.window.sees_less_from(self.kv_len) - self.kv_len)
+
     def is_owned_by(self, request: TurnRequest) -> bool:
         """Whether a request brings the session's key and comes from its tenant; takes as long for any wrong key."""
         options = request.options
@@ -127,11 +139,10 @@ class Session:
         """
         same_len = context_len if parent.running is None else min(context_len, parent.running.len_before)
         kv_len = min(parent.kv_len, max(0, same_len - 1))
-        if parent.stored is not None:
-            self.stored = parent.stored.branch(kv_len) if kv_len else None
-            return
-        num_full = kv_len // parent.table.page_size
-        self.table.adopt(parent.table.pages[:num_full])
+        if parent.stored is None:
+            self.table.adopt_from(parent.table, kv_len)
+        elif kv_len:
+            self.stored = parent.stored.branch(kv_len)
 
     def cut_kv(self, context_len: int) -> None:
         """Gives up the KV of all that is behind a length, and of the last token before it."""
@@ -148,6 +159,12 @@ class Session:
             return False
         return self.table.reserve(self.table.kv_len + num_tokens)
 
+    def num_pages_with(self, num_tokens: int) -> int:
+        """Pages that it needs for its KV, wherever that is now, and for so many tokens behind it."""
+        is_away = self.stored is not None and not self.table.pages
+        state = self.stored.state if self.stored is not None and is_away else self.table.save()
+        return state.num_pages_with(num_tokens)
+
     def drop_stored(self) -> None:
         """Has done with KV outside the pool."""
         if self.stored is not None:
@@ -158,6 +175,32 @@ class Session:
         """Gives up all KV, wherever it is."""
         self.table.truncate(0)
         self.drop_stored()
+
+    @property
+    def room(self) -> int:
+        """Tokens that a turn may append and generate."""
+        return self.max_context - (len(self.context) if self.window is None else self.window.max_kept)
+
+    @property
+    def max_shared(self) -> int | None:
+        """First tokens whose KV is that of any other session with the same tokens; None is all of them."""
+        return None if self.window is None else self.window.max_visible
+
+    @property
+    def least_rewind(self) -> int:
+        """The first position that a rewind can reach."""
+        return 0 if self.window is None else self.window.shortest_without(self.num_dropped)
+
+    def evict(self) -> None:
+        """Gives up what no token will see any more, wherever the running turn ends or is undone."""
+        if self.window is None:
+            return
+        committed_len = len(self.context) if self.running is None else self.running.len_before
+        self.num_dropped = max(self.num_dropped, self.window.droppable(committed_len))
+        if self.stored is None:
+            self.table.evict(min(self.num_dropped, self.window.droppable(self.table.kv_len)))
+        if self.running is None:
+            self.history.forget(self.least_rewind)
 
     @property
     def expires_s(self) -> float:
@@ -240,6 +283,7 @@ class SessionTable:
 
     def park(self, session: Session) -> None:
         """Notes that a session has no turn, so that its pages may be reclaimed."""
+        session.evict()
         if session.table.pages and session not in self._parked:
             self._parked[session] = next(self._parkings)
 

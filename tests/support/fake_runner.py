@@ -19,6 +19,7 @@ from torch import Tensor
 
 from microturn.batch import Batch, Row
 from microturn.kv_tensors import KVTensors, LayerShape
+from microturn.window import Window
 from support.driver import Driver
 
 VOCAB_SIZE = 97
@@ -36,6 +37,8 @@ class FakeRunner:
         batches: all that it was given.
         error: what the next pass raises, once it has spoiled the cells that it was to write.
     """
+
+    no_window_reason: str | None = None
 
     def __init__(
         self, *, num_pages: int, page_size: int, vocab_size: int = VOCAB_SIZE, accepts_embeds: bool = True
@@ -79,19 +82,20 @@ class FakeRunner:
             assert row.token_ids, "a row without tokens"
             assert len(row.pages) == -(-row.context_len // self._page_size), "pages other than the context needs"
             assert len(set(row.pages)) == len(row.pages), "a page stands twice"
-            written = row.pages[row.position // self._page_size :]
+            written = row.pages[row.start // self._page_size :]
             assert all(num_rows_of[page] == 1 for page in written), "a page is written that another row reads"
 
     def _write(self, row: Row, values: Sequence[bytes]) -> None:
-        at = np.arange(row.position, row.position + len(values))
+        at = np.arange(row.start, row.context_len)
         pages, slots = np.array(row.pages)[at // self._page_size], at % self._page_size
-        self._cells[pages, 0, slots] = at
+        self._cells[pages, 0, slots] = at + row.num_evicted
         self._cells[pages, 1, slots] = [self._number(value) for value in values]
 
     def _read(self, row: Row) -> list[bytes]:
         cells = self._cells[np.array(row.pages)]
         positions = cells[:, 0].reshape(-1)[: row.context_len].tolist()
-        assert positions == [*range(row.context_len)], "a position was never computed, or its page is another's"
+        seen = [at if at < row.num_sinks else at + row.num_evicted for at in range(row.context_len)]
+        assert positions == seen, "a position was never computed, or its page is another's"
         return [self._values[number] for number in cells[:, 1].reshape(-1)[: row.context_len].tolist()]
 
     def _number(self, value: bytes) -> int:
@@ -109,12 +113,18 @@ class FakeDriver(Driver):
         super().__init__(self.runner, num_pages=num_pages, page_size=page_size, **kwargs)
 
 
-def expected_tokens(history: Sequence[Item], num_tokens: int, *, vocab_size: int = VOCAB_SIZE) -> list[int]:
-    """The greedy tokens that must follow a history."""
+def expected_tokens(
+    history: Sequence[Item], num_tokens: int, *, vocab_size: int = VOCAB_SIZE, window: Window | None = None
+) -> list[int]:
+    """The greedy tokens that must follow a history, of which a window may show a part only."""
     values = [_value(item) for item in history]
     token_ids: list[int] = []
     for _ in range(num_tokens):
-        token_ids.append(int(_logits(values, vocab_size).argmax()))
+        seen = values
+        if window is not None:
+            last_sink = window.num_sinks
+            seen = values[:last_sink] + values[last_sink + window.evicted(len(values) - 1) :]
+        token_ids.append(int(_logits(seen, vocab_size).argmax()))
         values.append(_value(token_ids[-1]))
     return token_ids
 

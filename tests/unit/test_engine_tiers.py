@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from microturn.tiers.file_thread import Priority
+from microturn.window import Window
 from support.fake_runner import FakeDriver, expected_tokens
 from support.threads import starting_engines
 from support.tiers import counters_of, settle
@@ -25,7 +26,7 @@ HOST, DISK = "host", "disk"
 def driver(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FakeDriver]:
     """An engine over a pool for one context, with one tier or the other."""
     tier = {"host_tier_bytes": 1_000_000} if request.param == HOST else {"disk_tier_dir": str(tmp_path)}
-    driver = FakeDriver(num_pages=8, max_context=32, **tier)
+    driver = FakeDriver(num_pages=8, max_context=32, window_slack=4, **tier)
     yield driver
     driver.engine.stop()
     assert list(tmp_path.iterdir()) == []
@@ -68,6 +69,24 @@ def test_a_session_that_was_away_goes_on_and_computes_nothing_again(driver: Fake
     }
     assert driver.runner.num_tokens == 4
     assert num_kept_bytes(driver) == 0
+
+
+@pytest.mark.parametrize("num_back", [0, 3, 4])
+def test_a_session_whose_window_slid_goes_on_and_computes_nothing_again(driver: FakeDriver, num_back: int) -> None:
+    window = Window(num_sinks=4, length=6, slack=4)
+    history: list[int] = []
+    for turn in range(12):
+        options = {"start": True, "overflow": "window", "sink_tokens": 4, "window_tokens": 6} if turn == 0 else {}
+        answer = driver.turn(1, [turn, 7], max_tokens=2, **options)
+        history += [turn, 7, *answer.token_ids]
+    move_away(driver)
+    before = driver.runner.num_tokens
+    del history[len(history) - num_back :]
+    answer = driver.turn(1, [5], max_tokens=3, rewind_to=len(history))
+    assert answer.token_ids == expected_tokens([*history, 5], 3, window=window)
+    assert driver.runner.num_tokens - before == 4
+    branch = driver.turn(2, [6], start=True, fork_of="1", max_tokens=2)
+    assert branch.token_ids == expected_tokens([*history, 5, *answer.token_ids, 6], 2, window=window)
 
 
 def test_its_status_says_how_long_that_took(tmp_path: Path) -> None:

@@ -215,8 +215,8 @@ def test_pages_that_somebody_else_shares_are_nothing_that_others_could_give(num_
     full.reserve(4)
     assert pool.num_free == 0
     table = PageTable(pool)
-    assert table.could_reserve(num_tokens, [giver, taker]) is could
-    assert not table.could_reserve(num_tokens, [giver])
+    assert table.could_have(pool.num_pages_for(num_tokens), [giver, taker]) is could
+    assert not table.could_have(pool.num_pages_for(num_tokens), [giver])
 
 
 def test_adopted_pages_are_shared_and_count_as_computed() -> None:

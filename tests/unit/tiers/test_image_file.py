@@ -6,6 +6,7 @@ import json
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,7 @@ def test_the_library_opens_it_too(path: Path) -> None:
         metadata = file.metadata()
         for index, tensor in enumerate(written.tensors):
             assert torch.equal(file.get_tensor(str(index)).view(torch.uint8), tensor.view(torch.uint8))
-    assert json.loads(metadata.pop("table")) == {"page_size": 4, "kv_len": 10}
+    assert json.loads(metadata.pop("table")) == asdict(TableState(page_size=4, kv_len=10))
     assert metadata == {"format": "microturn-kv-1", "model": "a model", "page_size": "4", "checksum": checksum}
 
 
