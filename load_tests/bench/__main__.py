@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from load_tests.bench.kv_types import run_kv
 from load_tests.bench.overhead import run_overhead
 from load_tests.bench.turns import run_turns
 
@@ -20,9 +21,14 @@ def main() -> None:
     turns.add_argument("--stateless-every", type=int, default=10, help="measure each so many-th stateless turn")
     overhead = benchmarks.add_parser("overhead", help="what server, adapter and client add to the engine")
     overhead.add_argument("--turns", type=int, default=100)
+    kv = benchmarks.add_parser("kv", help="a KV cache in 16 or 8 bits: perplexity of a real text, room and time")
+    kv.add_argument("--contexts", type=int, default=8)
+    kv.add_argument("--context-len", type=int, default=2048)
     arguments = parser.parse_args()
     if arguments.benchmark == "turns":
         run_turns(arguments.model, arguments.sessions, arguments.turns, arguments.runs, arguments.stateless_every)
+    elif arguments.benchmark == "kv":
+        run_kv(arguments.model, arguments.contexts, arguments.context_len)
     else:
         run_overhead(arguments.model, arguments.turns)
 

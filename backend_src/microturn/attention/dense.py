@@ -10,17 +10,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from microturn.attention.step import PagedStep
+from microturn.kv_tensors import LayerPages
 
 
-def append(kv: Tensor, k: Tensor, v: Tensor, step: PagedStep) -> None:
+def append(kv: LayerPages, k: Tensor, v: Tensor, step: PagedStep) -> None:
     """Writes new keys and values, each [tokens, kv_heads, head_dim], into their pages."""
     slots = torch.from_numpy(step.slots)
     pages, offsets = slots // step.page_size, slots % step.page_size
-    kv[pages, 0, offsets] = k
-    kv[pages, 1, offsets] = v
+    for part, new in enumerate((k, v)):
+        kv.elements[pages, part, offsets], kv.scales[pages, part, offsets] = kv.encode(new)
 
 
-def attend(q: Tensor, kv: Tensor, step: PagedStep, scale: float, window: int | None, out: Tensor) -> None:
+def attend(q: Tensor, kv: LayerPages, step: PagedStep, scale: float, window: int | None, out: Tensor) -> None:
     """Attends the queries of all rows; q and out are [tokens, heads, head_dim]."""
     for row in range(len(step.context_len)):
         first, last = int(step.query_indptr[row]), int(step.query_indptr[row + 1])
@@ -29,7 +30,7 @@ def attend(q: Tensor, kv: Tensor, step: PagedStep, scale: float, window: int | N
         page_ids = torch.from_numpy(step.page_ids[step.page_indptr[row] : step.page_indptr[row + 1]])
         oldest = 0 if window is None else max(0, position - window + 1)
         oldest -= oldest % step.page_size
-        pages = kv[page_ids[oldest // step.page_size :].long()]
+        pages = kv.decode(page_ids[oldest // step.page_size :].long())
         keys, values = (pages[:, part].flatten(0, 1)[: context_len - oldest].transpose(0, 1) for part in (0, 1))
         at = torch.arange(oldest, context_len)
         query_at = torch.arange(position, context_len)[:, None]
