@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_MOST_STEPS = 127
+MOST_STEPS = 127
 
 # Vectors of zeros have a scale too; smaller ones than this could not be divided by.
-_LEAST_SCALE = torch.finfo(torch.float32).tiny
+LEAST_SCALE = torch.finfo(torch.float32).tiny
 
 
 def quantize(vectors: Tensor) -> tuple[Tensor, Tensor]:
@@ -21,7 +21,7 @@ def quantize(vectors: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         int8 [..., n] and float32 scales [...]. A vector that is not finite throughout has a scale that is not either.
     """
-    scales = (vectors.abs().amax(-1) / _MOST_STEPS).clamp_(min=_LEAST_SCALE)
+    scales = (vectors.abs().amax(-1) / MOST_STEPS).clamp_(min=LEAST_SCALE)
     return (vectors / scales[..., None]).round_().to(torch.int8), scales
 
 

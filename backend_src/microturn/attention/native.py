@@ -141,7 +141,10 @@ class NativePlan:
         step = self._step
         append_and_attend(
             q.numpy(),
-            *map(_array, (*kv.encode(k), *kv.encode(v), kv.elements, kv.scales)),
+            k.numpy(),
+            v.numpy(),
+            _array(kv.elements),
+            kv.scales.numpy(),
             step.slots,
             step.page_ids,
             step.page_indptr,

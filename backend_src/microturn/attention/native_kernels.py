@@ -1,7 +1,8 @@
 """The kernels of native attention, compiled by Numba; `native` has the algorithm's picture and plans their tasks.
 
-They know tasks, pages and rows; the arithmetic on a block of keys is in `native_products`, and what it reads in
-`native_sources`. Numba's cache of compiled code watches this file alone: touch it after a change there.
+They know tasks, pages and rows; the arithmetic on a block of keys is in `native_products`, what it reads in
+`native_sources`, and how pages are written in `native_packing`. Numba's cache of compiled code watches this file alone:
+touch it after a change there.
 
 Each type of the pages has a kernel of its own, compiled when it is first called. Loops are written out: an array
 expression or a slice takes Numba up to a second to compile.
@@ -15,6 +16,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from microturn.attention import native_packing as packing
 from microturn.attention import native_products as products
 from microturn.attention import native_sources as sources
 from microturn.attention.native_products import MAX_VECTORS, NARROW_BLOCK, NARROW_ROWS, WIDE_BLOCK
@@ -33,6 +35,7 @@ _NO_SCORE = np.float32(-1e30)
 # The kernels take arrays of Numba's kind; their types are inferred at the first call.
 _Array = NDArray[Any]
 
+_pack = packing.pack()
 _prefetch = sources.prefetch()
 _unpack = sources.unpack()
 _softmax = products.softmax()
@@ -188,9 +191,7 @@ def _merge(task: _Array, head: int, group: int, sums: _Array, peaks: _Array, tot
 def append_and_attend(
     q: _Array,
     k: _Array,
-    k_scales: _Array,
     v: _Array,
-    v_scales: _Array,
     kv: _Array,
     scales: _Array,
     slots: _Array,
@@ -208,15 +209,13 @@ def append_and_attend(
     """Three parallel loops: new keys and values into their pages, all tasks, the splits of all tiles."""
     page_size, num_kv_heads, head_dim = kv.shape[2], kv.shape[3], kv.shape[4]
     group = q.shape[1] // num_kv_heads
-    for token in numba.prange(k.shape[0]):
+    to_values = page_size * num_kv_heads * head_dim
+    for vector in numba.prange(k.shape[0] * num_kv_heads):
+        token, head = vector // num_kv_heads, vector % num_kv_heads
         page, offset = slots[token] // page_size, slots[token] % page_size
-        for head in range(num_kv_heads):
-            for d in range(head_dim):
-                kv[page, 0, offset, head, d] = k[token, head, d]
-                kv[page, 1, offset, head, d] = v[token, head, d]
-        for head in range(scales.shape[3]):
-            scales[page, 0, offset, head] = k_scales[token, head]
-            scales[page, 1, offset, head] = v_scales[token, head]
+        at = ((2 * page * page_size + offset) * num_kv_heads + head) * head_dim
+        _pack(kv, scales, at, k, vector * head_dim, head_dim)
+        _pack(kv, scales, at + to_values, v, vector * head_dim, head_dim)
 
     for part in numba.prange(tasks.shape[0] * num_kv_heads):
         index, head = part // num_kv_heads, part % num_kv_heads

@@ -1,8 +1,8 @@
 """Where native attention finds the keys, or the values, of a block: in the pages, or unpacked from them.
 
 What pages keep in float32 is read where it lies. Numbers of other types are made floats first, a block at a time, that
-stays in the cache for all rows of a tile: then memory is read half as much, or a quarter. Which of the two it is, the
-type of the pages says while code is made: nothing is left of the other.
+stays in the cache for all rows of a tile: then memory is read half as much, or a quarter. Which of them it is, the type
+of the pages says while code is made: nothing is left of the others.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Source(NamedTuple):
     """Five arguments of a function: a block's keys, each [head_dim].
 
     Attributes:
-        pages: of all tokens, flat: float32, bfloat16 as the int16 of its bits, or int8.
+        pages: all of them, flat: float32, bfloat16 as the int16 of its bits, or int8.
         block: float32 [keys, head_dim], what `unpack` writes.
         key_at: per key of the block, index of its first element in `pages`.
         shift: what leads from there to where the elements are: to the values, or 0.
@@ -58,7 +58,7 @@ class Source(NamedTuple):
         return _CACHE_LINE_BYTES // (4 if self.has_floats else self.pages.type.pointee.width // 8)
 
     def at(self, b: ir.IRBuilder, key: ir.Value) -> ir.Value:
-        """Index in the pages."""
+        """Index in the pages of a key of the block."""
         return b.add(b.load(b.gep(self.key_at, [key])), self.shift)
 
     def stored(self, b: ir.IRBuilder, key: ir.Value) -> ir.Value:

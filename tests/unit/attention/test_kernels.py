@@ -114,6 +114,29 @@ def test_a_row_is_the_same_to_the_bit_in_any_company(heads: Heads, new: int, com
     assert torch.equal(alone, attend([*others, row], 0)[num_others:])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
+@pytest.mark.parametrize("head_dim", [64, 21])
+def test_both_kernels_write_the_same_bits(dtype: torch.dtype, head_dim: int) -> None:
+    """Numbers of every size, halves that are rounded to even, zeros, infinities and NaN."""
+    generator = torch.Generator().manual_seed(3)
+    k = torch.randn(40, 2, head_dim, generator=generator) * torch.logspace(-40, 37, 40)[:, None, None]
+    v = torch.randint(-254, 255, k.shape, generator=generator) / 2
+    v[:, :, 0] = 127  # a scale of 1
+    k[3], k[4, 1, 5], k[5, 0, 2], v[6, 1, 7] = 0.0, float("nan"), float("inf"), -float("inf")
+    k[7], k[8] = torch.finfo(torch.float32).tiny / 4, torch.finfo(torch.float32).max
+    written = []
+    for use_native in (True, False):
+        kv = KVTensors([LayerShape(2, head_dim)], 10, 4, dtype)
+        attention = PagedAttention(Batch([Row([0] * 40, 0, list(range(10)))]), kv, native=use_native)
+        attention.append_and_attend(0, torch.zeros(40, 4, head_dim), k, v, 1.0, None)
+        written.append(kv.layers[0].tensors)
+    for native, by_torch in zip(*written, strict=True):
+        torch.testing.assert_close(native, by_torch, rtol=0, atol=0, equal_nan=True)
+    back = kv.layers[0].decode(torch.arange(10))[:, 0].reshape(k.shape)
+    assert back[4, 1, 5].isnan()
+    assert not back[5, 0, 2].isfinite()
+
+
 def test_scores_far_apart_neither_overflow_nor_vanish() -> None:
     """Weights are relative to the peak: a key a thousand below it counts for nothing, and its row stays finite."""
     kv = KVTensors([LayerShape(1, 16)], 20, 16)
