@@ -22,7 +22,7 @@ def main() -> None:
     overhead = benchmarks.add_parser("overhead", help="what server, adapter and client add to the engine")
     overhead.add_argument("--turns", type=int, default=100)
     kv = benchmarks.add_parser("kv", help="a KV cache in 16 or 8 bits: perplexity of a real text, room and time")
-    kv.add_argument("--contexts", type=int, default=8)
+    kv.add_argument("--contexts", type=int, default=6)
     kv.add_argument("--context-len", type=int, default=2048)
     arguments = parser.parse_args()
     if arguments.benchmark == "turns":
