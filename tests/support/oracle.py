@@ -55,7 +55,7 @@ def check_incremental(
 ) -> None:
     """Random sessions at once, each in turns of 0 to 64 tokens with 0 to 6 generated, against one forward pass.
 
-    In float32 that is the stock model's; in other types our own (`one_shot_logits`), since rounding is no mistake.
+    In float32 that is the stock model's, in other types our own, which rounds alike.
 
     Raises:
         AssertionError: when a logit differs by more than the tolerance or a greedy token is another one.
