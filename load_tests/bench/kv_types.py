@@ -75,9 +75,7 @@ def run_kv(model_name: str, num_contexts: int, context_len: int) -> None:
         }
         for name, of_type in surprises.items()
     }
-    print(
-        f"\n{num_contexts} contexts of {context_len} tokens; a decode step of {_NUM_SESSIONS} sessions of that length"
-    )
+    print(f"\n{num_contexts} contexts of {context_len} tokens; decode steps of {_NUM_SESSIONS} sessions of that length")
     header = ["KV", "bytes per token", "perplexity", "change, %", "decode step, ms"]
     print_table(header, [[name, *_cells(figures)] for name, figures in measured.items()])
     result = {
