@@ -8,7 +8,8 @@ INSTALLED := .venv/.installed
 export GOMP_SPINCOUNT ?= 10000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo serve test test-unit test-oracles test-e2e check bench-overhead bench-turns bench-prefixes bench-endless soak clean
+.PHONY: help setup model demo serve test test-unit test-oracles test-e2e check clean \
+	bench-overhead bench-turns bench-prefixes bench-endless bench-kv soak
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,6 +62,9 @@ bench-prefixes: model  ## fifty sessions that begin with one long prompt, shared
 
 bench-endless: model  ## one session of 20,000 turns (an hour): latency, memory and quality stay
 	@$(BIN)/python -m load_tests.bench endless $(ARGS)
+
+bench-kv: model  ## a KV cache in 16 or 8 bits: what it costs in quality and gains in room and time
+	@$(BIN)/python -m load_tests.bench kv
 
 soak: model  ## ten minutes of sessions that talk, interrupt and vanish; memory, pages and places must come back
 	@$(BIN)/python -m load_tests.soak $(ARGS)

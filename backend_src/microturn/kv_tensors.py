@@ -7,6 +7,9 @@ Per layer one tensor ``[num_pages, 2, page_size, num_kv_heads, head_dim]`` (Flas
 
 Position ``p`` of a session lives in its page ``pages[p // page_size]`` at offset ``p % page_size``. All layers use the
 same page ids. Who owns which page is the pool's knowledge, not ours.
+
+Elements are float32, bfloat16 or int8. In int8 each head's key and value of each token has a float32 scale of its own,
+in a second tensor whose first axes are those of the first: ``[num_pages, 2, page_size, num_kv_heads]``.
 """
 
 from __future__ import annotations
@@ -18,6 +21,12 @@ import torch
 from torch import Tensor
 
 from microturn.kv_image import KVImage, PagePart
+from microturn.kv_quantization import dequantize, quantize
+
+# The types of elements, by the names that settings have for them.
+KV_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
+
+_SCALE_DTYPE = torch.float32
 
 
 @dataclass(frozen=True)
@@ -35,14 +44,47 @@ class LayerShape:
     window: int | None = None
 
 
+@dataclass(frozen=True)
+class LayerPages:
+    """All pages of one layer.
+
+    Attributes:
+        elements: [num_pages, 2, page_size, num_kv_heads, head_dim].
+        scales: float32 [num_pages, 2, page_size, num_scales], with a scale per head in int8 and none otherwise.
+    """
+
+    elements: Tensor
+    scales: Tensor
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that a page consists of, each [num_pages, ...]: who copies a page copies its part of each of them."""
+        return (self.elements, self.scales) if self.scales.shape[-1] else (self.elements,)
+
+    def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys or values, float32 [tokens, num_kv_heads, head_dim], as the pages keep them.
+
+        Returns:
+            [tokens, num_kv_heads, head_dim] and scales [tokens, num_scales].
+        """
+        if self.elements.dtype == torch.int8:
+            return quantize(x)
+        return x.to(self.elements.dtype), x.new_empty(len(x), 0)
+
+    def decode(self, page_ids: Tensor) -> Tensor:
+        """What some pages keep, float32 [pages, 2, page_size, num_kv_heads, head_dim]."""
+        elements = self.elements[page_ids]
+        return dequantize(elements, self.scales[page_ids]) if elements.dtype == torch.int8 else elements.float()
+
+
 class KVTensors:
     """The pages of all layers.
 
     Args:
         layers: shape of each layer, in the model's order.
-        num_pages: pages in each layer's tensor.
+        num_pages: pages in each layer's tensors.
         page_size: tokens in a page.
-        dtype: type of the elements.
+        dtype: type of the elements: float32, bfloat16 or int8.
         device: where the pages live.
     """
 
@@ -55,15 +97,21 @@ class KVTensors:
         device: str = "cpu",
     ) -> None:
         self.page_size = page_size
-        self.layers = [
-            torch.empty(num_pages, 2, page_size, layer.num_kv_heads, layer.head_dim, dtype=dtype, device=device)
-            for layer in layers
-        ]
+        self.layers = []
+        for layer in layers:
+            tokens = (num_pages, 2, page_size)
+            elements = torch.empty(*tokens, layer.num_kv_heads, layer.head_dim, dtype=dtype, device=device)
+            scales = torch.empty(*tokens, _num_scales(layer, dtype), dtype=_SCALE_DTYPE, device=device)
+            self.layers.append(LayerPages(elements, scales))
 
     @staticmethod
     def bytes_per_token(layers: Sequence[LayerShape], dtype: torch.dtype = torch.float32) -> int:
-        """Bytes of KV that one token takes over all layers."""
-        return sum(2 * layer.num_kv_heads * layer.head_dim for layer in layers) * dtype.itemsize
+        """Bytes of KV that one token takes over all layers, scales included."""
+        return sum(
+            2 * layer.num_kv_heads * layer.head_dim * dtype.itemsize
+            + 2 * _num_scales(layer, dtype) * _SCALE_DTYPE.itemsize
+            for layer in layers
+        )
 
     # ---- pages out of the pool and into it -----------------------------------------------------------------------
 
@@ -107,7 +155,12 @@ class KVTensors:
     @property
     def _tensors(self) -> list[Tensor]:
         """All that pages consist of; the first axis of each tensor is that of the pages."""
-        return self.layers
+        return [tensor for layer in self.layers for tensor in layer.tensors]
 
     def _ids(self, pages: Sequence[int]) -> Tensor:
         return torch.tensor(pages, dtype=torch.int64, device=self._tensors[0].device)
+
+
+def _num_scales(layer: LayerShape, dtype: torch.dtype) -> int:
+    """Scales of a token's keys, or values, in a layer."""
+    return layer.num_kv_heads if dtype == torch.int8 else 0

@@ -19,7 +19,7 @@ from microturn.batch import Batch, Row
 from microturn.engine import Engine
 from microturn.errors import InvalidArgument
 from microturn.kv_pool import PagePool
-from microturn.kv_tensors import KVTensors, LayerShape
+from microturn.kv_tensors import KV_DTYPES, KVTensors
 from microturn.probe import check_model
 from microturn.settings import Settings
 from microturn.text.model_text import ModelText
@@ -71,8 +71,10 @@ def load_engine(settings: Settings) -> Engine:
     checked = check_model(model, layers, use_native=use_native)
     model_text = ModelText.from_directory(Path(settings.model_dir))
 
-    pool, max_context = _size_pool(settings, model, layers)
-    kv = KVTensors(layers, pool.num_pages, pool.page_size)
+    kv_dtype = KV_DTYPES["float32" if settings.kv_dtype == "auto" else settings.kv_dtype]
+    token_bytes = KVTensors.bytes_per_token(layers, kv_dtype)
+    pool, max_context = _size_pool(settings, model, token_bytes)
+    kv = KVTensors(layers, pool.num_pages, pool.page_size, kv_dtype)
     model_runner = runner.ModelRunner(
         model,
         kv,
@@ -93,12 +95,13 @@ def load_engine(settings: Settings) -> Engine:
         model_fingerprint=str(Path(settings.model_dir).resolve()),
     )
     log.info(
-        "%s: context of %d tokens, %d pages of %d tokens (%.1f GB), %s layers, %s attention, %d threads",
+        "%s: context of %d tokens, %d pages of %d tokens (%s, %.1f GB), %s layers, %s attention, %d threads",
         type(model).__name__,
         max_context,
         pool.num_pages,
         pool.page_size,
-        pool.num_pages * pool.page_size * KVTensors.bytes_per_token(layers) / 1e9,
+        str(kv_dtype).removeprefix("torch."),
+        pool.num_pages * pool.page_size * token_bytes / 1e9,
         "transformers'" if checked.decoder is None else "fused",
         "native" if use_native else "torch",
         num_threads,
@@ -115,8 +118,8 @@ def _use_native(settings: Settings) -> bool:
     return settings.attention != "torch" and reason is None
 
 
-def _size_pool(settings: Settings, model: PreTrainedModel, layers: list[LayerShape]) -> tuple[PagePool, int]:
-    """The pool, and the longest context that a session may have."""
+def _size_pool(settings: Settings, model: PreTrainedModel, token_bytes: int) -> tuple[PagePool, int]:
+    """The pool, for a KV of so many bytes per token, and the longest context that a session may have."""
     trained = int(getattr(model.config.get_text_config(), "max_position_embeddings", 0)) or settings.max_context
     if settings.max_context > trained:
         raise InvalidArgument(f"setting 'max_context' is at most {trained}, what the model was trained for")
@@ -124,7 +127,7 @@ def _size_pool(settings: Settings, model: PreTrainedModel, layers: list[LayerSha
     kv_tokens = settings.kv_tokens
     if kv_tokens == 0:
         free_bytes = psutil.virtual_memory().available
-        kv_tokens = min(free_bytes // 2 // KVTensors.bytes_per_token(layers), _MOST_CONTEXTS * max_context)
+        kv_tokens = min(free_bytes // 2 // token_bytes, _MOST_CONTEXTS * max_context)
         max_context = max_context if settings.max_context else min(max_context, kv_tokens)
     num_pages = -(-kv_tokens // settings.page_size)
     return PagePool(num_pages, settings.page_size), max_context

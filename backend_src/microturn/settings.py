@@ -32,6 +32,8 @@ class Settings:
         model_dir: a Hugging Face model directory.
         weights: ``auto`` (float32 on a CPU) or ``float32``.
         attention: ``auto`` (native where it can run), ``native`` or ``torch``.
+        kv_dtype: type of the KV cache, ``auto`` (float32 on a CPU), ``float32``, ``bfloat16`` or ``int8``: the smaller,
+            the more tokens there is room for, and the more logits change (`make bench-kv` measures how much).
         kv_tokens: size of the KV pool in tokens; 0 takes half of the memory that is free after loading, at most
             32 contexts.
         page_size: tokens in a page.
@@ -57,6 +59,7 @@ class Settings:
     model_dir: str = ""
     weights: str = "auto"
     attention: str = "auto"
+    kv_dtype: str = "auto"
     kv_tokens: int = 0
     page_size: int = 16
     max_sessions: int = 256
@@ -76,6 +79,7 @@ class Settings:
         choices = {
             "weights": ("auto", "float32"),
             "attention": ("auto", "native", "torch"),
+            "kv_dtype": ("auto", "float32", "bfloat16", "int8"),
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from load_tests.bench.endless import run_endless
+from load_tests.bench.kv_types import run_kv
 from load_tests.bench.overhead import run_overhead
 from load_tests.bench.prefixes import run_prefixes
 from load_tests.bench.turns import run_turns
@@ -28,15 +29,21 @@ def main() -> None:
     prefixes = benchmarks.add_parser("prefixes", help="many sessions that begin with one long prompt")
     prefixes.add_argument("--sessions", type=int, default=50)
     prefixes.add_argument("--prompt-len", type=int, default=1000)
+    kv = benchmarks.add_parser("kv", help="a KV cache in 16 or 8 bits: perplexity of a real text, room and time")
+    kv.add_argument("--contexts", type=int, default=6)
+    kv.add_argument("--context-len", type=int, default=2048)
     arguments = parser.parse_args()
-    if arguments.benchmark == "turns":
-        run_turns(arguments.model, arguments.sessions, arguments.turns, arguments.runs, arguments.stateless_every)
-    elif arguments.benchmark == "prefixes":
-        run_prefixes(arguments.model, arguments.sessions, arguments.prompt_len)
-    elif arguments.benchmark == "endless":
-        run_endless(arguments.model, arguments.turns, arguments.window_tokens)
-    else:
-        run_overhead(arguments.model, arguments.turns)
+    match arguments.benchmark:
+        case "turns":
+            run_turns(arguments.model, arguments.sessions, arguments.turns, arguments.runs, arguments.stateless_every)
+        case "prefixes":
+            run_prefixes(arguments.model, arguments.sessions, arguments.prompt_len)
+        case "endless":
+            run_endless(arguments.model, arguments.turns, arguments.window_tokens)
+        case "kv":
+            run_kv(arguments.model, arguments.contexts, arguments.context_len)
+        case "overhead":
+            run_overhead(arguments.model, arguments.turns)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
 from microturn.codec import Piece
@@ -182,9 +183,14 @@ class Driver:
 
 
 def model_runner(
-    model: PreTrainedModel, *, num_pages: int = 512, page_size: int = 16, use_native: bool = True
+    model: PreTrainedModel,
+    *,
+    num_pages: int = 512,
+    page_size: int = 16,
+    use_native: bool = True,
+    kv_dtype: torch.dtype = torch.float32,
 ) -> ModelRunner:
     """A runner over a model with a pool of its own, and with fused layers where they know the model."""
     layers = trace_layers(model)
-    kv = KVTensors(layers, num_pages, page_size)
+    kv = KVTensors(layers, num_pages, page_size, kv_dtype)
     return ModelRunner(model, kv, use_native=use_native, decoder=FusedDecoder.of(model, layers))

@@ -50,8 +50,8 @@ class FakeRunner:
         self.error: Exception | None = None
         self._page_size = page_size
         self.kv = KVTensors([LayerShape(1, 1)], num_pages, page_size, dtype=torch.int64)
-        self.kv.layers[0].fill_(-1)
-        self._cells = self.kv.layers[0].numpy()[..., 0, 0]
+        self.kv.layers[0].elements.fill_(-1)
+        self._cells = self.kv.layers[0].elements.numpy()[..., 0, 0]
         self._values: list[bytes] = []
         self._numbers: dict[bytes, int] = {}
 

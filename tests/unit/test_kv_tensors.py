@@ -1,4 +1,4 @@
-"""Tests of kv_tensors: pages out of the pool and back, bit by bit."""
+"""Tests of kv_tensors: what a page keeps, and pages out of the pool and back, bit by bit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,63 @@ import torch
 from microturn.kv_tensors import KVTensors, LayerShape
 from support.tiers import bits_of, make_kv
 
+LAYERS = [LayerShape(3, 64), LayerShape(1, 21, window=20)]
 DTYPES = [torch.float32, torch.bfloat16, torch.int8, torch.int64]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "token_bytes"),
+    [
+        (torch.float32, 2 * 4 * (3 * 64 + 21)),
+        (torch.bfloat16, 2 * 2 * (3 * 64 + 21)),
+        (torch.int8, 2 * (3 * (64 + 4) + (21 + 4))),
+    ],
+    ids=str,
+)
+def test_a_token_takes_as_many_bytes_as_are_said(dtype: torch.dtype, token_bytes: int) -> None:
+    kv = KVTensors(LAYERS, 5, 8, dtype)
+    assert KVTensors.bytes_per_token(LAYERS, dtype) == token_bytes
+    assert sum(tensor.nbytes for layer in kv.layers for tensor in layer.tensors) == 5 * 8 * token_bytes
+
+
+@pytest.mark.parametrize(("dtype", "num_tensors"), [(torch.float32, 1), (torch.bfloat16, 1), (torch.int8, 2)], ids=str)
+def test_all_tensors_of_a_layer_are_laid_out_alike(dtype: torch.dtype, num_tensors: int) -> None:
+    layer = KVTensors(LAYERS, 5, 8, dtype).layers[0]
+    assert layer.elements.shape == (5, 2, 8, 3, 64)
+    assert layer.elements.dtype == dtype
+    assert [tensor.shape[:4] for tensor in layer.tensors] == [(5, 2, 8, 3)] * num_tensors
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 0.0), (torch.bfloat16, 2**-8), (torch.int8, 0.5001 / 127)], ids=str
+)
+def test_what_is_encoded_into_a_page_is_decoded_from_it(dtype: torch.dtype, tolerance: float) -> None:
+    """The tolerance is relative to the largest element of a vector."""
+    layer = KVTensors(LAYERS, 5, 8, dtype).layers[0]
+    x = torch.randn(16, 3, 64, generator=torch.Generator().manual_seed(4))
+    elements, scales = layer.encode(x)
+    layer.elements[4], layer.scales[4] = elements.view(2, 8, 3, 64), scales.view(2, 8, -1)
+    back = layer.decode(torch.tensor([4]))
+    assert back.dtype == torch.float32
+    assert back.shape == (1, 2, 8, 3, 64)
+    off = (back.view_as(x) - x).abs() / x.abs().amax(-1, keepdim=True)
+    assert off.max() <= tolerance
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
+def test_a_page_that_is_copied_in_all_tensors_is_the_same_page(dtype: torch.dtype) -> None:
+    layer = KVTensors(LAYERS, 5, 8, dtype).layers[1]
+    x = torch.randn(2 * 2 * 8, 1, 21, generator=torch.Generator().manual_seed(4))
+    elements, scales = layer.encode(x)
+    layer.elements[:2], layer.scales[:2] = elements.view(2, 2, 8, 1, 21), scales.view(2, 2, 8, -1)
+    for tensor in layer.tensors:
+        tensor[3] = tensor[1]
+    one, copy, other = layer.decode(torch.tensor([1, 3, 0]))
+    assert torch.equal(one, copy)
+    assert not torch.equal(one, other)
+
+
+# ---- pages out of the pool and back ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -47,5 +103,5 @@ def test_an_image_does_not_change_with_the_pages() -> None:
     kv = make_kv(4)
     image = kv.read([1])
     before = image.buffer.clone()
-    kv.layers[0].zero_()
+    kv.layers[0].elements.zero_()
     assert torch.equal(image.buffer, before)

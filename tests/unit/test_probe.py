@@ -17,6 +17,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from microturn import rotary
 from microturn.attention import paged
 from microturn.errors import InvalidArgument
 from microturn.probe import check_model
@@ -40,7 +41,9 @@ def build(model_class: type[PreTrainedModel], config: object) -> PreTrainedModel
     paged.register()
     config._attn_implementation = paged.IMPLEMENTATION
     torch.manual_seed(0)
-    return model_class(config).eval()
+    model = model_class(config).eval()
+    rotary.install(model)
+    return model
 
 
 @pytest.mark.parametrize("use_native", [True, False])

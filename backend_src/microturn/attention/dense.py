@@ -12,19 +12,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from microturn.attention.step import PagedStep
+from microturn.kv_tensors import LayerPages
 
 
-def append(kv: Tensor, k: Tensor, v: Tensor, step: PagedStep) -> None:
+def append(kv: LayerPages, k: Tensor, v: Tensor, step: PagedStep) -> None:
     """Writes new keys and values, each [tokens, kv_heads, head_dim], into their pages."""
     slots = torch.from_numpy(step.slots)
     pages, offsets = slots // step.page_size, slots % step.page_size
-    kv[pages, 0, offsets] = k
-    kv[pages, 1, offsets] = v
+    for part, new in enumerate((k, v)):
+        kv.elements[pages, part, offsets], kv.scales[pages, part, offsets] = kv.encode(new)
 
 
 def attend(
     q: Tensor,
-    kv: Tensor,
+    kv: LayerPages,
     step: PagedStep,
     scale: float,
     window: int | None,
@@ -42,7 +43,7 @@ def attend(
         page_ids = torch.from_numpy(step.page_ids[step.page_indptr[row] : step.page_indptr[row + 1]])
         oldest = 0 if window is None else max(0, position - window + 1)
         oldest -= oldest % step.page_size
-        pages = kv[page_ids[oldest // step.page_size :].long()]
+        pages = kv.decode(page_ids[oldest // step.page_size :].long())
         keys, values = (pages[:, part].flatten(0, 1)[: context_len - oldest] for part in (0, 1))
         num_sinks = max(0, int(step.num_sinks[row]) - oldest)
         if num_sinks:

@@ -17,7 +17,7 @@ append of 16 tokens with three heads to a KV head reads each key once. A tile's 
 
 This is an online softmax (Milakov and Gimelshein, 2018) over tiles as in FlashAttention (Dao et al., 2022), split over
 keys as in Flash-Decoding (Dao et al., 2023). Tiles and splits depend on the row alone, so that a row's result does not
-depend on its company.
+depend on its company. Keys and values that the pages keep in bfloat16 or int8 are made floats a block at a time.
 
 Threads: Numba's OpenMP layer binds to the OpenMP runtime that torch has loaded, so both share one team. Its other
 layers bring threads of their own, which fight with torch's waiting ones: measured twice as slow on two cores.
@@ -29,15 +29,17 @@ import importlib
 import math
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Self
+from typing import Any, Self
 
 import numba
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from microturn.attention.native_kernels import TILE_ROWS, append_and_attend
 from microturn.attention.step import Int32Array, PagedStep
+from microturn.kv_tensors import LayerPages
 
 # Keys of a split: few enough that one session occupies several threads, and so many that laying out its queries costs
 # a task less than a tenth of its time. A row of many tiles has tasks enough, and needs no more memory for results.
@@ -133,12 +135,12 @@ class NativePlan:
         self._tasks: dict[_Shape, _Tasks] = {}
 
     def append_and_attend(
-        self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, scale: float, window: int | None, out: Tensor
+        self, q: Tensor, k: Tensor, v: Tensor, kv: LayerPages, scale: float, window: int | None, out: Tensor
     ) -> None:
         """Writes all new keys and values of the step, then attends all rows.
 
         Shapes: q [tokens and turned ones, heads, head_dim]; out [tokens, heads, head_dim]; k and v [tokens, kv_heads,
-        head_dim]; kv as in KVTensors.
+        head_dim].
         """
         num_kv_heads, head_dim = k.shape[1:]
         shape = _Shape(num_kv_heads, q.shape[1] // num_kv_heads, head_dim, _UNBOUNDED if window is None else window)
@@ -150,7 +152,8 @@ class NativePlan:
             q.numpy(),
             k.numpy(),
             v.numpy(),
-            kv.numpy(),
+            _array(kv.elements),
+            kv.scales.numpy(),
             step.slots,
             step.page_ids,
             step.page_indptr,
@@ -163,6 +166,11 @@ class NativePlan:
             work.peaks,
             work.totals,
         )
+
+
+def _array(tensor: Tensor) -> NDArray[Any]:
+    """The same memory for a kernel; bfloat16, which NumPy lacks, as its bits."""
+    return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
 def set_num_threads(num_threads: int) -> None:

@@ -8,9 +8,9 @@ A *wide* tile has its rows in the lanes: nothing is ever added across lanes, and
 at a time, each for up to 48 rows. A *narrow* tile, one query of a few heads, has the elements of its head in the
 lanes: keys and values are read in whole vectors, which memory limits, and a score is summed over lanes.
 
-Common arguments: ``kv`` are all pages, flat; key t of the block starts at ``kv[key_at[t] + shift]`` (for values,
-`shift` leads from there to the values). ``scores`` is [keys, tile rows]; it has whole vectors per key, which the
-softmax turns into weights in place. The order of each sum is fixed, so that a row's result depends on nothing else.
+Common arguments: ``*source`` are the five of a `Source`, the block's keys or values: ``source[t]`` is [head_dim].
+``scores`` is [keys, tile rows]; it has whole vectors per key, which the softmax turns into weights in place. The order
+of each sum is fixed, so that a row's result depends on nothing else.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 
 from llvmlite import ir
 
+from microturn.attention.native_sources import Source
 from microturn.attention.native_vectors import (
     HAS_AVX512,
     INT,
@@ -46,29 +47,26 @@ WIDE_BLOCK = 8 if HAS_AVX512 else 4
 NARROW_ROWS = 4
 NARROW_BLOCK = 4 if HAS_AVX512 else 2
 
-CACHE_LINE = 16  # floats
-
-
 WIDTHS = range(1, MAX_VECTORS + 1)
 
 
 def wide_scores() -> Any:
-    """Makes ``(scores, kv, key_at, shift, queries, first_key, head_dim, num_vectors)``, for WIDE_BLOCK keys.
+    """Makes ``(scores, *source, queries, first_key, num_vectors)``, for WIDE_BLOCK keys.
 
-    ``scores[t] = sum over d < head_dim of kv[key_at[t] + shift + d] * queries[d]``; `queries` is [head_dim, rows].
+    ``scores[t] = sum over d < head_dim of source[t, d] * queries[d]``; `queries` is [head_dim, rows].
     """
 
-    def emit(b: ir.IRBuilder, scores: ir.Value, kv: ir.Value, key_at: ir.Value, *args: ir.Value) -> None:
-        shift, queries, first_key, head_dim, num_vectors = args
+    def emit(b: ir.IRBuilder, scores: ir.Value, *args: ir.Value) -> None:
+        source, (queries, first_key, num_vectors) = Source(*args[:5]), args[5:]
         keys = [b.add(first_key, INT(t)) for t in range(WIDE_BLOCK)]
-        starts = [_key(b, kv, key_at, key, shift) for key in keys]
+        starts = [source.floats(b, key) for key in keys]
 
         def emit_width(width: int) -> None:
             def add(d: ir.Value, sums: Values) -> Values:
                 elements = [in_all_lanes(b, b.gep(start, [d])) for start in starts]
                 return add_products(b, elements, load(b, queries, d, width), sums)
 
-            sums = loop(b, head_dim, [splat(0.0)] * (WIDE_BLOCK * width), add)
+            sums = loop(b, source.head_dim, [splat(0.0)] * (WIDE_BLOCK * width), add)
             for t, key in enumerate(keys):
                 store(b, scores, key, sums[t * width : (t + 1) * width])
 
@@ -78,21 +76,20 @@ def wide_scores() -> Any:
 
 
 def wide_values(num_elements: int) -> Any:
-    """Makes ``(sums, shrink, kv, key_at, shift, weights, first_element, num_keys, num_vectors)``.
+    """Makes ``(sums, shrink, *source, weights, first_element, num_keys, num_vectors)``.
 
-    ``sums[d] = shrink * sums[d] + sum over t < num_keys of kv[key_at[t] + shift + d] * weights[t]`` for `num_elements`
-    elements d from `first_element` on; `sums` is [head_dim, rows] and `shrink` [rows].
+    ``sums[d] = shrink * sums[d] + sum over t < num_keys of source[t, d] * weights[t]`` for `num_elements` elements d
+    from `first_element` on; `sums` is [head_dim, rows] and `shrink` [rows].
     """
 
-    def emit(b: ir.IRBuilder, sums: ir.Value, shrink: ir.Value, kv: ir.Value, *args: ir.Value) -> None:
-        key_at, shift, weights, first_element, num_keys, num_vectors = args
+    def emit(b: ir.IRBuilder, sums: ir.Value, shrink: ir.Value, *args: ir.Value) -> None:
+        source, (weights, first_element, num_keys, num_vectors) = Source(*args[:5]), args[5:]
         rows = [b.add(first_element, INT(d)) for d in range(num_elements)]
-        shift = b.add(shift, first_element)
 
         def emit_width(width: int) -> None:
             def add(t: ir.Value, totals: Values) -> Values:
-                start = _key(b, kv, key_at, t, shift)
-                elements = [in_all_lanes(b, b.gep(start, [INT(d)])) for d in range(num_elements)]
+                start = source.floats(b, t)
+                elements = [in_all_lanes(b, b.gep(start, [row])) for row in rows]
                 return add_products(b, elements, load(b, weights, t, width), totals)
 
             factors = load(b, shrink, INT(0), width)
@@ -107,17 +104,17 @@ def wide_values(num_elements: int) -> Any:
 
 
 def narrow_scores() -> Any:
-    """Makes ``(scores, kv, key_at, shift, queries, first_key, num_vectors)``, for NARROW_BLOCK keys.
+    """Makes ``(scores, *source, queries, first_key)``, for NARROW_BLOCK keys.
 
-    As `wide_scores`, but `queries` is [NARROW_ROWS, head_dim], with head_dim = num_vectors * LANES.
+    As `wide_scores`, but `queries` is [NARROW_ROWS, head_dim]; head_dim is a multiple of LANES.
     """
 
-    def emit(b: ir.IRBuilder, scores: ir.Value, kv: ir.Value, key_at: ir.Value, *args: ir.Value) -> None:
-        shift, queries, first_key, num_vectors = args
+    def emit(b: ir.IRBuilder, scores: ir.Value, *args: ir.Value) -> None:
+        source, (queries, first_key) = Source(*args[:5]), args[5:]
         keys = [b.add(first_key, INT(t)) for t in range(NARROW_BLOCK)]
-        starts = [_key(b, kv, key_at, key, shift) for key in keys]
-        head_dim = b.mul(num_vectors, INT(LANES))
-        rows = [b.gep(queries, [b.mul(head_dim, INT(row))]) for row in range(NARROW_ROWS)]
+        starts = [source.floats(b, key) for key in keys]
+        rows = [b.gep(queries, [b.mul(source.head_dim, INT(row))]) for row in range(NARROW_ROWS)]
+        num_vectors = b.udiv(source.head_dim, INT(LANES))
 
         def add(vector: ir.Value, sums: Values) -> Values:
             elements = [load(b, start, vector, 1)[0] for start in starts]
@@ -132,24 +129,25 @@ def narrow_scores() -> Any:
 
 
 def narrow_values(num_vectors: int) -> Any:
-    """Makes ``(sums, shrink, kv, key_at, ahead, shift, weights, first_element, num_keys, head_dim)``.
+    """Makes ``(sums, shrink, *source, ahead, weights, first_element, num_keys)``.
 
     As `wide_values`, for `num_vectors` vectors of elements from `first_element` on and `sums` [NARROW_ROWS, head_dim].
     With each key it has the values of the key `ahead` keys later fetched: the arithmetic is too short to wait for them.
     """
 
-    def emit(b: ir.IRBuilder, sums: ir.Value, shrink: ir.Value, kv: ir.Value, *args: ir.Value) -> None:
-        key_at, ahead, shift, weights, first_element, num_keys, head_dim = args
-        rows = [b.gep(sums, [b.add(first_element, b.mul(head_dim, INT(row)))]) for row in range(NARROW_ROWS)]
-        shift = b.add(shift, first_element)
+    def emit(b: ir.IRBuilder, sums: ir.Value, shrink: ir.Value, *args: ir.Value) -> None:
+        source, (ahead, weights, first_element, num_keys) = Source(*args[:5]), args[5:]
+        row_starts = [b.add(first_element, b.mul(source.head_dim, INT(row))) for row in range(NARROW_ROWS)]
+        rows = [b.gep(sums, [start]) for start in row_starts]
 
         def add(t: ir.Value, totals: Values) -> Values:
-            later = _key(b, kv, key_at, b.add(t, ahead), shift)
-            for d in range(0, num_vectors * LANES, CACHE_LINE):
+            later = b.gep(source.stored(b, b.add(t, ahead)), [first_element])
+            for d in range(0, num_vectors * LANES, source.line_len):
                 fetch(b, b.gep(later, [INT(d)]))
             weight = b.gep(weights, [b.mul(t, INT(LANES))])
             factors = [in_all_lanes(b, b.gep(weight, [INT(row)])) for row in range(NARROW_ROWS)]
-            return add_products(b, factors, load(b, _key(b, kv, key_at, t, shift), INT(0), num_vectors), totals)
+            elements = load(b, b.gep(source.floats(b, t), [first_element]), INT(0), num_vectors)
+            return add_products(b, factors, elements, totals)
 
         old = []
         for index, row in enumerate(rows):
@@ -192,16 +190,3 @@ def softmax() -> Any:
         for_each_choice(b, num_vectors, WIDTHS, emit_width)
 
     return callable_by_kernels(emit)
-
-
-def prefetch() -> Any:
-    """Makes ``(kv, index)``: has the cache line of an element fetched."""
-
-    def emit(b: ir.IRBuilder, kv: ir.Value, index: ir.Value) -> None:
-        fetch(b, b.gep(kv, [index]))
-
-    return callable_by_kernels(emit)
-
-
-def _key(b: ir.IRBuilder, kv: ir.Value, key_at: ir.Value, key: ir.Value, shift: ir.Value) -> ir.Value:
-    return b.gep(kv, [b.add(b.load(b.gep(key_at, [key])), shift)])

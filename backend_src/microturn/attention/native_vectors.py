@@ -63,10 +63,11 @@ def loop(b: ir.IRBuilder, count: ir.Value, initial: Values, body: Callable[[ir.V
     index = b.phi(INT)
     values = [b.phi(value.type) for value in initial]
     results = body(index, values)
+    end = b.block  # another one than `inside` where the body branches
     next_index = b.add(index, INT(1))
     for phi, first, result in zip([index, *values], [INT(0), *initial], [next_index, *results], strict=True):
         phi.add_incoming(first, before)
-        phi.add_incoming(result, inside)
+        phi.add_incoming(result, end)
     b.cbranch(b.icmp_signed("<", next_index, count), inside, after)
     b.position_at_end(after)
     return results
@@ -88,6 +89,17 @@ def store(b: ir.IRBuilder, matrix: ir.Value, row: ir.Value, values: Values) -> N
         b.store(value, address, align=4)
 
 
+def widen(b: ir.IRBuilder, address: ir.Value, lanes: int) -> ir.Value:
+    """Loads so many integers of 8 bits by their value, or bfloat16 kept as integers of 16 by their bits, as floats."""
+    narrow = address.type.pointee
+    wide = ir.VectorType(_INT32, lanes)
+    floats = ir.VectorType(ir.FloatType(), lanes)
+    numbers = b.load(b.bitcast(address, ir.VectorType(narrow, lanes).as_pointer()), align=narrow.width // 8)
+    if narrow.width == 8:
+        return b.sitofp(b.sext(numbers, wide), floats)
+    return b.bitcast(b.shl(b.zext(numbers, wide), wide([16] * lanes)), floats)
+
+
 def fetch(b: ir.IRBuilder, address: ir.Value) -> None:
     """Has a cache line fetched, into all caches."""
     pointer = b.bitcast(address, _BYTE.as_pointer())
@@ -100,10 +112,15 @@ def splat(value: float) -> ir.Constant:
     return _VECTOR([value] * LANES)
 
 
+def broadcast(b: ir.IRBuilder, value: ir.Value, lanes: int = LANES) -> ir.Value:
+    undefined = ir.VectorType(value.type, lanes)(ir.Undefined)
+    first = b.insert_element(undefined, value, _INT32(0))
+    return b.shuffle_vector(first, undefined, ir.VectorType(_INT32, lanes)(None))
+
+
 def in_all_lanes(b: ir.IRBuilder, address: ir.Value) -> ir.Value:
     """Loads one float."""
-    first = b.insert_element(_UNDEFINED, b.load(address), _INT32(0))
-    return b.shuffle_vector(first, _UNDEFINED, _INT_VECTOR(None))
+    return broadcast(b, b.load(address))
 
 
 def sum_of_lanes(b: ir.IRBuilder, vector: ir.Value) -> ir.Value:

@@ -12,6 +12,7 @@ from microturn.attention.native import MAX_ROW_TASKS, SPLIT_LEN
 from microturn.attention.native_kernels import KEY_BLOCK, TILE_ROWS
 from microturn.attention.paged import PagedAttention
 from microturn.batch import Batch, Row
+from microturn.kv_quantization import dequantize
 from microturn.kv_tensors import KVTensors, LayerShape
 
 
@@ -49,6 +50,25 @@ def test_paged_attention_equals_attention_over_plain_keys(
 
 
 @pytest.mark.parametrize("use_native", [True, False], ids=["native", "torch"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8], ids=str)
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize(
+    "heads",
+    [
+        pytest.param(Heads(9, 3, 64), id="whole vectors"),
+        pytest.param(Heads(2, 1, 80), id="an odd number of vectors"),
+        pytest.param(Heads(4, 2, 21), id="no whole vector"),
+        pytest.param(Heads(2, 2, 3), id="less than a vector"),
+    ],
+)
+def test_pages_of_other_types_give_attention_over_what_they_keep(
+    heads: Heads, window: int | None, dtype: torch.dtype, use_native: bool
+) -> None:
+    rows = [(0, 1), (0, 5), (77, 1), (KEY_BLOCK - 1, 1), (KEY_BLOCK, 1), (2 * SPLIT_LEN - 1, 2), (130, MANY_QUERIES)]
+    _check(heads, 4, rows, window, use_native=use_native, dtype=dtype)
+
+
+@pytest.mark.parametrize("use_native", [True, False], ids=["native", "torch"])
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("window", [None, 40])
 @pytest.mark.parametrize(
@@ -72,11 +92,14 @@ def test_all_shapes_of_heads_and_pages(heads: Heads, window: int | None, page_si
 @pytest.mark.parametrize("heads", [SMALL, Heads(9, 3, 64), Heads(16, 2, 64)], ids=str)
 @pytest.mark.parametrize("new", [1, 3, 16, MANY_QUERIES])
 @pytest.mark.parametrize("company", [1, 5])
-def test_a_row_is_the_same_to_the_bit_in_any_company(heads: Heads, new: int, company: int) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
+def test_a_row_is_the_same_to_the_bit_in_any_company(heads: Heads, new: int, company: int, dtype: torch.dtype) -> None:
     """Tiles and splits depend on the row alone."""
     generator = torch.Generator().manual_seed(2)
-    kv = KVTensors([LayerShape(heads.num_kv_heads, heads.head_dim)], 400, 4)
-    kv.layers[0].normal_(generator=generator)
+    kv = KVTensors([LayerShape(heads.num_kv_heads, heads.head_dim)], 400, 4, dtype)
+    known = torch.randn(kv.layers[0].elements.shape, generator=generator).flatten(0, 2)
+    for tensor, encoded in zip((kv.layers[0].elements, kv.layers[0].scales), kv.layers[0].encode(known), strict=True):
+        tensor.copy_(encoded.view_as(tensor))
     row = Row([0] * new, 700, list(range(200)))
     others = [Row([0] * (n + 1), 50 * n, list(range(200, 300))) for n in range(company)]
     num_others = sum(len(other.token_ids) for other in others)
@@ -91,6 +114,29 @@ def test_a_row_is_the_same_to_the_bit_in_any_company(heads: Heads, new: int, com
     assert torch.equal(alone, attend([*others, row], 0)[num_others:])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
+@pytest.mark.parametrize("head_dim", [64, 21])
+def test_both_kernels_write_the_same_bits(dtype: torch.dtype, head_dim: int) -> None:
+    """Numbers of every size, halves that are rounded to even, zeros, infinities and NaN."""
+    generator = torch.Generator().manual_seed(3)
+    k = torch.randn(40, 2, head_dim, generator=generator) * torch.logspace(-40, 37, 40)[:, None, None]
+    v = torch.randint(-254, 255, k.shape, generator=generator) / 2
+    v[:, :, 0] = 127  # a scale of 1
+    k[3], k[4, 1, 5], k[5, 0, 2], v[6, 1, 7] = 0.0, float("nan"), float("inf"), -float("inf")
+    k[7], k[8] = torch.finfo(torch.float32).tiny / 4, torch.finfo(torch.float32).max
+    written = []
+    for use_native in (True, False):
+        kv = KVTensors([LayerShape(2, head_dim)], 10, 4, dtype)
+        attention = PagedAttention(Batch([Row([0] * 40, 0, list(range(10)))]), kv, native=use_native)
+        attention.append_and_attend(0, torch.zeros(40, 4, head_dim), k, v, 1.0, None)
+        written.append(kv.layers[0].tensors)
+    for native, by_torch in zip(*written, strict=True):
+        torch.testing.assert_close(native, by_torch, rtol=0, atol=0, equal_nan=True)
+    back = kv.layers[0].decode(torch.arange(10))[:, 0].reshape(k.shape)
+    assert back[4, 1, 5].isnan()
+    assert not back[5, 0, 2].isfinite()
+
+
 def test_scores_far_apart_neither_overflow_nor_vanish() -> None:
     """Weights are relative to the peak: a key a thousand below it counts for nothing, and its row stays finite."""
     kv = KVTensors([LayerShape(1, 16)], 20, 16)
@@ -103,30 +149,47 @@ def test_scores_far_apart_neither_overflow_nor_vanish() -> None:
     assert torch.allclose(got[:, 0], expected[:, None], atol=1e-4)
 
 
-def _check(heads: Heads, page_size: int, rows: list[tuple[int, int]], window: int | None, *, use_native: bool) -> None:
+def _check(
+    heads: Heads,
+    page_size: int,
+    rows: list[tuple[int, int]],
+    window: int | None,
+    *,
+    use_native: bool,
+    dtype: torch.dtype = torch.float32,
+) -> None:
     """Each row is (tokens in the cache, new tokens); its pages are scattered over the pool."""
     generator = torch.Generator().manual_seed(1)
     num_pages = [-(-(cached + new) // page_size) for cached, new in rows]
     scattered = torch.randperm(sum(num_pages) + 3, generator=generator).tolist()
-    kv = KVTensors([LayerShape(heads.num_kv_heads, heads.head_dim, window)], len(scattered), page_size)
-    kv.layers[0].fill_(float("nan"))  # whoever reads what nobody wrote is found out
+    kv = KVTensors([LayerShape(heads.num_kv_heads, heads.head_dim, window)], len(scattered), page_size, dtype)
+    pool = kv.layers[0]
+    (pool.scales if dtype == torch.int8 else pool.elements).fill_(
+        float("nan")
+    )  # who reads what nobody wrote is found out
     histories: list[tuple[Tensor, Tensor]] = []
-    batch_rows, queries = [], []
+    batch_rows, queries, new_keys, new_values = [], [], [], []
     for (cached, new), count in zip(rows, num_pages, strict=True):
         pages = [scattered.pop() for _ in range(count)]
         keys = torch.randn(cached + new, heads.num_kv_heads, heads.head_dim, generator=generator)
         values = torch.randn(cached + new, heads.num_kv_heads, heads.head_dim, generator=generator)
-        for position in range(cached):
-            kv.layers[0][pages[position // page_size], 0, position % page_size] = keys[position]
-            kv.layers[0][pages[position // page_size], 1, position % page_size] = values[position]
-        histories.append((keys, values))
+        kept = []
+        for part, vectors in enumerate((keys, values)):
+            elements, scales = pool.encode(vectors)
+            for position in range(cached):
+                slot = pages[position // page_size], part, position % page_size
+                pool.elements[slot], pool.scales[slot] = elements[position], scales[position]
+            kept.append(dequantize(elements, scales) if dtype == torch.int8 else elements.float())
+        histories.append((kept[0], kept[1]))
+        new_keys.append(keys[cached:])
+        new_values.append(values[cached:])
         batch_rows.append(Row([0] * new, cached, pages))
         queries.append(torch.randn(new, heads.num_heads, heads.head_dim, generator=generator))
-    new_keys = torch.cat([keys[cached:] for (cached, _), (keys, _) in zip(rows, histories, strict=True)])
-    new_values = torch.cat([values[cached:] for (cached, _), (_, values) in zip(rows, histories, strict=True)])
 
     attention = PagedAttention(Batch(batch_rows), kv, native=use_native)
-    got = attention.append_and_attend(0, torch.cat(queries), new_keys, new_values, heads.head_dim**-0.5, window)
+    got = attention.append_and_attend(
+        0, torch.cat(queries), torch.cat(new_keys), torch.cat(new_values), heads.head_dim**-0.5, window
+    )
 
     expected = torch.cat(
         [

@@ -1,0 +1,128 @@
+"""Where native attention finds the keys, or the values, of a block: in the pages, or unpacked from them.
+
+What pages keep in float32 is read where it lies. Numbers of other types are made floats first, a block at a time, that
+stays in the cache for all rows of a tile: then memory is read half as much, or a quarter. Which of them it is, the type
+of the pages says while code is made: nothing is left of the others.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from llvmlite import ir
+
+from microturn.attention.native_vectors import (
+    INT,
+    LANES,
+    Values,
+    broadcast,
+    callable_by_kernels,
+    fetch,
+    loop,
+    widen,
+)
+
+_CACHE_LINE_BYTES = 64
+
+
+class Source(NamedTuple):
+    """Five arguments of a function: a block's keys, each [head_dim].
+
+    Attributes:
+        pages: all of them, flat: float32, bfloat16 as the int16 of its bits, or int8.
+        block: float32 [keys, head_dim], what `unpack` writes.
+        key_at: per key of the block, index of its first element in `pages`.
+        shift: what leads from there to where the elements are: to the values, or 0.
+        head_dim: elements of a key.
+    """
+
+    pages: ir.Value
+    block: ir.Value
+    key_at: ir.Value
+    shift: ir.Value
+    head_dim: ir.Value
+
+    @property
+    def has_floats(self) -> bool:
+        """Whether the pages are read as they are."""
+        return isinstance(self.pages.type.pointee, ir.FloatType)
+
+    @property
+    def has_scales(self) -> bool:
+        """Whether what the pages keep are multiples of something."""
+        return not self.has_floats and bool(self.pages.type.pointee.width == 8)
+
+    @property
+    def line_len(self) -> int:
+        """Elements of the pages in a cache line."""
+        return _CACHE_LINE_BYTES // (4 if self.has_floats else self.pages.type.pointee.width // 8)
+
+    def at(self, b: ir.IRBuilder, key: ir.Value) -> ir.Value:
+        """Index in the pages of a key of the block."""
+        return b.add(b.load(b.gep(self.key_at, [key])), self.shift)
+
+    def stored(self, b: ir.IRBuilder, key: ir.Value) -> ir.Value:
+        """Address in the pages."""
+        return b.gep(self.pages, [self.at(b, key)])
+
+    def floats(self, b: ir.IRBuilder, key: ir.Value) -> ir.Value:
+        """Address to compute from."""
+        return self.stored(b, key) if self.has_floats else b.gep(self.block, [b.mul(key, self.head_dim)])
+
+
+def unpack() -> Any:
+    """Makes ``(*source, scales, num_keys)``: writes the floats of a block, unless the pages have them.
+
+    Numbers of 8 bits are multiplied with `scales`, of which there is one per `head_dim` elements of the pages.
+    """
+
+    def emit(b: ir.IRBuilder, *args: ir.Value) -> None:
+        source, (scales, num_keys) = Source(*args[:5]), args[5:]
+        if source.has_floats:
+            return
+        num_vectors, num_rest = (divide(source.head_dim, INT(LANES)) for divide in (b.udiv, b.urem))
+        whole = b.mul(num_vectors, INT(LANES))
+
+        def unpack_key(key: ir.Value, _: Values) -> Values:
+            stored, floats = source.stored(b, key), source.floats(b, key)
+            if source.has_scales:
+                scale = b.load(b.gep(scales, [b.udiv(source.at(b, key), source.head_dim)]))
+
+            def unpack_elements(first: ir.Value, lanes: int) -> Values:
+                numbers = widen(b, b.gep(stored, [first]), lanes)
+                if source.has_scales:
+                    numbers = b.fmul(numbers, broadcast(b, scale, lanes))
+                b.store(numbers, b.bitcast(b.gep(floats, [first]), numbers.type.as_pointer()), align=4)
+                return []
+
+            with b.if_then(b.icmp_signed(">", num_vectors, INT(0))):
+                loop(b, num_vectors, [], lambda index, _: unpack_elements(b.mul(index, INT(LANES)), LANES))
+            with b.if_then(b.icmp_signed(">", num_rest, INT(0))):
+                loop(b, num_rest, [], lambda index, _: unpack_elements(b.add(whole, index), 1))
+            return []
+
+        loop(b, num_keys, [], unpack_key)
+
+    return callable_by_kernels(emit)
+
+
+def prefetch() -> Any:
+    """Makes ``(*source, first_key, num_keys)``: has these keys fetched from the pages."""
+
+    def emit(b: ir.IRBuilder, *args: ir.Value) -> None:
+        source, (first_key, num_keys) = Source(*args[:5]), args[5:]
+        line_len = INT(source.line_len)
+        num_lines = b.udiv(b.add(source.head_dim, INT(source.line_len - 1)), line_len)
+
+        def fetch_key(index: ir.Value, _: Values) -> Values:
+            start = source.stored(b, b.add(first_key, index))
+
+            def fetch_line(line: ir.Value, _: Values) -> Values:
+                fetch(b, b.gep(start, [b.mul(line, line_len)]))
+                return []
+
+            return loop(b, num_lines, [], fetch_line)
+
+        loop(b, num_keys, [], fetch_key)
+
+    return callable_by_kernels(emit)

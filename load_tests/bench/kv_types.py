@@ -1,0 +1,142 @@
+"""What a KV cache in 16 or 8 bits costs in quality and gains in room and time.
+
+Quality is the perplexity of a real text, teacher-forced through the engine's runner: every token but the first of a
+context is predicted from all before it, as the cache keeps them. Each token is a row of its own, as in decoding, and
+all types see the same rows. The standard error of the change is that of the mean over paired differences, one per
+token. The text is the reference of the Python language that the interpreter carries for `help()`: prose, tables and
+code.
+
+Time is that of one decode step of four sessions, step by step in alternation between the types.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from pydoc_data.topics import topics
+from statistics import median
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from load_tests.bench.results import print_table, write_result
+from microturn import runner
+from microturn.attention import native
+from microturn.batch import Batch, Row
+from microturn.kv_tensors import KV_DTYPES, KVTensors
+from microturn.layers.decoder import FusedDecoder
+from microturn.model_store import resolve_model
+from microturn.text.model_text import ModelText
+
+_PAGE_SIZE = 16
+_STEP_TOKENS = 64
+_NUM_SESSIONS, _NUM_TIMED_STEPS = 4, 40
+
+
+def run_kv(model_name: str, num_contexts: int, context_len: int) -> None:
+    """Measures, prints a table and writes a JSON file.
+
+    Args:
+        model_name: a directory, or the name of an embedded model.
+        num_contexts: pieces of the text.
+        context_len: tokens of each.
+    """
+    model_dir = resolve_model(model_name)
+    runner.set_num_threads(len(os.sched_getaffinity(0)))
+    model = runner.load_model(model_dir)
+    layers = runner.trace_layers(model)
+    decoder = FusedDecoder.of(model, layers)
+    num_pages = _NUM_SESSIONS * -(-context_len // _PAGE_SIZE)
+    runners = {
+        name: runner.ModelRunner(
+            model,
+            KVTensors(layers, num_pages, _PAGE_SIZE, dtype),
+            use_native=native.unavailable_reason() is None,
+            decoder=decoder,
+        )
+        for name, dtype in KV_DTYPES.items()
+    }
+    contexts = _contexts(model_dir, num_contexts, context_len)
+    surprises = {name: _surprises(of_type, contexts, name) for name, of_type in runners.items()}
+    step_ms = _decode_ms(runners, context_len - 1)
+    exact = surprises["float32"]
+    measured = {
+        name: {
+            "bytes_per_token": KVTensors.bytes_per_token(layers, KV_DTYPES[name]),
+            "perplexity": math.exp(of_type.mean()),
+            "change_percent": 100 * math.expm1((of_type - exact).mean()),
+            "standard_error_percent": 100 * float((of_type - exact).std()) / math.sqrt(exact.numel()),
+            "decode_ms": median(step_ms[name]),
+        }
+        for name, of_type in surprises.items()
+    }
+    print(f"\n{num_contexts} contexts of {context_len} tokens; decode steps of {_NUM_SESSIONS} sessions of that length")
+    header = ["KV", "bytes per token", "perplexity", "change, %", "decode step, ms"]
+    print_table(header, [[name, *_cells(figures)] for name, figures in measured.items()])
+    result = {
+        "protocol": __doc__,
+        "model": model_name,
+        "text": f"pydoc_data.topics of Python {platform.python_version()}",
+        "num_contexts": num_contexts,
+        "context_len": context_len,
+        "num_predicted": exact.numel(),
+        "measured": measured,
+        "mean_surprise_by_context": {name: of_type.mean(1).tolist() for name, of_type in surprises.items()},
+        "decode_ms": step_ms,
+    }
+    print("written:", write_result("kv", result))
+
+
+def _cells(figures: Mapping[str, float]) -> list[str]:
+    change = f"{figures['change_percent']:+.3f} ± {figures['standard_error_percent']:.3f}"
+    return [f"{figures['bytes_per_token']:,}", f"{figures['perplexity']:.4f}", change, f"{figures['decode_ms']:.1f}"]
+
+
+def _contexts(model_dir: Path, num_contexts: int, context_len: int) -> list[list[int]]:
+    """The beginning of the text, in pieces."""
+    text = "\n".join(topics[name] for name in sorted(topics))
+    ids = ModelText.from_directory(model_dir).encoder.encode(text, begins=True)
+    if len(ids) < num_contexts * context_len:
+        raise SystemExit(f"the text has {len(ids)} tokens: ask for fewer or shorter contexts")
+    return [ids[first : first + context_len] for first in range(0, num_contexts * context_len, context_len)]
+
+
+def _surprises(model_runner: runner.ModelRunner, contexts: list[list[int]], name: str) -> Tensor:
+    """Negative log-likelihoods of all tokens but the first, float64 [contexts, context_len - 1]."""
+    surprises = torch.empty(len(contexts), len(contexts[0]) - 1, dtype=torch.float64)
+    for context, ids in enumerate(tqdm(contexts, desc=name, unit="context", leave=False)):
+        for first in range(0, len(ids) - 1, _STEP_TOKENS):
+            positions = range(first, min(first + _STEP_TOKENS, len(ids) - 1))
+            rows = [Row([ids[at]], at, list(range(at // _PAGE_SIZE + 1))) for at in positions]
+            following = torch.tensor([ids[at + 1] for at in positions])[:, None]
+            likelihoods = model_runner.run(Batch(rows)).double().log_softmax(-1).gather(1, following)
+            surprises[context, first : positions.stop] = -likelihoods[:, 0]
+    return surprises
+
+
+def _decode_ms(runners: Mapping[str, runner.ModelRunner], position: int) -> dict[str, list[float]]:
+    """Milliseconds of steps in which each session computes its token at a position; the first ones are not counted.
+
+    All sessions hold what the first pages hold, in pages of their own.
+    """
+    num_pages = position // _PAGE_SIZE + 1
+    rows = [
+        Row([1], position, list(range(session * num_pages, (session + 1) * num_pages)))
+        for session in range(_NUM_SESSIONS)
+    ]
+    for model_runner in runners.values():
+        for tensor in (tensor for layer in model_runner.kv.layers for tensor in layer.tensors):
+            for session in range(1, _NUM_SESSIONS):
+                tensor[session * num_pages : (session + 1) * num_pages] = tensor[:num_pages]
+    samples: dict[str, list[float]] = {name: [] for name in runners}
+    for _ in range(3 + _NUM_TIMED_STEPS):
+        for name, model_runner in runners.items():
+            started_s = time.perf_counter()
+            model_runner.run(Batch(rows))
+            samples[name].append((time.perf_counter() - started_s) * 1e3)
+    return {name: of_type[3:] for name, of_type in samples.items()}

@@ -1,0 +1,90 @@
+"""A KV cache in bfloat16 or int8: incremental = full as far as rounding lets it be, and logits near those of float32.
+
+Each token's numbers are rounded by themselves, so that no split and no company has a part in it, but for this: a number
+that lies between two of the type may fall to the other side when it was computed in another order. The next layer works
+on what it fell to, so a float's last digit can become a step of the type, first in one element of thousands and with
+every layer in more of them. In three layers that is far less than what the type itself changes; in thirty it is as
+much: another draw of the same noise. What attention makes of the same pages is held to the last digits, in
+`unit/attention/test_kernels.py`.
+"""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from microturn import kv_tensors
+from microturn.batch import Batch, Row
+from support.driver import model_runner
+from support.models import VOCAB_SIZE
+from support.oracle import check_incremental, one_shot_logits, stock_logits
+
+TYPES = pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.int8], ids=str)
+KERNELS = pytest.mark.parametrize("use_native", [True, False], ids=["native", "torch"])
+
+# Largest difference of two logits that such steps explain in three layers; 0.01 was seen. The spread of logits is 2.
+STEPS = 0.03
+
+# Root mean square of what a type changes, relative to the spread of logits; half of it was seen.
+NEARNESS = {torch.bfloat16: 0.04, torch.int8: 0.12}
+
+
+def distance(got: Tensor, expected: Tensor) -> float:
+    """Root mean square of the differences, relative to the spread of what is expected."""
+    return float((got - expected).square().mean().sqrt() / expected.std())
+
+
+@KERNELS
+@TYPES
+@pytest.mark.parametrize(("seed", "num_sessions"), [(0, 1), (2, 5)])
+def test_any_split_in_any_company_gives_the_logits_of_the_whole(
+    tiny_model: PreTrainedModel, seed: int, num_sessions: int, kv_dtype: torch.dtype, use_native: bool
+) -> None:
+    check_incremental(
+        tiny_model,
+        range(VOCAB_SIZE),
+        seed=seed,
+        num_sessions=num_sessions,
+        use_native=use_native,
+        kv_dtype=kv_dtype,
+        tolerance=STEPS,
+    )
+
+
+@TYPES
+def test_logits_stay_near_those_of_float32(tiny_model: PreTrainedModel, kv_dtype: torch.dtype) -> None:
+    ids = random.Random(5).choices(range(VOCAB_SIZE), k=300)
+    exact = stock_logits(tiny_model, ids)
+    by_torch = one_shot_logits(tiny_model, ids, kv_dtype, use_native=False)
+    native = one_shot_logits(tiny_model, ids, kv_dtype, use_native=True)
+    assert 1e-4 < distance(native, exact) <= NEARNESS[kv_dtype]
+    assert (native - by_torch).abs().max() <= STEPS
+
+
+@TYPES
+def test_smollm2_stays_near_float32_in_turns_and_in_one(smollm2: PreTrainedModel, kv_dtype: torch.dtype) -> None:
+    ids = random.Random(5).choices(range(17, 49152), k=200)
+    exact = stock_logits(smollm2, ids)
+    whole = one_shot_logits(smollm2, ids, kv_dtype)
+    runner = model_runner(smollm2, num_pages=13, kv_dtype=kv_dtype)
+    cuts = [0, *range(1, 20), *range(20, 200, 16), 200]
+    in_turns = torch.cat([runner.run(Batch([Row(ids[a:b], a, list(range(13)))])) for a, b in pairwise(cuts)])
+    last_of = [cut - 1 for cut in cuts[1:]]
+    assert distance(whole, exact) <= NEARNESS[kv_dtype]
+    assert distance(in_turns, exact[last_of]) <= NEARNESS[kv_dtype]
+    assert distance(in_turns, whole[last_of]) <= NEARNESS[kv_dtype]
+
+
+def test_the_oracle_sees_the_scales_of_other_tokens(
+    tiny_model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dequantize = kv_tensors.dequantize
+    monkeypatch.setattr(kv_tensors, "dequantize", lambda steps, scales: dequantize(steps, scales.roll(1, 2)))
+    ids = random.Random(5).choices(range(VOCAB_SIZE), k=300)
+    got = one_shot_logits(tiny_model, ids, torch.int8)
+    assert distance(got, stock_logits(tiny_model, ids)) > NEARNESS[torch.int8]
