@@ -28,7 +28,7 @@ class Codec(Protocol):
     """A session's text.
 
     Attributes:
-        state: all that it remembers; immutable, assignable.
+        state: all that it remembers; immutable, hashable, assignable.
         tools: what it was made with, as JSON objects.
     """
 

@@ -13,7 +13,6 @@ that it needs. Knows what a session remembers; knows no files, and nothing of wh
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -168,13 +167,12 @@ class _TextStates:
     def __init__(self, codec: Codec) -> None:
         self.written: list[Any] = []
         self._codec = codec
-        self._numbers: dict[str, int] = {}
+        self._numbers: dict[Any, int] = {}
 
     def number_of(self, text_state: Any) -> int:
-        written = self._codec.state_as_json(text_state)
-        number = self._numbers.setdefault(json.dumps(written), len(self.written))
+        number = self._numbers.setdefault(text_state, len(self.written))
         if number == len(self.written):
-            self.written.append(written)
+            self.written.append(self._codec.state_as_json(text_state))
         return number
 
 
