@@ -8,7 +8,7 @@ INSTALLED := .venv/.installed
 export GOMP_SPINCOUNT ?= 10000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo serve test test-unit test-oracles test-e2e check bench-overhead bench-turns soak clean
+.PHONY: help setup model demo serve test test-unit test-oracles test-e2e check bench-overhead bench-turns bench-prefixes bench-endless soak clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,6 +55,12 @@ bench-overhead: model  ## what Triton, adapter and client add to the engine alon
 
 bench-turns: model  ## turn protocol: session, stateless, stateless with prefix reuse
 	@$(BIN)/python -m load_tests.bench turns
+
+bench-prefixes: model  ## fifty sessions that begin with one long prompt, shared and apart
+	@$(BIN)/python -m load_tests.bench prefixes
+
+bench-endless: model  ## one session of 20,000 turns (an hour): latency, memory and quality stay
+	@$(BIN)/python -m load_tests.bench endless $(ARGS)
 
 soak: model  ## ten minutes of sessions that talk, interrupt and vanish; memory, pages and places must come back
 	@$(BIN)/python -m load_tests.soak $(ARGS)

@@ -27,10 +27,12 @@ class Row:
 
     Attributes:
         token_ids: the new tokens, in order; where an embedding stands for a token the id is not looked at.
-        position: absolute position of the first new token; everything before it is in the pages.
+        position: absolute position of the first new token; everything before it that it sees is in the pages.
         pages: the session's page ids, through its last new token.
         embeds: embeddings that replace new tokens, by offset in `token_ids`.
         wants_logits: whether a token is sampled after the last new token.
+        num_sinks: first tokens that have moved up to the others, where some behind them are not seen any more.
+        num_evicted: how many these are; 0 where all tokens are in their places.
     """
 
     token_ids: Sequence[int]
@@ -38,11 +40,18 @@ class Row:
     pages: Sequence[int]
     embeds: Sequence[EmbedSpan] = ()
     wants_logits: bool = True
+    num_sinks: int = 0
+    num_evicted: int = 0
+
+    @property
+    def start(self) -> int:
+        """Tokens that the first new one sees before it: where its key lies among those in the pages."""
+        return self.position - self.num_evicted
 
     @property
     def context_len(self) -> int:
         """Tokens that the last new one sees, itself included."""
-        return self.position + len(self.token_ids)
+        return self.start + len(self.token_ids)
 
 
 @dataclass(frozen=True)

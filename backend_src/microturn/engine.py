@@ -19,7 +19,7 @@ from microturn.batch import Batch
 from microturn.codec import CodecFactory
 from microturn.errors import InternalError, InvalidArgument, Unavailable
 from microturn.housekeeping import Housekeeping
-from microturn.kv_pool import PagePool, PageTable
+from microturn.kv_pool import PagePool
 from microturn.lifecycle import Lifecycle
 from microturn.options import TurnOptions
 from microturn.prefix_cache import PrefixCache
@@ -91,11 +91,10 @@ class Engine:
             step_len=settings.max_batch_tokens,
         )
         self.snapshots = snapshots
-        self.host = Host(
-            model_fingerprint, max_context, settings.max_queued_turns + 1, new_codec, partial(PageTable, pool), clock
-        )
+        num_results = settings.max_queued_turns + 1
+        self.host = Host(model_fingerprint, max_context, num_results, runner.no_window_reason, pool, new_codec, clock)
         arrivals = Arrivals(settings, self._sessions, self.host, snapshots)
-        self._reception = Reception(settings, runner, pool, self._sessions, self._lifecycle, arrivals, self.host)
+        self._reception = Reception(settings, runner, self._sessions, self._lifecycle, arrivals, self.host)
         self._housekeeping = Housekeeping(
             self._sessions, self._lifecycle, self._reception, arrivals, self.host, self._stop
         )
@@ -175,11 +174,11 @@ class Engine:
         tables = [session.table for session in self._sessions]
         self._pool.check_integrity([*(table.pages for table in tables), *self._prefixes.owned()])
         for session in self._sessions:
-            assert session.table.kv_len <= len(session.table.pages) * self._pool.page_size, "KV beyond its pages"
+            session.table.check_integrity()
             assert session.table.kv_len <= max(0, len(session.context) - 1), "KV beyond the context"
             assert (session.running is not None) == (session in self._lifecycle.running), "a turn that nobody runs"
             assert session.running is not None or not session.queued, "a turn that waits for nobody"
-            assert len(session.context) <= session.max_context, "a context beyond its limit"
+            assert session.window or len(session.context) <= session.max_context, "a context beyond its limit"
             session.history.check_integrity()
 
     def _take_posts(self, *, block: bool) -> None:

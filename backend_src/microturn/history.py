@@ -147,6 +147,12 @@ class History:
         self._marks[cut.num_kept :] = cut.marks
         self.codec.state = cut.text_state
 
+    def forget(self, position: int) -> None:
+        """Gives up what only a cut before a position would need."""
+        # The last mark before it says from where the text is read again.
+        num_forgotten = bisect_right(self._marks, position, key=attrgetter("end")) - 1
+        del self._marks[: max(0, num_forgotten)]
+
     def _read_again(self, position: int) -> None:
         """Sets the text state to what it was behind the input that ended last and the tokens generated since."""
         start = self._marks[-1].end if self._marks else 0

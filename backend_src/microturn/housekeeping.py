@@ -75,7 +75,7 @@ class Housekeeping:
         session = self._sessions.find(self._sessions.id_named(name))
         if session is None or session.is_closing:
             raise NotFound(f"no session '{name}' is here")
-        copy = session.at_rest(self._host.new_table())
+        copy = session.at_rest(self._host.new_table(session.window))
         copy.epoch = next_epoch(session.epoch)
         return copy
 
@@ -116,7 +116,7 @@ class Housekeeping:
         Turns that still ran or waited then are told that nothing of them was appended.
         """
         sessions = [session for session in self._sessions if not session.is_closing]
-        resting = [session.at_rest(self._host.new_table()) for session in sessions]
+        resting = [session.at_rest(self._host.new_table(session.window)) for session in sessions]
         for session in resting:
             session.epoch = next_epoch(session.epoch)
         self._stop()

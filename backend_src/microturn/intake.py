@@ -58,6 +58,10 @@ def _cut_position(session: Session, turn: Turn) -> int:
         return end
     if rewind_to > end and not turn.interrupts:
         raise FailedPrecondition(f"rewind_to={rewind_to} is behind the end of the context", position=end)
+    if rewind_to < session.least_rewind:
+        raise FailedPrecondition(
+            f"rewind_to={rewind_to} is in what the window has evicted", position=session.least_rewind
+        )
     return min(rewind_to, end)
 
 
@@ -106,8 +110,14 @@ def _encode(session: Session, turn: Turn, *, generates: bool) -> list[int]:
 
 
 def _check_room(session: Session, num_input: int, max_tokens: int) -> None:
-    if len(session.context) + num_input + max_tokens > session.max_context:
+    if num_input + max_tokens <= session.room:
+        return
+    if session.window is not None:
         raise ContextFull(
-            f"{len(session.context)} tokens of context, {num_input} of input and max_tokens={max_tokens} exceed "
-            f"max_context={session.max_context}: send less, rewind or open a new session"
+            f"{num_input} tokens of input and max_tokens={max_tokens} exceed the {session.room} that a turn may have "
+            "beside its window: send less at a time"
         )
+    raise ContextFull(
+        f"{len(session.context)} tokens of context, {num_input} of input and max_tokens={max_tokens} exceed "
+        f"max_context={session.max_context}: send less, rewind or open a new session"
+    )

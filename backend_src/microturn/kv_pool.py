@@ -87,21 +87,38 @@ class PageTable:
     """The pages of one session, in the order of its positions.
 
         pages    | 7       | 2       | 9       |
-        tokens   | ■ ■ ■ ■ | ■ ■ ■ ■ | ■ ■ □ □ |     ■ in the cache (kv_len of them)   □ allocated only
+        tokens   | ■ ■ ■ ■ | ■ ■ ■ ■ | ■ ■ □ □ |     ■ in the cache (up to kv_len)   □ allocated only
+
+    Behind the first `num_sinks` tokens some may have been evicted: their pages are gone, the others close up.
 
     Args:
         pool: where its pages come from and go back to.
+        num_sinks: tokens that are never evicted; they fill whole pages.
     """
 
-    def __init__(self, pool: PagePool) -> None:
+    def __init__(self, pool: PagePool, num_sinks: int = 0) -> None:
+        assert num_sinks % pool.page_size == 0, "sinks are whole pages"
         self._pool = pool
+        self._num_sinks = num_sinks
         self.page_size = pool.page_size
         self.pages: list[int] = []
         self.kv_len = 0
+        self.num_evicted = 0
+
+    @property
+    def prefix(self) -> list[int]:
+        """The pages from the beginning on, up to where tokens have been evicted."""
+        return self.pages[: self._num_sinks // self.page_size] if self.num_evicted else self.pages
+
+    def visible(self, num_evicted: int) -> list[int]:
+        """The pages that are left for who sees so many tokens less: at least as many as have been evicted."""
+        assert num_evicted >= self.num_evicted, "evicted tokens are asked for"
+        first, num_hidden = self._hidden_pages(num_evicted)
+        return self.pages[:first] + self.pages[first + num_hidden :]
 
     def reserve(self, num_tokens: int) -> bool:
         """Takes the pages that so many tokens need in all; False, and nothing is taken, when the pool has too few."""
-        pages = self._pool.allocate(max(0, self._pool.num_pages_for(num_tokens) - len(self.pages)))
+        pages = self._pool.allocate(max(0, self._num_missing(num_tokens)))
         if pages is None:
             return False
         self.pages += pages
@@ -109,25 +126,61 @@ class PageTable:
 
     def could_reserve(self, num_tokens: int, others: Iterable[Self]) -> bool:
         """Whether `reserve` would succeed if these others gave up their pages."""
-        num_missing = self._pool.num_pages_for(num_tokens) - len(self.pages)
-        return num_missing <= self._pool.num_free + self._pool.num_freeable(other.pages for other in others)
+        num_available = self._pool.num_free + self._pool.num_freeable(other.pages for other in others)
+        return self._num_missing(num_tokens) <= num_available
 
-    def adopt(self, pages: Sequence[int]) -> None:
+    def adopt(self, pages: Sequence[int], num_evicted: int = 0) -> None:
         """Begins with full pages that somebody else has computed; they are shared, and never written from now on."""
         assert not self.pages, "only an empty table adopts pages"
         self._pool.share(pages)
         self.pages = list(pages)
-        self.kv_len = len(pages) * self._pool.page_size
+        self.num_evicted = num_evicted
+        self.kv_len = len(pages) * self.page_size + num_evicted
+
+    def adopt_from(self, other: Self, kv_len: int) -> None:
+        """Begins with the full pages of another session's first tokens."""
+        kv_len = min(kv_len, other.kv_len)
+        if kv_len < self._num_sinks + other.num_evicted:
+            self.adopt(other.prefix[: min(kv_len, self._num_sinks) // self.page_size])
+        else:
+            self.adopt(other.pages[: (kv_len - other.num_evicted) // self.page_size], other.num_evicted)
+
+    def evict(self, num_tokens: int) -> None:
+        """Gives up the pages of the first tokens behind the sinks, so many in all; they fill whole pages."""
+        if num_tokens <= self.num_evicted:
+            return
+        assert self.kv_len >= self._num_sinks + num_tokens, "only what is in the cache is evicted"
+        first, num_hidden = self._hidden_pages(num_tokens)
+        self._pool.release(self.pages[first : first + num_hidden])
+        del self.pages[first : first + num_hidden]
+        self.num_evicted = num_tokens
 
     def truncate(self, kv_len: int) -> None:
         """Forgets every token from position `kv_len` on, and the pages that only they needed.
 
-        A page cut in the middle will be written again. Where it is shared it goes too, with its last few tokens.
+        A page cut in the middle will be written again. Where it is shared it goes too, with its last few tokens. Who
+        cuts into what was evicted keeps no more than the sinks.
         """
-        self.kv_len = min(self.kv_len, kv_len)
-        num_full, rest = divmod(self.kv_len, self._pool.page_size)
+        kv_len = min(self.kv_len, kv_len)
+        num_evicted = self.num_evicted
+        if kv_len < self._num_sinks + num_evicted:
+            kv_len, num_evicted = min(kv_len, self._num_sinks), 0
+        num_full, rest = divmod(kv_len - num_evicted, self.page_size)
         if rest and self._pool.is_shared(self.pages[num_full]):
-            self.kv_len = num_full * self._pool.page_size
-        kept = self._pool.num_pages_for(self.kv_len)
+            kv_len, rest = kv_len - rest, 0
+        kept = num_full + bool(rest)
         self._pool.release(self.pages[kept:])
         del self.pages[kept:]
+        self.kv_len, self.num_evicted = kv_len, num_evicted
+
+    def check_integrity(self) -> None:
+        """Asserts that all tokens in the cache have a page."""
+        assert self.kv_len - self.num_evicted <= len(self.pages) * self.page_size, "KV beyond its pages"
+        assert not self.num_evicted or self.kv_len >= self._num_sinks + self.num_evicted, "sinks without KV"
+
+    def _num_missing(self, num_tokens: int) -> int:
+        return self._pool.num_pages_for(num_tokens - self.num_evicted) - len(self.pages)
+
+    def _hidden_pages(self, num_evicted: int) -> tuple[int, int]:
+        """Which pages such an eviction takes away from those that are left: the first of them, and how many."""
+        return self._num_sinks // self.page_size, (num_evicted - self.num_evicted) // self.page_size

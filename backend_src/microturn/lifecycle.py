@@ -76,7 +76,7 @@ class Lifecycle:
         self._sessions.add(session)
         session.is_closing = turn.request.end
         if session.cache_salt is not None and not session.table.pages:
-            self._prefixes.adopt(session.table, session.context, session.cache_salt)
+            self._prefixes.adopt(session.table, session.context, session.cache_salt, max_len=session.max_shared)
         self._begin(session, turn)
         self.advance(session)
 
@@ -154,6 +154,7 @@ class Lifecycle:
         session.running = turn
         self.running[session] = None
         self._sessions.unpark(session)
+        session.evict()
         turn.num_cached = session.table.kv_len
         num_steps = max(1, -(-session.num_pending // self._step_len))
         due_s = turn.request.arrived_s + BEAT_S * num_steps if turn.deadline_s is None else turn.deadline_s
@@ -178,7 +179,7 @@ class Lifecycle:
         self._tell_end(session, turn, reason, output)
         self._release(session)
         if turn.number == 0 and session.cache_salt is not None:
-            self._prefixes.publish(session.table, session.context, session.cache_salt)
+            self._prefixes.publish(session.table, session.context, session.cache_salt, max_len=session.max_shared)
 
     def fail(self, session: Session, turn: Turn, error: Exception) -> None:
         """Ends the running turn with an error: nothing of it stays."""
@@ -274,6 +275,8 @@ class Lifecycle:
             session.results.record(turn)
 
     def _tell_cancelled(self, session: Session, turn: Turn) -> None:
+        if turn.before is None:  # it never ran
+            turn.number = session.num_turns
         turn.put(TurnOutput(status=status_of(session, turn, "cancelled", self._clock())))
 
     def _roll_back(self, session: Session, turn: Turn) -> None:

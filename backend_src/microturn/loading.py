@@ -77,7 +77,12 @@ def load_engine(settings: Settings) -> Engine:
     pool, max_context = _size_pool(settings, model, layers)
     kv = KVTensors(layers, pool.num_pages, pool.page_size)
     model_runner = runner.ModelRunner(
-        model, kv, use_native=use_native, decoder=checked.decoder, accepts_embeds=checked.accepts_embeds
+        model,
+        kv,
+        use_native=use_native,
+        decoder=checked.decoder,
+        accepts_embeds=checked.accepts_embeds,
+        no_window_reason=checked.no_window_reason,
     )
     _warm_up(model_runner, settings.max_batch_tokens, max_context)
 

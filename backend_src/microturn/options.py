@@ -186,6 +186,9 @@ class SessionOptions:
 
     idle_timeout_s: float | None = _option(None, _number(0, MAX_IDLE_TIMEOUT_S, above_low=True))
     max_context: int | None = _option(None, _integer(1, 2**31 - 1))
+    overflow: str | None = _option(None, _one_of("error", "window"))
+    sink_tokens: int | None = _option(None, _integer(0, 2**31 - 1))
+    window_tokens: int | None = _option(None, _integer(1, 2**31 - 1))
     tools: tuple[dict[str, Any], ...] = _option((), _tools)
     session_priority: int = _option(0, _integer(-MAX_PRIORITY, MAX_PRIORITY))
     resume: bool = _option(False, _boolean)

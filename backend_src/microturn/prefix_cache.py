@@ -19,6 +19,9 @@ from microturn.kv_pool import PagePool, PageTable
 class PrefixCache:
     """Pages kept for who begins with the same tokens; those that no session holds give way before any session's do.
 
+    A session whose window slides shares no more than `max_len` tokens: those behind have seen less than others have.
+
+
     Args:
         pool: where the pages are counted.
     """
@@ -28,10 +31,10 @@ class PrefixCache:
         # The least recently used first; within a prefix the pages at its end, since without them the rest is of use.
         self._pages: OrderedDict[bytes, int] = OrderedDict()
 
-    def adopt(self, table: PageTable, context: Context, salt: str = "") -> None:
+    def adopt(self, table: PageTable, context: Context, salt: str = "", *, max_len: int | None = None) -> None:
         """Begins an empty table with the longest known prefix of a context, short of its last token."""
         known = []
-        for key in self._keys(context, max(0, len(context) - 1), salt):
+        for key in self._keys(context, max(0, len(context) - 1), salt, max_len):
             if key not in self._pages:
                 break
             known.append(key)
@@ -39,10 +42,10 @@ class PrefixCache:
         for key in reversed(known):
             self._pages.move_to_end(key)
 
-    def publish(self, table: PageTable, context: Context, salt: str = "") -> None:
+    def publish(self, table: PageTable, context: Context, salt: str = "", *, max_len: int | None = None) -> None:
         """Keeps the full pages of a context; their owner no longer writes them."""
-        keys = list(self._keys(context, table.kv_len, salt))
-        for key, page in reversed(list(zip(keys, table.pages, strict=False))):
+        keys = list(self._keys(context, table.kv_len, salt, max_len))
+        for key, page in reversed(list(zip(keys, table.prefix, strict=False))):
             if key not in self._pages:
                 self._pool.share([page])
                 self._pages[key] = page
@@ -62,8 +65,9 @@ class PrefixCache:
         """The page lists that the cache owns, for the pool's integrity check."""
         return [list(self._pages.values())]
 
-    def _keys(self, context: Context, num_tokens: int, salt: str) -> Iterator[bytes]:
-        """Keys of the full pages that the first tokens fill."""
+    def _keys(self, context: Context, num_tokens: int, salt: str, max_len: int | None) -> Iterator[bytes]:
+        """Keys of the full pages that the first tokens fill, `max_len` of them at most."""
+        num_tokens = num_tokens if max_len is None else min(num_tokens, max_len)
         if context.embeds:
             return
         key = salt.encode()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -30,6 +31,8 @@ TOLERANCE = 1e-3
 _PAGE_SIZE = 16
 # A sliding window longer than this is not walked through at load: it would take minutes on a large model.
 _LONGEST_PROBE = 640
+# Tokens that a window has lost, in whole pages: some hours of talk.
+_FAR = 1_000_000 * _PAGE_SIZE
 
 
 @dataclass(frozen=True)
@@ -39,10 +42,12 @@ class Checked:
     Attributes:
         decoder: the model's layers as ours, or None where they must be transformers' own.
         accepts_embeds: whether embeddings may stand for tokens.
+        no_window_reason: why a session's window must not slide; None when it may.
     """
 
     decoder: FusedDecoder | None
     accepts_embeds: bool
+    no_window_reason: str | None
 
 
 def check_model(model: PreTrainedModel, layers: Sequence[LayerShape], *, use_native: bool) -> Checked:
@@ -60,11 +65,11 @@ def check_model(model: PreTrainedModel, layers: Sequence[LayerShape], *, use_nat
     try:
         decoder = FusedDecoder.of(model, layers)
         if decoder is not None:
-            return Checked(decoder, _check(model, layers, decoder, use_native=use_native))
+            return _check(model, layers, decoder, use_native=use_native)
     except Exception as reason:  # whatever does not fit our layers: transformers' own decide
         log.warning("%s runs on transformers' layers, which are slower than fused ones: %s", name, reason)
     try:
-        return Checked(None, _check(model, layers, None, use_native=use_native))
+        return _check(model, layers, None, use_native=use_native)
     except _Deviation as reason:
         raise InvalidArgument(f"{name} cannot be served: its {reason}") from None
 
@@ -75,8 +80,8 @@ class _Deviation(Exception):
 
 def _check(
     model: PreTrainedModel, layers: Sequence[LayerShape], decoder: FusedDecoder | None, *, use_native: bool
-) -> bool:
-    """Whether embeddings may stand for tokens; raises `_Deviation` when tokens give other logits."""
+) -> Checked:
+    """What the model can do; raises `_Deviation` when tokens give other logits."""
     windows = [layer.window for layer in layers if layer.window is not None]
     length = max([96, *(window + 48 for window in windows if window + 48 <= _LONGEST_PROBE)])
     max_positions = int(getattr(model.config.get_text_config(), "max_position_embeddings", length))
@@ -113,7 +118,11 @@ def _check(
     far = Row([0], max_positions - 1, [neighbour_pages[0]] * -(-max_positions // _PAGE_SIZE))
     beside_far = runner.run(Batch([Row(ids[:32], 0, pages), far]))
     _require_equal(name, "beside a session at the end of its context", beside_far[0], stock[31])
-    return _accepts_embeds(runner, ids[:32], pages, stock[31])
+    return Checked(
+        decoder=decoder,
+        accepts_embeds=_accepts_embeds(runner, ids[:32], pages, stock[31]),
+        no_window_reason=_no_window_reason(runner, ids, pages, cuts, stock[last_of]),
+    )
 
 
 @torch.inference_mode()
@@ -148,3 +157,25 @@ def _accepts_embeds(runner: ModelRunner, ids: Sequence[int], pages: Sequence[int
         log.warning("input_embeds are refused: %s", error)
         return False
     return _deviation(got[0], expected) <= TOLERANCE
+
+
+def _no_window_reason(
+    runner: ModelRunner, ids: Sequence[int], pages: Sequence[int], cuts: Sequence[int], expected: Tensor
+) -> str | None:
+    """Tokens behind the sinks, however far, must have the logits of the places next to the sinks; None when they do."""
+    runner.run(Batch([Row(ids[:_PAGE_SIZE], 0, pages)]))
+    got = []
+    firsts = [_PAGE_SIZE, *(cut for cut in cuts if cut > _PAGE_SIZE)]
+    try:
+        for first, last in pairwise(firsts):
+            row = Row(ids[first:last], first + _FAR, pages, num_sinks=_PAGE_SIZE, num_evicted=_FAR)
+            got.append(runner.run(Batch([row]))[0])
+    except Exception as error:  # whatever a model does at positions that it has never seen
+        return f"positions beyond its training fail: {error}"
+    deviation = _deviation(torch.stack(got), expected[-len(got) :])
+    log.info(
+        "probe: logits of %s behind %d evicted tokens deviate by %.1e", type(runner.model).__name__, _FAR, deviation
+    )
+    if deviation <= TOLERANCE:
+        return None
+    return f"logits behind {_FAR} evicted tokens deviate from the stock model's by {deviation:.1e}"

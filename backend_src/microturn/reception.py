@@ -14,7 +14,6 @@ from microturn.checks import check_request
 from microturn.errors import ContextFull, FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
 from microturn.history import History
 from microturn.intake import take_in
-from microturn.kv_pool import PagePool, PageTable
 from microturn.lifecycle import Lifecycle, told
 from microturn.options import OF_ONE_TURN, TENANT_HEADER, SessionOptions, TurnOptions
 from microturn.ownership import KeyHash, check_owner
@@ -26,6 +25,7 @@ from microturn.snapshots.arrivals import Arrivals
 from microturn.snapshots.session_state import Host
 from microturn.snapshots.snapshot import next_epoch
 from microturn.turn import Turn, TurnRequest, least_input_len
+from microturn.window import DEFAULT_SINKS, Window
 
 
 class Reception:
@@ -37,7 +37,6 @@ class Reception:
     Args:
         settings: its limits.
         runner: the model that the turns are for.
-        pool: where the pages of new sessions come from.
         sessions: those that live.
         lifecycle: gets the turns that are accepted.
         arrivals: brings saved sessions back.
@@ -48,7 +47,6 @@ class Reception:
         self,
         settings: Settings,
         runner: Runner,
-        pool: PagePool,
         sessions: SessionTable,
         lifecycle: Lifecycle,
         arrivals: Arrivals,
@@ -56,7 +54,6 @@ class Reception:
     ) -> None:
         self._settings = settings
         self._runner = runner
-        self._pool = pool
         self._sessions = sessions
         self._lifecycle = lifecycle
         self._arrivals = arrivals
@@ -105,13 +102,16 @@ class Reception:
     def _new_session(self, request: TurnRequest) -> Session:
         asked = request.session_options
         defaults, seed = _defaults(request)
+        max_context = self._max_context_for(asked, self._host.max_context)
+        window = self._window_for(asked, max_context)
         return Session(
             id=request.session_id,
             history=History(self._host.new_codec(asked.tools)),
-            table=PageTable(self._pool),
+            table=self._host.new_table(window),
             defaults=replace(TurnOptions(), **defaults),
             seed=secrets.randbits(63) if seed is None else seed,
-            max_context=self._max_context_for(asked, self._host.max_context),
+            max_context=max_context,
+            window=window,
             idle_timeout_s=asked.idle_timeout_s or self._settings.idle_timeout_s,
             last_activity_s=request.arrived_s,
             results=Results(capacity=self._settings.max_queued_turns + 1),
@@ -135,16 +135,18 @@ class Reception:
     def _branch(self, request: TurnRequest, parent: Session) -> Session:
         """A session that goes on, by itself, from the last committed point of another."""
         asked = request.session_options
-        if asked.tools or asked.cache_salt:
+        inherited = (asked.tools, asked.cache_salt, asked.overflow, asked.sink_tokens, asked.window_tokens)
+        if any(inherited):
             raise InvalidArgument(
-                "a branch has the tools and the prefix of its parent: send neither tools nor cache_salt"
+                "a branch has the tools, the prefix and the window of its parent: send no tools, no cache_salt, no "
+                "overflow, sink_tokens or window_tokens"
             )
         defaults, seed = _defaults(request)
         return replace(
             parent,
             id=request.session_id,
             history=parent.fork_history(),
-            table=PageTable(self._pool),
+            table=self._host.new_table(parent.window),
             defaults=replace(parent.defaults, **defaults),
             seed=parent.seed if seed is None else seed,
             max_context=self._max_context_for(asked, parent.max_context),
@@ -167,6 +169,26 @@ class Reception:
         if asked.max_context > self._host.max_context:
             raise InvalidArgument(f"option 'max_context' is at most {self._host.max_context} here")
         return asked.max_context
+
+    def _window_for(self, asked: SessionOptions, max_context: int) -> Window | None:
+        if asked.overflow != "window":
+            if asked.sink_tokens is not None or asked.window_tokens is not None:
+                raise InvalidArgument("sink_tokens and window_tokens come with overflow=window")
+            return None
+        if self._runner.no_window_reason is not None:
+            raise InvalidArgument(f"overflow=window is not exact with this model: {self._runner.no_window_reason}")
+        window = Window.of_whole_pages(
+            DEFAULT_SINKS if asked.sink_tokens is None else asked.sink_tokens,
+            asked.window_tokens or max_context // 2,
+            self._settings.window_slack,
+            page_size=self._host.pool.page_size,
+        )
+        if window.max_kept >= max_context:
+            raise InvalidArgument(
+                f"{window.num_sinks} sinks, {window.length} tokens of window and twice {window.slack} of slack leave "
+                f"no room for a turn: max_context is {max_context}"
+            )
+        return window
 
     # ---- turns of a session that lives ---------------------------------------------------------------------------
 

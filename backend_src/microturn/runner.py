@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from microturn import rotary
 from microturn.attention import native, paged
 from microturn.attention.paged import PagedAttention
 from microturn.batch import Batch
@@ -29,11 +30,13 @@ class Runner(Protocol):
         vocab_size: ids are below it.
         hidden_size: width of an embedding.
         accepts_embeds: whether embeddings may stand for tokens.
+        no_window_reason: why rows must not have evicted tokens; None when they may.
     """
 
     vocab_size: int
     hidden_size: int
     accepts_embeds: bool
+    no_window_reason: str | None
 
     def run(self, batch: Batch) -> Tensor:
         """Computes the new tokens of all rows and writes their keys and values into the pages.
@@ -52,7 +55,7 @@ class ModelRunner:
         kv: the pages.
         use_native: whether short rows go through the native kernel.
         decoder: the model's layers as ours; None runs transformers' own.
-        accepts_embeds: what the probe found (see `Runner`).
+        accepts_embeds: what the probe found (see `Runner`); `no_window_reason` likewise.
     """
 
     def __init__(
@@ -63,12 +66,15 @@ class ModelRunner:
         use_native: bool,
         decoder: FusedDecoder | None = None,
         accepts_embeds: bool = True,
+        no_window_reason: str | None = None,
     ) -> None:
         self.model = model
         self._decoder = decoder
+        self._rotary = rotary.installed(model)
         self.kv = kv
         self.use_native = use_native
         self.accepts_embeds = accepts_embeds
+        self.no_window_reason = no_window_reason
         embeddings = model.get_input_embeddings()
         # Embedding rows may be padded beyond what the tokenizer knows; what the head can produce is what counts.
         self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
@@ -82,7 +88,7 @@ class ModelRunner:
         ends = torch.tensor([len(row.token_ids) for row in rows]).cumsum(0)
         wanted = ends[torch.tensor([row.wants_logits for row in rows])] - 1
         positions = self._positions(batch)
-        attention = PagedAttention(batch, self.kv, native=self.use_native)
+        attention = PagedAttention(batch, self.kv, native=self.use_native, rotary=self._rotary)
         if self._decoder is not None:
             return self._decoder(self._embed(batch, ids), positions, wanted, attention)
         has_embeds = any(row.embeds for row in rows)
@@ -93,7 +99,7 @@ class ModelRunner:
         return logits[0].float()
 
     def _positions(self, batch: Batch) -> Tensor:
-        return torch.cat([torch.arange(row.position, row.context_len) for row in batch.rows])
+        return torch.cat([torch.arange(row.position, row.position + len(row.token_ids)) for row in batch.rows])
 
     def _embed(self, batch: Batch, ids: Tensor) -> Tensor:
         """The new tokens' embeddings [tokens, hidden], those that were given in place of tokens included."""
@@ -125,6 +131,7 @@ def load_model(model_dir: str | Path) -> PreTrainedModel:
         # Weights come as a mapping of the file. The kernel may drop such pages and read them again in the middle of a
         # turn: seen as turns of many seconds after a pause. Memory of our own stays.
         parameter.data = parameter.data.clone()
+    rotary.install(model)
     return model.eval()
 
 

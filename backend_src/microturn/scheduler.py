@@ -33,12 +33,15 @@ class ScheduledRow:
         session = self.session
         first = session.table.kv_len
         last = first + self.num_tokens
+        num_evicted = 0 if session.window is None else session.window.evicted(first)
         return Row(
             token_ids=session.context.token_ids[first:last],
             position=first,
-            pages=tuple(session.table.pages),
+            pages=tuple(session.table.visible(num_evicted)),
             embeds=session.context.embeds_between(first, last),
             wants_logits=last == len(session.context),
+            num_sinks=0 if session.window is None else session.window.num_sinks,
+            num_evicted=num_evicted,
         )
 
 
@@ -71,9 +74,10 @@ class Scheduler:
             if session in preempted:
                 continue
             kept_for_long = self._long_share if has_long and not self._is_long(session) else 0
-            num_tokens = min(session.num_pending, budget - kept_for_long)
+            num_tokens = min(session.num_computable, budget - kept_for_long)
             if num_tokens <= 0:
                 continue
+            session.evict()
             if not self._reserve(session, num_tokens, waiting[:index:-1], preempted):
                 break
             rows.append(ScheduledRow(session, num_tokens))

@@ -24,6 +24,7 @@ from microturn.options import TurnOptions
 from microturn.ownership import KeyHash, check_owner, is_owner
 from microturn.results import Results
 from microturn.turn import SessionId, Turn, TurnRequest
+from microturn.window import Window
 
 # How many ended sessions are remembered, so that who comes back is told why.
 NUM_ENDED_REMEMBERED = 100_000
@@ -39,7 +40,8 @@ class Session:
             so that there is always a token to generate from.
         defaults: turn options that START set.
         seed: of the sampling, unless a turn brings its own.
-        max_context: tokens it may hold.
+        max_context: tokens it may hold; with a window those that it may hold at once.
+        window: what its tokens see; None is all that came before.
         idle_timeout_s: silence after which it expires.
         last_activity_s: when either side was last heard of.
         results: of its numbered turns.
@@ -49,6 +51,7 @@ class Session:
         opened_s: when it was opened.
         epoch: rises with every copy of the session that is saved; the copy of a lower one is out of date.
         priority: beats by which its turns are due earlier than others.
+        num_dropped: tokens behind the sinks that a rewind cannot reach any more.
         running: the turn that may change the session; nobody else may.
         queued: turns that wait behind it.
         num_turns: turns that the history is made of; the number of the next.
@@ -70,6 +73,8 @@ class Session:
     opened_s: float = 0.0
     epoch: int = 0
     priority: int = 0
+    window: Window | None = None
+    num_dropped: int = 0
     running: Turn | None = None
     queued: deque[Turn] = field(default_factory=deque)
     num_turns: int = 0
@@ -102,6 +107,14 @@ class Session:
         """Tokens that the running turn has still to compute."""
         return max(0, self.kv_target - self.table.kv_len)
 
+    @property
+    def num_computable(self) -> int:
+        """Tokens of these that one pass can compute: all of a row's see the same."""
+        if self.window is None:
+            return self.num_pending
+        kv_len = self.table.kv_len
+        return min(self.num_pending, self.window.sees_less_from(kv_len) - kv_len)
+
     def is_owned_by(self, request: TurnRequest) -> bool:
         """Whether a request brings the session's key and comes from its tenant."""
         return is_owner(self, request)
@@ -133,12 +146,36 @@ class Session:
         The tokens behind the last full page are computed again: fewer than a page.
         """
         same_len = context_len if parent.running is None else min(context_len, parent.running.len_before)
-        num_full = min(parent.table.kv_len, max(0, same_len - 1)) // parent.table.page_size
-        self.table.adopt(parent.table.pages[:num_full])
+        self.table.adopt_from(parent.table, max(0, same_len - 1))
 
     def cut_kv(self, context_len: int) -> None:
         """Gives up the KV of all that is behind a length, and of the last token before it."""
         self.table.truncate(max(0, context_len - 1))
+
+    @property
+    def room(self) -> int:
+        """Tokens that a turn may append and generate."""
+        return self.max_context - (len(self.context) if self.window is None else self.window.max_kept)
+
+    @property
+    def max_shared(self) -> int | None:
+        """First tokens whose KV is that of any other session with the same tokens; None is all of them."""
+        return None if self.window is None else self.window.max_visible
+
+    @property
+    def least_rewind(self) -> int:
+        """The first position that a rewind can reach."""
+        return 0 if self.window is None else self.window.shortest_without(self.num_dropped)
+
+    def evict(self) -> None:
+        """Gives up what no token will see any more, wherever the running turn ends or is undone."""
+        if self.window is None:
+            return
+        committed_len = len(self.context) if self.running is None else self.running.len_before
+        self.num_dropped = max(self.num_dropped, self.window.droppable(committed_len))
+        self.table.evict(min(self.num_dropped, self.window.droppable(self.table.kv_len)))
+        if self.running is None:
+            self.history.forget(self.least_rewind)
 
     @property
     def expires_s(self) -> float:
@@ -236,6 +273,7 @@ class SessionTable:
 
     def park(self, session: Session) -> None:
         """Notes that a session has no turn, so that its pages may be reclaimed."""
+        session.evict()
         if session.table.pages:
             self._parked[session] = None
 

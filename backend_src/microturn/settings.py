@@ -41,6 +41,8 @@ class Settings:
             ``x-microturn-tenant``; 0 is that no proxy does, and then the header is refused.
         max_batch_tokens: tokens that one forward pass computes at most.
         max_context: longest context of a session in tokens; 0 is what the model was trained for.
+        window_slack: tokens that go at a time when a session's window slides, in whole pages; a rewind by as many is
+            always possible.
         max_queued_turns: turns that may wait behind a running one in a session.
         idle_timeout_s: a session that is silent for longer expires; a session may ask for another time.
         num_threads: threads of a forward pass; 0 is one per core this process may use.
@@ -61,6 +63,7 @@ class Settings:
     max_sessions_per_tenant: int = 0
     max_batch_tokens: int = 256
     max_context: int = 0
+    window_slack: int = 256
     max_queued_turns: int = 8
     idle_timeout_s: float = 60.0
     num_threads: int = 0
@@ -77,7 +80,7 @@ class Settings:
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise InvalidArgument(f"setting '{name}' is one of {', '.join(allowed)}, not '{getattr(self, name)}'")
-        minimum = {"page_size": 1, "max_sessions": 1, "max_batch_tokens": 1, "max_queued_turns": 1}
+        at_least_one = ("page_size", "max_sessions", "max_batch_tokens", "window_slack", "max_queued_turns")
         for name in (
             "kv_tokens",
             "page_size",
@@ -85,10 +88,12 @@ class Settings:
             "max_sessions_per_tenant",
             "max_batch_tokens",
             "max_context",
+            "window_slack",
             "max_queued_turns",
         ):
-            if getattr(self, name) < minimum.get(name, 0):
-                raise InvalidArgument(f"setting '{name}' is at least {minimum.get(name, 0)}, not {getattr(self, name)}")
+            least = int(name in at_least_one)
+            if getattr(self, name) < least:
+                raise InvalidArgument(f"setting '{name}' is at least {least}, not {getattr(self, name)}")
         if not 0 < self.idle_timeout_s <= MAX_IDLE_TIMEOUT_S:
             raise InvalidArgument(f"setting 'idle_timeout_s' is above 0 and at most {MAX_IDLE_TIMEOUT_S:g}")
         if not 0 < self.snapshot_ttl_s < math.inf:

@@ -25,7 +25,7 @@ def status_of(session: Session, turn: Turn, finish_reason: str, now_s: float, co
         stop_reason=turn.stop_reason,
         turn=turn.number,
         context_len=context_len,
-        kept_len=context_len,
+        kept_len=context_len - (0 if session.window is None else session.window.evicted(context_len)),
         usage={
             "input_tokens": turn.num_input,
             "output_tokens": turn.num_output,

@@ -80,7 +80,10 @@ class SessionOptions(GenerationOptions, total=False):
 
     Attributes:
         idle_timeout_s: seconds of silence after which the server ends the session.
-        max_context: longest context in tokens.
+        max_context: longest context in tokens; with a window, what is kept of it.
+        overflow: "window" for a session that never ends; the contract says what it still sees.
+        sink_tokens: first tokens that a window keeps.
+        window_tokens: last tokens that a window keeps.
         tools: tool descriptions for the chat template, as JSON schema.
         session_priority: each step makes the session's turns due 200 ms earlier than others'.
         session_key: nobody may use the session without it; the session says it with every turn.
@@ -95,6 +98,9 @@ class SessionOptions(GenerationOptions, total=False):
 
     idle_timeout_s: float
     max_context: int
+    overflow: str
+    sink_tokens: int
+    window_tokens: int
     tools: Sequence[Mapping[str, object]]
     session_priority: int
     session_key: str

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 
+from load_tests.bench.endless import run_endless
 from load_tests.bench.overhead import run_overhead
+from load_tests.bench.prefixes import run_prefixes
 from load_tests.bench.turns import run_turns
 
 
@@ -20,9 +22,19 @@ def main() -> None:
     turns.add_argument("--stateless-every", type=int, default=10, help="measure each so many-th stateless turn")
     overhead = benchmarks.add_parser("overhead", help="what server, adapter and client add to the engine")
     overhead.add_argument("--turns", type=int, default=100)
+    endless = benchmarks.add_parser("endless", help="one session far beyond its model's positions")
+    endless.add_argument("--turns", type=int, default=20_000)
+    endless.add_argument("--window-tokens", type=int, default=1000)
+    prefixes = benchmarks.add_parser("prefixes", help="many sessions that begin with one long prompt")
+    prefixes.add_argument("--sessions", type=int, default=50)
+    prefixes.add_argument("--prompt-len", type=int, default=1000)
     arguments = parser.parse_args()
     if arguments.benchmark == "turns":
         run_turns(arguments.model, arguments.sessions, arguments.turns, arguments.runs, arguments.stateless_every)
+    elif arguments.benchmark == "prefixes":
+        run_prefixes(arguments.model, arguments.sessions, arguments.prompt_len)
+    elif arguments.benchmark == "endless":
+        run_endless(arguments.model, arguments.turns, arguments.window_tokens)
     else:
         run_overhead(arguments.model, arguments.turns)
 

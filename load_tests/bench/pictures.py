@@ -8,7 +8,7 @@ from statistics import median
 
 import matplotlib as mpl
 
-from load_tests.bench.results import RESULTS_DIR
+from load_tests.bench.results import RESULTS_DIR, percentile
 
 mpl.use("Agg")  # there may be no screen
 
@@ -79,6 +79,32 @@ def draw_soak(name: str, memory_mb: Sequence[float], num_acts: Sequence[int]) ->
     per_s = [(num_acts[at] - num_acts[max(0, at - 10)]) / 10 for at in range(len(num_acts))]
     rate.plot(minutes, per_s, color=_COLOURS["prefix"], linewidth=1.5)
     rate.set(xlabel="minutes", ylabel="turns and endings per second", ylim=(0, None))
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+    return path
+
+
+def draw_endless(name: str, turn_ms: Sequence[float], memory_mb: Sequence[float]) -> Path:
+    """Latency and memory over a session of many turns.
+
+    Args:
+        name: of the file in the results folder, without its suffix.
+        turn_ms: of each turn.
+        memory_mb: of the process, every hundred turns.
+
+    Returns:
+        The picture's path.
+    """
+    path = RESULTS_DIR / f"{name}.png"
+    figure, (latency, memory) = plt.subplots(2, sharex=True, figsize=(8, 5), layout="constrained")
+    bins = range(0, len(turn_ms) - 99, 100)
+    for percent, colour in ((50, "session"), (99, "prefix")):
+        values = [percentile(turn_ms[first : first + 100], percent) for first in bins]
+        latency.plot([first + 50 for first in bins], values, color=_COLOURS[colour], label=f"p{percent}", linewidth=1.5)
+    latency.set(title="One session whose window slides", ylabel="turn, ms", ylim=(0, None))
+    latency.legend(frameon=False)
+    memory.plot([100 * (at + 1) for at in range(len(memory_mb))], memory_mb, color=_COLOURS["session"], linewidth=1.5)
+    memory.set(xlabel="turn (8 tokens each)", ylabel="memory, MB", ylim=(0, 1.2 * max(memory_mb)))
     figure.savefig(path, dpi=120)
     plt.close(figure)
     return path

@@ -14,7 +14,7 @@ from microturn.session import Session
 from support import models
 from support.driver import Driver, Recorder, model_runner
 from support.models import VOCAB_SIZE
-from support.oracle import TOLERANCE, RecordingRunner, stock_logits
+from support.oracle import TOLERANCE, RecordingDriver, stock_logits
 
 GREEDY: dict[str, Any] = {}
 SAMPLED: dict[str, Any] = {
@@ -42,8 +42,7 @@ def check_rewinds(
             logits that differ by more than TOLERANCE from those of the stock model.
     """
     rng = random.Random(seed)
-    runner = RecordingRunner(model_runner(model, page_size=8))
-    driver = Driver(runner, page_size=8, max_batch_tokens=24)
+    driver = RecordingDriver(model_runner(model, page_size=8), page_size=8, max_batch_tokens=24)
     fresh = Driver(model_runner(model, page_size=8), page_size=8)
     histories: list[list[int]] = [[] for _ in range(num_sessions)]
     for number in range(num_rounds):
@@ -73,16 +72,16 @@ def check_rewinds(
             histories[session] = [*kept, *said, *recorder.token_ids]
             assert recorder.status.context_len == len(histories[session])
             assert recorder.status.usage["cached_tokens"] <= max(0, len(kept) - 1)
-            _check_logits(model, runner, driver.first_page(session), histories[session], is_greedy=sampling is GREEDY)
+            _check_logits(model, driver, session, histories[session], is_greedy=sampling is GREEDY)
 
 
 def _check_logits(
-    model: PreTrainedModel, runner: RecordingRunner, first_page: int, history: list[int], *, is_greedy: bool
+    model: PreTrainedModel, driver: RecordingDriver, session: int, history: list[int], *, is_greedy: bool
 ) -> None:
     """The last six tokens of a history were sampled from the stock model's logits."""
     stock = stock_logits(model, history)
     for position in range(len(history) - 6, len(history)):
-        got = runner.logits[first_page, position]
+        got = driver.logits[session, position]
         assert (got - stock[position - 1]).abs().max() <= TOLERANCE
         if is_greedy:
             assert stock[position - 1].max() - stock[position - 1, history[position]] <= TOLERANCE

@@ -53,6 +53,10 @@ TALKS = {
     "cut back to before the snapshot": Talk(
         (said("One two three four five", 6, **SAMPLED), said(" six seven", 6)), (said(" eight", 10, rewind_to=7),)
     ),
+    "a window that has slid": Talk(
+        (said("Numbers: " + "one, two, three, " * 40, 4, overflow="window", window_tokens=64, **GREEDY),),
+        (said(" four", 8), said("", 40), said(" five", 8)),
+    ),
     "a turn that is generated to no end": Talk((said("Numbers: 1, 2, 3", 3, **GREEDY),), (said("", 3), said("", 6))),
 }
 

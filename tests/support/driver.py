@@ -191,10 +191,6 @@ class Driver:
         assert recorder.is_done
         return recorder
 
-    def first_page(self, session_id: SessionId) -> int:
-        """The page that holds the session's first tokens."""
-        return self.engine._sessions.find(session_id).table.pages[0]
-
 
 def model_runner(
     model: PreTrainedModel, *, num_pages: int = 512, page_size: int = 16, use_native: bool = True

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from microturn.batch import Batch, Row
+from microturn.window import Window
 from support.driver import Driver
 
 VOCAB_SIZE = 97
@@ -32,6 +33,8 @@ class FakeRunner:
         batches: all that it was given.
         error: what the next pass raises, once it has spoiled the cells that it was to write.
     """
+
+    no_window_reason: str | None = None
 
     def __init__(self, *, page_size: int, vocab_size: int = VOCAB_SIZE, accepts_embeds: bool = True) -> None:
         self.vocab_size = vocab_size
@@ -69,21 +72,22 @@ class FakeRunner:
             assert row.token_ids, "a row without tokens"
             assert len(row.pages) == -(-row.context_len // self._page_size), "pages other than the context needs"
             assert len(set(row.pages)) == len(row.pages), "a page stands twice"
-            written = row.pages[row.position // self._page_size :]
+            written = row.pages[row.start // self._page_size :]
             assert all(num_rows_of[page] == 1 for page in written), "a page is written that another row reads"
 
-    def _cell(self, row: Row, position: int) -> tuple[int, int]:
-        return row.pages[position // self._page_size], position % self._page_size
+    def _cell(self, row: Row, at: int) -> tuple[int, int]:
+        return row.pages[at // self._page_size], at % self._page_size
 
     def _write(self, row: Row, values: Sequence[bytes]) -> None:
-        for position, value in enumerate(values, start=row.position):
-            self._cells[self._cell(row, position)] = (position, value)
+        for number, value in enumerate(values):
+            self._cells[self._cell(row, row.start + number)] = (row.position + number, value)
 
     def _read(self, row: Row) -> list[bytes]:
         values = []
-        for position in range(row.context_len):
-            assert self._cell(row, position) in self._cells, f"position {position} was never computed"
-            written_position, value = self._cells[self._cell(row, position)]
+        for at in range(row.context_len):
+            position = at if at < row.num_sinks else at + row.num_evicted
+            assert self._cell(row, at) in self._cells, f"position {position} was never computed"
+            written_position, value = self._cells[self._cell(row, at)]
             assert written_position == position, f"position {position} holds what belongs to {written_position}"
             values.append(value)
         return values
@@ -97,12 +101,18 @@ class FakeDriver(Driver):
         super().__init__(self.runner, num_pages=num_pages, page_size=page_size, **kwargs)
 
 
-def expected_tokens(history: Sequence[Item], num_tokens: int, *, vocab_size: int = VOCAB_SIZE) -> list[int]:
-    """The greedy tokens that must follow a history."""
+def expected_tokens(
+    history: Sequence[Item], num_tokens: int, *, vocab_size: int = VOCAB_SIZE, window: Window | None = None
+) -> list[int]:
+    """The greedy tokens that must follow a history, of which a window may show a part only."""
     values = [_value(item) for item in history]
     token_ids: list[int] = []
     for _ in range(num_tokens):
-        token_ids.append(int(_logits(values, vocab_size).argmax()))
+        seen = values
+        if window is not None:
+            last_sink = window.num_sinks
+            seen = values[:last_sink] + values[last_sink + window.evicted(len(values) - 1) :]
+        token_ids.append(int(_logits(seen, vocab_size).argmax()))
         values.append(_value(token_ids[-1]))
     return token_ids
 

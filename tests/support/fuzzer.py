@@ -67,7 +67,9 @@ class Fuzzer:
         start = rng.random() < 0.4
         options: dict[str, Any] = {"max_tokens": rng.choice([0, 0, 1, 2])}
         if start:
-            options |= {"max_context": rng.choice([8, 64, 200]), "idle_timeout_s": 60}
+            options |= {"max_context": rng.choice([8, 64, 200, 600]), "idle_timeout_s": 60}
+            if rng.random() < 0.2:
+                options |= {"overflow": "window", "window_tokens": 16}
         request = turn_request(
             rng.choice(SESSION_IDS),
             start=start,

@@ -15,6 +15,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from microturn import rotary
 from microturn.attention import paged
 
 VOCAB_SIZE = 311
@@ -73,6 +74,7 @@ def _build(model_class: type[PreTrainedModel], config: object) -> PreTrainedMode
     config._attn_implementation = paged.IMPLEMENTATION
     torch.manual_seed(7)
     model = model_class(config).eval()
+    rotary.install(model)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:  # norms and biases begin as ones and zeros, which would hide that one is left out

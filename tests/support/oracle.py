@@ -7,7 +7,8 @@ who else is in the batch, chunking and preemption change no token.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,26 +17,35 @@ from transformers import PreTrainedModel
 from microturn.attention import paged
 from microturn.batch import Batch
 from microturn.runner import ModelRunner
+from microturn.scheduler import ScheduledRow
+from microturn.session import Session
+from microturn.turn import SessionId
 from support.driver import Driver, model_runner
 
 TOLERANCE = 1e-3
 
 
-class RecordingRunner:
-    """Runs the model and keeps the logits of every row that wanted them, by first page and context length."""
+class RecordingDriver(Driver):
+    """An engine that keeps the logits that each token was sampled from, by session and position of the token."""
 
-    def __init__(self, runner: ModelRunner) -> None:
-        self._runner = runner
-        self.vocab_size = runner.vocab_size
-        self.hidden_size = runner.hidden_size
-        self.accepts_embeds = runner.accepts_embeds
-        self.logits: dict[tuple[int, int], Tensor] = {}
+    def __init__(self, runner: ModelRunner, **kwargs: Any) -> None:
+        super().__init__(runner, **kwargs)
+        self.logits: dict[tuple[SessionId, int], Tensor] = {}
+        self._runs = runner.run
+        self._schedules = self.engine._scheduler.schedule
+        self._rows: list[ScheduledRow] = []
+        runner.run = self._run  # type: ignore[method-assign]
+        self.engine._scheduler.schedule = self._schedule  # type: ignore[method-assign]
 
-    def run(self, batch: Batch) -> Tensor:
-        logits = self._runner.run(batch)
-        wanting = [row for row in batch.rows if row.wants_logits]
-        for row, row_logits in zip(wanting, logits, strict=True):
-            self.logits[row.pages[0], row.context_len] = row_logits.clone()
+    def _schedule(self, running: Iterable[Session]) -> list[ScheduledRow]:
+        self._rows = self._schedules(running)
+        return self._rows
+
+    def _run(self, batch: Batch) -> Tensor:
+        logits = self._runs(batch)
+        wanting = [scheduled.session for scheduled, row in zip(self._rows, batch.rows, strict=True) if row.wants_logits]
+        for session, row_logits in zip(wanting, logits, strict=True):
+            self.logits[session.id, len(session.context)] = row_logits.clone()
         return logits
 
 
@@ -55,8 +65,8 @@ def check_incremental(
         AssertionError: when a logit differs by more than TOLERANCE or a greedy token is another one.
     """
     rng = random.Random(seed)
-    runner = RecordingRunner(model_runner(model, num_pages=1024, page_size=8, use_native=use_native))
-    driver = Driver(runner, num_pages=1024, page_size=8, max_batch_tokens=max_batch_tokens)
+    runner = model_runner(model, num_pages=1024, page_size=8, use_native=use_native)
+    driver = RecordingDriver(runner, num_pages=1024, page_size=8, max_batch_tokens=max_batch_tokens)
     histories: list[list[int]] = [[] for _ in range(num_sessions)]
     generated: list[dict[int, int]] = [{} for _ in range(num_sessions)]
     for number in range(num_turns):
@@ -79,9 +89,8 @@ def check_incremental(
     num_compared = 0
     for session, history in enumerate(histories):
         expected = stock_logits(model, history)
-        first_page = driver.first_page(session + 1)
         for position, token_id in generated[session].items():
-            got = runner.logits[first_page, position]
+            got = driver.logits[session + 1, position]
             assert (got - expected[position - 1]).abs().max() <= TOLERANCE
             assert expected[position - 1].max() - expected[position - 1, token_id] <= TOLERANCE
             num_compared += 1

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from microturn.turn import Turn
-from support.plain_turn import MAX_CONTEXT, Ask, Ending, PlainTurn, Refused, Told
+from support.plain_turn import MAX_CONTEXT, WINDOW, Ask, Ending, PlainTurn, Refused, Sight, Told
 
 MAX_QUEUED = 3
 IDLE_S = 10.0
@@ -52,6 +52,7 @@ class PlainSession:
     is_closing: bool = False
 
     def __post_init__(self) -> None:
+        self.told = Told(sight=Sight(WINDOW if self.defaults.is_windowed else None))
         self._touch(self.last_activity_s)
 
     @property
@@ -149,6 +150,7 @@ class PlainSession:
             if not turn.has_nothing_to_compute:
                 return
             self._finish("append")
+        self.told.sight.lose(len(self.told.tokens))
 
     def listen(self, real_open: list[Turn], *, pass_failed: bool) -> bool:
         """Hears how far the running turn has come.

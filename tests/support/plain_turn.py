@@ -10,10 +10,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from microturn.turn import Turn
+from microturn.window import Window
 from support.driver import Recorder
 from support.fake_runner import expected_tokens
 
 MAX_CONTEXT = 40
+WINDOW = Window(num_sinks=4, length=9, slack=4)
 
 
 class Refused(Exception):
@@ -39,6 +41,7 @@ class Ask:
     on_overlap: str | None = None
     deadline_ms: float | None = None
     session_key: str | None = None
+    is_windowed: bool = False
 
     @property
     def opens(self) -> bool:
@@ -64,8 +67,34 @@ class Ask:
     def options(self) -> dict[str, Any]:
         """What it says of itself on the wire."""
         said = {name: getattr(self, name) for name in ("turn", "rewind_to", "on_overlap", "deadline_ms", "session_key")}
-        flags = {"resume": True} if self.resume else {}
+        flags: dict[str, Any] = {"resume": True} if self.resume else {}
+        if self.is_windowed and self.opens:
+            flags = {"overflow": "window", "sink_tokens": WINDOW.num_sinks, "window_tokens": WINDOW.length}
         return {name: value for name, value in said.items() if value is not None} | flags
+
+
+@dataclass
+class Sight:
+    """What a session's tokens see of it.
+
+    Attributes:
+        window: the rule; None is all that came before.
+        least_rewind: the first position that can be gone back to.
+    """
+
+    window: Window | None = None
+    least_rewind: int = 0
+
+    @property
+    def room(self) -> int | None:
+        """Tokens that a turn may bring and say; None where only the context has an end."""
+        return None if self.window is None else MAX_CONTEXT - self.window.max_kept
+
+    def lose(self, committed_len: int) -> None:
+        """Nobody will go back behind this length by more than the slack."""
+        if self.window is not None:
+            shortest = self.window.shortest_without(self.window.droppable(committed_len))
+            self.least_rewind = max(self.least_rewind, shortest)
 
 
 @dataclass(frozen=True)
@@ -74,6 +103,7 @@ class Told:
 
     tokens: tuple[int, ...] = ()
     num_turns: int = 0
+    sight: Sight = field(default_factory=Sight)
 
     def take_in(self, turn: PlainTurn, max_tokens: int) -> tuple[Told, Told]:
         """What is left where the turn cuts, and that with the turn's input.
@@ -87,13 +117,16 @@ class Told:
         cut_at = end if ask.rewind_to is None else ask.rewind_to
         if cut_at > end and not turn.interrupts:
             raise Refused("FAILED_PRECONDITION", position=end)
+        if ask.rewind_to is not None and cut_at < self.sight.least_rewind:
+            raise Refused("FAILED_PRECONDITION", position=self.sight.least_rewind)
         left = replace(self, tokens=self.tokens[:cut_at])
         tokens = left.tokens + ask.given
         if max_tokens and not tokens:
             raise Refused("INVALID_ARGUMENT")
-        if len(tokens) + max_tokens > MAX_CONTEXT:
+        room = MAX_CONTEXT - len(left.tokens) if self.sight.room is None else self.sight.room
+        if len(ask.given) + max_tokens > room:
             raise Refused("CONTEXT_FULL")
-        return left, Told(tokens, self.num_turns + (not ask.is_keepalive))
+        return left, Told(tokens, self.num_turns + (not ask.is_keepalive), self.sight)
 
 
 @dataclass(frozen=True)
@@ -159,9 +192,10 @@ class PlainTurn:
             raise Refused("DEADLINE_EXCEEDED")
 
     def begin(self, undone: Told, told: Told, max_tokens: int) -> None:
-        """Its input is in; what it would say follows from the tokens alone."""
+        """Its input is in, behind what is left of the session; what it would say follows from the tokens alone."""
         self.undone, self.told = undone, told
-        self.answer = expected_tokens(told.tokens, max_tokens)
+        told.sight.lose(len(told.tokens) - len(self.ask.given))
+        self.answer = expected_tokens(told.tokens, max_tokens, window=told.sight.window)
 
     @property
     def left(self) -> Told:

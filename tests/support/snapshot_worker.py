@@ -66,6 +66,7 @@ def open_driver(model_name: str, directory: Path) -> Driver:
         model_fingerprint=model_fingerprint(model_name),
         new_codec=partial(SessionText, model_text),
         eos_ids=model_text.eos_ids,
+        window_slack=16,
     )
 
 

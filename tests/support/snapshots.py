@@ -46,5 +46,6 @@ def find(driver: FakeDriver, session_id: SessionId = 1) -> Session:
 
 def saved(driver: FakeDriver, session_id: SessionId = 1, *, epoch: int = 1, expires_s: float = FAR_S) -> Snapshot:
     """What is saved of a living session."""
-    resting = find(driver, session_id).at_rest(driver.engine.host.new_table())
+    session = find(driver, session_id)
+    resting = session.at_rest(driver.engine.host.new_table(session.window))
     return snapshot_of(resting, driver.engine.host, epoch=epoch, expires_s=expires_s)

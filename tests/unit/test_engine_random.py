@@ -22,7 +22,7 @@ from microturn.session import Session
 from support.fake_runner import VOCAB_SIZE, FakeDriver
 from support.plain_engine import MAX_SESSIONS, PlainEngine
 from support.plain_session import IDLE_S, MAX_QUEUED, PlainSession
-from support.plain_turn import MAX_CONTEXT, Ask, PlainTurn
+from support.plain_turn import MAX_CONTEXT, WINDOW, Ask, PlainTurn
 
 # In so many steps the most urgent turn computes a whole context, if need be in steps of one token, and ends.
 MAX_STEPS_TO_AN_ANSWER = 2 * MAX_CONTEXT
@@ -111,6 +111,7 @@ class EngineMachine(RuleBasedStateMachine):
             max_context=MAX_CONTEXT,
             max_batch_tokens=max_batch_tokens,
             max_queued_turns=MAX_QUEUED,
+            window_slack=WINDOW.slack,
             max_sessions=MAX_SESSIONS,
             idle_timeout_s=IDLE_S,
             share_prefixes=share_prefixes,
@@ -120,14 +121,15 @@ class EngineMachine(RuleBasedStateMachine):
         self.posted: list[PlainTurn] = []
         self.numbered: list[Ask] = []
         for session_id, remark in enumerate(first, start=1):
-            self.start(session_id, remark, None, 0)
+            self.start(session_id, remark, None, session_id == 1, 0)
 
     # ---- what may happen: turns --------------------------------------------------------------------------------------
 
-    @rule(session_id=session_ids, remark=remarks, key=keys, pause=pauses)
-    def start(self, session_id: int, remark: Remark, key: str | None, pause: int) -> None:
+    @rule(session_id=session_ids, remark=remarks, key=keys, is_windowed=st.booleans(), pause=pauses)
+    def start(self, session_id: int, remark: Remark, key: str | None, is_windowed: bool, pause: int) -> None:
         """START, whether the session lives or not; what it says of overlap and deadlines holds for later turns."""
-        self._say(replace(remark.said_in(session_id, None), start=True, session_key=key), pause, remark.delay_s)
+        ask = replace(remark.said_in(session_id, None), start=True, session_key=key, is_windowed=is_windowed)
+        self._say(ask, pause, remark.delay_s)
 
     @precondition(lambda self: self.plain.sessions)
     @rule(who=choices, remark=remarks, pause=pauses)
@@ -158,7 +160,7 @@ class EngineMachine(RuleBasedStateMachine):
     def say_again(self, which: int, resume: bool, deadline_ms: float | None, pause: int) -> None:
         """A numbered turn comes again, perhaps from a client that comes back, whatever became of it."""
         ask = replace(self._said(which), deadline_ms=deadline_ms)
-        self._say(replace(ask, start=True, resume=True) if resume else ask, pause)
+        self._say(replace(ask, start=True, resume=True, is_windowed=False) if resume else ask, pause)
 
     @precondition(lambda self: self.numbered)
     @rule(which=choices, given=inputs, end=seldom)
@@ -248,7 +250,10 @@ class EngineMachine(RuleBasedStateMachine):
             return
         self._finish()
         for session_id, session in list(self.plain.sessions.items()):
-            last = self._say(Ask(session_id, (7,), 2, end=True, rewind_to=0, deadline_ms=0.0, session_key=session.key))
+            cut_at = session.told.sight.least_rewind
+            last = self._say(
+                Ask(session_id, (7,), 2, end=True, rewind_to=cut_at, deadline_ms=0.0, session_key=session.key)
+            )
             self._finish()
             assert last.recorder.status.finish_reason == "length"
         while self.driver.engine._prefixes.evict():

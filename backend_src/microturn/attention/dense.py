@@ -5,6 +5,8 @@ The reference for the native kernel and the fallback where that cannot run.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -20,8 +22,19 @@ def append(kv: Tensor, k: Tensor, v: Tensor, step: PagedStep) -> None:
     kv[pages, 1, offsets] = v
 
 
-def attend(q: Tensor, kv: Tensor, step: PagedStep, scale: float, window: int | None, out: Tensor) -> None:
-    """Attends the queries of all rows; q and out are [tokens, heads, head_dim]."""
+def attend(
+    q: Tensor,
+    kv: Tensor,
+    step: PagedStep,
+    scale: float,
+    window: int | None,
+    rotate: Callable[[Tensor, Tensor], Tensor],
+    out: Tensor,
+) -> None:
+    """Attends the queries of all rows; q and out are [tokens, heads, head_dim].
+
+    `rotate` turns keys [n, kv_heads, head_dim] on by distances [n]: those of sinks that have moved.
+    """
     for row in range(len(step.context_len)):
         first, last = int(step.query_indptr[row]), int(step.query_indptr[row + 1])
         context_len = int(step.context_len[row])
@@ -30,7 +43,11 @@ def attend(q: Tensor, kv: Tensor, step: PagedStep, scale: float, window: int | N
         oldest = 0 if window is None else max(0, position - window + 1)
         oldest -= oldest % step.page_size
         pages = kv[page_ids[oldest // step.page_size :].long()]
-        keys, values = (pages[:, part].flatten(0, 1)[: context_len - oldest].transpose(0, 1) for part in (0, 1))
+        keys, values = (pages[:, part].flatten(0, 1)[: context_len - oldest] for part in (0, 1))
+        num_sinks = max(0, int(step.num_sinks[row]) - oldest)
+        if num_sinks:
+            moved_by = torch.full((num_sinks,), int(step.moved_by[row]))
+            keys = torch.cat((rotate(keys[:num_sinks], moved_by), keys[num_sinks:]))
         at = torch.arange(oldest, context_len)
         query_at = torch.arange(position, context_len)[:, None]
         visible = at <= query_at
@@ -38,8 +55,8 @@ def attend(q: Tensor, kv: Tensor, step: PagedStep, scale: float, window: int | N
             visible &= at > query_at - window
         attended = F.scaled_dot_product_attention(
             q[first:last].transpose(0, 1)[None],
-            keys[None],
-            values[None],
+            keys.transpose(0, 1)[None],
+            values.transpose(0, 1)[None],
             attn_mask=torch.zeros(visible.shape, dtype=q.dtype).masked_fill_(~visible, float("-inf")),
             scale=scale,
             enable_gqa=True,

@@ -71,9 +71,10 @@ class _Tasks:
     """The tasks of one step in all layers of a shape, and memory for their results.
 
     Attributes:
-        tasks: int32 [tasks, 7]: row of the batch; its first query (packed); first of the tile's rows, counted from
-            there; number of these rows; position of the first query; first key; end of the keys. The splits of a tile
-            are consecutive, in the order of their keys.
+        tasks: int32 [tasks, 8]: row of the batch; its first query (packed); first of the tile's rows, counted from
+            there; number of these rows; where the first query's own key is among the row's; first key; end of the
+            keys; the first query as these keys see it. The splits of a tile are consecutive, in the order of their
+            keys. For sinks that have moved up the queries stand a second time behind all others, turned.
         tile_indptr: int32 [tiles + 1], tiles' splits in `tasks`.
         sums: float32 [kv_heads, tasks, head_dim * TILE_ROWS], weighted values.
         peaks: float32 [kv_heads, tasks, TILE_ROWS], highest scores.
@@ -90,22 +91,29 @@ class _Tasks:
     def plan(cls, step: PagedStep, shape: _Shape) -> Self:
         tasks: list[tuple[int, ...]] = []
         tile_indptr = [0]
+        turned = int(step.query_indptr[-1])
         for row in range(len(step.context_len)):
             start, end = int(step.query_indptr[row]), int(step.query_indptr[row + 1])
             position = int(step.context_len[row]) - (end - start)
+            num_sinks = int(step.num_sinks[row])
             num_rows = (end - start) * shape.group
             max_splits = math.ceil(MAX_ROW_TASKS / math.ceil(num_rows / TILE_ROWS))
             for first in range(0, num_rows, TILE_ROWS):
                 num = min(TILE_ROWS, num_rows - first)
                 oldest = max(0, position + first // shape.group - shape.window + 1)
                 key_end = position + (first + num - 1) // shape.group + 1
+                tile = row, start, first, num, position
+                if oldest < num_sinks:
+                    tasks.append((*tile, oldest, num_sinks, turned))
+                    oldest = num_sinks
                 num_splits = min(max_splits, math.ceil((key_end - oldest) / SPLIT_LEN))
                 borders = [oldest + (key_end - oldest) * split // num_splits for split in range(num_splits + 1)]
-                tasks += [(row, start, first, num, position, *keys) for keys in pairwise(borders)]
+                tasks += [(*tile, *keys, start) for keys in pairwise(borders)]
                 tile_indptr.append(len(tasks))
+            turned += end - start if num_sinks else 0
         results = (shape.num_kv_heads, len(tasks))
         return cls(
-            np.array(tasks, np.int32).reshape(-1, 7),
+            np.array(tasks, np.int32).reshape(-1, 8),
             np.array(tile_indptr, np.int32),
             np.empty((*results, shape.head_dim * TILE_ROWS), np.float32),
             np.empty((*results, TILE_ROWS), np.float32),
@@ -129,7 +137,8 @@ class NativePlan:
     ) -> None:
         """Writes all new keys and values of the step, then attends all rows.
 
-        Shapes: q and out [tokens, heads, head_dim]; k and v [tokens, kv_heads, head_dim]; kv as in KVTensors.
+        Shapes: q [tokens and turned ones, heads, head_dim]; out [tokens, heads, head_dim]; k and v [tokens, kv_heads,
+        head_dim]; kv as in KVTensors.
         """
         num_kv_heads, head_dim = k.shape[1:]
         shape = _Shape(num_kv_heads, q.shape[1] // num_kv_heads, head_dim, _UNBOUNDED if window is None else window)

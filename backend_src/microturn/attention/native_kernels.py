@@ -71,7 +71,7 @@ def _attend(
     total: _Array,
 ) -> None:
     """One task: adds its keys to sums [head_dim, rows], in a narrow tile [rows, head_dim], and to peak and total."""
-    first_query, first_row, num_rows, position, key_start, key_end = task[1:7]
+    first_row, num_rows, position, key_start, key_end, first_query = task[2:8]
     page_size, num_kv_heads, head_dim = kv.shape[2:]
     group = q.shape[1] // num_kv_heads
     elements = kv.reshape(-1)

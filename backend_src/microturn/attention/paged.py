@@ -6,6 +6,7 @@ values of all rows; the step travels as the keyword argument ``paged`` of the mo
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from microturn.attention.native import NativePlan
 from microturn.attention.step import PagedStep
 from microturn.batch import Batch
 from microturn.kv_tensors import KVTensors
+from microturn.rotary import Rotary
 
 IMPLEMENTATION = "microturn_paged"
 
@@ -31,12 +33,16 @@ class PagedAttention:
         batch: the rows.
         kv: the pages they live in.
         native: whether the native kernel attends, or torch.
+        rotary: of the model; needed where sinks have moved. Then the native kernel gets those queries a second time,
+            turned back by as much: nothing in the pages, which others may share, has to change.
     """
 
-    def __init__(self, batch: Batch, kv: KVTensors, *, native: bool) -> None:
+    def __init__(self, batch: Batch, kv: KVTensors, *, native: bool, rotary: Rotary | None = None) -> None:
         self._kv = kv
         self._step = PagedStep.plan(batch, kv.page_size)
         self._plan = NativePlan(self._step) if native else None
+        self._rotary = rotary
+        self._moved, self._moved_by = (torch.from_numpy(part) for part in self._step.moved_queries())
 
     def append_and_attend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None
@@ -57,10 +63,16 @@ class PagedAttention:
         out = torch.empty_like(q)
         if self._plan is None:
             dense.append(kv, k, v, self._step)
-            dense.attend(q, kv, self._step, scale, window, out)
+            dense.attend(q, kv, self._step, scale, window, partial(self._rotate, layer), out)
         else:
+            if len(self._moved):
+                q = torch.cat((q, self._rotate(layer, q[self._moved], -self._moved_by)))
             self._plan.append_and_attend(q, k, v, kv, scale, window, out)
         return out
+
+    def _rotate(self, layer: int, x: Tensor, distances: Tensor) -> Tensor:
+        assert self._rotary is not None, "sinks that move need the model's rotary embedding"
+        return self._rotary.rotate(layer, x, distances)
 
 
 def _forward(

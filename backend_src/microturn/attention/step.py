@@ -24,6 +24,8 @@ class PagedStep:
         page_indptr: int32 [rows + 1], rows' pages in `page_ids`.
         page_ids: int32 [pages of all rows].
         slots: int64 [tokens], page * page_size + offset at which each new token's key and value go.
+        num_sinks: int32 [rows], first keys of a row that have moved up to the others; 0 where none have.
+        moved_by: int64 [rows], how far they have moved.
         page_size: tokens in a page.
     """
 
@@ -32,7 +34,15 @@ class PagedStep:
     page_indptr: Int32Array
     page_ids: Int32Array
     slots: NDArray[np.int64]
+    num_sinks: Int32Array
+    moved_by: NDArray[np.int64]
     page_size: int
+
+    def moved_queries(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The queries of rows whose sinks have moved, in their order: where they are, and how far their sinks moved."""
+        moved_by = np.repeat(self.moved_by, np.diff(self.query_indptr))
+        (at,) = moved_by.nonzero()
+        return at, moved_by[at]
 
     @classmethod
     def plan(cls, batch: Batch, page_size: int) -> Self:
@@ -40,14 +50,16 @@ class PagedStep:
         rows = batch.rows
         slots = []
         for row in rows:
-            positions = np.arange(row.position, row.context_len)
-            pages = np.array(row.pages[row.position // page_size :], dtype=np.int64)
-            slots.append(pages[positions // page_size - row.position // page_size] * page_size + positions % page_size)
+            at = np.arange(row.start, row.context_len)
+            pages = np.array(row.pages[row.start // page_size :], dtype=np.int64)
+            slots.append(pages[at // page_size - row.start // page_size] * page_size + at % page_size)
         return cls(
             query_indptr=np.fromiter(accumulate((len(row.token_ids) for row in rows), initial=0), np.int32),
             context_len=np.fromiter((row.context_len for row in rows), np.int32),
             page_indptr=np.fromiter(accumulate((len(row.pages) for row in rows), initial=0), np.int32),
             page_ids=np.fromiter(chain.from_iterable(row.pages for row in rows), np.int32),
             slots=np.concatenate(slots),
+            num_sinks=np.fromiter((row.num_sinks if row.num_evicted else 0 for row in rows), np.int32),
+            moved_by=np.fromiter((row.num_evicted if row.num_sinks else 0 for row in rows), np.int64),
             page_size=page_size,
         )

@@ -6,7 +6,6 @@ is half of the time.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self
@@ -44,9 +43,7 @@ class FusedDecoder:
 
     def __init__(self, model: PreTrainedModel, shapes: Sequence[LayerShape]) -> None:
         self._rotary = model.model.rotary_emb
-        kinds = [None] * len(shapes)
-        if "layer_type" in inspect.signature(self._rotary.forward).parameters:
-            kinds = model.config.layer_types
+        kinds = self._rotary.kinds
         self._layers = [DecoderLayer.of(*of) for of in zip(model.model.layers, shapes, kinds, strict=True)]
         self._norm = RMSNorm.of(model.model.norm)
         self._head = Linear.of(model.lm_head)
@@ -79,13 +76,12 @@ class FusedDecoder:
         return self._head(self._norm(last, last), hidden.new_empty(len(wanted), len(self._head.weight)))
 
     def _angles(self, hidden: Tensor, positions: Tensor, kind: str | None) -> _Angles:
-        """Cosines and sines [tokens, head_dim], by the model's own module: every scaling of angles is right."""
-        args = (hidden, positions[None]) if kind is None else (hidden, positions[None], kind)
-        cos, sin = self._rotary(*args)
+        """Cosines and sines [tokens, head_dim]."""
+        cos, sin = self._rotary(hidden, positions, kind)
         head_dim = self._layers[0].shape.head_dim
         if cos.shape[-1] != head_dim:
             raise NotImplementedError(f"rotary angles for {cos.shape[-1]} of {head_dim} elements of a head")
-        return cos[0].numpy(), sin[0].numpy()
+        return cos.numpy(), sin.numpy()
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from microturn.kv_tensors import LayerShape
 from microturn.layers import kernels
 from microturn.layers.linear import Linear
+from microturn.rotary import Rotary
 
 # A module of transformers: its attributes have no types that a checker could follow.
 _Module = Any
@@ -126,6 +127,7 @@ def is_known(model: PreTrainedModel, shapes: Sequence[LayerShape]) -> bool:
     decoder = model.model
     return (
         _children(decoder) == {"embed_tokens", "layers", "norm", "rotary_emb"}
+        and type(decoder.rotary_emb) is Rotary
         and type(model.lm_head) is nn.Linear
         and _is_rms_norm(decoder.norm)
         and len(decoder.layers) == len(shapes)

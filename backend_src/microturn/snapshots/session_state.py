@@ -24,12 +24,13 @@ from microturn.codec import Codec, CodecFactory
 from microturn.context import Context
 from microturn.errors import FailedPrecondition, InternalError
 from microturn.history import History, Mark
-from microturn.kv_pool import PageTable
+from microturn.kv_pool import PagePool, PageTable
 from microturn.options import TurnOptions, parse_turn_options
 from microturn.results import Result, Results
 from microturn.session import Session
 from microturn.snapshots.snapshot import Header, Snapshot
 from microturn.turn import Status, TurnOutput
+from microturn.window import Window
 
 
 @dataclass(frozen=True)
@@ -40,17 +41,38 @@ class Host:
         model_fingerprint: of the model here.
         max_context: tokens that a session here may hold at most.
         num_results: results of numbered turns that a session keeps.
+        no_window_reason: why no session can have a window here; None when it can.
+        pool: where its pages come from.
         new_codec: makes the codec of a session.
-        new_table: makes an empty page table.
         clock: seconds, monotonic.
     """
 
     model_fingerprint: str
     max_context: int
     num_results: int
+    no_window_reason: str | None
+    pool: PagePool
     new_codec: CodecFactory
-    new_table: Callable[[], PageTable]
     clock: Callable[[], float]
+
+    def new_table(self, window: Window | None) -> PageTable:
+        """The pages, none, of a session with such a window."""
+        return PageTable(self.pool, 0 if window is None else window.num_sinks)
+
+    def check_window(self, window: Window) -> None:
+        """Checks that a session may have a window here.
+
+        Raises:
+            FailedPrecondition: it may not.
+        """
+        if self.no_window_reason is not None:
+            raise FailedPrecondition(f"the session has a window, which is not exact here: {self.no_window_reason}")
+        size = self.pool.page_size
+        if window.num_sinks % size or window.slack % size:
+            raise FailedPrecondition(
+                f"the session's window has {window.num_sinks} sinks and {window.slack} tokens of slack, no whole pages "
+                f"of {size}: take it up with the page_size that it was saved with"
+            )
 
 
 def snapshot_of(session: Session, host: Host, *, epoch: int, expires_s: float) -> Snapshot:
@@ -68,6 +90,8 @@ def snapshot_of(session: Session, host: Host, *, epoch: int, expires_s: float) -
     state = {
         "seed": session.seed,
         "max_context": session.max_context,
+        "window": None if session.window is None else asdict(session.window),
+        "num_dropped": session.num_dropped,
         "idle_timeout_s": session.idle_timeout_s,
         "cache_salt": session.cache_salt,
         "priority": session.priority,
@@ -106,12 +130,6 @@ def restore_session(snapshot: Snapshot, host: Host) -> Session:
             f"session '{header.session_id}' was saved with another model (fingerprint {header.model_fingerprint}, "
             f"here {host.model_fingerprint}): take it up on a server of that model"
         )
-    num_tokens = len(snapshot.tensors.get("token_ids", ()))
-    if num_tokens > host.max_context:
-        raise FailedPrecondition(
-            f"session '{header.session_id}' holds {num_tokens} tokens, and max_context is {host.max_context} here: "
-            "raise max_context or kv_tokens"
-        )
     try:
         return _restored(snapshot, host)
     except (ValueError, TypeError, KeyError, IndexError, AssertionError, RuntimeError) as error:
@@ -123,13 +141,25 @@ def restore_session(snapshot: Snapshot, host: Host) -> Session:
 def _restored(snapshot: Snapshot, host: Host) -> Session:
     header, state = snapshot.header, snapshot.state
     now_s = host.clock()
+    window = None if state["window"] is None else Window(**state["window"])
+    max_context = min(state["max_context"], host.max_context)
+    num_tokens = len(snapshot.tensors["token_ids"]) if window is None else window.max_kept + 1
+    if num_tokens > max_context:
+        raise FailedPrecondition(
+            f"session '{header.session_id}' needs room for {num_tokens} tokens, and max_context is {max_context} here: "
+            "raise max_context or kv_tokens"
+        )
+    if window is not None:
+        host.check_window(window)
     return Session(
         id=header.session_id,
         history=_restored_history(host.new_codec(state["tools"]), state, snapshot.tensors),
-        table=host.new_table(),
+        table=host.new_table(window),
         defaults=parse_turn_options(state["defaults"]),
         seed=state["seed"],
-        max_context=min(state["max_context"], host.max_context),
+        max_context=max_context,
+        window=window,
+        num_dropped=state["num_dropped"],
         idle_timeout_s=state["idle_timeout_s"],
         last_activity_s=now_s,
         results=Results(host.num_results, map(_result_from_json, state["results"])),

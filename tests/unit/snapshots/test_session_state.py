@@ -101,9 +101,56 @@ def test_a_session_of_another_model_is_refused(driver: FakeDriver) -> None:
 
 def test_a_session_that_is_longer_than_any_here_is_refused(driver: FakeDriver) -> None:
     live(driver)
-    with pytest.raises(FailedPrecondition, match="holds 14 tokens, and max_context is 13 here"):
+    with pytest.raises(FailedPrecondition, match="needs room for 14 tokens, and max_context is 13 here"):
         restore_session(saved(driver), FakeDriver(max_context=13).engine.host)
     assert restore_session(saved(driver), FakeDriver(max_context=14).engine.host).max_context == 14
+
+
+# ---- windows -------------------------------------------------------------------------------------------------------
+
+WINDOW = {"overflow": "window", "sink_tokens": 4, "window_tokens": 9}
+
+
+def windowed(**values: Any) -> FakeDriver:
+    return FakeDriver(max_context=64, window_slack=4, **values)
+
+
+@pytest.mark.parametrize("num_turns", [1, 3, 20])
+def test_a_window_goes_on_sliding_as_it_would_have(num_turns: int) -> None:
+    driver, other = windowed(), windowed()
+    driver.turn(1, [1, 2, 3], start=True, max_tokens=2, **WINDOW)
+    for number in range(num_turns):
+        driver.turn(1, [number, number + 1], max_tokens=3)
+    session = restore_session(through_json(saved(driver)), other.engine.host)
+    other.engine._sessions.add(session)
+    assert (session.window, session.num_dropped) == (find(driver).window, find(driver).num_dropped)
+    assert session.least_rewind == find(driver).least_rewind
+    for given in ([9], [10, 11], [12]):
+        expected, again = driver.turn(1, given, max_tokens=6), other.turn(1, given, max_tokens=6)
+        assert again.token_ids == expected.token_ids
+        assert (again.status.context_len, again.status.kept_len) == (
+            expected.status.context_len,
+            expected.status.kept_len,
+        )
+    evicted = other.turn(1, rewind_to=max(0, session.least_rewind - 1))
+    assert evicted.code == ("FAILED_PRECONDITION" if session.least_rewind else None)
+
+
+@pytest.mark.parametrize(
+    ("values", "refusal"),
+    [
+        ({"page_size": 8}, "no whole pages of 8"),
+        ({"max_context": 20}, "needs room for 22 tokens, and max_context is 20 here"),
+        ({"no_window_reason": "it is so"}, "not exact here: it is so"),
+    ],
+)
+def test_a_window_that_cannot_be_kept_is_refused(values: dict[str, Any], refusal: str) -> None:
+    driver = windowed()
+    driver.turn(1, [1, 2, 3], start=True, max_tokens=2, **WINDOW)
+    host = FakeDriver(max_context=values.get("max_context", 64), page_size=values.get("page_size", 4)).engine.host
+    host = replace(host, no_window_reason=values.get("no_window_reason"))
+    with pytest.raises(FailedPrecondition, match=refusal):
+        restore_session(saved(driver), host)
 
 
 @pytest.mark.parametrize(
