@@ -32,6 +32,8 @@ from microturn.settings import Settings
 from microturn.snapshots.arrivals import Arrivals
 from microturn.snapshots.directory import SnapshotDirectory
 from microturn.snapshots.session_state import Host
+from microturn.tiers.opening import open_storage
+from microturn.tiers.tiers import Tiers
 from microturn.turn import Turn, TurnOutput
 
 log = logging.getLogger(__name__)
@@ -45,11 +47,11 @@ class Engine:
     Args:
         settings: how to run.
         runner: the model.
-        pool: its pages.
+        pool: who owns which of its pages.
         max_context: tokens that a session may hold at most; they fit the pool.
         new_codec: makes the codec of a new session.
         eos_ids: tokens that end a generation.
-        model_fingerprint: of the model, for sessions that are saved and taken up.
+        model_fingerprint: says whose KV is kept in files, and whose sessions are.
         snapshots: where sessions are that were saved and that clients come back to; None is nowhere.
         clock: seconds, monotonic.
 
@@ -83,7 +85,17 @@ class Engine:
         self._eos_ids = eos_ids
         self._sessions = SessionTable()
         self._prefixes = PrefixCache(pool)
-        self._scheduler = Scheduler(settings.max_batch_tokens, self._reclaim)
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        storage = open_storage(
+            settings,
+            runner.kv,
+            max_image_pages=pool.num_pages_for(max_context),
+            model_fingerprint=model_fingerprint,
+            clock=clock,
+            post=self._inbox.put,
+        )
+        self._tiers = Tiers(pool, runner.kv, self._sessions, self._prefixes, storage, clock)
+        self._scheduler = Scheduler(settings.max_batch_tokens, self._tiers)
         self._lifecycle = Lifecycle(
             self._sessions,
             self._prefixes,
@@ -98,7 +110,8 @@ class Engine:
         self._housekeeping = Housekeeping(
             self._sessions, self._lifecycle, self._reception, arrivals, self.host, self._stop
         )
-        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        # Nothing is left to do before somebody comes, or the time has.
+        self._can_wait = True
         self._is_running = False
         self._is_stopping = False
         self._has_ended = threading.Event()
@@ -159,14 +172,16 @@ class Engine:
         Returns:
             Whether anything is left to compute.
         """
-        self._take_posts(block=block and not self._lifecycle.running)
+        self._take_posts(block=block and self._can_wait)
         if self._is_stopping:
             return False
         self._lifecycle.expire_turns()
         self._reap()
+        self._tiers.begin_step()
         rows = self._scheduler.schedule(self._lifecycle.running)
         if rows:
             self._run(rows)
+        self._can_wait = not self._tiers.end_step() and not rows
         return bool(self._lifecycle.running)
 
     def check_integrity(self) -> None:
@@ -176,29 +191,32 @@ class Engine:
         for session in self._sessions:
             session.table.check_integrity()
             assert session.table.kv_len <= max(0, len(session.context) - 1), "KV beyond the context"
+            assert session.kv_len <= max(0, len(session.context) - 1), "stored KV beyond the context"
             assert (session.running is not None) == (session in self._lifecycle.running), "a turn that nobody runs"
             assert session.running is not None or not session.queued, "a turn that waits for nobody"
             assert session.window or len(session.context) <= session.max_context, "a context beyond its limit"
             session.history.check_integrity()
+        self._tiers.check_integrity()
 
     def _take_posts(self, *, block: bool) -> None:
         try:
             if block:
-                expiry_s = self._sessions.next_expiry_s()
-                timeout_s = None if expiry_s is None else max(0.0, expiry_s - self.clock())
-                self._inbox.get(timeout=timeout_s)()
+                self._inbox.get(timeout=self._patience_s())()
             while True:
                 self._inbox.get_nowait()()
         except queue.Empty:
             return
 
+    def _patience_s(self) -> float | None:
+        """How long nothing happens though nobody comes; None is for ever."""
+        times_s = [self._sessions.next_expiry_s(), self._lifecycle.next_deadline_s(), self._tiers.next_s]
+        next_s = min((time_s for time_s in times_s if time_s is not None), default=None)
+        return None if next_s is None else max(0.0, next_s - self.clock())
+
     def _reap(self) -> None:
         for session in self._sessions.expired(self.clock()):
             log.info("session %s expired after %g s of silence", session.id, session.idle_timeout_s)
             self._sessions.end(session, expired=True)
-
-    def _reclaim(self) -> bool:
-        return self._prefixes.evict() or self._sessions.reclaim()
 
     def _arrive(self, turn: Turn) -> None:
         if self._is_stopping:
@@ -219,6 +237,7 @@ class Engine:
             return
         self._is_stopping = True
         self._lifecycle.fail_all(_stopping())
+        self._tiers.storage.close()
 
     # ---- a forward pass ------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from microturn.session import Session, SessionTable
 from microturn.snapshots.arrivals import Arrivals
 from microturn.snapshots.session_state import Host
 from microturn.snapshots.snapshot import Snapshot, next_epoch
+from microturn.tiers.stored_kv import Place
 
 
 class Housekeeping:
@@ -52,7 +53,8 @@ class Housekeeping:
             {
                 "id": session.id,
                 "context_len": len(session.context),
-                "kv_len": session.table.kv_len,
+                "kv_len": session.kv_len,
+                "kv": _place_of_kv(session),
                 "state": _state(session),
                 "num_turns": session.num_turns,
                 "num_queued": len(session.queued),
@@ -120,9 +122,16 @@ class Housekeeping:
         for session in resting:
             session.epoch = next_epoch(session.epoch)
         self._stop()
-        for session in list(self._sessions):
-            self._sessions.end(session)
         return resting
+
+
+def _place_of_kv(session: Session) -> str:
+    """Where a session's KV is; `tokens` when it is nowhere, and computed again with the next turn."""
+    if not session.kv_len:
+        return "tokens"
+    if session.stored is None:
+        return "device"
+    return "disk" if session.stored.image.place in (Place.DISK, Place.READING) else "host"
 
 
 def _state(session: Session) -> str:

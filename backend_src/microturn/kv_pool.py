@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Self
 
 
@@ -83,6 +84,42 @@ class PagePool:
             assert count == references[page], f"page {page} has count {count} and {references[page]} owners"
 
 
+@dataclass(frozen=True)
+class TableState:
+    """A table without its pages: with what stood in them, it can be made anew. Plain numbers, fit for a file.
+
+    Attributes:
+        page_size: tokens in a page.
+        kv_len: position of the first token that is not in the cache.
+        num_sinks: first tokens, which are never evicted.
+        num_evicted: tokens behind them that are not in the cache any more.
+    """
+
+    page_size: int
+    kv_len: int
+    num_sinks: int = 0
+    num_evicted: int = 0
+
+    @property
+    def num_pages(self) -> int:
+        """Pages with tokens in the cache."""
+        return self.num_pages_with(0)
+
+    def num_pages_with(self, num_tokens: int) -> int:
+        """Pages for these and so many tokens behind them."""
+        return -(-(self.kv_len + num_tokens - self.num_evicted) // self.page_size)
+
+    def cut(self, kv_len: int) -> Self:
+        """Of a table that forgets every token from position `kv_len` on; its pages are the first ones of these.
+
+        Who cuts into what was evicted keeps no more than the sinks.
+        """
+        kv_len = min(self.kv_len, kv_len)
+        if kv_len < self.num_sinks + self.num_evicted:
+            return replace(self, kv_len=min(kv_len, self.num_sinks), num_evicted=0)
+        return replace(self, kv_len=kv_len)
+
+
 class PageTable:
     """The pages of one session, in the order of its positions.
 
@@ -116,18 +153,41 @@ class PageTable:
         first, num_hidden = self._hidden_pages(num_evicted)
         return self.pages[:first] + self.pages[first + num_hidden :]
 
+    @property
+    def used_pages(self) -> list[int]:
+        """The pages with tokens in the cache, in their order."""
+        return self.pages[: self.save().num_pages]
+
+    def save(self) -> TableState:
+        """What `load` makes this table from again, with a copy of the used pages."""
+        return TableState(self.page_size, self.kv_len, self._num_sinks, self.num_evicted)
+
+    def load(self, state: TableState) -> bool:
+        """Makes an empty table what another was; its used pages have still to be written.
+
+        Returns:
+            False, and nothing is taken, when the pool has too few pages.
+        """
+        assert not self.pages, "only an empty table is loaded"
+        pages = self._pool.allocate(state.num_pages)
+        if pages is None:
+            return False
+        self.pages, self.kv_len, self.num_evicted = pages, state.kv_len, state.num_evicted
+        return True
+
     def reserve(self, num_tokens: int) -> bool:
         """Takes the pages that so many tokens need in all; False, and nothing is taken, when the pool has too few."""
-        pages = self._pool.allocate(max(0, self._num_missing(num_tokens)))
+        num_pages = self.save().num_pages_with(num_tokens - self.kv_len)
+        pages = self._pool.allocate(max(0, num_pages - len(self.pages)))
         if pages is None:
             return False
         self.pages += pages
         return True
 
-    def could_reserve(self, num_tokens: int, others: Iterable[Self]) -> bool:
-        """Whether `reserve` would succeed if these others gave up their pages."""
+    def could_have(self, num_pages: int, others: Iterable[Self]) -> bool:
+        """Whether there would be so many pages for it, its own included, if these others gave up theirs."""
         num_available = self._pool.num_free + self._pool.num_freeable(other.pages for other in others)
-        return self._num_missing(num_tokens) <= num_available
+        return num_pages - len(self.pages) <= num_available
 
     def adopt(self, pages: Sequence[int], num_evicted: int = 0) -> None:
         """Begins with full pages that somebody else has computed; they are shared, and never written from now on."""
@@ -158,28 +218,20 @@ class PageTable:
     def truncate(self, kv_len: int) -> None:
         """Forgets every token from position `kv_len` on, and the pages that only they needed.
 
-        A page cut in the middle will be written again. Where it is shared it goes too, with its last few tokens. Who
-        cuts into what was evicted keeps no more than the sinks.
+        A page cut in the middle will be written again. Where it is shared it goes too, with its last few tokens.
         """
-        kv_len = min(self.kv_len, kv_len)
-        num_evicted = self.num_evicted
-        if kv_len < self._num_sinks + num_evicted:
-            kv_len, num_evicted = min(kv_len, self._num_sinks), 0
-        num_full, rest = divmod(kv_len - num_evicted, self.page_size)
-        if rest and self._pool.is_shared(self.pages[num_full]):
-            kv_len, rest = kv_len - rest, 0
-        kept = num_full + bool(rest)
-        self._pool.release(self.pages[kept:])
-        del self.pages[kept:]
-        self.kv_len, self.num_evicted = kv_len, num_evicted
+        left = self.save().cut(kv_len)
+        rest = (left.kv_len - left.num_evicted) % self.page_size
+        if rest and self._pool.is_shared(self.pages[left.num_pages - 1]):
+            left = left.cut(left.kv_len - rest)
+        self._pool.release(self.pages[left.num_pages :])
+        del self.pages[left.num_pages :]
+        self.kv_len, self.num_evicted = left.kv_len, left.num_evicted
 
     def check_integrity(self) -> None:
         """Asserts that all tokens in the cache have a page."""
         assert self.kv_len - self.num_evicted <= len(self.pages) * self.page_size, "KV beyond its pages"
         assert not self.num_evicted or self.kv_len >= self._num_sinks + self.num_evicted, "sinks without KV"
-
-    def _num_missing(self, num_tokens: int) -> int:
-        return self._pool.num_pages_for(num_tokens - self.num_evicted) - len(self.pages)
 
     def _hidden_pages(self, num_evicted: int) -> tuple[int, int]:
         """Which pages such an eviction takes away from those that are left: the first of them, and how many."""

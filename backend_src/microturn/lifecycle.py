@@ -155,7 +155,9 @@ class Lifecycle:
         self.running[session] = None
         self._sessions.unpark(session)
         session.evict()
-        turn.num_cached = session.table.kv_len
+        turn.num_cached = session.kv_len
+        if session.num_pending:
+            session.beat.note(turn.request.arrived_s)
         num_steps = max(1, -(-session.num_pending // self._step_len))
         due_s = turn.request.arrived_s + BEAT_S * num_steps if turn.deadline_s is None else turn.deadline_s
         turn.due_s = due_s - BEAT_S * session.priority
@@ -178,7 +180,7 @@ class Lifecycle:
             reason = "closed"
         self._tell_end(session, turn, reason, output)
         self._release(session)
-        if turn.number == 0 and session.cache_salt is not None:
+        if turn.number == 0 and session.cache_salt is not None and session.stored is None:
             self._prefixes.publish(session.table, session.context, session.cache_salt, max_len=session.max_shared)
 
     def fail(self, session: Session, turn: Turn, error: Exception) -> None:
@@ -218,6 +220,11 @@ class Lifecycle:
                     self.fail(session, running, error)
                 else:
                     self.advance(session)
+
+    def next_deadline_s(self) -> float | None:
+        """When `expire_turns` has something to end, by the engine's clock."""
+        deadlines_s = [turn.deadline_s for session in self.running for turn in session.open_turns]
+        return min((deadline_s for deadline_s in deadlines_s if deadline_s is not None), default=None)
 
     def _check_time(self, turn: Turn) -> None:
         if turn.is_late(self._clock()):

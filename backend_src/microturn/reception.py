@@ -24,6 +24,7 @@ from microturn.settings import Settings
 from microturn.snapshots.arrivals import Arrivals
 from microturn.snapshots.session_state import Host
 from microturn.snapshots.snapshot import next_epoch
+from microturn.tiers.beat import Beat
 from microturn.turn import Turn, TurnRequest, least_input_len
 from microturn.window import DEFAULT_SINKS, Window
 
@@ -97,7 +98,11 @@ class Reception:
         take_in(session, turn, max_tokens=turn.max_tokens)
         if parent is not None:
             session.share_kv_of(parent, turn.len_before)
-        self._lifecycle.open(session, turn)
+        try:
+            self._lifecycle.open(session, turn)
+        except Exception:
+            session.drop_kv()
+            raise
 
     def _new_session(self, request: TurnRequest) -> Session:
         asked = request.session_options
@@ -156,6 +161,8 @@ class Reception:
             cache_salt=None,
             opened_s=request.arrived_s,
             epoch=next_epoch(),
+            stored=None,
+            beat=Beat(),
             priority=asked.session_priority or parent.priority,
             running=None,
             queued=deque(),

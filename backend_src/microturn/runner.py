@@ -31,12 +31,14 @@ class Runner(Protocol):
         hidden_size: width of an embedding.
         accepts_embeds: whether embeddings may stand for tokens.
         no_window_reason: why rows must not have evicted tokens; None when they may.
+        kv: the pages that it reads and writes.
     """
 
     vocab_size: int
     hidden_size: int
     accepts_embeds: bool
     no_window_reason: str | None
+    kv: KVTensors
 
     def run(self, batch: Batch) -> Tensor:
         """Computes the new tokens of all rows and writes their keys and values into the pages.

@@ -7,8 +7,9 @@ prompt makes nobody late, and a quarter of the budget is kept for them, so that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from microturn.batch import Row
 from microturn.session import Session
@@ -45,21 +46,41 @@ class ScheduledRow:
         )
 
 
+class Memory(Protocol):
+    """What lies behind the pool's pages (see `Tiers`)."""
+
+    def reclaim(self) -> bool:
+        """Frees some pages that no running session holds; False when there are none."""
+        ...
+
+    def move_out(self, session: Session) -> None:
+        """Takes a running session's pages away."""
+        ...
+
+    def is_at_hand(self, session: Session) -> bool:
+        """Whether a session can go on once it has pages, or its KV is still on its way."""
+        ...
+
+    def fill(self, session: Session) -> bool:
+        """Brings a session's KV back into its pages; False while some is missing."""
+        ...
+
+
 class Scheduler:
     """Builds steps under a token budget.
 
     Args:
         max_batch_tokens: tokens of a step.
-        reclaim: frees some pages that no running session holds; False when there are none.
+        memory: where pages come from when the pool has none.
     """
 
-    def __init__(self, max_batch_tokens: int, reclaim: Callable[[], bool]) -> None:
+    def __init__(self, max_batch_tokens: int, memory: Memory) -> None:
         self._max_batch_tokens = max_batch_tokens
         self._long_share = max_batch_tokens // 4
-        self._reclaim = reclaim
+        self._memory = memory
 
     def schedule(self, running: Iterable[Session]) -> list[ScheduledRow]:
-        """The rows of the next step; empty only when nothing is left to compute.
+        """The rows of the next step; empty only when nothing is left to compute, or all KV for it is on its way.
 
         Pages for the new tokens are reserved. When the pool is full, parked sessions give way first, then the least
         urgent running ones, which lose pages and no token. The most urgent session is never preempted, and one session
@@ -71,7 +92,7 @@ class Scheduler:
         rows: list[ScheduledRow] = []
         preempted: set[Session] = set()
         for index, session in enumerate(waiting):
-            if session in preempted:
+            if session in preempted or not self._memory.is_at_hand(session):
                 continue
             kept_for_long = self._long_share if has_long and not self._is_long(session) else 0
             num_tokens = min(session.num_computable, budget - kept_for_long)
@@ -80,6 +101,8 @@ class Scheduler:
             session.evict()
             if not self._reserve(session, num_tokens, waiting[:index:-1], preempted):
                 break
+            if not self._memory.fill(session):
+                continue
             rows.append(ScheduledRow(session, num_tokens))
             budget -= num_tokens
         return rows
@@ -93,13 +116,13 @@ class Scheduler:
 
     def _reserve(self, session: Session, num_tokens: int, victims: Sequence[Session], preempted: set[Session]) -> bool:
         """Gets the pages, from the least urgent running sessions if need be and if that is enough."""
-        needed = session.table.kv_len + num_tokens
-        while not session.table.reserve(needed):
-            if self._reclaim():
+        while not session.reserve(num_tokens):
+            if self._memory.reclaim():
                 continue
-            if not session.table.could_reserve(needed, (victim.table for victim in victims)):
+            num_pages = session.num_pages_with(num_tokens)
+            if not session.table.could_have(num_pages, (victim.table for victim in victims)):
                 return False
             victim = next(victim for victim in victims if victim.table.pages)
-            victim.table.truncate(0)
+            self._memory.move_out(victim)
             preempted.add(victim)
         return True

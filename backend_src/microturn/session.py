@@ -1,8 +1,8 @@
 """Sessions, and the table of those that live.
 
 A session is *running* while it has a turn, *parked* while it has none (`lifecycle` draws the states). Parked sessions
-keep their pages as long as nobody needs them; a session without its pages is computed again from its context when its
-next turn comes.
+keep their pages as long as nobody needs them. A session without its pages has a copy of them elsewhere (`tiers`), or is
+computed again from its context when its next turn comes.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from microturn.kv_pool import PageTable
 from microturn.options import TurnOptions
 from microturn.ownership import KeyHash, check_owner, is_owner
 from microturn.results import Results
+from microturn.tiers.beat import Beat
+from microturn.tiers.stored_kv import StoredKV
 from microturn.turn import SessionId, Turn, TurnRequest
 from microturn.window import Window
 
@@ -38,6 +40,8 @@ class Session:
         history: its tokens and its text.
         table: its pages. The last token of a context is never in the cache: its KV comes with the next forward pass,
             so that there is always a token to generate from.
+        stored: its KV while that is outside the pool. Then the table is empty; or its pages are being filled, and hold
+            nothing of use until this is None again.
         defaults: turn options that START set.
         seed: of the sampling, unless a turn brings its own.
         max_context: tokens it may hold; with a window those that it may hold at once.
@@ -50,6 +54,7 @@ class Session:
         cache_salt: with whom it shares the pages of its first turn; None is nobody.
         opened_s: when it was opened.
         epoch: rises with every copy of the session that is saved; the copy of a lower one is out of date.
+        beat: when its turns come.
         priority: beats by which its turns are due earlier than others.
         num_dropped: tokens behind the sinks that a rewind cannot reach any more.
         running: the turn that may change the session; nobody else may.
@@ -72,6 +77,8 @@ class Session:
     cache_salt: str | None = None
     opened_s: float = 0.0
     epoch: int = 0
+    stored: StoredKV | None = None
+    beat: Beat = field(default_factory=Beat)
     priority: int = 0
     window: Window | None = None
     num_dropped: int = 0
@@ -103,17 +110,21 @@ class Session:
         return len(self.context) - 1 if self.running.num_input else 0
 
     @property
+    def kv_len(self) -> int:
+        """Tokens whose KV there is, in the pool or outside it."""
+        return self.table.kv_len if self.stored is None else self.stored.kv_len
+
+    @property
     def num_pending(self) -> int:
         """Tokens that the running turn has still to compute."""
-        return max(0, self.kv_target - self.table.kv_len)
+        return max(0, self.kv_target - self.kv_len)
 
     @property
     def num_computable(self) -> int:
         """Tokens of these that one pass can compute: all of a row's see the same."""
         if self.window is None:
             return self.num_pending
-        kv_len = self.table.kv_len
-        return min(self.num_pending, self.window.sees_less_from(kv_len) - kv_len)
+        return min(self.num_pending, self.window.sees_less_from(self.kv_len) - self.kv_len)
 
     def is_owned_by(self, request: TurnRequest) -> bool:
         """Whether a request brings the session's key and comes from its tenant."""
@@ -134,6 +145,8 @@ class Session:
             self,
             history=self.fork_history(),
             table=table,
+            stored=None,
+            beat=Beat(),
             results=self.results.copy(),
             running=None,
             queued=deque(),
@@ -143,14 +156,47 @@ class Session:
     def share_kv_of(self, parent: Session, context_len: int) -> None:
         """Begins with the full pages of another session whose history this one had up to a length.
 
-        The tokens behind the last full page are computed again: fewer than a page.
+        The tokens behind the last full page are computed again: fewer than a page. Of KV outside the pool both have the
+        same copy.
         """
         same_len = context_len if parent.running is None else min(context_len, parent.running.len_before)
-        self.table.adopt_from(parent.table, max(0, same_len - 1))
+        kv_len = min(parent.kv_len, max(0, same_len - 1))
+        if parent.stored is None:
+            self.table.adopt_from(parent.table, kv_len)
+        elif kv_len:
+            self.stored = parent.stored.branch(kv_len)
 
     def cut_kv(self, context_len: int) -> None:
         """Gives up the KV of all that is behind a length, and of the last token before it."""
-        self.table.truncate(max(0, context_len - 1))
+        kv_len = max(0, context_len - 1)
+        self.table.truncate(kv_len)
+        if self.stored is not None:
+            self.stored.cut(kv_len)
+            if not self.stored.kv_len:
+                self.drop_kv()
+
+    def reserve(self, num_tokens: int) -> bool:
+        """Takes the pages for KV that is to come back, and for so many tokens behind it; False if there are too few."""
+        if self.stored is not None and not self.table.pages and not self.stored.place_in(self.table):
+            return False
+        return self.table.reserve(self.table.kv_len + num_tokens)
+
+    def num_pages_with(self, num_tokens: int) -> int:
+        """Pages that it needs for its KV, wherever that is now, and for so many tokens behind it."""
+        is_away = self.stored is not None and not self.table.pages
+        state = self.stored.state if self.stored is not None and is_away else self.table.save()
+        return state.num_pages_with(num_tokens)
+
+    def drop_stored(self) -> None:
+        """Has done with KV outside the pool."""
+        if self.stored is not None:
+            self.stored.release()
+            self.stored = None
+
+    def drop_kv(self) -> None:
+        """Gives up all KV, wherever it is."""
+        self.table.truncate(0)
+        self.drop_stored()
 
     @property
     def room(self) -> int:
@@ -173,7 +219,8 @@ class Session:
             return
         committed_len = len(self.context) if self.running is None else self.running.len_before
         self.num_dropped = max(self.num_dropped, self.window.droppable(committed_len))
-        self.table.evict(min(self.num_dropped, self.window.droppable(self.table.kv_len)))
+        if self.stored is None:
+            self.table.evict(min(self.num_dropped, self.window.droppable(self.table.kv_len)))
         if self.running is None:
             self.history.forget(self.least_rewind)
 
@@ -197,8 +244,9 @@ class SessionTable:
 
     def __init__(self) -> None:
         self._sessions: dict[SessionId, Session] = {}
-        # Parked sessions that hold pages, the one parked longest ago first.
-        self._parked: OrderedDict[Session, None] = OrderedDict()
+        # Parked sessions that hold pages, the one parked longest ago first, and which parking it is.
+        self._parked: OrderedDict[Session, int] = OrderedDict()
+        self._parkings = count()
         # One entry per living session; it may be early, since activity does not move it.
         self._expiries: list[tuple[float, int, ReferenceType[Session]]] = []
         self._entry_numbers = count()
@@ -250,14 +298,14 @@ class SessionTable:
         self._watch(session)
 
     def end(self, session: Session, *, expired: bool = False) -> None:
-        """Takes a session out and gives its pages back."""
+        """Takes a session out and gives up its KV."""
         assert session.running is None, "a running turn is ended first"
         del self._sessions[session.id]
         self._num_of_tenant[session.tenant] -= 1
         if not self._num_of_tenant[session.tenant]:
             del self._num_of_tenant[session.tenant]
         self.unpark(session)
-        session.table.truncate(0)
+        session.drop_kv()
         self._ended[session.id] = (
             _Ended(
                 Expired,
@@ -274,19 +322,22 @@ class SessionTable:
     def park(self, session: Session) -> None:
         """Notes that a session has no turn, so that its pages may be reclaimed."""
         session.evict()
-        if session.table.pages:
-            self._parked[session] = None
+        if session.table.pages and session not in self._parked:
+            self._parked[session] = next(self._parkings)
 
     def unpark(self, session: Session) -> None:
         self._parked.pop(session, None)
 
-    def reclaim(self) -> bool:
-        """Drops the pages of the session parked longest ago; False when there is none."""
-        if not self._parked:
-            return False
-        session, _ = self._parked.popitem(last=False)
-        session.table.truncate(0)
-        return True
+    def parked_longest(self) -> Session | None:
+        """The session parked longest ago of those that hold pages."""
+        return next(iter(self._parked), None)
+
+    def parking_of(self, session: Session) -> int | None:
+        """Which parking it is that a session is in; None when it runs or holds no pages.
+
+        While it is the same one, nothing has changed in the session's pages.
+        """
+        return self._parked.get(session)
 
     def expired(self, now_s: float) -> list[Session]:
         """The sessions without turns whose idle time has passed; each is named once."""

@@ -52,6 +52,11 @@ class Settings:
             nowhere.
         snapshot_ttl_s: how long a session that was saved there may be taken up.
         admin_socket: the path of the admin socket; empty is none.
+        host_tier_bytes: host memory for the KV of parked sessions that no longer fit the pool; 0 is none, and then it
+            is computed again. On a CPU the pool is host memory itself: raise `kv_tokens` first, and this only where
+            `disk_tier_dir` is set.
+        disk_tier_dir: directory for KV that no longer fits host memory either; empty is none.
+        disk_tier_bytes: what the files there may take; 0 is half of what is free at the start.
     """
 
     model_dir: str = ""
@@ -71,6 +76,9 @@ class Settings:
     snapshot_dir: str = ""
     snapshot_ttl_s: float = 3600.0
     admin_socket: str = ""
+    host_tier_bytes: int = 0
+    disk_tier_dir: str = ""
+    disk_tier_bytes: int = 0
 
     def __post_init__(self) -> None:
         choices = {
@@ -90,6 +98,8 @@ class Settings:
             "max_context",
             "window_slack",
             "max_queued_turns",
+            "host_tier_bytes",
+            "disk_tier_bytes",
         ):
             least = int(name in at_least_one)
             if getattr(self, name) < least:

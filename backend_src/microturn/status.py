@@ -34,8 +34,8 @@ def status_of(session: Session, turn: Turn, finish_reason: str, now_s: float, co
         },
         timing_ms={
             "queue": (begun_s - arrived_s) * 1e3,
-            "restore": 0.0,
-            "prefill": (first_token_s - begun_s) * 1e3,
+            "restore": turn.restore_s * 1e3,
+            "prefill": (first_token_s - begun_s - turn.restore_s) * 1e3,
             "decode": (now_s - first_token_s) * 1e3,
             "total": (now_s - arrived_s) * 1e3,
         },

@@ -170,6 +170,7 @@ class Turn:
         num_computed: tokens that went through the model.
         num_cached: tokens that were in the cache when the turn began.
         due_s: when it should be done; the scheduler's order.
+        restore_s: how long it waited, before its first token, for KV that was outside the pool.
     """
 
     request: TurnRequest
@@ -186,6 +187,7 @@ class Turn:
     num_cached: int = 0
     due_s: float = 0.0
     begun_s: float = 0.0
+    restore_s: float = 0.0
     first_token_s: float | None = None
     stop_reason: int | str | None = None
 

@@ -55,6 +55,7 @@ class ScoringRunner:
         self.hidden_size = runner.hidden_size
         self.accepts_embeds = runner.accepts_embeds
         self.no_window_reason = runner.no_window_reason
+        self.kv = runner.kv
         self.surprises: list[float] = []
 
     def run(self, batch: Batch) -> Tensor:

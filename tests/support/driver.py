@@ -170,9 +170,10 @@ class Driver:
         return recorder, turn
 
     def run(self, max_steps: int = 100_000) -> None:
-        """Steps until nothing is left to do, checking the integrity after each."""
+        """Steps until nothing is left to do, checking the integrity after each; waits for KV that is on its way."""
+        is_busy = False
         for _ in range(max_steps):
-            is_busy = self.engine.step()
+            is_busy = self.engine.step(block=is_busy)
             self.engine.check_integrity()
             if not is_busy:
                 return

@@ -1,8 +1,9 @@
 """A model that is a hash, for tests of the engine in milliseconds.
 
-It keeps a cell for each slot of each page. A pass writes its new tokens into the cells, reads every row's whole context
-back through the row's pages, and makes the next token depend on all of it. So a page that is lost, lent twice or
-written by the wrong session changes the tokens, and `expected_tokens` says from a plain list what they must be.
+It keeps a cell for each slot of each page, in real `KVTensors`: the key is the position, the value says what stands
+there. A pass writes its new tokens into the cells, reads every row's whole context back through the row's pages, and
+makes the next token depend on all of it. So a page that is lost, lent twice, written by the wrong session or brought
+back as another changes the tokens, and `expected_tokens` says from a plain list what they must be.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from microturn.batch import Batch, Row
+from microturn.kv_tensors import KVTensors, LayerShape
 from microturn.window import Window
 from support.driver import Driver
 
@@ -30,20 +33,27 @@ class FakeRunner:
     """Implements `microturn.runner.Runner`.
 
     Attributes:
+        kv: one layer, [num_pages, 2, page_size, 1, 1]: a cell's position, and the number of its value.
         batches: all that it was given.
         error: what the next pass raises, once it has spoiled the cells that it was to write.
     """
 
     no_window_reason: str | None = None
 
-    def __init__(self, *, page_size: int, vocab_size: int = VOCAB_SIZE, accepts_embeds: bool = True) -> None:
+    def __init__(
+        self, *, num_pages: int, page_size: int, vocab_size: int = VOCAB_SIZE, accepts_embeds: bool = True
+    ) -> None:
         self.vocab_size = vocab_size
         self.hidden_size = HIDDEN_SIZE
         self.accepts_embeds = accepts_embeds
         self.batches: list[Batch] = []
         self.error: Exception | None = None
         self._page_size = page_size
-        self._cells: dict[tuple[int, int], tuple[int, bytes]] = {}
+        self.kv = KVTensors([LayerShape(1, 1)], num_pages, page_size, dtype=torch.int64)
+        self.kv.layers[0].fill_(-1)
+        self._cells = self.kv.layers[0].numpy()[..., 0, 0]
+        self._values: list[bytes] = []
+        self._numbers: dict[bytes, int] = {}
 
     @property
     def num_tokens(self) -> int:
@@ -75,29 +85,31 @@ class FakeRunner:
             written = row.pages[row.start // self._page_size :]
             assert all(num_rows_of[page] == 1 for page in written), "a page is written that another row reads"
 
-    def _cell(self, row: Row, at: int) -> tuple[int, int]:
-        return row.pages[at // self._page_size], at % self._page_size
-
     def _write(self, row: Row, values: Sequence[bytes]) -> None:
-        for number, value in enumerate(values):
-            self._cells[self._cell(row, row.start + number)] = (row.position + number, value)
+        at = np.arange(row.start, row.context_len)
+        pages, slots = np.array(row.pages)[at // self._page_size], at % self._page_size
+        self._cells[pages, 0, slots] = at + row.num_evicted
+        self._cells[pages, 1, slots] = [self._number(value) for value in values]
 
     def _read(self, row: Row) -> list[bytes]:
-        values = []
-        for at in range(row.context_len):
-            position = at if at < row.num_sinks else at + row.num_evicted
-            assert self._cell(row, at) in self._cells, f"position {position} was never computed"
-            written_position, value = self._cells[self._cell(row, at)]
-            assert written_position == position, f"position {position} holds what belongs to {written_position}"
-            values.append(value)
-        return values
+        cells = self._cells[np.array(row.pages)]
+        positions = cells[:, 0].reshape(-1)[: row.context_len].tolist()
+        seen = [at if at < row.num_sinks else at + row.num_evicted for at in range(row.context_len)]
+        assert positions == seen, "a position was never computed, or its page is another's"
+        return [self._values[number] for number in cells[:, 1].reshape(-1)[: row.context_len].tolist()]
+
+    def _number(self, value: bytes) -> int:
+        if value not in self._numbers:
+            self._numbers[value] = len(self._values)
+            self._values.append(value)
+        return self._numbers[value]
 
 
 class FakeDriver(Driver):
     """An engine over a `FakeRunner`, with small pages."""
 
     def __init__(self, *, num_pages: int = 128, page_size: int = 4, accepts_embeds: bool = True, **kwargs: Any) -> None:
-        self.runner = FakeRunner(page_size=page_size, accepts_embeds=accepts_embeds)
+        self.runner = FakeRunner(num_pages=num_pages, page_size=page_size, accepts_embeds=accepts_embeds)
         super().__init__(self.runner, num_pages=num_pages, page_size=page_size, **kwargs)
 
 

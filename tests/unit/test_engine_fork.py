@@ -156,7 +156,7 @@ def test_a_session_is_not_forked_into_itself(driver: FakeDriver) -> None:
 
 def test_a_parent_without_its_pages_is_computed_again(driver: FakeDriver) -> None:
     history = told(driver, [*range(20)], max_tokens=3)
-    while driver.engine._reclaim():
+    while driver.engine._tiers.reclaim():
         pass
     branch = driver.turn("branch", [9], start=True, fork_of="1", max_tokens=3)
     assert branch.token_ids == expected_tokens([*history, 9], 3)

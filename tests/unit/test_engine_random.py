@@ -3,14 +3,18 @@ jumps, in a pool that is too small, against plain lists.
 
 `PlainEngine` hears all that the engine hears and says what must come of it. After every event the contexts, the open
 turns and the answers of both are compared, and the engine's integrity is checked. `pytest --engine-runs` says how many
-runs there are.
+runs there are. Some of them have a host tier; in `TieredEngineMachine` there are files too, and some of these are
+damaged.
 """
 
 from __future__ import annotations
 
 import logging
+import shutil
 import sys
+import tempfile
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +27,7 @@ from support.fake_runner import VOCAB_SIZE, FakeDriver
 from support.plain_engine import MAX_SESSIONS, PlainEngine
 from support.plain_session import IDLE_S, MAX_QUEUED, PlainSession
 from support.plain_turn import MAX_CONTEXT, WINDOW, Ask, PlainTurn
+from support.tiers import settle
 
 # In so many steps the most urgent turn computes a whole context, if need be in steps of one token, and ends.
 MAX_STEPS_TO_AN_ANSWER = 2 * MAX_CONTEXT
@@ -91,6 +96,8 @@ flags = st.sampled_from([{}, {}, {"start": True}, {"start": True, "resume": True
 choices = st.integers(0, 11)
 # Steps that the engine makes before the next thing happens.
 pauses = st.sampled_from([0, 0, 1, 2, 3, 4, 6])
+# A page takes 64 bytes.
+host_tiers_bytes = st.sampled_from([0, 0, 200, 1000, 100_000])
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -100,11 +107,18 @@ class EngineMachine(RuleBasedStateMachine):
         num_pages=st.integers(10, 30),
         max_batch_tokens=st.sampled_from([4, 7, 64]),
         share_prefixes=st.booleans(),
+        host_tier_bytes=host_tiers_bytes,
         is_stopped=st.sampled_from([False, False, False, True]),
         first=st.lists(remarks, min_size=1, max_size=3),
     )
     def begin(
-        self, num_pages: int, max_batch_tokens: int, share_prefixes: bool, is_stopped: bool, first: list[Remark]
+        self,
+        num_pages: int,
+        max_batch_tokens: int,
+        share_prefixes: bool,
+        host_tier_bytes: int,
+        is_stopped: bool,
+        first: list[Remark],
     ) -> None:
         self.driver = FakeDriver(
             num_pages=num_pages,
@@ -115,6 +129,8 @@ class EngineMachine(RuleBasedStateMachine):
             max_sessions=MAX_SESSIONS,
             idle_timeout_s=IDLE_S,
             share_prefixes=share_prefixes,
+            host_tier_bytes=host_tier_bytes,
+            **self._more_settings(),
         )
         self.plain = PlainEngine(self.driver.clock, self._find)
         self.is_stopped = is_stopped
@@ -122,6 +138,9 @@ class EngineMachine(RuleBasedStateMachine):
         self.numbered: list[Ask] = []
         for session_id, remark in enumerate(first, start=1):
             self.start(session_id, remark, None, session_id == 1, 0)
+
+    def _more_settings(self) -> dict[str, Any]:
+        return {}
 
     # ---- what may happen: turns --------------------------------------------------------------------------------------
 
@@ -285,6 +304,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     def _step(self) -> None:
         self.driver.clock.now_s += STEP_S
+        settle(self.driver)
         may_fail = self.driver.runner.error is not None
         is_busy = self.driver.engine.step()
         self.plain.pass_time()
@@ -329,14 +349,52 @@ class EngineMachine(RuleBasedStateMachine):
         return asks[-1 - which % len(asks)]
 
 
+class TieredEngineMachine(EngineMachine):
+    """With files, which somebody damages now and then."""
+
+    def _more_settings(self) -> dict[str, Any]:
+        self.tier_dir = Path(tempfile.mkdtemp())
+        return {"disk_tier_dir": str(self.tier_dir), "disk_tier_bytes": 2000}
+
+    @rule(damage=st.sampled_from(["flip", "truncate", "remove", "swap"]), where=st.integers(0, 2**20))
+    def damage_files(self, damage: str, where: int) -> None:
+        """Something happens to all files."""
+        settle(self.driver)
+        files = sorted(self.tier_dir.glob("*/*.safetensors"))
+        contents = [file.read_bytes() for file in files]
+        for number, (file, content) in enumerate(zip(files, contents, strict=True)):
+            at = where % len(content)
+            if damage == "flip":
+                file.write_bytes(content[:at] + bytes([content[at] ^ 1 << where % 8]) + content[at + 1 :])
+            elif damage == "truncate":
+                file.write_bytes(content[:at])
+            elif damage == "remove":
+                file.unlink()
+            else:
+                file.write_bytes(contents[number - 1])
+
+    def teardown(self) -> None:
+        try:
+            super().teardown()
+        finally:
+            if hasattr(self, "driver"):
+                self.driver.engine.stop()
+                assert list(self.tier_dir.iterdir()) == []
+                shutil.rmtree(self.tier_dir)
+
+
+@pytest.mark.parametrize(("machine", "share"), [(EngineMachine, 1.0), (TieredEngineMachine, 0.25)])
 def test_whatever_happens_the_engine_does_what_plain_lists_say(
-    pytestconfig: pytest.Config, caplog: pytest.LogCaptureFixture
+    pytestconfig: pytest.Config,
+    caplog: pytest.LogCaptureFixture,
+    machine: type[EngineMachine],
+    share: float,
 ) -> None:
     caplog.set_level(logging.CRITICAL)
     runs = settings(
-        max_examples=pytestconfig.getoption("engine_runs"),
+        max_examples=int(share * pytestconfig.getoption("engine_runs")),
         stateful_step_count=30,
         deadline=None,
         suppress_health_check=list(HealthCheck),
     )
-    run_state_machine_as_test(EngineMachine, settings=runs)
+    run_state_machine_as_test(machine, settings=runs)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -35,10 +37,26 @@ def run_long(driver: ThreadedDriver) -> None:
 
 def test_sessions_are_described(driver: ThreadedDriver) -> None:
     one, two = driver.engine.call(Housekeeping.describe)
-    assert (one["id"], one["context_len"], one["kv_len"], one["state"], one["num_turns"]) == (1, 5, 4, "parked", 1)
-    assert (two["id"], two["context_len"], two["kv_len"]) == (2, 1, 0)
+    assert (one["id"], one["context_len"], one["state"], one["num_turns"]) == (1, 5, "parked", 1)
+    assert (one["kv_len"], one["kv"]) == (4, "device")
+    assert (two["id"], two["context_len"], two["kv_len"], two["kv"]) == (2, 1, 0, "tokens")
     assert 0 <= one["idle_s"] <= one["age_s"] < 10
     assert 20 < two["expires_in_s"] <= 30
+
+
+def test_kv_outside_the_pool_is_said_to_be_there(start: Callable[..., ThreadedDriver], tmp_path: Path) -> None:
+    """A pool for two sessions, host memory for one more, and files for the rest."""
+    driver = start(num_pages=32, max_context=64, host_tier_bytes=4096, disk_tier_dir=str(tmp_path))
+    for session_id in range(1, 9):
+        driver.ask(session_id, [*range(50)], start=True, max_tokens=2).wait()
+    deadline_s = time.monotonic() + 10
+    places: set[str] = set()
+    while places != {"device", "host", "disk"} and time.monotonic() < deadline_s:
+        places = {session["kv"] for session in driver.engine.call(Housekeeping.describe)}
+    assert places == {"device", "host", "disk"}
+    copy = driver.engine.call(lambda sessions: sessions.copy("1"))
+    assert copy.kv_len == 0
+    assert driver.ask(1, [7], max_tokens=2).wait().status.usage["cached_tokens"] > 0
 
 
 def test_a_session_that_runs_is_described_so(driver: ThreadedDriver) -> None:

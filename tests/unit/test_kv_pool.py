@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
-from microturn.kv_pool import PagePool, PageTable
+from microturn.kv_pool import PagePool, PageTable, TableState
 
 # ---- the pool ------------------------------------------------------------------------------------------------------
 
@@ -215,8 +215,8 @@ def test_pages_that_somebody_else_shares_are_nothing_that_others_could_give(num_
     full.reserve(4)
     assert pool.num_free == 0
     table = PageTable(pool)
-    assert table.could_reserve(num_tokens, [giver, taker]) is could
-    assert not table.could_reserve(num_tokens, [giver])
+    assert table.could_have(pool.num_pages_for(num_tokens), [giver, taker]) is could
+    assert not table.could_have(pool.num_pages_for(num_tokens), [giver])
 
 
 def test_adopted_pages_are_shared_and_count_as_computed() -> None:
@@ -237,6 +237,43 @@ def test_only_an_empty_table_adopts() -> None:
     table.reserve(1)
     with pytest.raises(AssertionError, match="only an empty table"):
         table.adopt([])
+
+
+# ---- a table made anew ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kv_len", [0, 1, 4, 10, 12])
+def test_a_table_is_loaded_as_it_was_saved(kv_len: int) -> None:
+    pool = PagePool(8, 4)
+    table = PageTable(pool)
+    assert table.reserve(12)
+    table.kv_len = kv_len
+    assert table.used_pages == table.pages[: pool.num_pages_for(kv_len)]
+    state = table.save()
+    table.truncate(0)
+    other = PageTable(pool)
+    assert other.load(state)
+    assert other.save() == state
+    assert len(other.pages) == state.num_pages == pool.num_pages_for(kv_len), "what was only reserved is not"
+    pool.check_integrity([table.pages, other.pages])
+
+
+def test_a_table_is_not_loaded_where_pages_are_missing() -> None:
+    pool = PagePool(3, 4)
+    table = PageTable(pool)
+    assert not table.load(TableState(4, 13))
+    assert (table.pages, table.kv_len, pool.num_free) == ([], 0, 3)
+
+
+@pytest.mark.parametrize("kv_len", [0, 3, 4, 5, 9, 20])
+def test_a_state_is_cut_as_its_table_is(kv_len: int) -> None:
+    table = PageTable(PagePool(8, 4))
+    assert table.reserve(9)
+    table.kv_len = 9
+    state = table.save().cut(kv_len)
+    table.truncate(kv_len)
+    assert state == table.save()
+    assert state.num_pages == len(table.pages)
 
 
 # ---- any order of operations ---------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from microturn.kv_pool import PagePool
 from microturn.scheduler import ScheduledRow, Scheduler
-from microturn.session import Session, SessionTable
+from microturn.session import Session
 from support.sessions import make_session, make_turn
+from support.tiers import TiersDriver
 
 PAGE_SIZE = 4
 
@@ -20,10 +21,6 @@ PAGE_SIZE = 4
 @pytest.fixture
 def pool() -> PagePool:
     return PagePool(256, PAGE_SIZE)
-
-
-def nothing_parked() -> bool:
-    return False
 
 
 def running(
@@ -36,10 +33,12 @@ def running(
 
 
 def schedule(
-    sessions: Sequence[Session], max_batch_tokens: int, reclaim: Callable[[], bool] = nothing_parked
+    sessions: Sequence[Session], max_batch_tokens: int, memory: TiersDriver | None = None
 ) -> dict[object, int]:
     """Tokens of the next step by session id, in its order."""
-    rows = Scheduler(max_batch_tokens, reclaim).schedule(sessions)
+    memory = memory or TiersDriver(sessions[0].table._pool if sessions else PagePool(1, PAGE_SIZE))
+    memory.tiers.begin_step()
+    rows = Scheduler(max_batch_tokens, memory.tiers).schedule(sessions)
     return {row.session.id: row.num_tokens for row in rows}
 
 
@@ -152,21 +151,21 @@ def test_of_two_long_prompts_the_one_due_earliest_is_computed_first(pool: PagePo
 def test_parked_sessions_give_way_before_running_ones() -> None:
     """B3: idle sessions held every row, so that even sessions that owned a row could not run."""
     pool = PagePool(6, PAGE_SIZE)
-    table = SessionTable()
+    memory = TiersDriver(pool)
     parked = make_session(pool, 9, context_len=13, kv_len=12)
-    table.park(parked)
+    memory.park(parked)
     sessions = [running(pool, 1, 12, due_s=1.0), running(pool, 2, 9, 8, due_s=5.0)]
-    assert schedule(sessions, 64, table.reclaim) == {1: 12, 2: 1}
+    assert schedule(sessions, 64, memory) == {1: 12, 2: 1}
     assert parked.table.pages == []
 
 
 def test_nobody_gives_way_while_there_is_room() -> None:
     pool = PagePool(9, PAGE_SIZE)
-    table = SessionTable()
+    memory = TiersDriver(pool)
     parked = make_session(pool, 9, context_len=13, kv_len=12)
-    table.park(parked)
+    memory.park(parked)
     sessions = [running(pool, 1, 12, due_s=1.0), running(pool, 2, 9, 8, due_s=5.0)]
-    assert schedule(sessions, 64, table.reclaim) == {1: 12, 2: 1}
+    assert schedule(sessions, 64, memory) == {1: 12, 2: 1}
     assert parked.table.kv_len == 12
 
 
@@ -201,7 +200,7 @@ def test_a_preempted_session_does_not_come_back_in_the_same_step() -> None:
 def test_no_more_pages_are_reserved_than_the_step_writes(pool: PagePool) -> None:
     """B17-B20: pages reserved ahead were leaked or counted twice."""
     sessions = [running(pool, number, 50) for number in range(3)]
-    for row in Scheduler(16, nothing_parked).schedule(sessions):
+    for row in Scheduler(16, TiersDriver(pool).tiers).schedule(sessions):
         assert len(row.session.table.pages) == pool.num_pages_for(row.session.table.kv_len + row.num_tokens)
 
 
@@ -242,7 +241,7 @@ def test_every_turn_ends_in_a_pool_that_holds_one_context(
     """B9: two sessions waited for each other's pages, and nobody made progress."""
     pool = PagePool(num_pages, PAGE_SIZE)
     waiting = [running(pool, number, context_len, due_s=due_s) for number, (context_len, due_s) in enumerate(turns)]
-    scheduler = Scheduler(max_batch_tokens, nothing_parked)
+    scheduler = Scheduler(max_batch_tokens, TiersDriver(pool).tiers)
     num_steps = 0
     while waiting:
         rows = scheduler.schedule(waiting)

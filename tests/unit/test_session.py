@@ -242,7 +242,7 @@ def test_the_pages_of_an_ended_session_are_free(table: SessionTable, pool: PageP
     table.park(session)
     table.end(session)
     assert pool.num_free == 16
-    assert not table.reclaim()
+    assert table.parked_longest() is None
 
 
 def test_a_session_with_a_running_turn_is_not_ended(table: SessionTable, pool: PagePool) -> None:
@@ -253,10 +253,10 @@ def test_a_session_with_a_running_turn_is_not_ended(table: SessionTable, pool: P
         table.end(session)
 
 
-# ---- reclaiming pages ----------------------------------------------------------------------------------------------
+# ---- parked sessions -----------------------------------------------------------------------------------------------
 
 
-def test_the_session_parked_longest_ago_gives_its_pages_first(table: SessionTable, pool: PagePool) -> None:
+def test_the_session_parked_longest_ago_is_known(table: SessionTable, pool: PagePool) -> None:
     sessions = [make_session(pool, session_id, context_len=9, kv_len=8) for session_id in range(3)]
     for session in sessions:
         table.add(session)
@@ -264,37 +264,25 @@ def test_the_session_parked_longest_ago_gives_its_pages_first(table: SessionTabl
     table.unpark(sessions[0])
     table.park(sessions[0])
     for session in (sessions[1], sessions[2], sessions[0]):
-        assert session.table.pages
-        assert table.reclaim()
-        assert not session.table.pages
-    assert not table.reclaim()
-
-
-def test_a_reclaimed_session_keeps_its_context(table: SessionTable, pool: PagePool) -> None:
-    session = make_session(pool, context_len=9, kv_len=8)
-    table.add(session)
-    table.park(session)
-    table.reclaim()
-    assert len(session.context) == 9
-    assert session.table.kv_len == 0
-    assert found(table, 1) is session
+        assert table.parked_longest() is session
+        table.unpark(session)
+    assert table.parked_longest() is None
 
 
 def test_a_session_that_is_not_parked_keeps_its_pages(table: SessionTable, pool: PagePool) -> None:
     session = make_session(pool, context_len=9, kv_len=8)
     table.add(session)
-    assert not table.reclaim()
+    assert table.parked_longest() is None
     table.park(session)
     table.unpark(session)
-    assert not table.reclaim()
-    assert session.table.kv_len == 8
+    assert table.parked_longest() is None
 
 
-def test_a_parked_session_without_pages_has_nothing_to_reclaim(table: SessionTable, pool: PagePool) -> None:
+def test_a_parked_session_without_pages_has_nothing_to_give(table: SessionTable, pool: PagePool) -> None:
     session = make_session(pool)
     table.add(session)
     table.park(session)
-    assert not table.reclaim()
+    assert table.parked_longest() is None
 
 
 def test_parking_twice_does_not_make_a_session_younger(table: SessionTable, pool: PagePool) -> None:
@@ -303,10 +291,20 @@ def test_parking_twice_does_not_make_a_session_younger(table: SessionTable, pool
     for session in (first, second):
         table.add(session)
         table.park(session)
+    parking = table.parking_of(first)
     table.park(first)
-    table.reclaim()
-    assert not first.table.pages
-    assert second.table.pages
+    assert table.parked_longest() is first
+    assert table.parking_of(first) == parking is not None
+
+
+def test_a_parking_after_a_turn_is_another_one(table: SessionTable, pool: PagePool) -> None:
+    session = make_session(pool, context_len=9, kv_len=8)
+    table.park(session)
+    parking = table.parking_of(session)
+    table.unpark(session)
+    assert table.parking_of(session) is None
+    table.park(session)
+    assert table.parking_of(session) not in (None, parking)
 
 
 # ---- expiry --------------------------------------------------------------------------------------------------------

@@ -19,6 +19,11 @@ def test_without_a_proxy_that_names_tenants_there_is_no_bound_for_them() -> None
     assert Settings().max_sessions_per_tenant == 0
 
 
+def test_nothing_is_kept_outside_the_pool_unless_it_is_asked_for() -> None:
+    """On a CPU the pool is host memory itself, and nobody's disk is filled unasked."""
+    assert (Settings().host_tier_bytes, Settings().disk_tier_dir) == (0, "")
+
+
 def test_every_type_is_read_from_text() -> None:
     read = Settings.from_strings(
         {"model_dir": "models/a b", "max_sessions": "7", "idle_timeout_s": "2.5", "share_prefixes": "true"}
@@ -68,6 +73,8 @@ def test_a_value_of_another_type_is_refused(name: str, text: str, type_name: str
         ("max_batch_tokens", 1),
         ("max_context", 0),
         ("max_queued_turns", 1),
+        ("host_tier_bytes", 0),
+        ("disk_tier_bytes", 0),
     ],
 )
 def test_numbers_have_a_least_value(name: str, least: int) -> None:

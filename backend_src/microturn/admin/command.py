@@ -110,7 +110,7 @@ def _table(sessions: Sequence[Mapping[str, Any]]) -> str:
                 # An id is what a client chose: no control character of it reaches the terminal.
                 str(session["id"]).encode("unicode_escape").decode(),
                 str(session["context_len"]),
-                str(session["kv_len"]),
+                session["kv"],
                 session["state"],
                 _duration(session["age_s"]),
                 last,

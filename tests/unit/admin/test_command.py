@@ -42,7 +42,7 @@ def test_the_table_shows_what_lives(socket: Path, capsys: pytest.CaptureFixture[
     assert sessions("list", socket=socket) == 0
     head, row = capsys.readouterr().out.splitlines()
     assert head.split() == ["ID", "CONTEXT", "KV", "STATE", "AGE", "LAST", "TURN"]
-    assert row.split()[:4] == ["4711", "4", "3", "parked"]
+    assert row.split()[:4] == ["4711", "4", "device", "parked"]
     assert row.endswith(" s ago")
 
 

@@ -18,7 +18,7 @@ from support.fake_runner import FakeDriver
 from support.snapshots import KEY, find, live, saved
 
 # What a snapshot does not hold, since it belongs to the server or to turns that are not done.
-_NOT_SAVED = {"history", "table", "results", "last_activity_s", "running", "queued", "is_closing"}
+_NOT_SAVED = {"history", "table", "stored", "beat", "results", "last_activity_s", "running", "queued", "is_closing"}
 
 
 @pytest.fixture

@@ -1,0 +1,140 @@
+"""One copy of KV in one safetensors file, and the check that it is what was written.
+
+    8 bytes   length of the header
+    header    JSON: each tensor's dtype, shape and place; `__metadata__`: model, page size, table, checksum of tensors
+    tensors   as they lie in memory
+
+Whoever reads the file knows what was written, down to the last byte of the header: so a header is compared and never
+believed, and a flipped bit anywhere in the file is found. We write and read the format ourselves because the library
+holds the interpreter's lock for as long as it takes, and running turns would wait; what the library opens is the same.
+
+Knows one file; knows no directory and no sessions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+
+from microturn.kv_image import KVImage
+from microturn.kv_pool import TableState
+
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+}
+_LENGTH_BYTES = 8
+_MAX_HEADER_BYTES = 1 << 20
+# The library aligns the tensors so, and refuses other files on some paths.
+_ALIGNMENT = 8
+
+
+class DamagedFile(Exception):
+    """A file is not what was written."""
+
+
+def checksum_of(image: KVImage) -> str:
+    """A hash of all bytes of the tensors."""
+    return hashlib.blake2b(image.buffer.numpy().data, digest_size=32).hexdigest()
+
+
+def write_image(path: Path, image: KVImage, model: str, state: TableState) -> str:
+    """Writes a file, complete under its name or not at all.
+
+    It is not forced out of the page cache: the file is of use to this process alone, and all of it is checked when it
+    is read.
+
+    Args:
+        path: where to.
+        image: the tensors.
+        model: fingerprint of the model whose KV it is.
+        state: of the table whose pages these were.
+
+    Returns:
+        the checksum, which reading it asks for.
+
+    Raises:
+        OSError: it cannot be written; nothing is left of it.
+    """
+    checksum = checksum_of(image)
+    part = path.with_suffix(".part")
+    try:
+        with part.open("wb") as file:
+            file.write(_head(image, model, state, checksum))
+            file.write(image.buffer.numpy().data)
+        part.replace(path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
+    return checksum
+
+
+def read_image(path: Path, image: KVImage, model: str, state: TableState, checksum: str) -> None:
+    """Reads a file into an image of its shape.
+
+    Raises:
+        DamagedFile: it is not what was written with this model, state and checksum; the image's content means nothing.
+        OSError: it is missing or cannot be read.
+    """
+    expected = _head(image, model, state, checksum)
+    with path.open("rb", buffering=0) as file:
+        head = file.read(len(expected))
+        if head != expected:
+            raise DamagedFile(_difference(path, model))
+        if _read_into(file, memoryview(image.buffer.numpy().data)) < image.num_bytes or file.read(1):
+            raise DamagedFile(f"{path.stat().st_size} bytes are not {len(expected) + image.num_bytes}")
+    if checksum_of(image) != checksum:
+        raise DamagedFile("the checksum of the tensors differs")
+
+
+def _head(image: KVImage, model: str, state: TableState, checksum: str) -> bytes:
+    """All that stands before the tensors."""
+    metadata = {
+        "format": "microturn-kv-1",
+        "model": model,
+        "page_size": str(state.page_size),
+        "table": json.dumps(asdict(state)),
+        "checksum": checksum,
+    }
+    header: dict[str, object] = {"__metadata__": metadata}
+    for index, (tensor, start) in enumerate(zip(image.tensors, image.offsets, strict=True)):
+        header[str(index)] = {
+            "dtype": _DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, start + tensor.nbytes],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    return len(text).to_bytes(_LENGTH_BYTES, "little") + text
+
+
+def _difference(path: Path, expected_model: str) -> str:
+    """Why a file's head is not the one that was expected, as far as it can be told."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        header = file.read(length) if length <= _MAX_HEADER_BYTES else b""
+    try:
+        model = json.loads(header)["__metadata__"]["model"]
+    except (ValueError, KeyError, TypeError):
+        return "its header is damaged"
+    return "its header is of another session's KV" if model == expected_model else "it is of another model"
+
+
+def _read_into(file: BinaryIO, buffer: memoryview) -> int:
+    """Fills a buffer as far as the file reaches; the number of bytes read."""
+    num_read = 0
+    while num_read < len(buffer) and (num := file.readinto(buffer[num_read:])):  # type: ignore[attr-defined]
+        num_read += num
+    return num_read

@@ -1,0 +1,276 @@
+"""Moves the KV of sessions between the pool and what lies behind it.
+
+    pool pages free   0 ────────── begin ─────── enough ──────────── all
+                      │ a turn     │ parked sessions │
+                      │ takes      │ leave, a few    │ nothing moves
+                      │ pages      │ pages a step    │
+
+Belongs to the engine's thread, which copies pages between its steps: no more of them per step than a running turn can
+wait for. Only where a turn needs pages and none are free, a whole session is copied out at once: that is seldom, and
+takes a hundredth of the time in which it would be computed again. For the same reason the KV of a running session that
+must give way goes to host memory too. Without a host tier, KV that must give way is dropped, and computed again from
+the tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from microturn.kv_image import KVImage
+from microturn.kv_pool import PagePool, TableState
+from microturn.kv_tensors import KVTensors
+from microturn.prefix_cache import PrefixCache
+from microturn.session import Session, SessionTable
+from microturn.tiers.forecast import Forecast, is_away
+from microturn.tiers.storage import Storage
+from microturn.tiers.stored_kv import Place, StoredKV
+
+# Shares of the pool: with less than the first free, parked sessions begin to leave, until the second is free.
+_BEGIN_SHARE = 1 / 16
+_ENOUGH_SHARE = 1 / 8
+
+# Bytes copied in one step: for turns that wait, and for what can wait. At 2 GB/s or more, which two busy cores reach,
+# these are at most 16 and 8 ms.
+_BYTES_FOR_TURNS = 32 << 20
+_BYTES_FOR_LATER = 16 << 20
+
+
+@dataclass
+class _Saving:
+    """A parked session that is being copied out, still whole in the pool.
+
+    Attributes:
+        parking: which parking of the session it is; a turn in between makes it another one.
+        num_copied: pages so far.
+    """
+
+    session: Session
+    parking: int | None
+    state: TableState
+    image: KVImage
+    num_copied: int = 0
+
+
+class Tiers:
+    """What the scheduler asks for pages, and what brings the KV of sessions back.
+
+    Args:
+        pool: the pages.
+        kv: what stands in them.
+        sessions: those that live.
+        prefixes: pages that give way before those of any session.
+        storage: what lies behind the pool.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        pool: PagePool,
+        kv: KVTensors,
+        sessions: SessionTable,
+        prefixes: PrefixCache,
+        storage: Storage,
+        clock: Callable[[], float],
+    ) -> None:
+        self.storage = storage
+        self._pool = pool
+        self._kv = kv
+        self._sessions = sessions
+        self._prefixes = prefixes
+        self._clock = clock
+        self._bytes_per_page = kv.bytes_per_page
+        self._begin_pages = math.ceil(_BEGIN_SHARE * pool.num_pages)
+        self._enough_pages = math.ceil(_ENOUGH_SHARE * pool.num_pages)
+        self._is_short = False
+        self._saving: _Saving | None = None
+        self._forecast = Forecast()
+        self._expected: dict[Session, None] = {}
+        self._bytes_for_turns = self._bytes_for_later = 0
+        self._has_more = False
+
+    # ---- each step -----------------------------------------------------------------------------------------------
+
+    def begin_step(self) -> None:
+        """From now on as much may be copied as in one step."""
+        self._bytes_for_turns = max(_BYTES_FOR_TURNS, self._bytes_per_page)
+        self._bytes_for_later = max(_BYTES_FOR_LATER, self._bytes_per_page)
+        self._has_more = False
+        self.storage.begin_step()
+
+    def end_step(self) -> bool:
+        """Does what can wait: a step's share of it.
+
+        Returns:
+            whether anything is left that could be copied at once.
+        """
+        if self.storage.is_there:
+            self._restore_expected()
+            self._save_parked()
+        return self._has_more
+
+    def check_integrity(self) -> None:
+        """Asserts that every copy belongs to as many sessions as it says."""
+        users = Counter(session.stored.image for session in self._sessions if session.stored is not None)
+        assert all(image.num_users == number for image, number in users.items()), "users of a copy are counted wrong"
+        assert all(image in users or not image.num_users for image in self.storage), "a copy of nobody's"
+        self.storage.check_integrity()
+
+    @property
+    def next_s(self) -> float | None:
+        """When there is something to do again though nobody comes, by the engine's clock."""
+        return self._forecast.next_s
+
+    # ---- pages for turns -----------------------------------------------------------------------------------------
+
+    def reclaim(self) -> bool:
+        """Frees some pages that no running session holds; False when there are none."""
+        if self._prefixes.evict():
+            return True
+        session = self._sessions.parked_longest()
+        if session is None:
+            return False
+        self.move_out(session)
+        return True
+
+    def move_out(self, session: Session) -> None:
+        """Takes a session's pages at once. Its KV goes to the host where there is room, or else is dropped."""
+        if session.stored is None and session.table.kv_len:
+            saving = self._saving_of(session, self.storage.make_room)
+            if saving is not None:
+                self._copy_out(saving, saving.state.num_pages)
+                return
+            self.storage.counters.dropped += 1
+        self._free(session)
+
+    # ---- KV for turns --------------------------------------------------------------------------------------------
+
+    def is_at_hand(self, session: Session) -> bool:
+        """Whether a running session can go on once it has pages; if its KV is on disk, it is fetched."""
+        stored = session.stored
+        if stored is None:
+            return True
+        if not self.storage.fetch(stored.image, is_urgent=True):
+            return False
+        if stored.image.is_lost:
+            assert session.running is not None
+            session.running.num_cached = 0
+            self._note_restored(session, stored)
+            session.table.truncate(0)
+            session.drop_stored()
+        return True
+
+    def fill(self, session: Session) -> bool:
+        """Copies KV that is at hand into the session's pages; False while some is left for the next step."""
+        stored = session.stored
+        if stored is None:
+            return True
+        num_pages = self._copy_in(session, stored, self._bytes_for_turns)
+        self._bytes_for_turns -= num_pages * self._bytes_per_page
+        return session.stored is None
+
+    # ---- parked sessions leave -----------------------------------------------------------------------------------
+
+    def _save_parked(self) -> None:
+        """Copies parked sessions out while too few pages are free, the one parked longest ago first."""
+        if self._saving is not None and self._saving.parking != self._sessions.parking_of(self._saving.session):
+            self._saving = None
+        num_free = self._pool.num_free
+        self._is_short = num_free < (self._enough_pages if self._is_short else self._begin_pages)
+        while self._is_short:
+            session = self._sessions.parked_longest()
+            if session is None:
+                return
+            if self._bytes_for_later < self._bytes_per_page:
+                self._has_more = True
+                return
+            if not self._prefixes.evict():
+                if session.stored is not None:
+                    self._free(session)  # it was expected, and did not come
+                    continue
+                saving = self._saving_of(session, self.storage.has_room)
+                if saving is None:
+                    return
+                num_pages = self._copy_out(saving, self._bytes_for_later // self._bytes_per_page)
+                self._bytes_for_later -= num_pages * self._bytes_per_page
+            self._is_short = self._pool.num_free < self._enough_pages
+
+    def _saving_of(self, session: Session, has_room: Callable[[int], bool]) -> _Saving | None:
+        """What has been copied of a session so far; None when there is nothing to copy, or no room."""
+        parking = self._sessions.parking_of(session)
+        saving = self._saving
+        if saving is not None and saving.session is session and saving.parking == parking:
+            return saving if has_room(saving.image.num_bytes) else None
+        state = session.table.save()
+        num_bytes = state.num_pages * self._bytes_per_page
+        if not has_room(num_bytes):
+            return None
+        self._saving = _Saving(session, parking, state, self._kv.new_image(state.num_pages))
+        return self._saving
+
+    def _copy_out(self, saving: _Saving, max_pages: int) -> int:
+        """Copies some pages more; with the last ones the session leaves the pool. Says how many."""
+        session, first = saving.session, saving.num_copied
+        pages = session.table.used_pages[first : first + max_pages]
+        self._kv.read(pages, saving.image, first)
+        saving.num_copied += len(pages)
+        if saving.num_copied == saving.state.num_pages:
+            self._saving = None
+            image = self.storage.add(saving.image, saving.state)
+            session.stored = StoredKV(image, saving.state, self._clock())
+            self._free(session)
+            if session.running is None:
+                self._forecast.note(session, self._clock())
+        return len(pages)
+
+    def _free(self, session: Session) -> None:
+        session.table.truncate(0)
+        self._sessions.unpark(session)
+        self._expected.pop(session, None)
+
+    # ---- sessions come back --------------------------------------------------------------------------------------
+
+    def _restore_expected(self) -> None:
+        """Brings sessions back before their turns come, into pages that nobody else wants."""
+        self._expected.update(dict.fromkeys(self._forecast.due(self._clock())))
+        for session in list(self._expected):
+            stored = session.stored
+            if stored is None or not is_away(session):
+                del self._expected[session]
+            elif not self.storage.fetch(stored.image, is_urgent=False):
+                if stored.image.place is Place.DISK:
+                    del self._expected[session]  # there is no memory for it
+            elif stored.image.is_lost or not session.reserve(0):
+                del self._expected[session]
+            else:
+                self._sessions.park(session)
+                num_pages = self._copy_in(session, stored, self._bytes_for_later)
+                self._bytes_for_later -= num_pages * self._bytes_per_page
+                if session.stored is not None:
+                    return
+                del self._expected[session]
+                self.storage.counters.restored_ahead += 1
+
+    def _copy_in(self, session: Session, stored: StoredKV, max_bytes: int) -> int:
+        """Copies some pages more; with the last ones the session is back. Says how many."""
+        assert stored.image.pages is not None
+        first = stored.num_copied
+        pages = session.table.used_pages[first:]
+        within_budget = pages[: max_bytes // self._bytes_per_page]
+        self._kv.write(within_budget, stored.image.pages, first)
+        stored.num_copied += len(within_budget)
+        if len(within_budget) < len(pages):
+            self._has_more = True
+        else:
+            self._note_restored(session, stored)
+            session.drop_stored()
+            self.storage.counters.restored += 1
+        return len(within_budget)
+
+    def _note_restored(self, session: Session, stored: StoredKV) -> None:
+        """The running turn had to wait until now; what it waits after its first token is part of its decoding."""
+        turn = session.running
+        if turn is not None and turn.first_token_s is None:
+            turn.restore_s += self._clock() - max(turn.begun_s, stored.moved_s)

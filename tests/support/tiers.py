@@ -1,0 +1,141 @@
+"""Tiers without an engine, over a pool whose pages hold anything."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from microturn.kv_pool import PagePool
+from microturn.kv_tensors import KVTensors, LayerShape
+from microturn.prefix_cache import PrefixCache
+from microturn.session import Session, SessionTable
+from microturn.tiers.counters import TierCounters
+from microturn.tiers.disk_store import DiskStore
+from microturn.tiers.file_thread import FileThread, Priority
+from microturn.tiers.storage import Storage
+from microturn.tiers.stored_kv import Place
+from microturn.tiers.tiers import Tiers
+from support.driver import Clock, Driver
+
+MODEL = "a model"
+MOVING = (Place.WRITING, Place.READING)
+
+
+def make_kv(num_pages: int, *, page_size: int = 4, dtype: torch.dtype = torch.float32) -> KVTensors:
+    """Two layers of different shapes, filled with bits of any kind."""
+    kv = KVTensors([LayerShape(2, 3), LayerShape(1, 5)], num_pages, page_size, dtype=dtype)
+    generator = torch.Generator().manual_seed(num_pages)
+    for tensor in kv._tensors:
+        bits = tensor.view(torch.uint8)
+        bits.copy_(torch.randint(0, 256, bits.shape, generator=generator, dtype=torch.uint8))
+    return kv
+
+
+def bits_of(kv: KVTensors, pages: list[int]) -> bytes:
+    """All that stands in some pages."""
+    return b"".join(tensor[pages].contiguous().view(torch.uint8).numpy().tobytes() for tensor in kv._tensors)
+
+
+class Posts:
+    """What the file thread hands over, done by the test's thread."""
+
+    def __init__(self) -> None:
+        self._posts: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self.post = self._posts.put
+
+    def take(self) -> None:
+        """Does what has been posted."""
+        while not self._posts.empty():
+            self._posts.get()()
+
+
+def wait_for_files(thread: FileThread) -> None:
+    """Waits until all that was submitted is done and posted."""
+    posted: queue.SimpleQueue[None] = queue.SimpleQueue()
+    thread.submit(lambda: posted.put(None), lambda _: None, Priority.LATER)
+    posted.get(timeout=30)
+
+
+class StorageDriver:
+    """A storage whose files are waited for.
+
+    Args:
+        host_bytes: see `Storage`.
+        disk_dir: where the files are; None is no disk.
+        disk_bytes: see `DiskStore`.
+        max_image_bytes: see `Storage`.
+        kv: whose pages are kept.
+    """
+
+    def __init__(
+        self,
+        host_bytes: int,
+        disk_dir: Path | None = None,
+        *,
+        disk_bytes: int = 0,
+        max_image_bytes: int = 0,
+        kv: KVTensors | None = None,
+    ) -> None:
+        self.kv = kv or make_kv(16)
+        self._posts = Posts()
+        self.disk = (
+            None if disk_dir is None else DiskStore(disk_dir, disk_bytes, MODEL, self.kv.new_image, self._posts.post)
+        )
+        self.counters = TierCounters()
+        self.clock = Clock()
+        self.storage = Storage(host_bytes, max_image_bytes, self.disk, self.counters, self.clock)
+
+    def settle(self) -> None:
+        """Waits until no file is being read, written or removed any more."""
+        if self.disk is not None:
+            is_moving = True
+            while is_moving:
+                wait_for_files(self.disk._thread)
+                self._posts.take()
+                is_moving = any(image.place in MOVING for image in self.storage)
+            wait_for_files(self.disk._thread)
+        self.storage.check_integrity()
+
+
+class TiersDriver(StorageDriver):
+    """Tiers over a pool and a table of sessions."""
+
+    def __init__(self, pool: PagePool, host_bytes: int = 0, disk_dir: Path | None = None, **kwargs: int) -> None:
+        super().__init__(host_bytes, disk_dir, kv=make_kv(pool.num_pages, page_size=pool.page_size), **kwargs)
+        self.pool = pool
+        self.sessions = SessionTable()
+        self.prefixes = PrefixCache(pool)
+        self.tiers = Tiers(pool, self.kv, self.sessions, self.prefixes, self.storage, self.clock)
+
+    def park(self, session: Session) -> bytes:
+        """Adds a session that has no turn; says what stands in its pages."""
+        self.sessions.add(session)
+        self.sessions.park(session)
+        return bits_of(self.kv, session.table.pages)
+
+    def step(self) -> bool:
+        """One step without turns: whether more could be copied at once."""
+        self.tiers.begin_step()
+        has_more = self.tiers.end_step()
+        self.check_integrity()
+        return has_more
+
+    def check_integrity(self) -> None:
+        tables = [session.table.pages for session in self.sessions]
+        self.pool.check_integrity([*tables, *self.prefixes.owned()])
+        self.tiers.check_integrity()
+
+
+def settle(driver: Driver) -> None:
+    """Waits until the engine's files are read and written, and the engine has heard of it."""
+    disk = driver.engine._tiers.storage.disk
+    if disk is not None:
+        wait_for_files(disk._thread)
+        driver.engine._take_posts(block=False)
+
+
+def counters_of(driver: Driver) -> TierCounters:
+    return driver.engine._tiers.storage.counters
