@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from microturn import __version__
+from microturn.admin.command import add_sessions_arguments, run_sessions
 from microturn.serve.options import add_serve_arguments
 
 
@@ -47,6 +48,14 @@ def _build_parser() -> argparse.ArgumentParser:
     )
     fetch.add_argument("model", metavar="NAME", help="an embedded model, such as smollm2-135m")
     fetch.set_defaults(run=_run_fetch)
+    sessions = commands.add_parser(
+        "sessions",
+        help="list, export and import sessions",
+        description="Look after the sessions of a server that runs on this machine.",
+        allow_abbrev=False,
+    )
+    add_sessions_arguments(sessions)
+    sessions.set_defaults(run=run_sessions)
     return parser
 
 

@@ -28,13 +28,29 @@ class Codec(Protocol):
     """A session's text.
 
     Attributes:
-        state: all that it remembers; immutable, assignable.
+        state: all that it remembers; immutable, hashable, assignable.
+        tools: what it was made with, as JSON objects.
     """
 
     state: Any
 
+    @property
+    def tools(self) -> Sequence[Mapping[str, Any]]: ...
+
     def fork(self) -> Codec:
         """Another session's text that goes on from the same state."""
+        ...
+
+    def state_as_json(self, state: Any) -> Any:
+        """A state as it is written down: what `json.dumps` takes."""
+        ...
+
+    def state_from_json(self, written: Any) -> Any:
+        """A state that `state_as_json` wrote, in this process or another.
+
+        Errors:
+            ValueError, TypeError, KeyError: it did not.
+        """
         ...
 
     def least_num_ids(self, text: str, enough: int) -> int:

@@ -44,6 +44,18 @@ class Context:
             self.embeds.append(EmbedSpan(len(self), embeds))
             self.token_ids.extend([EMBED_ID] * len(embeds))
 
+    def place_embeds(self, starts: Sequence[int], pieces: Sequence[Tensor]) -> None:
+        """Puts embeddings, float32 [n, hidden], where they stand for tokens that are here already.
+
+        Args:
+            starts: where each piece begins, in their order.
+            pieces: the embeddings.
+        """
+        self.embeds = [EmbedSpan(start, embeds) for start, embeds in zip(starts, pieces, strict=True)]
+        edges = [edge for span in self.embeds for edge in (span.start, self._end(span))]
+        assert edges == sorted(edges), "embeddings overlap"
+        assert not edges or edges[-1] <= len(self), "embeddings beyond the context"
+
     def truncate(self, length: int) -> None:
         """Forgets everything from position `length` on."""
         del self.token_ids[length:]

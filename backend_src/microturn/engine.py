@@ -11,11 +11,14 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
+from typing import TypeVar
 
 from microturn.batch import Batch
 from microturn.codec import CodecFactory
 from microturn.errors import InternalError, InvalidArgument, Unavailable
+from microturn.housekeeping import Housekeeping
 from microturn.kv_pool import PagePool
 from microturn.lifecycle import Lifecycle
 from microturn.options import TurnOptions
@@ -26,11 +29,16 @@ from microturn.sampler import Sampled, SamplingRow, sample
 from microturn.scheduler import ScheduledRow, Scheduler
 from microturn.session import Session, SessionTable
 from microturn.settings import Settings
+from microturn.snapshots.arrivals import Arrivals
+from microturn.snapshots.directory import SnapshotDirectory
+from microturn.snapshots.session_state import Host
 from microturn.tiers.opening import open_storage
 from microturn.tiers.tiers import Tiers
 from microturn.turn import Turn, TurnOutput
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Engine:
@@ -43,8 +51,12 @@ class Engine:
         max_context: tokens that a session may hold at most; they fit the pool.
         new_codec: makes the codec of a new session.
         eos_ids: tokens that end a generation.
-        model_fingerprint: says whose KV is kept in files.
+        model_fingerprint: says whose KV is kept in files, and whose sessions are.
+        snapshots: where sessions are that were saved and that clients come back to; None is nowhere.
         clock: seconds, monotonic.
+
+    Attributes:
+        host: what a saved session finds here.
     """
 
     def __init__(
@@ -57,6 +69,7 @@ class Engine:
         new_codec: CodecFactory,
         eos_ids: frozenset[int] = frozenset(),
         model_fingerprint: str = "",
+        snapshots: SnapshotDirectory | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if pool.num_pages * pool.page_size < max_context:
@@ -89,8 +102,13 @@ class Engine:
             clock,
             step_len=settings.max_batch_tokens,
         )
-        self._reception = Reception(
-            settings, runner, pool, self._sessions, self._lifecycle, max_context=max_context, new_codec=new_codec
+        self.snapshots = snapshots
+        num_results = settings.max_queued_turns + 1
+        self.host = Host(model_fingerprint, max_context, num_results, runner.no_window_reason, pool, new_codec, clock)
+        arrivals = Arrivals(settings, self._sessions, self.host, snapshots)
+        self._reception = Reception(settings, runner, self._sessions, self._lifecycle, arrivals, self.host)
+        self._housekeeping = Housekeeping(
+            self._sessions, self._lifecycle, self._reception, arrivals, self.host, self._stop
         )
         # Nothing is left to do before somebody comes, or the time has.
         self._can_wait = True
@@ -109,6 +127,18 @@ class Engine:
     def cancel(self, turn: Turn) -> None:
         """Posts that nobody waits for a turn any more: see `Lifecycle.cancel`."""
         self._inbox.put(partial(self._lifecycle.cancel, turn))
+
+    def call(self, task: Callable[[Housekeeping], T]) -> T:
+        """Does a task between two steps, waits for it, and returns or raises what it does.
+
+        Raises:
+            Unavailable: the engine has stopped.
+        """
+        done: Future[T] = Future()
+        self._inbox.put(partial(self._do, task, done))
+        if self._is_stopping:
+            self._take_posts(block=False)
+        return done.result()
 
     def stop(self) -> None:
         """Ends `run`; turns that run or wait end with UNAVAILABLE, and so do those that come later."""
@@ -193,6 +223,14 @@ class Engine:
             turn.fail(_stopping())
         else:
             self._reception.receive(turn)
+
+    def _do(self, task: Callable[[Housekeeping], T], done: Future[T]) -> None:
+        try:
+            if self._is_stopping:
+                raise _stopping()
+            done.set_result(task(self._housekeeping))
+        except Exception as error:
+            done.set_exception(error)
 
     def _stop(self) -> None:
         if self._is_stopping:

@@ -72,6 +72,27 @@ class History:
     def __len__(self) -> int:
         return len(self.context)
 
+    @classmethod
+    def recalled(cls, codec: Codec, context: Context, marks: Sequence[Mark], text_state: Any) -> History:
+        """A history that was made elsewhere.
+
+        Args:
+            codec: that of a new session.
+            context: its tokens.
+            marks: as `marks` said there.
+            text_state: the codec's state there.
+        """
+        history = cls(codec)
+        history.context = context
+        history._marks = list(marks)
+        codec.state = text_state
+        return history
+
+    @property
+    def marks(self) -> Sequence[Mark]:
+        """Where the turns' inputs stand, in their order."""
+        return self._marks
+
     def fork(self, before: Checkpoint | None, cut: Cut | None) -> History:
         """An independent history that goes on from here, or from before a turn that is not done.
 

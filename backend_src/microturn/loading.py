@@ -18,10 +18,12 @@ from microturn.attention import native
 from microturn.batch import Batch, Row
 from microturn.engine import Engine
 from microturn.errors import InvalidArgument
+from microturn.fingerprint import model_fingerprint
 from microturn.kv_pool import PagePool
 from microturn.kv_tensors import KV_DTYPES, KVTensors
 from microturn.probe import check_model
 from microturn.settings import Settings
+from microturn.snapshots.directory import SnapshotDirectory
 from microturn.text.model_text import ModelText
 from microturn.text.session_text import SessionText
 
@@ -63,6 +65,7 @@ def load_engine(settings: Settings) -> Engine:
     """
     if not settings.model_dir:
         raise InvalidArgument("setting 'model_dir' is missing: name a Hugging Face model directory")
+    snapshots = _open_snapshots(settings)
     num_threads = settings.num_threads or len(os.sched_getaffinity(0))
     runner.set_num_threads(num_threads)
     use_native = _use_native(settings)
@@ -92,7 +95,8 @@ def load_engine(settings: Settings) -> Engine:
         max_context=max_context,
         new_codec=partial(SessionText, model_text),
         eos_ids=model_text.eos_ids,
-        model_fingerprint=str(Path(settings.model_dir).resolve()),
+        model_fingerprint=model_fingerprint(settings.model_dir),
+        snapshots=snapshots,
     )
     log.info(
         "%s: context of %d tokens, %d pages of %d tokens (%s, %.1f GB), %s layers, %s attention, %d threads",
@@ -107,6 +111,14 @@ def load_engine(settings: Settings) -> Engine:
         num_threads,
     )
     return engine
+
+
+def _open_snapshots(settings: Settings) -> SnapshotDirectory | None:
+    if not settings.snapshot_dir:
+        return None
+    snapshots = SnapshotDirectory(Path(settings.snapshot_dir), ttl_s=settings.snapshot_ttl_s)
+    snapshots.purge()
+    return snapshots
 
 
 def _use_native(settings: Settings) -> bool:

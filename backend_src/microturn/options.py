@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from microturn.errors import InvalidArgument
@@ -205,6 +205,16 @@ _SESSION_OPTIONS = frozenset(option.name for option in fields(SessionOptions))
 _OPTIONS = {
     option.metadata.get("wire_name", option.name): option for option in (*fields(TurnOptions), *fields(SessionOptions))
 }
+
+
+def parse_turn_options(values: Mapping[str, Any]) -> TurnOptions:
+    """Turn options by name.
+
+    Raises:
+        ValueError, KeyError: a value or a name that no turn could have brought.
+    """
+    parsed = {name: _OPTIONS[name].metadata["parse"](value) for name, value in values.items()}
+    return replace(TurnOptions(), **parsed)
 
 
 def parse_parameters(parameters: str, *, start: bool) -> tuple[dict[str, Any], SessionOptions]:

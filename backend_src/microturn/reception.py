@@ -9,18 +9,21 @@ from collections import deque
 from dataclasses import replace
 from typing import Any
 
+from microturn.admission import check_room
 from microturn.checks import check_request
-from microturn.codec import CodecFactory
-from microturn.errors import ContextFull, FailedPrecondition, InvalidArgument, ResourceExhausted
+from microturn.errors import ContextFull, FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
 from microturn.history import History
 from microturn.intake import take_in
-from microturn.kv_pool import PagePool, PageTable
 from microturn.lifecycle import Lifecycle, told
 from microturn.options import OF_ONE_TURN, TENANT_HEADER, SessionOptions, TurnOptions
+from microturn.ownership import KeyHash, check_owner
 from microturn.results import Results, check_same, content_of
 from microturn.runner import Runner
-from microturn.session import Session, SessionTable, check_owner
+from microturn.session import Session, SessionTable
 from microturn.settings import Settings
+from microturn.snapshots.arrivals import Arrivals
+from microturn.snapshots.session_state import Host
+from microturn.snapshots.snapshot import next_epoch
 from microturn.tiers.beat import Beat
 from microturn.turn import Turn, TurnRequest, least_input_len
 from microturn.window import DEFAULT_SINKS, Window
@@ -29,40 +32,44 @@ from microturn.window import DEFAULT_SINKS, Window
 class Reception:
     """Takes turns in, or refuses them.
 
+    Attributes:
+        is_draining: whether the server takes no more turns.
+
     Args:
         settings: its limits.
         runner: the model that the turns are for.
-        pool: where the pages of new sessions come from.
         sessions: those that live.
         lifecycle: gets the turns that are accepted.
-        max_context: tokens that a session may hold at most.
-        new_codec: makes the codec of a new session.
+        arrivals: brings saved sessions back.
+        host: what sessions find here.
     """
 
     def __init__(
         self,
         settings: Settings,
         runner: Runner,
-        pool: PagePool,
         sessions: SessionTable,
         lifecycle: Lifecycle,
-        *,
-        max_context: int,
-        new_codec: CodecFactory,
+        arrivals: Arrivals,
+        host: Host,
     ) -> None:
         self._settings = settings
         self._runner = runner
-        self._pool = pool
         self._sessions = sessions
         self._lifecycle = lifecycle
-        self._max_context = max_context
-        self._new_codec = new_codec
+        self._arrivals = arrivals
+        self.is_draining = False
+        self._host = host
 
     def receive(self, turn: Turn) -> None:
         """Takes a turn, or answers why not."""
         try:
+            if self.is_draining:
+                raise Unavailable("the server is stopping: come back, or go elsewhere, with START and resume")
             self._check_tenant(turn.request)
             check_request(turn.request, self._runner)
+            if turn.request.start:
+                self._arrivals.take_up(turn.request)
             if turn.request.opens:
                 self._open(turn)
             else:
@@ -83,7 +90,8 @@ class Reception:
                 return
         if request.options.get("turn", 0) != 0:
             raise InvalidArgument("START is turn 0: go on with a session that lives by resume")
-        self._check_num_sessions(request, replaced)
+        if replaced is None:
+            check_room(self._settings, self._sessions, request.options.get("tenant"))
         parent = self._parent(request)
         session = self._new_session(request) if parent is None else self._branch(request, parent)
         turn.options = replace(session.defaults, **request.options)
@@ -99,12 +107,12 @@ class Reception:
     def _new_session(self, request: TurnRequest) -> Session:
         asked = request.session_options
         defaults, seed = _defaults(request)
-        max_context = self._max_context_for(asked, self._max_context)
+        max_context = self._max_context_for(asked, self._host.max_context)
         window = self._window_for(asked, max_context)
         return Session(
             id=request.session_id,
-            history=History(self._new_codec(asked.tools)),
-            table=PageTable(self._pool, 0 if window is None else window.num_sinks),
+            history=History(self._host.new_codec(asked.tools)),
+            table=self._host.new_table(window),
             defaults=replace(TurnOptions(), **defaults),
             seed=secrets.randbits(63) if seed is None else seed,
             max_context=max_context,
@@ -112,8 +120,10 @@ class Reception:
             idle_timeout_s=asked.idle_timeout_s or self._settings.idle_timeout_s,
             last_activity_s=request.arrived_s,
             results=Results(capacity=self._settings.max_queued_turns + 1),
-            key=request.options.get("session_key"),
+            key=KeyHash.of(request.options.get("session_key")),
             tenant=request.options.get("tenant"),
+            opened_s=request.arrived_s,
+            epoch=next_epoch(),
             cache_salt=asked.cache_salt if self._settings.share_prefixes else None,
             priority=asked.session_priority,
         )
@@ -122,9 +132,7 @@ class Reception:
         asked = request.session_options.fork_of
         if asked is None:
             return None
-        # Ids travel as strings here; that of an integer session is found by its digits.
-        is_text = self._sessions.find(asked) is not None or not (asked.isascii() and asked.isdecimal())
-        parent = self._sessions.get(asked if is_text else int(asked), request)
+        parent = self._sessions.get(self._sessions.id_named(asked), request)
         if parent.id == request.session_id:
             raise InvalidArgument("a session is not forked into itself: give the branch an id of its own")
         return parent
@@ -143,7 +151,7 @@ class Reception:
             parent,
             id=request.session_id,
             history=parent.fork_history(),
-            table=PageTable(self._pool, 0 if parent.window is None else parent.window.num_sinks),
+            table=self._host.new_table(parent.window),
             defaults=replace(parent.defaults, **defaults),
             seed=parent.seed if seed is None else seed,
             max_context=self._max_context_for(asked, parent.max_context),
@@ -151,6 +159,8 @@ class Reception:
             last_activity_s=request.arrived_s,
             results=Results(capacity=self._settings.max_queued_turns + 1),
             cache_salt=None,
+            opened_s=request.arrived_s,
+            epoch=next_epoch(),
             stored=None,
             beat=Beat(),
             priority=asked.session_priority or parent.priority,
@@ -163,8 +173,8 @@ class Reception:
     def _max_context_for(self, asked: SessionOptions, default: int) -> int:
         if asked.max_context is None:
             return default
-        if asked.max_context > self._max_context:
-            raise InvalidArgument(f"option 'max_context' is at most {self._max_context} here")
+        if asked.max_context > self._host.max_context:
+            raise InvalidArgument(f"option 'max_context' is at most {self._host.max_context} here")
         return asked.max_context
 
     def _window_for(self, asked: SessionOptions, max_context: int) -> Window | None:
@@ -178,7 +188,7 @@ class Reception:
             DEFAULT_SINKS if asked.sink_tokens is None else asked.sink_tokens,
             asked.window_tokens or max_context // 2,
             self._settings.window_slack,
-            page_size=self._pool.page_size,
+            page_size=self._host.pool.page_size,
         )
         if window.max_kept >= max_context:
             raise InvalidArgument(
@@ -186,20 +196,6 @@ class Reception:
                 f"no room for a turn: max_context is {max_context}"
             )
         return window
-
-    def _check_num_sessions(self, request: TurnRequest, replaced: Session | None) -> None:
-        if replaced is not None:
-            return
-        tenant = request.options.get("tenant")
-        if len(self._sessions) >= self._settings.max_sessions:
-            raise ResourceExhausted(
-                f"{self._settings.max_sessions} sessions are open: close one or try again", retry_after_ms=1000
-            )
-        if tenant is not None and self._sessions.num_of_tenant(tenant) >= self._settings.max_sessions_per_tenant:
-            raise ResourceExhausted(
-                f"{self._settings.max_sessions_per_tenant} sessions of this tenant are open: close one or try again",
-                retry_after_ms=1000,
-            )
 
     # ---- turns of a session that lives ---------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from microturn.errors import InvalidArgument
@@ -30,17 +31,26 @@ class Results:
 
     Args:
         capacity: how many are kept: as many as turns can be outstanding.
+        kept: results by number, the oldest first, of which the last are kept.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, kept: Iterable[tuple[int, Result]] = ()) -> None:
         self._capacity = capacity
         self._results: OrderedDict[int, Result] = OrderedDict()
+        for number, result in kept:
+            self._keep(number, result)
+
+    def copy(self) -> Results:
+        """An independent record of the same results."""
+        return Results(self._capacity, self.kept())
+
+    def kept(self) -> list[tuple[int, Result]]:
+        """The results by number, the oldest first."""
+        return list(self._results.items())
 
     def record(self, turn: Turn) -> None:
         """Keeps the answer of a numbered turn that has ended well."""
-        self._results[turn.number] = Result(content_of(turn.request), TurnOutput.joined(turn.pieces))
-        if len(self._results) > self._capacity:
-            self._results.popitem(last=False)
+        self._keep(turn.number, Result(content_of(turn.request), TurnOutput.joined(turn.pieces)))
 
     def find(self, request: TurnRequest) -> TurnOutput | None:
         """The answer to a turn that is a repetition; None when no result of its number is kept.
@@ -54,6 +64,11 @@ class Results:
         check_same(request, result.content)
         assert result.answer.status is not None
         return replace(result.answer, status=replace(result.answer.status, replayed=True))
+
+    def _keep(self, number: int, result: Result) -> None:
+        self._results[number] = result
+        if len(self._results) > self._capacity:
+            self._results.popitem(last=False)
 
 
 def check_same(request: TurnRequest, content: bytes) -> None:

@@ -8,19 +8,20 @@ computed again from its context when its next turn comes.
 from __future__ import annotations
 
 import heapq
-import hmac
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from weakref import ReferenceType, ref
 
 from microturn.codec import Codec
 from microturn.context import Context
-from microturn.errors import Expired, MicroturnError, NotFound, PermissionDenied
+from microturn.errors import Expired, MicroturnError, NotFound
 from microturn.history import History
 from microturn.kv_pool import PageTable
 from microturn.options import TurnOptions
+from microturn.ownership import KeyHash, check_owner, is_owner
 from microturn.results import Results
 from microturn.tiers.beat import Beat
 from microturn.tiers.stored_kv import StoredKV
@@ -48,9 +49,11 @@ class Session:
         idle_timeout_s: silence after which it expires.
         last_activity_s: when either side was last heard of.
         results: of its numbered turns.
-        key: what every turn must bring; None is nothing.
+        key: what every turn must bring.
         tenant: on whose behalf a trusted proxy says that it was opened.
         cache_salt: with whom it shares the pages of its first turn; None is nobody.
+        opened_s: when it was opened.
+        epoch: rises with every copy of the session that is saved; the copy of a lower one is out of date.
         beat: when its turns come.
         priority: beats by which its turns are due earlier than others.
         num_dropped: tokens behind the sinks that a rewind cannot reach any more.
@@ -69,9 +72,11 @@ class Session:
     idle_timeout_s: float
     last_activity_s: float
     results: Results
-    key: str | None = None
+    key: KeyHash = field(default_factory=partial(KeyHash.of, None))
     tenant: str | None = None
     cache_salt: str | None = None
+    opened_s: float = 0.0
+    epoch: int = 0
     stored: StoredKV | None = None
     beat: Beat = field(default_factory=Beat)
     priority: int = 0
@@ -122,14 +127,31 @@ class Session:
         return min(self.num_pending, self.window.sees_less_from(self.kv_len) - self.kv_len)
 
     def is_owned_by(self, request: TurnRequest) -> bool:
-        """Whether a request brings the session's key and comes from its tenant; takes as long for any wrong key."""
-        options = request.options
-        return options.get("tenant") == self.tenant and _same_key(options.get("session_key"), self.key)
+        """Whether a request brings the session's key and comes from its tenant."""
+        return is_owner(self, request)
 
     def fork_history(self) -> History:
         """An independent history that goes on from the last committed point: that before the running turn."""
         turn = self.running
         return self.history.fork(None, None) if turn is None else self.history.fork(turn.before, turn.cut)
+
+    def at_rest(self, table: PageTable) -> Session:
+        """A copy as of the last committed point, which no turn changes any more.
+
+        Args:
+            table: its pages, none.
+        """
+        return replace(
+            self,
+            history=self.fork_history(),
+            table=table,
+            stored=None,
+            beat=Beat(),
+            results=self.results.copy(),
+            running=None,
+            queued=deque(),
+            num_turns=self.num_turns if self.running is None else self.running.number,
+        )
 
     def share_kv_of(self, parent: Session, context_len: int) -> None:
         """Begins with the full pages of another session whose history this one had up to a length.
@@ -213,7 +235,8 @@ class _Ended:
 
     error: type[MicroturnError]
     message: str
-    key: str | None
+    key: KeyHash
+    epoch: int
 
 
 class SessionTable:
@@ -250,9 +273,19 @@ class SessionTable:
             check_owner(session, request)
             return session
         ended = self._ended.get(session_id)
-        if ended is None or not _same_key(request.options.get("session_key"), ended.key):
+        if ended is None or not ended.key.matches(request.options.get("session_key")):
             raise NotFound(f"no session '{session_id}' is here: open one with START")
         raise ended.error(f"{ended.message}: open a new one with START")
+
+    def id_named(self, name: str) -> SessionId:
+        """The id that a text means: that of a living session, else the integer that it looks like."""
+        is_text = name in self._sessions or not (name.isascii() and name.isdecimal())
+        return name if is_text else int(name)
+
+    def newest_epoch(self, session_id: SessionId) -> int:
+        """The highest epoch of a session that lives or is remembered; 0 when there is none."""
+        known = self._sessions.get(session_id) or self._ended.get(session_id)
+        return 0 if known is None else known.epoch
 
     def num_of_tenant(self, tenant: str | None) -> int:
         return self._num_of_tenant[tenant]
@@ -274,9 +307,14 @@ class SessionTable:
         self.unpark(session)
         session.drop_kv()
         self._ended[session.id] = (
-            _Ended(Expired, f"session '{session.id}' was idle for {session.idle_timeout_s:g} s", session.key)
+            _Ended(
+                Expired,
+                f"session '{session.id}' was idle for {session.idle_timeout_s:g} s",
+                session.key,
+                session.epoch,
+            )
             if expired
-            else _Ended(NotFound, f"session '{session.id}' was closed", session.key)
+            else _Ended(NotFound, f"session '{session.id}' was closed", session.key, session.epoch)
         )
         if len(self._ended) > NUM_ENDED_REMEMBERED:
             self._ended.popitem(last=False)
@@ -324,19 +362,3 @@ class SessionTable:
     def _watch(self, session: Session, not_before_s: float = 0.0) -> None:
         at_s = max(session.expires_s, not_before_s)
         heapq.heappush(self._expiries, (at_s, next(self._entry_numbers), ref(session)))
-
-
-def check_owner(session: Session, request: TurnRequest) -> None:
-    """Checks that a request may speak for a session.
-
-    Raises:
-        PermissionDenied: it may not. The message says nothing about the session.
-    """
-    if not session.is_owned_by(request):
-        raise PermissionDenied("the session belongs to somebody else: bring the session_key that its START set")
-
-
-def _same_key(given: str | None, key: str | None) -> bool:
-    """Compares in constant time; no key is a key that nobody can give."""
-    # Half a surrogate pair can stand in JSON, and not in UTF-8.
-    return hmac.compare_digest(*(b"" if k is None else b"=" + k.encode(errors="surrogatepass") for k in (given, key)))

@@ -6,6 +6,7 @@ overrides them there. What can be derived is not a setting.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Self
@@ -49,6 +50,10 @@ class Settings:
         num_threads: threads of a forward pass; 0 is one per core this process may use.
         share_prefixes: full pages of a session's first turn stay in the pool as long as there is room, and a session
             of the same `cache_salt` that begins with the same tokens takes them up.
+        snapshot_dir: where live sessions are saved when the server stops, and where they are found again; empty is
+            nowhere.
+        snapshot_ttl_s: how long a session that was saved there may be taken up.
+        admin_socket: the path of the admin socket; empty is none.
         host_tier_bytes: host memory for the KV of parked sessions that no longer fit the pool; 0 is none, and then it
             is computed again. On a CPU the pool is host memory itself: raise `kv_tokens` first, and this only where
             `disk_tier_dir` is set.
@@ -71,6 +76,9 @@ class Settings:
     idle_timeout_s: float = 60.0
     num_threads: int = 0
     share_prefixes: bool = True
+    snapshot_dir: str = ""
+    snapshot_ttl_s: float = 3600.0
+    admin_socket: str = ""
     host_tier_bytes: int = 0
     disk_tier_dir: str = ""
     disk_tier_bytes: int = 0
@@ -102,6 +110,8 @@ class Settings:
                 raise InvalidArgument(f"setting '{name}' is at least {least}, not {getattr(self, name)}")
         if not 0 < self.idle_timeout_s <= MAX_IDLE_TIMEOUT_S:
             raise InvalidArgument(f"setting 'idle_timeout_s' is above 0 and at most {MAX_IDLE_TIMEOUT_S:g}")
+        if not 0 < self.snapshot_ttl_s < math.inf:
+            raise InvalidArgument("setting 'snapshot_ttl_s' is above 0, in seconds")
 
     @classmethod
     def from_strings(cls, values: Mapping[str, str]) -> Self:

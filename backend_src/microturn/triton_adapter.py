@@ -12,12 +12,15 @@ import queue
 import threading
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import triton_python_backend_utils as pb_utils  # noqa: TID251
 
+from microturn.admin.operations import Operations
+from microturn.admin.socket_server import AdminSocket
 from microturn.engine import Engine
 from microturn.errors import InternalError, InvalidArgument, MicroturnError
 from microturn.loading import start_engine
@@ -47,7 +50,13 @@ class TritonPythonModel:
         parameters = json.loads(args["model_config"])["parameters"]
         values = {name: value["string_value"] for name, value in parameters.items() if name not in _PUBLISHED}
         try:
-            self._engine = start_engine(Settings.from_strings(values))
+            settings = Settings.from_strings(values)
+            self._engine = start_engine(settings)
+            self._admin = (
+                AdminSocket(Path(settings.admin_socket), Operations(self._engine).answer)
+                if settings.admin_socket
+                else None
+            )
         except MicroturnError as error:
             raise pb_utils.TritonModelException(str(error)) from error
         self._responses = ResponseThread(self._engine)
@@ -62,6 +71,8 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         """Ends the turns that run, and the threads."""
+        if self._admin is not None:
+            self._admin.close()
         self._engine.stop()
         self._responses.stop()
 

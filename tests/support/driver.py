@@ -18,6 +18,7 @@ from microturn.layers.decoder import FusedDecoder
 from microturn.options import parse_parameters
 from microturn.runner import ModelRunner, Runner, trace_layers
 from microturn.settings import Settings
+from microturn.snapshots.directory import SnapshotDirectory
 from microturn.turn import SessionId, Status, TokenInput, Turn, TurnInput, TurnOutput, TurnRequest
 
 
@@ -25,6 +26,13 @@ class IdsOnly:
     """A codec for tests that speak token ids."""
 
     state: Any = None
+    tools: Sequence[Any] = ()
+
+    def state_as_json(self, state: Any) -> Any:
+        return state
+
+    def state_from_json(self, written: Any) -> Any:
+        return written
 
     def least_num_ids(self, text: str, enough: int) -> int:
         return len(text)
@@ -113,6 +121,8 @@ class Driver:
         page_size: int = 16,
         max_context: int = 2048,
         eos_ids: frozenset[int] = frozenset(),
+        snapshots: SnapshotDirectory | None = None,
+        model_fingerprint: str = "the test's",
         new_codec: Any = lambda _tools: IdsOnly(),
         clock: Any = None,
         **settings: Any,
@@ -126,6 +136,8 @@ class Driver:
             max_context=min(max_context, num_pages * page_size),
             new_codec=new_codec,
             eos_ids=eos_ids,
+            snapshots=snapshots,
+            model_fingerprint=model_fingerprint,
             clock=self.clock,
         )
 

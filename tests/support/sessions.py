@@ -7,6 +7,7 @@ from typing import Any
 from microturn.history import History
 from microturn.kv_pool import PagePool, PageTable
 from microturn.options import TurnOptions
+from microturn.ownership import KeyHash
 from microturn.results import Results
 from microturn.session import Session
 from microturn.turn import SessionId, TokenInput, Turn, TurnRequest
@@ -35,7 +36,7 @@ def make_session(
         idle_timeout_s=idle_timeout_s,
         last_activity_s=last_activity_s,
         results=Results(capacity=1),
-        key=key,
+        key=KeyHash.of(key),
         tenant=tenant,
     )
     session.context.append_ids(range(1, context_len + 1))

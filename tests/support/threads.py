@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from microturn.options import parse_parameters
-from microturn.turn import TokenInput, Turn, TurnRequest
+from microturn.turn import SessionId, TokenInput, Turn, TurnRequest
 from support.driver import Recorder
 from support.fake_runner import FakeDriver
 
@@ -50,7 +50,9 @@ class ThreadedDriver(FakeDriver):
     def begin(self) -> None:
         threading.Thread(target=self.engine.run, name=THREAD_NAME, daemon=True).start()
 
-    def ask(self, session_id: int, given: list[int], *, start: bool = False, **values: Any) -> Answer:
+    def ask(
+        self, session_id: SessionId, given: list[int], *, start: bool = False, end: bool = False, **values: Any
+    ) -> Answer:
         """Posts a turn without waiting for it."""
         answer = Answer()
         options, session_options = parse_parameters(json.dumps(values), start=start)
@@ -62,6 +64,7 @@ class ThreadedDriver(FakeDriver):
                     answer,
                     self.clock(),
                     start=start,
+                    end=end,
                     options=options,
                     session_options=session_options,
                 )

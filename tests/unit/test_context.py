@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -169,3 +170,22 @@ def test_a_context_is_a_plain_list(
     for span in context.embeds_between(first, first + length):
         row[span.start : span.start + len(span.embeds)] = span.embeds[:, 0].tolist()
     assert row == plain[first : first + length]
+
+
+def test_embeddings_are_put_back_where_they_stood() -> None:
+    context, again = Context(), Context()
+    context.append_ids([5, 6])
+    context.append_embeds(embeds(0.5, 0.25))
+    context.append_ids([7])
+    context.append_embeds(embeds(0.75))
+    again.append_ids(context.token_ids)
+    again.place_embeds([2, 5], [embeds(0.5, 0.25), embeds(0.75)])
+    assert items(again) == items(context)
+
+
+@pytest.mark.parametrize("starts", [[0, 1], [3, 0], [0, 4]])
+def test_embeddings_are_not_put_where_they_cannot_have_stood(starts: list[int]) -> None:
+    context = Context()
+    context.append_ids([1, 2, 3, 4, 5])
+    with pytest.raises(AssertionError):
+        context.place_embeds(starts, [embeds(0.5, 0.25), embeds(0.75, 1.0)])

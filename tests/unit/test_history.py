@@ -224,3 +224,14 @@ def test_integrity_finds_marks_that_cannot_be(marks: list[tuple[int, int]], mess
     history._marks = [Mark(start, end, None) for start, end in marks]
     with pytest.raises(AssertionError, match=message):
         history.check_integrity()
+
+
+def test_a_history_that_was_written_down_is_cut_like_the_one_that_was_lived() -> None:
+    for position in range(len(told(TURNS))):
+        lived = told(TURNS)
+        again = History.recalled(PlainCodec(), lived.context.copy(), lived.marks, lived.codec.state)
+        lived.cut(position)
+        again.cut(position)
+        assert again.codec.state == lived.codec.state
+        assert again.marks == lived.marks
+        assert again.context.token_ids == lived.context.token_ids

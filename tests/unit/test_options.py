@@ -18,6 +18,7 @@ from microturn.options import (
     SessionOptions,
     TurnOptions,
     parse_parameters,
+    parse_turn_options,
 )
 
 MAX_INT = 2**31 - 1
@@ -346,3 +347,15 @@ def test_a_decimal_string_has_ascii_digits_and_nothing_between_them(number: str)
     for name in ("max_tokens", "temperature"):
         with pytest.raises(InvalidArgument, match=f"option '{name}'"):
             turn_option(name, number)
+
+
+def test_turn_options_come_back_from_where_they_were_written() -> None:
+    options = parse_turn_options({"temperature": 0.5, "stop": ["a", "b"], "max_tokens": 3})
+    assert (options.temperature, options.stop, options.max_tokens, options.top_p) == (0.5, ("a", "b"), 3, 1.0)
+    assert parse_turn_options({}) == TurnOptions()
+
+
+@pytest.mark.parametrize("values", [{"temperature": -1}, {"stop": "a"}, {"unheard_of": 1}, {"max_tokens": True}])
+def test_what_no_turn_could_have_brought_is_refused(values: dict[str, Any]) -> None:
+    with pytest.raises((ValueError, KeyError)):
+        parse_turn_options(values)

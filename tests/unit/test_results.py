@@ -119,3 +119,19 @@ def test_kinds_of_input_with_the_same_bytes_are_not_the_same() -> None:
     kinds = [TokenInput((0,)), EmbedInput(torch.zeros(1, 2)), TextInput("\0" * 8)]
     assert len({content_of(request_of(kind)) for kind in kinds}) == 3
     assert len({content_of(request_of(TextInput(text))) for text in ("", "ids", "text", "é", "e\u0301")}) == 5
+
+
+def test_a_copy_is_a_record_of_its_own() -> None:
+    results = Results(capacity=2)
+    results.record(ended(request_of()))
+    copy = results.copy()
+    results.record(ended(request_of(number=1)))
+    assert [number for number, _ in results.kept()] == [0, 1]
+    assert [number for number, _ in copy.kept()] == [0]
+
+
+def test_of_what_is_handed_over_the_last_results_are_kept() -> None:
+    results = Results(capacity=3)
+    for number in range(3):
+        results.record(ended(request_of(number=number)))
+    assert [number for number, _ in Results(2, results.kept()).kept()] == [1, 2]

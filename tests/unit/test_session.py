@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import hmac
 import traceback
 import weakref
 from typing import Any
@@ -12,8 +11,9 @@ import pytest
 
 from microturn import session as session_module
 from microturn.errors import Expired, MicroturnError, NotFound, PermissionDenied
-from microturn.kv_pool import PagePool
-from microturn.session import Session, SessionTable, check_owner
+from microturn.kv_pool import PagePool, PageTable
+from microturn.ownership import check_owner
+from microturn.session import Session, SessionTable
 from microturn.turn import SessionId
 from support.sessions import make_session, make_turn
 
@@ -100,23 +100,6 @@ def test_who_brings_another_key_or_none_is_told_nothing(
         assert str(denied.value) == (
             "PERMISSION_DENIED: the session belongs to somebody else: bring the session_key that its START set"
         )
-
-
-@pytest.mark.parametrize("given", [None, "theirs", KEY])
-def test_keys_are_compared_in_constant_time(pool: PagePool, given: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A comparison that stops at the first character that differs tells how many were right."""
-    compared: list[tuple[bytes, bytes]] = []
-    compare = hmac.compare_digest
-
-    def listening_compare(one: bytes, other: bytes) -> bool:
-        compared.append((one, other))
-        return compare(one, other)
-
-    monkeypatch.setattr(hmac, "compare_digest", listening_compare)
-    session = make_session(pool, key=KEY)
-    turn = make_turn(**({} if given is None else {"session_key": given}))
-    assert session.is_owned_by(turn.request) is (given == KEY)
-    assert compared == [(b"" if given is None else b"=" + given.encode(), b"=ours")]
 
 
 def test_a_session_that_has_ended_is_told_of_to_its_owner_only(table: SessionTable, pool: PagePool) -> None:
@@ -400,3 +383,40 @@ def test_the_time_of_a_closed_session_is_not_its_successors(table: SessionTable,
     table.add(make_session(pool, 1, idle_timeout_s=10, last_activity_s=5))
     assert expired_ids(table, 14) == []
     assert expired_ids(table, 15) == [1]
+
+
+# ---- copies --------------------------------------------------------------------------------------------------------
+
+
+def test_a_copy_at_rest_does_not_change_with_the_session(pool: PagePool) -> None:
+    session = make_session(pool, context_len=5, kv_len=4)
+    copy = session.at_rest(PageTable(pool))
+    session.context.append_ids([9])
+    session.num_turns += 1
+    assert copy.context.token_ids == [1, 2, 3, 4, 5]
+    assert (copy.num_turns, copy.table.pages, copy.running) == (0, [], None)
+    assert (copy.id, copy.seed, copy.key) == (session.id, session.seed, session.key)
+
+
+@pytest.mark.parametrize(("name", "session_id"), [("7", 7), ("seven", "seven"), ("07", 7), ("٧", "٧")])
+def test_an_id_that_was_written_as_text_is_found(
+    table: SessionTable, pool: PagePool, name: str, session_id: SessionId
+) -> None:
+    table.add(make_session(pool, session_id))
+    assert table.id_named(name) == session_id
+
+
+def test_a_living_session_whose_id_is_a_text_of_digits_is_meant_first(table: SessionTable, pool: PagePool) -> None:
+    table.add(make_session(pool, 7))
+    table.add(make_session(pool, "7"))
+    assert table.id_named("7") == "7"
+
+
+def test_the_newest_epoch_is_known_beyond_a_sessions_end(table: SessionTable, pool: PagePool) -> None:
+    session = make_session(pool, 7)
+    session.epoch = 12
+    assert table.newest_epoch(7) == 0
+    table.add(session)
+    assert table.newest_epoch(7) == 12
+    table.end(session)
+    assert table.newest_epoch(7) == 12

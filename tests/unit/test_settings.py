@@ -42,7 +42,7 @@ def test_an_unknown_name_is_refused_with_the_nearest_known_one() -> None:
 
 
 def test_a_name_like_no_other_is_refused_with_all_known_ones() -> None:
-    with pytest.raises(InvalidArgument, match=r"unknown setting 'zzz': known are: attention, .*weights"):
+    with pytest.raises(InvalidArgument, match=r"unknown setting 'zzz': known are: admin_socket, attention, .*weights"):
         Settings.from_strings({"zzz": "7"})
 
 
@@ -94,3 +94,9 @@ def test_a_choice_outside_the_list_is_refused_with_the_list(name: str, bad: str)
     values: dict[str, Any] = {name: bad}
     with pytest.raises(InvalidArgument, match=rf"setting '{name}' is one of auto, .*, not '{bad}'"):
         Settings(**values)
+
+
+@pytest.mark.parametrize("ttl_s", ["0", "-1", "nan", "inf"])
+def test_a_saved_session_has_some_time_to_live(ttl_s: str) -> None:
+    with pytest.raises(InvalidArgument, match="snapshot_ttl_s"):
+        Settings.from_strings({"snapshot_ttl_s": ttl_s})

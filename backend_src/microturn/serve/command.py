@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import signal
+from functools import partial
+from pathlib import Path
 
+from microturn.admin.command import SOCKET_NAME
 from microturn.errors import MicroturnError
 from microturn.process_tree import become_subreaper
 from microturn.serve import console
@@ -14,6 +17,7 @@ from microturn.serve.model_repository import ModelRepository
 from microturn.serve.options import DEFAULT_MODEL, ServeOptions, read_options
 from microturn.serve.ports import check_ports
 from microturn.serve.run_directory import RunDirectory, remove_leftovers
+from microturn.serve.saving import save_sessions
 from microturn.serve.server_log import ServerLog
 from microturn.serve.server_tree import ServerTree
 from microturn.serve.supervisor import Supervisor
@@ -39,6 +43,8 @@ def run_serve(arguments: argparse.Namespace) -> int:
         settings = dict(options.settings)
         if options.model is not None or repository.takes("model_dir"):
             settings["model_dir"] = _find_model(options.model or DEFAULT_MODEL)
+        if options.snapshot_dir is not None:
+            settings["snapshot_dir"] = _snapshot_dir(options.snapshot_dir, repository)
         _supervise(options, server, repository, settings)
     except ServeError as error:
         console.say(f"error: {error}")
@@ -57,6 +63,12 @@ def _find_model(model: str) -> str:
     return str(resolve_model(model).absolute())
 
 
+def _snapshot_dir(directory: Path, repository: ModelRepository) -> str:
+    if not repository.takes("snapshot_dir"):
+        raise ServeError("--snapshot-dir: the model of this repository saves no sessions")
+    return str(directory)
+
+
 def _supervise(
     options: ServeOptions, server: TritonServer, repository: ModelRepository, settings: dict[str, str]
 ) -> None:
@@ -68,6 +80,9 @@ def _supervise(
         ServerLog(options.log_dir) as log,
         HealthService(f"{options.host}:{options.health_port}") as health,
     ):
+        admin_socket = options.admin_socket or run.path / SOCKET_NAME
+        if repository.takes("admin_socket"):
+            settings = settings | {"admin_socket": str(admin_socket)}
         repository.write(run.path / "model_repository", settings)
         tree = run.path / "server"
         command = triton_command(
@@ -83,4 +98,5 @@ def _supervise(
             console.say("starting Triton" + (f" with {settings['model_dir']}" if "model_dir" in settings else ""))
             return ServerTree(command, environment, run, lock, log)
 
-        Supervisor(options, start_server, health, log).run()
+        save = None if options.snapshot_dir is None else partial(save_sessions, admin_socket)
+        Supervisor(options, start_server, health, log, save).run()

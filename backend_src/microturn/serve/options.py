@@ -14,6 +14,9 @@ from microturn.serve.errors import ServeError
 
 DEFAULT_MODEL = "smollm2-135m"
 
+# Settings that more than the engine needs to know.
+_OWN_OPTION = {"model_dir": "--model", "snapshot_dir": "--snapshot-dir", "admin_socket": "--admin-socket"}
+
 
 @dataclass(frozen=True)
 class ServeOptions:
@@ -26,6 +29,8 @@ class ServeOptions:
         settings: overrides of the engine's settings, still as text.
         host: the address that all four ports listen on.
         run_dir: where the run directory is made; None is the system's temporary directory.
+        admin_socket: where the admin socket is; None is in the run directory.
+        snapshot_dir: where live sessions are saved on a stop, and found again; None is nowhere.
         log_dir: where Triton's whole log goes; None sends its warnings to stderr.
         triton_args: passed on to Triton after our own arguments.
         grace_s: what a stop may take before Triton is killed.
@@ -42,6 +47,8 @@ class ServeOptions:
     metrics_port: int
     health_port: int
     run_dir: Path | None
+    admin_socket: Path | None
+    snapshot_dir: Path | None
     log_dir: Path | None
     triton_args: tuple[str, ...]
     grace_s: float
@@ -90,12 +97,24 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--health-port", type=_port, default=8003, help="gRPC health service (default: %(default)s)")
     where.add_argument("--run-dir", metavar="DIR", type=Path, help="where to make the temporary run directory")
     where.add_argument(
+        "--admin-socket",
+        metavar="PATH",
+        type=Path,
+        help="socket for 'microturn sessions' (default: one in the run directory, which that finds by itself)",
+    )
+    where.add_argument(
         "--log-dir",
         metavar="DIR",
         type=Path,
         help="write Triton's whole log to DIR/triton.log (default: its warnings and errors go to stderr)",
     )
     how = parser.add_argument_group("how")
+    how.add_argument(
+        "--snapshot-dir",
+        metavar="DIR",
+        type=Path,
+        help="on SIGTERM, save live sessions there; started again, go on with them",
+    )
     how.add_argument(
         "--triton-arg", metavar="ARG", action="append", default=[], help="pass ARG on to tritonserver; repeatable"
     )
@@ -120,7 +139,7 @@ def read_options(arguments: argparse.Namespace) -> ServeOptions:
     """Makes the options of what argparse has parsed.
 
     Raises:
-        ServeError: a ``--set`` that is not ``key=value``, or one that sets the model directory.
+        ServeError: a ``--set`` that is not ``key=value``, or one that an option of its own stands for.
     """
     return ServeOptions(
         model=arguments.model,
@@ -132,6 +151,8 @@ def read_options(arguments: argparse.Namespace) -> ServeOptions:
         metrics_port=arguments.metrics_port,
         health_port=arguments.health_port,
         run_dir=arguments.run_dir,
+        admin_socket=arguments.admin_socket and arguments.admin_socket.absolute(),
+        snapshot_dir=arguments.snapshot_dir and arguments.snapshot_dir.absolute(),
         log_dir=arguments.log_dir,
         triton_args=tuple(arguments.triton_arg),
         grace_s=arguments.grace_s,
@@ -146,8 +167,8 @@ def _read_settings(assignments: Sequence[str]) -> dict[str, str]:
         name, equals, value = assignment.partition("=")
         if not equals or not name:
             raise ServeError(f"--set takes key=value, not '{assignment}'")
-        if name == "model_dir":
-            raise ServeError("choose the model with --model, not with --set model_dir")
+        if name in _OWN_OPTION:
+            raise ServeError(f"use {_OWN_OPTION[name]}, not --set {name}")
         settings[name] = value
     return settings
 

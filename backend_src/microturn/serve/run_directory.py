@@ -89,6 +89,11 @@ class RunDirectory:
         return descriptor
 
 
+def living_runs() -> list[Path]:
+    """The run directories of this user's runs that are alive."""
+    return [path for lock_path in SHARED_MEMORY.glob(f"{_NAME}*.lock") if (path := _run_of(lock_path, is_alive=True))]
+
+
 def remove_leftovers() -> list[str]:
     """Removes what runs of this user have left that were killed together with their warden.
 
@@ -97,15 +102,15 @@ def remove_leftovers() -> list[str]:
     """
     removed = []
     for lock_path in SHARED_MEMORY.glob(f"{_NAME}*.lock"):
-        path = _dead_run(lock_path)
+        path = _run_of(lock_path, is_alive=False)
         if path is not None:
             RunDirectory(path).remove()
             removed.append(path.name)
     return removed
 
 
-def _dead_run(lock_path: Path) -> Path | None:
-    """The run directory of a lock that is ours and that nobody holds."""
+def _run_of(lock_path: Path, *, is_alive: bool) -> Path | None:
+    """The run directory of a lock that is ours, if somebody holds it, or if nobody does."""
     try:
         descriptor = os.open(lock_path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -114,11 +119,18 @@ def _dead_run(lock_path: Path) -> Path | None:
         status = os.fstat(descriptor)
         if status.st_uid != os.geteuid() or not stat.S_ISREG(status.st_mode):
             return None
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is_held(descriptor) != is_alive:
+            return None
         path = Path(os.fsdecode(os.read(descriptor, 4096)))
         # A lock speaks for its own run only, whatever is written in it.
         return path if path.is_absolute() and path.name == lock_path.stem else None
-    except BlockingIOError:
-        return None
     finally:
         os.close(descriptor)
+
+
+def _is_held(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False

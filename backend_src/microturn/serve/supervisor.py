@@ -7,6 +7,7 @@ their own and only report.
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from collections.abc import Callable
 
@@ -24,6 +25,9 @@ from microturn.serve.signal_inbox import SignalInbox
 _STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT})
 _TICK_S = 0.25
 _PROGRESS_S = 10.0
+# Of the grace time, what saving sessions may take; and what their last answers take to go out.
+_SHARE_OF_SAVING = 0.8
+_LAST_ANSWERS_S = 1.0
 
 
 class ServerFailed(Exception):
@@ -51,15 +55,23 @@ class Supervisor:
         start_server: starts a new server.
         health: is told about every change.
         log: the server's log.
+        save_sessions: saves the server's sessions within so many seconds, and says whether it did; None to let them
+            end instead.
     """
 
     def __init__(
-        self, options: ServeOptions, start_server: Callable[[], ServerTree], health: HealthService, log: ServerLog
+        self,
+        options: ServeOptions,
+        start_server: Callable[[], ServerTree],
+        health: HealthService,
+        log: ServerLog,
+        save_sessions: Callable[[float], bool] | None = None,
     ) -> None:
         self._options = options
         self._start_server = start_server
         self._health = health
         self._log = log
+        self._save_sessions = save_sessions
         self._restarts = RestartBudget()
         self._signals = SignalInbox(_STOP_SIGNALS | {signal.SIGCHLD})
         self._was_ready = False
@@ -156,19 +168,32 @@ class Supervisor:
         return delay_s
 
     def _stop(self, server: ServerTree) -> None:
-        """Gives live sessions the grace time to end. A second signal cuts it short."""
+        """Saves live sessions, or gives them the grace time to end. A second signal cuts it short."""
         console.say(f"stopping, for at most {self._options.grace_s:g} s")
         self._log.show_server_lines(False)
-        server.ask_to_stop()
         deadline_s = time.monotonic() + self._options.grace_s
-        while server.exit_code() is None:
-            if time.monotonic() > deadline_s:
-                console.say("sessions were still open: ending them")
-                return
-            try:
+        try:
+            if self._save_sessions is not None and self._wait_for_saving(self._save_sessions):
+                # Nothing of them is left here, and clients come back only once their streams have ended.
+                deadline_s = min(deadline_s, time.monotonic() + _LAST_ANSWERS_S)
+            server.ask_to_stop()
+            while server.exit_code() is None:
+                if time.monotonic() > deadline_s:
+                    console.say("streams were still open: ending them")
+                    return
                 self._tick()
-            except StopRequested:
-                return
+        except StopRequested:
+            return
+
+    def _wait_for_saving(self, save_sessions: Callable[[float], bool]) -> bool:
+        saved: list[bool] = []
+        saving = threading.Thread(
+            target=lambda: saved.append(save_sessions(_SHARE_OF_SAVING * self._options.grace_s)), daemon=True
+        )
+        saving.start()
+        while saving.is_alive():
+            self._tick()
+        return saved == [True]
 
     def _pause(self, duration_s: float) -> None:
         deadline_s = time.monotonic() + duration_s

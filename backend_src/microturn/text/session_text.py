@@ -7,9 +7,11 @@ sessions, pages or other sessions.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from microturn.codec import Piece
 from microturn.text.chat_templates import NO_TOOLS, tools_as_json
@@ -56,6 +58,29 @@ class SessionText:
         if tools:
             model_text.chat_template(self._tools)
         self.state = TextState()
+
+    @property
+    def tools(self) -> Sequence[Mapping[str, object]]:
+        """What the chat template is told of, as JSON objects."""
+        tools: list[Mapping[str, object]] = json.loads(self._tools)
+        return tools
+
+    def state_as_json(self, state: TextState) -> dict[str, Any]:
+        """A state as it is written down."""
+        written = asdict(state)
+        written["output"]["partial_char"] = state.output.partial_char.hex()
+        return written
+
+    def state_from_json(self, written: Mapping[str, Any]) -> TextState:
+        """A state that `state_as_json` wrote.
+
+        Errors:
+            ValueError, TypeError, KeyError: it did not.
+        """
+        output = dict(written["output"])
+        output["partial_char"] = bytes.fromhex(output["partial_char"])
+        output["stop"] = tuple(output["stop"])
+        return TextState(written["has_context"], written["role"], HeldText(**written["held"]), OutputState(**output))
 
     def fork(self) -> SessionText:
         """Another session's text that goes on from the same state."""

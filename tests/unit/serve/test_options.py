@@ -38,11 +38,6 @@ def test_a_setting_without_name_or_value_is_refused(assignment):
         parse("--set", assignment)
 
 
-def test_the_model_has_an_option_of_its_own():
-    with pytest.raises(ServeError, match="--model"):
-        parse("--set", "model_dir=elsewhere")
-
-
 def test_triton_arguments_keep_their_order():
     assert parse("--triton-arg=--a=1", "--triton-arg=--b").triton_args == ("--a=1", "--b")
 
@@ -63,3 +58,20 @@ def test_a_number_out_of_its_range_is_refused(arguments, capsys):
     with pytest.raises(SystemExit):
         parse(*arguments)
     assert arguments[0] in capsys.readouterr().err
+
+
+def test_paths_do_not_depend_on_where_the_server_runs(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    options = parse("--snapshot-dir", "saved", "--admin-socket", "admin.sock")
+    assert options.snapshot_dir == tmp_path / "saved"
+    assert options.admin_socket == tmp_path / "admin.sock"
+    assert (parse().snapshot_dir, parse().admin_socket) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("setting", "option"),
+    [("model_dir", "--model"), ("snapshot_dir", "--snapshot-dir"), ("admin_socket", "--admin-socket")],
+)
+def test_what_has_an_option_of_its_own_is_not_set(setting, option):
+    with pytest.raises(ServeError, match=f"use {option}, not --set {setting}"):
+        parse("--set", f"{setting}=x")

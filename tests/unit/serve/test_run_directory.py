@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from microturn.serve.errors import ServeError
-from microturn.serve.run_directory import SHARED_MEMORY, RunDirectory, remove_leftovers
+from microturn.serve.run_directory import SHARED_MEMORY, RunDirectory, living_runs, remove_leftovers
 
 
 def shared_memory_of(run: RunDirectory) -> list[str]:
@@ -89,3 +89,12 @@ def test_a_lock_cannot_have_something_else_removed(tmp_path: Path):
         assert precious.is_dir()
     finally:
         lock.unlink()
+
+
+def test_runs_are_found_as_long_as_they_live(tmp_path: Path):
+    with RunDirectory.create(tmp_path) as (run, lock):
+        assert run.path in living_runs()
+        with Path(os.devnull).open() as nothing:
+            os.dup2(nothing.fileno(), lock)  # lets go of it, as a process that ends does
+        assert run.path not in living_runs()
+    assert run.path not in living_runs()

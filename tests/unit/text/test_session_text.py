@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
+import json
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
@@ -435,6 +435,7 @@ TOOLS = [{"type": "function", "function": {"name": "weather", "description": "of
 def test_tools_are_told_where_the_template_has_a_place_for_them(load_edge) -> None:
     edge = load_edge("with_tools")
     context = edge.open(TOOLS)
+    assert context.text.tools == TOOLS
     write_chat(context, EXAMPLE)
     assert context.ids == edge.chat_ids(joined(EXAMPLE), tools=TOOLS)
     assert context.ids != edge.chat_ids(joined(EXAMPLE))
@@ -447,12 +448,35 @@ def test_tools_that_the_template_does_not_know_are_refused(load_edge) -> None:
         load_edge("with_tools").open([{"name": "\ud800"}])
 
 
+def written_and_read(context: Context) -> TextState:
+    """A session's state as a file would bring it back."""
+    return context.text.state_from_json(json.loads(json.dumps(context.text.state_as_json(context.text.state))))
+
+
+def test_half_a_character_is_written_down_with_the_state(character: tuple[Context, list[int]]) -> None:
+    context, ids = character
+    context.text.begin_generation(["\ud83d", "stop"])
+    for token_id in ids[:2]:
+        context.text.accept(token_id)
+    assert written_and_read(context) == context.text.state
+    context.text.state = written_and_read(context)
+    assert context.text.accept(ids[2]).text == "ไ"
+
+
+def test_what_is_no_state_is_refused(load_edge) -> None:
+    context = load_edge("byte_level").open()
+    written = context.text.state_as_json(context.text.state)
+    for spoilt in ({}, {**written, "held": {"unheard": 1}}, {**written, "output": {"partial_char": "no hex"}}):
+        with pytest.raises((ValueError, TypeError, KeyError)):
+            context.text.state_from_json(spoilt)
+
+
 def test_the_state_is_all_there_is(load_edge) -> None:
     """A session that is given the state of another goes on like it, in another process too."""
     edge = load_edge("smollm2")
     first, second = edge.open(), edge.open()
     first.write("hello the", role="user")
-    second.text.state, second.ids = pickle.loads(pickle.dumps(first.text.state)), list(first.ids)
+    second.text.state, second.ids = written_and_read(first), list(first.ids)
     for context in (first, second):
         context.write("re you", role="user")
         context.make_way(role="assistant")

@@ -1,0 +1,129 @@
+"""``microturn sessions``: what the admin socket offers, on the command line. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from microturn.admin.client import ask
+from microturn.errors import InvalidArgument, MicroturnError, NotFound
+
+SOCKET_NAME = "admin.sock"
+_DAY_S = 86400.0
+# A file of gigabytes on a slow disk takes its time.
+_PATIENCE_S = 300.0
+
+
+def add_sessions_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the subcommands of ``microturn sessions``."""
+    actions = parser.add_subparsers(metavar="ACTION", required=True)
+    listing = actions.add_parser("list", help="show the living sessions", allow_abbrev=False)
+    listing.add_argument("--json", action="store_true", help="print a JSON list instead of a table")
+    listing.set_defaults(act=_list)
+    export = actions.add_parser(
+        "export", help="write a session to a file, for another server of the same model", allow_abbrev=False
+    )
+    export.add_argument("id", metavar="ID", help="the session")
+    export.add_argument("file", metavar="FILE", type=Path, help="a new file; only you can read it")
+    export.add_argument(
+        "--move", action="store_true", help="end the session here; otherwise it goes on, and the file is a copy"
+    )
+    export.add_argument(
+        "--ttl-s", type=float, default=_DAY_S, help="how long the file may be imported (default: %(default)g)"
+    )
+    export.set_defaults(act=_export)
+    importing = actions.add_parser(
+        "import", help="go on with a session from a file, which becomes FILE.claimed", allow_abbrev=False
+    )
+    importing.add_argument("file", metavar="FILE", type=Path, help="what export wrote")
+    importing.set_defaults(act=_import)
+    for action in (listing, export, importing):
+        action.add_argument(
+            "--socket",
+            metavar="PATH",
+            type=Path,
+            help="the server's admin socket (default: that of the one server that you run here)",
+        )
+
+
+def run_sessions(arguments: argparse.Namespace) -> int:
+    """Does what was asked.
+
+    Returns:
+        The exit code: 1 after one line on stderr.
+    """
+    try:
+        arguments.act(arguments, arguments.socket or _find_socket())
+    except MicroturnError as error:
+        print(f"microturn: error: {error.args[0]}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _find_socket() -> Path:
+    from microturn.serve.run_directory import living_runs
+
+    sockets = [path for run in living_runs() if (path := run / SOCKET_NAME).is_socket()]
+    if not sockets:
+        raise NotFound("no server of yours has an admin socket here: name it with --socket")
+    if len(sockets) > 1:
+        raise InvalidArgument(
+            "several servers run here: choose one with --socket: " + ", ".join(str(path) for path in sorted(sockets))
+        )
+    return sockets[0]
+
+
+def _list(arguments: argparse.Namespace, socket: Path) -> None:
+    sessions = ask(socket, "list", _PATIENCE_S)
+    print(json.dumps(sessions, indent=2) if arguments.json else _table(sessions))
+
+
+def _export(arguments: argparse.Namespace, socket: Path) -> None:
+    path = arguments.file.absolute()
+    done = ask(
+        socket,
+        "export",
+        _PATIENCE_S,
+        id=arguments.id,
+        path=str(path),
+        move=arguments.move,
+        ttl_s=arguments.ttl_s,
+    )
+    print(f"{done['id']}: {done['context_len']} tokens in {path}")
+
+
+def _import(arguments: argparse.Namespace, socket: Path) -> None:
+    done = ask(socket, "import", _PATIENCE_S, path=str(arguments.file.absolute()))
+    print(f"{done['id']}: {done['context_len']} tokens; clients go on with START and resume")
+
+
+def _table(sessions: Sequence[Mapping[str, Any]]) -> str:
+    rows = [("ID", "CONTEXT", "KV", "STATE", "AGE", "LAST TURN")]
+    for session in sessions:
+        last = "now" if session["state"] == "running" else f"{_duration(session['idle_s'])} ago"
+        rows.append(
+            (
+                # An id is what a client chose: no control character of it reaches the terminal.
+                str(session["id"]).encode("unicode_escape").decode(),
+                str(session["context_len"]),
+                session["kv"],
+                session["state"],
+                _duration(session["age_s"]),
+                last,
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def _duration(duration_s: float) -> str:
+    for limit_s, unit_s, unit in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
+        if duration_s < limit_s:
+            return f"{duration_s / unit_s:.0f} {unit}"
+    return f"{duration_s / _DAY_S:.0f} d"

@@ -1,0 +1,140 @@
+"""What is done with sessions besides their turns: they are listed, copied, taken up and put to rest.
+
+All of it on the engine's thread, between two steps: see `Engine.call`. Knows no files and no sockets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from microturn.errors import FailedPrecondition, NotFound
+from microturn.lifecycle import Lifecycle
+from microturn.reception import Reception
+from microturn.session import Session, SessionTable
+from microturn.snapshots.arrivals import Arrivals
+from microturn.snapshots.session_state import Host
+from microturn.snapshots.snapshot import Snapshot, next_epoch
+from microturn.tiers.stored_kv import Place
+
+
+class Housekeeping:
+    """An engine's sessions, for who looks after the server.
+
+    Args:
+        sessions: those that live.
+        lifecycle: knows which have a turn.
+        reception: takes turns in.
+        arrivals: takes saved sessions up.
+        host: what saved sessions find here.
+        stop: stops the engine, and ends its turns.
+    """
+
+    def __init__(
+        self,
+        sessions: SessionTable,
+        lifecycle: Lifecycle,
+        reception: Reception,
+        arrivals: Arrivals,
+        host: Host,
+        stop: Callable[[], None],
+    ) -> None:
+        self._sessions = sessions
+        self._lifecycle = lifecycle
+        self._reception = reception
+        self._arrivals = arrivals
+        self._host = host
+        self._stop = stop
+
+    def describe(self) -> list[dict[str, Any]]:
+        """The living sessions, the oldest first, as `json.dumps` takes them."""
+        now_s = self._host.clock()
+        return [
+            {
+                "id": session.id,
+                "context_len": len(session.context),
+                "kv_len": session.kv_len,
+                "kv": _place_of_kv(session),
+                "state": _state(session),
+                "num_turns": session.num_turns,
+                "num_queued": len(session.queued),
+                "age_s": round(now_s - session.opened_s, 3),
+                "idle_s": round(now_s - session.last_activity_s, 3) if session.running is None else 0.0,
+                "expires_in_s": round(session.expires_s - now_s, 3) if session.running is None else None,
+            }
+            for session in sorted(self._sessions, key=lambda session: session.opened_s)
+        ]
+
+    def copy(self, name: str) -> Session:
+        """A session as of its last committed point, of an epoch of its own.
+
+        Args:
+            name: its id, written as text.
+
+        Raises:
+            NotFound: no such session lives here.
+        """
+        session = self._sessions.find(self._sessions.id_named(name))
+        if session is None or session.is_closing:
+            raise NotFound(f"no session '{name}' is here")
+        copy = session.at_rest(self._host.new_table(session.window))
+        copy.epoch = next_epoch(session.epoch)
+        return copy
+
+    def outdate(self, copy: Session) -> None:
+        """Notes that a session goes on here after a copy of it was saved, which is out of date from now on."""
+        session = self._sessions.find(copy.id)
+        if session is not None:
+            session.epoch = max(session.epoch, copy.epoch)
+
+    def give_away(self, copy: Session) -> None:
+        """Ends a session whose copy lives on elsewhere.
+
+        Raises:
+            FailedPrecondition: it has gone on since it was copied, or is about to.
+        """
+        session = self._sessions.find(copy.id)
+        # Every turn that changes something is activity, and one that came back to where it was has changed nothing.
+        if session is None or session.open_turns or session.last_activity_s != copy.last_activity_s:
+            raise FailedPrecondition(f"session '{copy.id}' has a turn: try again")
+        self._sessions.end(session)
+
+    def admit(self, snapshot: Snapshot, claim: Callable[[], None]) -> Session:
+        """Takes a saved session up: see `Arrivals.admit`."""
+        return self._arrivals.admit(snapshot, claim)
+
+    def drain(self) -> None:
+        """Takes no more turns; those that are here go on."""
+        self._reception.is_draining = True
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether any session has a turn."""
+        return bool(self._lifecycle.running)
+
+    def put_to_rest(self) -> list[Session]:
+        """Stops the engine, and returns every session as of its last committed point.
+
+        Turns that still ran or waited then are told that nothing of them was appended.
+        """
+        sessions = [session for session in self._sessions if not session.is_closing]
+        resting = [session.at_rest(self._host.new_table(session.window)) for session in sessions]
+        for session in resting:
+            session.epoch = next_epoch(session.epoch)
+        self._stop()
+        return resting
+
+
+def _place_of_kv(session: Session) -> str:
+    """Where a session's KV is; `tokens` when it is nowhere, and computed again with the next turn."""
+    if not session.kv_len:
+        return "tokens"
+    if session.stored is None:
+        return "device"
+    return "disk" if session.stored.image.place in (Place.DISK, Place.READING) else "host"
+
+
+def _state(session: Session) -> str:
+    if session.is_closing:
+        return "closing"
+    return "parked" if session.running is None else "running"

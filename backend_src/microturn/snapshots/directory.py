@@ -1,0 +1,138 @@
+"""The snapshots of a directory: one file per session, found by its id, each to be claimed once.
+
+    <digest of the id>.snapshot     may be taken up
+    <digest of the id>.claimed      was taken up: its header alone, which says what epoch a copy must be newer than
+    <digest of the id>.damaged      could not be read; kept for who wants to know why
+
+Several servers may share a directory: a rename decides who gets a session. Knows files; knows no living session.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from microturn.errors import FailedPrecondition, InternalError, InvalidArgument, NotFound
+from microturn.snapshots.file import UnreadableSnapshot, claim, read_header, read_snapshot, write_snapshot
+from microturn.snapshots.snapshot import Snapshot
+from microturn.turn import SessionId
+
+log = logging.getLogger(__name__)
+
+_SAVED, _CLAIMED, _DAMAGED = ".snapshot", ".claimed", ".damaged"
+
+
+class SnapshotDirectory:
+    """A directory of snapshots, made if it is not there.
+
+    Args:
+        path: the directory.
+        ttl_s: how long a snapshot may be taken up.
+        now: seconds since 1970.
+
+    Raises:
+        InvalidArgument: it cannot be used.
+    """
+
+    def __init__(self, path: Path, *, ttl_s: float, now: Callable[[], float] = time.time) -> None:
+        self.ttl_s = ttl_s
+        self._path = path
+        self._now = now
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidArgument(f"snapshot_dir cannot be made: {error.strerror}: {path}") from error
+        if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+            raise InvalidArgument(f"snapshot_dir is not ours to write: {path}")
+
+    @property
+    def expires_s(self) -> float:
+        """Until when a snapshot that is saved now may be taken up, in seconds since 1970."""
+        return self._now() + self.ttl_s
+
+    def is_expired(self, snapshot: Snapshot) -> bool:
+        """Whether it may no longer be taken up."""
+        return snapshot.header.expires_s <= self._now()
+
+    def save(self, snapshot: Snapshot) -> None:
+        """Saves a session, in the place of an older copy.
+
+        Raises:
+            ResourceExhausted, FailedPrecondition: as `write_snapshot`.
+        """
+        write_snapshot(self._file_of(snapshot.header.session_id, _SAVED), snapshot)
+
+    def find(self, session_id: SessionId) -> Snapshot | None:
+        """The snapshot of a session, if it has one.
+
+        Raises:
+            InternalError: it is damaged, and then put aside; or it cannot be read at present.
+        """
+        file = self._file_of(session_id, _SAVED)
+        try:
+            snapshot = read_snapshot(file)
+            if snapshot.header.session_id != session_id:
+                raise UnreadableSnapshot(f"it is of session '{snapshot.header.session_id}'")
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            log.error("session %s cannot be taken up now: %s", session_id, error)
+            raise InternalError(f"session '{session_id}' was saved, and cannot be read now: try again") from error
+        except UnreadableSnapshot as error:
+            log.error("session %s cannot be taken up from %s: %s", session_id, file, error)
+            file.rename(self._file_of(session_id, _DAMAGED))
+            raise InternalError(f"session '{session_id}' was saved, but its file is damaged: open a new one") from error
+        return snapshot
+
+    def claim(self, snapshot: Snapshot) -> None:
+        """Takes a snapshot out, so that it is taken up once.
+
+        Raises:
+            FailedPrecondition: it is an old copy of a session that was taken up already.
+            NotFound: somebody else has just taken it up.
+        """
+        session_id, claimed = snapshot.header.session_id, self._file_of(snapshot.header.session_id, _CLAIMED)
+        if snapshot.header.epoch <= self._claimed_epoch(claimed):
+            raise FailedPrecondition(
+                f"this copy of session '{session_id}' is out of date, a newer one was taken up: open a new session"
+            )
+        if not claim(self._file_of(session_id, _SAVED), claimed):
+            raise NotFound(f"session '{session_id}' was taken up elsewhere: open a new one with START")
+
+    def purge(self) -> None:
+        """Removes what has expired."""
+        now_s = self._now()
+        for file in self._path.iterdir():
+            if file.suffix not in (_SAVED, _CLAIMED, _DAMAGED):
+                continue
+            try:
+                expires_s = read_header(file).expires_s
+            except UnreadableSnapshot:
+                expires_s = file.stat().st_mtime + self.ttl_s
+            except FileNotFoundError:
+                continue  # another server was faster
+            if expires_s <= now_s:
+                file.unlink(missing_ok=True)
+
+    def remove(self, session_id: SessionId) -> None:
+        """Removes the snapshot of a session."""
+        self._file_of(session_id, _SAVED).unlink(missing_ok=True)
+
+    def _file_of(self, session_id: SessionId, suffix: str) -> Path:
+        # As JSON, 5 and "5" are different ids; as a digest any id is a file's name.
+        name = hashlib.blake2b(json.dumps(session_id).encode(), digest_size=16).hexdigest()
+        return self._path / f"{name}{suffix}"
+
+    def _claimed_epoch(self, claimed: Path) -> int:
+        try:
+            return read_header(claimed).epoch
+        except FileNotFoundError:
+            return 0
+        except UnreadableSnapshot as error:
+            log.warning("%s is damaged and says nothing about older copies: %s", claimed, error)
+            return 0

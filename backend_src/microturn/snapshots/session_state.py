@@ -1,0 +1,235 @@
+"""A session as the content of a snapshot, and back.
+
+| tensor | type, shape | |
+| --- | --- | --- |
+| `token_ids` | int32 [n] | the context |
+| `embeds` | float32 [k, hidden] | what stands for tokens in it, one behind the other |
+| `embed_spans` | int64 [s, 2] | where each piece of `embeds` stands in the context, and its length |
+| `marks` | int64 [m, 3] | where each turn's input stands in the context, and the number of the text state behind it |
+
+Sampling is a pure function of logits, history, seed and absolute position, so that the context and the seed are all
+that it needs. Knows what a session remembers; knows no files, and nothing of what its text state means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from microturn.codec import Codec, CodecFactory
+from microturn.context import Context
+from microturn.errors import FailedPrecondition, InternalError
+from microturn.history import History, Mark
+from microturn.kv_pool import PagePool, PageTable
+from microturn.options import TurnOptions, parse_turn_options
+from microturn.results import Result, Results
+from microturn.session import Session
+from microturn.snapshots.snapshot import Header, Snapshot
+from microturn.turn import Status, TurnOutput
+from microturn.window import Window
+
+
+@dataclass(frozen=True)
+class Host:
+    """What a saved session finds where it is taken up.
+
+    Attributes:
+        model_fingerprint: of the model here.
+        max_context: tokens that a session here may hold at most.
+        num_results: results of numbered turns that a session keeps.
+        no_window_reason: why no session can have a window here; None when it can.
+        pool: where its pages come from.
+        new_codec: makes the codec of a session.
+        clock: seconds, monotonic.
+    """
+
+    model_fingerprint: str
+    max_context: int
+    num_results: int
+    no_window_reason: str | None
+    pool: PagePool
+    new_codec: CodecFactory
+    clock: Callable[[], float]
+
+    def new_table(self, window: Window | None) -> PageTable:
+        """The pages, none, of a session with such a window."""
+        return PageTable(self.pool, 0 if window is None else window.num_sinks)
+
+    def check_window(self, window: Window) -> None:
+        """Checks that a session may have a window here.
+
+        Raises:
+            FailedPrecondition: it may not.
+        """
+        if self.no_window_reason is not None:
+            raise FailedPrecondition(f"the session has a window, which is not exact here: {self.no_window_reason}")
+        size = self.pool.page_size
+        if window.num_sinks % size or window.slack % size:
+            raise FailedPrecondition(
+                f"the session's window has {window.num_sinks} sinks and {window.slack} tokens of slack, no whole pages "
+                f"of {size}: take it up with the page_size that it was saved with"
+            )
+
+
+def snapshot_of(session: Session, host: Host, *, epoch: int, expires_s: float) -> Snapshot:
+    """Saves a session.
+
+    Args:
+        session: at rest.
+        host: where it is.
+        epoch: of the copy.
+        expires_s: until when it may be taken up, in seconds since 1970.
+    """
+    context, codec = session.context, session.codec
+    states = _TextStates(codec)
+    marks = [(mark.start, mark.end, states.number_of(mark.text_state)) for mark in session.history.marks]
+    state = {
+        "seed": session.seed,
+        "max_context": session.max_context,
+        "window": None if session.window is None else asdict(session.window),
+        "num_dropped": session.num_dropped,
+        "idle_timeout_s": session.idle_timeout_s,
+        "cache_salt": session.cache_salt,
+        "priority": session.priority,
+        "num_turns": session.num_turns,
+        "age_s": host.clock() - session.opened_s,
+        "defaults": _set_options(session.defaults),
+        "results": [_result_as_json(number, result) for number, result in session.results.kept()],
+        "tools": codec.tools,
+        "text_state": states.number_of(codec.state),
+        "text_states": states.written,
+    }
+    tensors = {
+        "token_ids": torch.tensor(context.token_ids, dtype=torch.int32),
+        "marks": torch.tensor(marks, dtype=torch.int64).reshape(-1, 3),
+    }
+    if context.embeds:
+        spans = [(span.start, len(span.embeds)) for span in context.embeds]
+        tensors["embeds"] = torch.cat([span.embeds for span in context.embeds])
+        tensors["embed_spans"] = torch.tensor(spans, dtype=torch.int64)
+    header = Header(session.id, epoch, host.model_fingerprint, expires_s, session.key, session.tenant)
+    return Snapshot(header, state, tensors)
+
+
+def restore_session(snapshot: Snapshot, host: Host) -> Session:
+    """The session of a snapshot, without pages: its KV is computed again with its next turn.
+
+    Its idle time begins anew.
+
+    Raises:
+        FailedPrecondition: it is of another model, or does not fit here.
+        InternalError: it does not hold what it should.
+    """
+    header = snapshot.header
+    if header.model_fingerprint != host.model_fingerprint:
+        raise FailedPrecondition(
+            f"session '{header.session_id}' was saved with another model (fingerprint {header.model_fingerprint}, "
+            f"here {host.model_fingerprint}): take it up on a server of that model"
+        )
+    try:
+        return _restored(snapshot, host)
+    except (ValueError, TypeError, KeyError, IndexError, AssertionError, RuntimeError) as error:
+        raise InternalError(
+            f"the saved session '{header.session_id}' does not hold what it should ({error!r}): open a new one"
+        ) from error
+
+
+def _restored(snapshot: Snapshot, host: Host) -> Session:
+    header, state = snapshot.header, snapshot.state
+    now_s = host.clock()
+    window = None if state["window"] is None else Window(**state["window"])
+    max_context = min(state["max_context"], host.max_context)
+    num_tokens = len(snapshot.tensors["token_ids"]) if window is None else window.max_kept + 1
+    if num_tokens > max_context:
+        raise FailedPrecondition(
+            f"session '{header.session_id}' needs room for {num_tokens} tokens, and max_context is {max_context} here: "
+            "raise max_context or kv_tokens"
+        )
+    if window is not None:
+        host.check_window(window)
+    return Session(
+        id=header.session_id,
+        history=_restored_history(host.new_codec(state["tools"]), state, snapshot.tensors),
+        table=host.new_table(window),
+        defaults=parse_turn_options(state["defaults"]),
+        seed=state["seed"],
+        max_context=max_context,
+        window=window,
+        num_dropped=state["num_dropped"],
+        idle_timeout_s=state["idle_timeout_s"],
+        last_activity_s=now_s,
+        results=Results(host.num_results, map(_result_from_json, state["results"])),
+        key=header.key,
+        tenant=header.tenant,
+        cache_salt=state["cache_salt"],
+        opened_s=now_s - state["age_s"],
+        epoch=header.epoch,
+        priority=state["priority"],
+        num_turns=state["num_turns"],
+    )
+
+
+def _restored_history(codec: Codec, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> History:
+    text_states = [codec.state_from_json(written) for written in state["text_states"]]
+    context = Context()
+    context.append_ids(tensors["token_ids"].tolist())
+    if "embeds" in tensors:
+        spans = tensors["embed_spans"].tolist()
+        pieces = tensors["embeds"].split([num_tokens for _, num_tokens in spans])  # type: ignore[no-untyped-call]
+        context.place_embeds([start for start, _ in spans], pieces)
+    marks = [Mark(start, end, text_states[number]) for start, end, number in tensors["marks"].tolist()]
+    history = History.recalled(codec, context, marks, text_states[state["text_state"]])
+    history.check_integrity()
+    return history
+
+
+class _TextStates:
+    """Text states by number: most turns of a session leave the same one behind.
+
+    Attributes:
+        written: them as JSON, by number.
+    """
+
+    def __init__(self, codec: Codec) -> None:
+        self.written: list[Any] = []
+        self._codec = codec
+        self._numbers: dict[Any, int] = {}
+
+    def number_of(self, text_state: Any) -> int:
+        number = self._numbers.setdefault(text_state, len(self.written))
+        if number == len(self.written):
+            self.written.append(self._codec.state_as_json(text_state))
+        return number
+
+
+def _set_options(options: TurnOptions) -> dict[str, Any]:
+    """The options that are not as they would be anyway."""
+    return {
+        option.name: value
+        for option in fields(options)
+        if (value := _as_json(getattr(options, option.name))) != _as_json(option.default)
+    }
+
+
+def _as_json(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _result_as_json(number: int, result: Result) -> dict[str, Any]:
+    return {"number": number, "content": result.content.hex(), "answer": asdict(result.answer)}
+
+
+def _result_from_json(written: Mapping[str, Any]) -> tuple[int, Result]:
+    answer = dict(written["answer"])
+    for name in ("token_ids", "logprobs", "appended_ids"):
+        answer[name] = _tuple_or_none(answer[name])
+    output = TurnOutput(**{**answer, "status": Status(**answer["status"])})
+    return written["number"], Result(bytes.fromhex(written["content"]), output)
+
+
+def _tuple_or_none(values: Sequence[Any] | None) -> tuple[Any, ...] | None:
+    return None if values is None else tuple(values)

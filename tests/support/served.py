@@ -1,0 +1,132 @@
+"""``microturn serve`` as a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import IO
+
+import grpc
+import psutil
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from support.processes import alive_after
+
+SHARED_MEMORY = Path("/dev/shm")
+_LIGHT_REPOSITORY = Path(__file__).parents[1] / "e2e" / "serve" / "light_repository"
+
+
+class Served:
+    """A running ``microturn serve``, of the light model unless told.
+
+    Args:
+        run_dir: where its run directory and its log are made.
+        arguments: further options.
+    """
+
+    def __init__(self, run_dir: Path, *arguments: str) -> None:
+        self._run_dir = run_dir
+        self._run_name: str | None = None
+        with contextlib.ExitStack() as sockets:
+            held = [sockets.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(4)]
+            ports = [listener.getsockname()[1] for listener in held]
+        named_ports = zip(("grpc", "http", "metrics", "health"), ports, strict=True)
+        self.address = f"127.0.0.1:{ports[0]}"
+        self.channel = grpc.insecure_channel(self.address)
+        self._health_channel = grpc.insecure_channel(f"127.0.0.1:{ports[3]}")
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "microturn.cli", "serve"),
+                *(f"--model-repository={_LIGHT_REPOSITORY}", f"--run-dir={run_dir}"),
+                *(f"--{name}-port={port}" for name, port in named_ports),
+                *arguments,
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.said: list[str] = []
+        self._lines: queue.Queue[str] = queue.Queue()
+        self._readers = [
+            threading.Thread(target=self._read, args=(stream,)) for stream in (self.process.stdout, self.process.stderr)
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self, stream: IO[str]) -> None:
+        with stream:
+            for line in stream:
+                self.said.append(line.rstrip())
+                self._lines.put(line.rstrip())
+
+    def wait_for_line(self, beginning: str, timeout_s: float = 15.0) -> str:
+        """The next line that begins so."""
+        deadline_s = time.monotonic() + timeout_s
+        while time.monotonic() < deadline_s and (self.process.poll() is None or not self._lines.empty()):
+            with contextlib.suppress(queue.Empty):
+                line = self._lines.get(timeout=0.1)
+                if line.startswith(beginning):
+                    return line
+        pytest.fail(f"no line '{beginning}…' within {timeout_s} s, but: {self.said}")
+
+    def wait_until_ready(self, timeout_s: float = 15.0) -> None:
+        self.wait_for_line("ready in ", timeout_s)
+        (run,) = self._run_dir.glob("microturn-*")
+        self._run_name = run.name
+
+    def tree(self) -> list[psutil.Process]:
+        """Warden, server and model process."""
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def model_process(self) -> psutil.Process:
+        (found,) = [process for process in self.tree() if process.name().startswith("triton_python_b")]
+        return found
+
+    def traces(self) -> list[Path]:
+        """What is on the machine of this run, which was ready once."""
+        assert self._run_name is not None
+        return [*self._run_dir.glob(self._run_name), *SHARED_MEMORY.glob(f"{self._run_name}*")]
+
+    def health(self, service: str = "") -> str:
+        check = health_pb2_grpc.HealthStub(self._health_channel).Check
+        status = check(health_pb2.HealthCheckRequest(service=service), timeout=5, wait_for_ready=True).status
+        return str(health_pb2.HealthCheckResponse.ServingStatus.Name(status))
+
+    def wait_for_health(self, expected: str, timeout_s: float) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        while self.health() != expected:
+            assert time.monotonic() < deadline_s, f"not {expected} within {timeout_s} s"
+            time.sleep(0.02)
+
+    def turn(self, sequence_id: int, *, end: bool = True) -> list[str]:
+        """Takes a first turn without tokens; returns the names of the outputs."""
+        request = service_pb2.ModelInferRequest(model_name="streaming_llm")
+        request.parameters["sequence_id"].int64_param = sequence_id
+        request.parameters["sequence_start"].bool_param = True
+        request.parameters["sequence_end"].bool_param = end
+        request.inputs.add(name="input_ids", datatype="INT32", shape=[1, 0])
+        request.raw_input_contents.append(b"")
+        triton = service_pb2_grpc.GRPCInferenceServiceStub(self.channel)
+        (response,) = list(triton.ModelStreamInfer(iter([request]), timeout=5))
+        assert response.error_message == ""
+        return [output.name for output in response.infer_response.outputs]
+
+    def close(self) -> None:
+        remaining = self.tree() if self.process.poll() is None else []
+        self.process.kill()
+        self.process.wait()
+        for process in alive_after(remaining, 10):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        for reader in self._readers:
+            reader.join()
+        self.channel.close()
+        self._health_channel.close()

@@ -1,0 +1,51 @@
+"""Sessions with something to lose, and what they are saved with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from microturn.session import Session
+from microturn.snapshots.session_state import snapshot_of
+from microturn.snapshots.snapshot import Snapshot
+from microturn.turn import EmbedInput, SessionId
+from support.driver import Recorder
+from support.fake_runner import HIDDEN_SIZE, FakeDriver
+
+KEY = {"session_key": "ours"}
+FAR_S = 4e9  # seconds since 1970: after this test
+SETTINGS = {
+    "session_priority": 2,
+    "idle_timeout_s": 30,
+    "max_context": 200,
+    "cache_salt": "salt",
+    "temperature": 0.7,
+    "top_k": 40,
+    "stop_token_ids": "[96]",
+    "seed": 11,
+}
+
+
+def live(driver: FakeDriver, session_id: SessionId = 1, **values: Any) -> list[Recorder]:
+    """A session with ids, embeddings, numbered turns and settings of its own; what its turns answered."""
+    embeds = EmbedInput(torch.linspace(-1, 1, 3 * HIDDEN_SIZE).reshape(3, HIDDEN_SIZE))
+    return [
+        driver.turn(session_id, [5, 6, 7], start=True, turn=0, max_tokens=3, logprobs=True, **SETTINGS, **values),
+        driver.turn(session_id, embeds, turn=1, max_tokens=2, **values),
+        driver.turn(session_id, [8], turn=2, max_tokens=2, return_appended_ids=True, **values),
+    ]
+
+
+def find(driver: FakeDriver, session_id: SessionId = 1) -> Session:
+    """A living session."""
+    session = driver.engine._sessions.find(session_id)
+    assert session is not None
+    return session
+
+
+def saved(driver: FakeDriver, session_id: SessionId = 1, *, epoch: int = 1, expires_s: float = FAR_S) -> Snapshot:
+    """What is saved of a living session."""
+    session = find(driver, session_id)
+    resting = session.at_rest(driver.engine.host.new_table(session.window))
+    return snapshot_of(resting, driver.engine.host, epoch=epoch, expires_s=expires_s)

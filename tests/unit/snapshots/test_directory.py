@@ -1,0 +1,183 @@
+"""Tests of snapshots.directory."""
+
+from __future__ import annotations
+
+import shutil
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from microturn.errors import FailedPrecondition, InternalError, InvalidArgument, NotFound
+from microturn.ownership import KeyHash
+from microturn.snapshots.directory import SnapshotDirectory
+from microturn.snapshots.snapshot import Header, Snapshot
+from microturn.turn import SessionId
+
+
+class Now:
+    """Seconds since 1970, as a test says."""
+
+    def __init__(self) -> None:
+        self.now_s = 1e9
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def now() -> Now:
+    return Now()
+
+
+@pytest.fixture
+def directory(tmp_path: Path, now: Now) -> SnapshotDirectory:
+    return SnapshotDirectory(tmp_path / "sessions", ttl_s=60, now=now)
+
+
+def snapshot_of(session_id: SessionId, directory: SnapshotDirectory, epoch: int = 1) -> Snapshot:
+    return Snapshot(Header(session_id, epoch, "", directory.expires_s, KeyHash.of(None), None), {"epoch": epoch}, {})
+
+
+def files(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "sessions").iterdir())
+
+
+@pytest.mark.usefixtures("directory")
+def test_it_is_made_for_its_owner_only(tmp_path: Path) -> None:
+    assert stat.S_IMODE((tmp_path / "sessions").stat().st_mode) == 0o700
+
+
+def test_a_place_where_no_directory_can_be_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidArgument, match="snapshot_dir cannot be made"):
+        SnapshotDirectory(tmp_path / "file" / "sessions", ttl_s=1)
+
+
+@pytest.mark.parametrize("session_id", [5, "5", "../../etc/passwd", "a/b", "x" * 128, "\0\n", "ключ"])
+def test_a_session_of_any_id_is_found_by_it(
+    directory: SnapshotDirectory, tmp_path: Path, session_id: SessionId
+) -> None:
+    directory.save(snapshot_of(session_id, directory))
+    found = directory.find(session_id)
+    assert found is not None
+    assert found.header.session_id == session_id
+    assert [file.parent for file in files(tmp_path)] == [tmp_path / "sessions"]
+
+
+def test_an_integer_and_its_digits_are_different_ids(directory: SnapshotDirectory) -> None:
+    directory.save(snapshot_of(5, directory))
+    assert directory.find("5") is None
+    assert directory.find(6) is None
+
+
+def test_a_newer_copy_takes_the_place_of_an_older_one(directory: SnapshotDirectory, tmp_path: Path) -> None:
+    directory.save(snapshot_of(5, directory, 1))
+    directory.save(snapshot_of(5, directory, 2))
+    found = directory.find(5)
+    assert found is not None
+    assert found.state == {"epoch": 2}
+    assert len(files(tmp_path)) == 1
+
+
+def test_a_session_is_claimed_once(directory: SnapshotDirectory) -> None:
+    directory.save(snapshot_of(5, directory))
+    one, other = directory.find(5), directory.find(5)
+    assert one is not None
+    assert other is not None
+    directory.claim(one)
+    assert directory.find(5) is None
+    with pytest.raises((NotFound, FailedPrecondition)):
+        directory.claim(other)
+
+
+def test_two_servers_that_share_a_directory_do_not_both_get_a_session(
+    directory: SnapshotDirectory, tmp_path: Path, now: Now
+) -> None:
+    elsewhere = SnapshotDirectory(tmp_path / "sessions", ttl_s=60, now=now)
+    directory.save(snapshot_of(5, directory))
+    one, other = directory.find(5), elsewhere.find(5)
+    assert one is not None
+    assert other is not None
+    next((tmp_path / "sessions").glob("*.snapshot")).rename(tmp_path / "taken")  # the other one's claim, half done
+    with pytest.raises(NotFound, match="taken up elsewhere"):
+        directory.claim(one)
+
+
+def test_an_older_copy_that_is_put_back_is_refused(directory: SnapshotDirectory, tmp_path: Path) -> None:
+    for epoch in (1, 2):
+        directory.save(snapshot_of(5, directory, epoch))
+        if epoch == 1:
+            (file,) = files(tmp_path)
+            shutil.copy(file, tmp_path / "backup")
+    newest = directory.find(5)
+    assert newest is not None
+    directory.claim(newest)
+    shutil.copy(tmp_path / "backup", file)
+    older = directory.find(5)
+    assert older is not None
+    assert older.header.epoch == 1
+    with pytest.raises(FailedPrecondition, match="out of date"):
+        directory.claim(older)
+    directory.save(snapshot_of(5, directory, 3))
+    newer = directory.find(5)
+    assert newer is not None
+    directory.claim(newer)
+
+
+def test_a_damaged_file_is_an_error_once_and_is_put_aside(directory: SnapshotDirectory, tmp_path: Path) -> None:
+    directory.save(snapshot_of(5, directory))
+    (file,) = files(tmp_path)
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(InternalError, match="its file is damaged"):
+        directory.find(5)
+    assert directory.find(5) is None
+    assert [file.suffix for file in files(tmp_path)] == [".damaged"]
+
+
+def test_a_file_that_cannot_be_read_now_is_left_alone(directory: SnapshotDirectory, tmp_path: Path) -> None:
+    """As when the process has too many files open."""
+    directory.save(snapshot_of(5, directory))
+    (file,) = files(tmp_path)
+    content = file.read_bytes()
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(InternalError, match="cannot be read now: try again"):
+        directory.find(5)
+    file.rmdir()
+    file.write_bytes(content)
+    assert directory.find(5) is not None
+
+
+def test_a_file_under_anothers_name_is_not_taken_for_it(directory: SnapshotDirectory, tmp_path: Path) -> None:
+    directory.save(snapshot_of(5, directory))
+    (file,) = files(tmp_path)
+    directory.save(snapshot_of(6, directory))
+    (other,) = [path for path in files(tmp_path) if path != file]
+    file.rename(other)
+    with pytest.raises(InternalError):
+        directory.find(6)
+
+
+def test_what_has_expired_is_removed_and_nothing_else(directory: SnapshotDirectory, tmp_path: Path, now: Now) -> None:
+    for session_id in (1, 2):
+        directory.save(snapshot_of(session_id, directory))
+    claimed = directory.find(2)
+    assert claimed is not None
+    directory.claim(claimed)
+    (tmp_path / "sessions" / "notes.txt").write_text("not ours")
+    directory.purge()
+    assert len(files(tmp_path)) == 3
+    now.now_s += 30
+    directory.save(replace(snapshot_of(3, directory)))
+    now.now_s += 30
+    kept = directory.find(1)
+    assert kept is not None
+    assert directory.is_expired(kept)
+    directory.purge()
+    assert directory.find(1) is None
+    left = directory.find(3)
+    assert left is not None
+    assert not directory.is_expired(left)
+    assert {file.suffix for file in files(tmp_path)} == {".txt", ".snapshot"}
