@@ -44,19 +44,21 @@ def test_sessions_are_described(driver: ThreadedDriver) -> None:
     assert 20 < two["expires_in_s"] <= 30
 
 
-def test_kv_outside_the_pool_is_said_to_be_there(start: Callable[..., ThreadedDriver], tmp_path: Path) -> None:
-    """A pool for two sessions, host memory for one more, and files for the rest."""
-    driver = start(num_pages=32, max_context=64, host_tier_bytes=4096, disk_tier_dir=str(tmp_path))
+@pytest.mark.parametrize("place", ["host", "disk"])
+def test_kv_outside_the_pool_is_said_to_be_there(
+    start: Callable[..., ThreadedDriver], tmp_path: Path, place: str
+) -> None:
+    tiers = {"host_tier_bytes": 1 << 20} if place == "host" else {"disk_tier_dir": str(tmp_path)}
+    driver = start(num_pages=32, max_context=64, **tiers)
     for session_id in range(1, 9):
         driver.ask(session_id, [*range(50)], start=True, max_tokens=2).wait()
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + 30
     places: set[str] = set()
-    while places != {"device", "host", "disk"} and time.monotonic() < deadline_s:
+    while place not in places and time.monotonic() < deadline_s:
         places = {session["kv"] for session in driver.engine.call(Housekeeping.describe)}
-    assert places == {"device", "host", "disk"}
+    assert {"device", place} <= places
     copy = driver.engine.call(lambda sessions: sessions.copy("1"))
-    assert copy.kv_len == 0
-    assert driver.ask(1, [7], max_tokens=2).wait().status.usage["cached_tokens"] > 0
+    assert (copy.kv_len, len(copy.context)) == (0, 52)
 
 
 def test_a_session_that_runs_is_described_so(driver: ThreadedDriver) -> None:
