@@ -71,6 +71,7 @@ def load_engine(settings: Settings) -> Engine:
     use_native = _use_native(settings)
     model = runner.load_model(settings.model_dir)
     layers = runner.trace_layers(model)
+    # In float32, whatever the pages will keep: there a difference is a mistake and not a rounding.
     checked = check_model(model, layers, use_native=use_native)
     model_text = ModelText.from_directory(Path(settings.model_dir))
 
