@@ -268,6 +268,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.plain.check_answers()
             return
         self._finish()
+        self._step()  # who was silent for too long is gone
         for session_id, session in list(self.plain.sessions.items()):
             cut_at = session.told.sight.least_rewind
             last = self._say(
