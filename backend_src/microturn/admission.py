@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from microturn.errors import ResourceExhausted
-from microturn.session import SessionTable
+from microturn.session_table import SessionTable
 from microturn.settings import Settings
 
 

@@ -27,7 +27,8 @@ from microturn.reception import Reception
 from microturn.runner import Runner
 from microturn.sampler import Sampled, SamplingRow, sample
 from microturn.scheduler import ScheduledRow, Scheduler
-from microturn.session import Session, SessionTable
+from microturn.session import Session
+from microturn.session_table import SessionTable
 from microturn.settings import Settings
 from microturn.snapshots.arrivals import Arrivals
 from microturn.snapshots.directory import SnapshotDirectory

@@ -11,7 +11,8 @@ from typing import Any
 from microturn.errors import FailedPrecondition, NotFound
 from microturn.lifecycle import Lifecycle
 from microturn.reception import Reception
-from microturn.session import Session, SessionTable
+from microturn.session import Session
+from microturn.session_table import SessionTable
 from microturn.snapshots.arrivals import Arrivals
 from microturn.snapshots.session_state import Host
 from microturn.snapshots.snapshot import Snapshot, next_epoch

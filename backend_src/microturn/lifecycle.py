@@ -21,7 +21,8 @@ from dataclasses import replace
 from microturn.errors import DeadlineExceeded, InternalError, MicroturnError
 from microturn.intake import take_in, take_out
 from microturn.prefix_cache import PrefixCache
-from microturn.session import Session, SessionTable
+from microturn.session import Session
+from microturn.session_table import SessionTable
 from microturn.status import status_of
 from microturn.turn import Turn, TurnOutput, is_empty
 

@@ -19,7 +19,8 @@ from microturn.options import OF_ONE_TURN, TENANT_HEADER, SessionOptions, TurnOp
 from microturn.ownership import KeyHash, check_owner
 from microturn.results import Results, check_same, content_of
 from microturn.runner import Runner
-from microturn.session import Session, SessionTable
+from microturn.session import Session
+from microturn.session_table import SessionTable
 from microturn.settings import Settings
 from microturn.snapshots.arrivals import Arrivals
 from microturn.snapshots.session_state import Host

@@ -1,4 +1,4 @@
-"""Sessions, and the table of those that live.
+"""A session: one growing sequence, its KV, and the turns that it has.
 
 A session is *running* while it has a turn, *parked* while it has none (`lifecycle` draws the states). Parked sessions
 keep their pages as long as nobody needs them. A session without its pages has a copy of them elsewhere (`tiers`), or is
@@ -7,29 +7,21 @@ computed again from its context when its next turn comes.
 
 from __future__ import annotations
 
-import heapq
-from collections import Counter, OrderedDict, deque
-from collections.abc import Iterator
+from collections import deque
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import count
-from weakref import ReferenceType, ref
 
 from microturn.codec import Codec
 from microturn.context import Context
-from microturn.errors import Expired, MicroturnError, NotFound
 from microturn.history import History
 from microturn.kv_pool import PageTable
 from microturn.options import TurnOptions
-from microturn.ownership import KeyHash, check_owner, is_owner
+from microturn.ownership import KeyHash, is_owner
 from microturn.results import Results
 from microturn.tiers.beat import Beat
 from microturn.tiers.stored_kv import StoredKV
 from microturn.turn import SessionId, Turn, TurnRequest
 from microturn.window import Window
-
-# How many ended sessions are remembered, so that who comes back is told why.
-NUM_ENDED_REMEMBERED = 100_000
 
 
 @dataclass(eq=False)
@@ -227,138 +219,3 @@ class Session:
     @property
     def expires_s(self) -> float:
         return self.last_activity_s + self.idle_timeout_s
-
-
-@dataclass(frozen=True, slots=True)
-class _Ended:
-    """What is remembered of a session that ended: what its owner is told who comes back."""
-
-    error: type[MicroturnError]
-    message: str
-    key: KeyHash
-    epoch: int
-
-
-class SessionTable:
-    """The living sessions by id, the order in which idle ones expire, and the memory of those that ended."""
-
-    def __init__(self) -> None:
-        self._sessions: dict[SessionId, Session] = {}
-        # Parked sessions that hold pages, the one parked longest ago first, and which parking it is.
-        self._parked: OrderedDict[Session, int] = OrderedDict()
-        self._parkings = count()
-        # One entry per living session; it may be early, since activity does not move it.
-        self._expiries: list[tuple[float, int, ReferenceType[Session]]] = []
-        self._entry_numbers = count()
-        self._ended: OrderedDict[SessionId, _Ended] = OrderedDict()
-        self._num_of_tenant: Counter[str | None] = Counter()
-
-    def __len__(self) -> int:
-        return len(self._sessions)
-
-    def __iter__(self) -> Iterator[Session]:
-        return iter(self._sessions.values())
-
-    def find(self, session_id: SessionId) -> Session | None:
-        return self._sessions.get(session_id)
-
-    def get(self, session_id: SessionId, request: TurnRequest) -> Session:
-        """The living session of an id, for a request that may speak for it.
-
-        Raises:
-            PermissionDenied, Expired, NotFound: as it is another's, ended or never was.
-        """
-        session = self._sessions.get(session_id)
-        if session is not None:
-            check_owner(session, request)
-            return session
-        ended = self._ended.get(session_id)
-        if ended is None or not ended.key.matches(request.options.get("session_key")):
-            raise NotFound(f"no session '{session_id}' is here: open one with START")
-        raise ended.error(f"{ended.message}: open a new one with START")
-
-    def id_named(self, name: str) -> SessionId:
-        """The id that a text means: that of a living session, else the integer that it looks like."""
-        is_text = name in self._sessions or not (name.isascii() and name.isdecimal())
-        return name if is_text else int(name)
-
-    def newest_epoch(self, session_id: SessionId) -> int:
-        """The highest epoch of a session that lives or is remembered; 0 when there is none."""
-        known = self._sessions.get(session_id) or self._ended.get(session_id)
-        return 0 if known is None else known.epoch
-
-    def num_of_tenant(self, tenant: str | None) -> int:
-        return self._num_of_tenant[tenant]
-
-    def add(self, session: Session) -> None:
-        assert session.id not in self._sessions
-        self._sessions[session.id] = session
-        self._num_of_tenant[session.tenant] += 1
-        self._ended.pop(session.id, None)
-        self._watch(session)
-
-    def end(self, session: Session, *, expired: bool = False) -> None:
-        """Takes a session out and gives up its KV."""
-        assert session.running is None, "a running turn is ended first"
-        del self._sessions[session.id]
-        self._num_of_tenant[session.tenant] -= 1
-        if not self._num_of_tenant[session.tenant]:
-            del self._num_of_tenant[session.tenant]
-        self.unpark(session)
-        session.drop_kv()
-        self._ended[session.id] = (
-            _Ended(
-                Expired,
-                f"session '{session.id}' was idle for {session.idle_timeout_s:g} s",
-                session.key,
-                session.epoch,
-            )
-            if expired
-            else _Ended(NotFound, f"session '{session.id}' was closed", session.key, session.epoch)
-        )
-        if len(self._ended) > NUM_ENDED_REMEMBERED:
-            self._ended.popitem(last=False)
-
-    def park(self, session: Session) -> None:
-        """Notes that a session has no turn, so that its pages may be reclaimed."""
-        session.evict()
-        if session.table.pages and session not in self._parked:
-            self._parked[session] = next(self._parkings)
-
-    def unpark(self, session: Session) -> None:
-        self._parked.pop(session, None)
-
-    def parked_longest(self) -> Session | None:
-        """The session parked longest ago of those that hold pages."""
-        return next(iter(self._parked), None)
-
-    def parking_of(self, session: Session) -> int | None:
-        """Which parking it is that a session is in; None when it runs or holds no pages.
-
-        While it is the same one, nothing has changed in the session's pages.
-        """
-        return self._parked.get(session)
-
-    def expired(self, now_s: float) -> list[Session]:
-        """The sessions without turns whose idle time has passed; each is named once."""
-        due = []
-        while self._expiries and self._expiries[0][0] <= now_s:
-            due.append(heapq.heappop(self._expiries)[2]())
-        expired = []
-        # All are taken off before any is put back: an idle time may be too short for the clock to move on by it.
-        for session in due:
-            if session is None or self._sessions.get(session.id) is not session:
-                continue
-            if session.running is None and session.expires_s <= now_s:
-                expired.append(session)
-            else:
-                self._watch(session, not_before_s=now_s + session.idle_timeout_s if session.running else 0.0)
-        return expired
-
-    def next_expiry_s(self) -> float | None:
-        """When to look for expired sessions again, by the engine's clock."""
-        return self._expiries[0][0] if self._expiries else None
-
-    def _watch(self, session: Session, not_before_s: float = 0.0) -> None:
-        at_s = max(session.expires_s, not_before_s)
-        heapq.heappush(self._expiries, (at_s, next(self._entry_numbers), ref(session)))

@@ -11,7 +11,8 @@ import torch
 from microturn.kv_pool import PagePool
 from microturn.kv_tensors import KVTensors, LayerShape
 from microturn.prefix_cache import PrefixCache
-from microturn.session import Session, SessionTable
+from microturn.session import Session
+from microturn.session_table import SessionTable
 from microturn.tiers.counters import TierCounters
 from microturn.tiers.disk_store import DiskStore
 from microturn.tiers.file_thread import FileThread, Priority

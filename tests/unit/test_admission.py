@@ -7,7 +7,7 @@ import pytest
 from microturn.admission import check_room
 from microturn.errors import ResourceExhausted
 from microturn.kv_pool import PagePool
-from microturn.session import SessionTable
+from microturn.session_table import SessionTable
 from microturn.settings import Settings
 from support.sessions import make_session
 

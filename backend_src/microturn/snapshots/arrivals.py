@@ -9,7 +9,8 @@ from functools import partial
 from microturn.admission import check_room
 from microturn.errors import Expired, FailedPrecondition, MicroturnError, PermissionDenied
 from microturn.ownership import check_owner, is_owner
-from microturn.session import Session, SessionTable
+from microturn.session import Session
+from microturn.session_table import SessionTable
 from microturn.settings import Settings
 from microturn.snapshots.directory import SnapshotDirectory
 from microturn.snapshots.session_state import Host, restore_session

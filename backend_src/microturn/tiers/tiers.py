@@ -23,7 +23,8 @@ from microturn.kv_image import KVImage
 from microturn.kv_pool import PagePool, TableState
 from microturn.kv_tensors import KVTensors
 from microturn.prefix_cache import PrefixCache
-from microturn.session import Session, SessionTable
+from microturn.session import Session
+from microturn.session_table import SessionTable
 from microturn.tiers.forecast import Forecast, is_away
 from microturn.tiers.storage import Storage
 from microturn.tiers.stored_kv import Place, StoredKV
