@@ -6,6 +6,7 @@ session, each with the whole conversation, to draw what the session saves.
 
 from __future__ import annotations
 
+import secrets
 import sys
 import time
 from collections.abc import Iterator
@@ -107,7 +108,8 @@ def _without_session(client: Client, turns: list[Sent]) -> list[float]:
     for turn in turns:
         history += turn.appended_ids
         if history:
-            with client.session() as request:
+            # With a salt of its own it finds nothing that another request has left.
+            with client.session(cache_salt=secrets.token_hex(8)) as request:
                 started_s = time.perf_counter()
                 num_tokens = len(turn.generated_ids)
                 request.turn(history, max_tokens=num_tokens, ignore_eos=True).wait()
