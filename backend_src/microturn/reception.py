@@ -16,7 +16,7 @@ from microturn.history import History
 from microturn.intake import take_in
 from microturn.lifecycle import Lifecycle, told
 from microturn.options import OF_ONE_TURN, TENANT_HEADER, SessionOptions, TurnOptions
-from microturn.ownership import KeyHash, check_owner
+from microturn.ownership import KeyHash, check_owner, is_owner
 from microturn.results import Results, check_same, content_of
 from microturn.runner import Runner
 from microturn.session import Session
@@ -141,8 +141,8 @@ class Reception:
     def _branch(self, request: TurnRequest, parent: Session) -> Session:
         """A session that goes on, by itself, from the last committed point of another."""
         asked = request.session_options
-        inherited = (asked.tools, asked.cache_salt, asked.overflow, asked.sink_tokens, asked.window_tokens)
-        if any(inherited):
+        window_options = (asked.overflow, asked.sink_tokens, asked.window_tokens)
+        if asked.tools or asked.cache_salt or any(option is not None for option in window_options):
             raise InvalidArgument(
                 "a branch has the tools, the prefix and the window of its parent: send no tools, no cache_salt, no "
                 "overflow, sink_tokens or window_tokens"
@@ -263,7 +263,7 @@ class Reception:
     def _close_refused(self, turn: Turn) -> None:
         """END closes its session even when its turn is refused, but for who may not speak for the session."""
         session = self._sessions.find(turn.request.session_id)
-        if session is not None and turn.request.end and not turn.request.opens and session.is_owned_by(turn.request):
+        if session is not None and turn.request.end and not turn.request.opens and is_owner(session, turn.request):
             turn.options = replace(session.defaults, **turn.request.options)
             self._lifecycle.close(session, at_once=turn.interrupts)
 

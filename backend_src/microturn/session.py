@@ -16,11 +16,11 @@ from microturn.context import Context
 from microturn.history import History
 from microturn.kv_pool import PageTable
 from microturn.options import TurnOptions
-from microturn.ownership import KeyHash, is_owner
+from microturn.ownership import KeyHash
 from microturn.results import Results
 from microturn.tiers.beat import Beat
 from microturn.tiers.stored_kv import StoredKV
-from microturn.turn import SessionId, Turn, TurnRequest
+from microturn.turn import SessionId, Turn
 from microturn.window import Window
 
 
@@ -117,10 +117,6 @@ class Session:
         if self.window is None:
             return self.num_pending
         return min(self.num_pending, self.window.sees_less_from(self.kv_len) - self.kv_len)
-
-    def is_owned_by(self, request: TurnRequest) -> bool:
-        """Whether a request brings the session's key and comes from its tenant."""
-        return is_owner(self, request)
 
     def fork_history(self) -> History:
         """An independent history that goes on from the last committed point: that before the running turn."""

@@ -130,8 +130,8 @@ def test_a_branch_has_the_window_of_its_parent() -> None:
     assert branch.token_ids == expected_tokens([*history, 6], 5, window=WINDOW)
     assert driver.runner.num_tokens - before <= 4 + 1 + 4
     history = talk(driver, history, [7], max_tokens=5)
-    refused = driver.turn(3, [6], start=True, fork_of="1", overflow="window")
-    assert refused.code == "INVALID_ARGUMENT"
+    for values in ({"overflow": "window"}, {"sink_tokens": 0}, {"window_tokens": 8}):
+        assert driver.turn(3, [6], start=True, fork_of="1", **values).code == "INVALID_ARGUMENT"
 
 
 def test_preempted_sessions_walk_through_their_history_again() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from microturn.kv_pool import PagePool, PageTable
+from microturn.ownership import is_owner
 from support.sessions import make_session, make_turn
 
 KEY = "ours"
@@ -46,14 +47,14 @@ def test_a_context_of_one_token_or_none_needs_nothing_to_be_appended(pool: PageP
 @pytest.mark.parametrize(("tenant", "given"), [("a", "b"), ("a", None), (None, "a")])
 def test_a_session_takes_turns_of_its_tenant_only(pool: PagePool, tenant: str | None, given: str | None) -> None:
     session = make_session(pool, tenant=tenant)
-    assert not session.is_owned_by(make_turn(**({} if given is None else {"tenant": given})).request)
-    assert session.is_owned_by(make_turn(**({} if tenant is None else {"tenant": tenant})).request)
+    assert not is_owner(session, make_turn(**({} if given is None else {"tenant": given})).request)
+    assert is_owner(session, make_turn(**({} if tenant is None else {"tenant": tenant})).request)
 
 
 def test_a_tenants_key_is_not_anothers(pool: PagePool) -> None:
     session = make_session(pool, tenant="a", key=KEY)
-    assert not session.is_owned_by(make_turn(tenant="b", session_key=KEY).request)
-    assert not session.is_owned_by(make_turn(tenant="a").request)
+    assert not is_owner(session, make_turn(tenant="b", session_key=KEY).request)
+    assert not is_owner(session, make_turn(tenant="a").request)
 
 
 # ---- copies --------------------------------------------------------------------------------------------------------
