@@ -16,7 +16,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import cycle, islice
-from pydoc_data.topics import topics
 from statistics import median
 
 import psutil
@@ -24,6 +23,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from load_tests.bench import texts
 from load_tests.bench.pictures import draw_endless
 from load_tests.bench.results import percentile, print_table, write_result
 from microturn.batch import Batch
@@ -34,7 +34,6 @@ from microturn.model_store import resolve_model
 from microturn.options import SessionOptions
 from microturn.runner import Runner
 from microturn.settings import Settings
-from microturn.text.model_text import ModelText
 from microturn.turn import TokenInput, Turn, TurnOutput, TurnRequest
 
 NUM_INPUT, NUM_OUTPUT = 4, 4
@@ -135,7 +134,7 @@ def run_endless(model: str, num_turns: int, window_tokens: int) -> None:
     model_dir = resolve_model(model)
     engine = load_engine(Settings(model_dir=str(model_dir), kv_tokens=8192))
     scores = engine.runner = ScoringRunner(engine.runner)
-    inputs = _inputs(ModelText.from_directory(model_dir), num_turns)
+    inputs = _inputs(texts.token_ids(model_dir), num_turns)
     long = Talk(engine, 1, window_tokens)
     process = psutil.Process()
     turn_ms, memory_mb = [], []
@@ -177,8 +176,7 @@ def run_endless(model: str, num_turns: int, window_tokens: int) -> None:
     print("drawn:  ", draw_endless("endless", turn_ms, memory_mb))
 
 
-def _inputs(model_text: ModelText, num_turns: int) -> list[list[int]]:
-    ids = model_text.encoder.encode("\n".join(topics[name] for name in sorted(topics)), begins=True)
+def _inputs(ids: list[int], num_turns: int) -> list[list[int]]:
     endless = cycle(ids)
     return [list(islice(endless, NUM_INPUT)) for _ in range(num_turns)]
 

@@ -13,17 +13,16 @@ from __future__ import annotations
 
 import math
 import os
-import platform
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from pydoc_data.topics import topics
 from statistics import median
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from load_tests.bench import texts
 from load_tests.bench.results import print_table, write_result
 from microturn import runner
 from microturn.attention import native
@@ -31,7 +30,6 @@ from microturn.batch import Batch, Row
 from microturn.kv_tensors import KV_DTYPES, KVTensors
 from microturn.layers.decoder import FusedDecoder
 from microturn.model_store import resolve_model
-from microturn.text.model_text import ModelText
 
 _PAGE_SIZE = 16
 _STEP_TOKENS = 64
@@ -81,7 +79,7 @@ def run_kv(model_name: str, num_contexts: int, context_len: int) -> None:
     result = {
         "protocol": __doc__,
         "model": model_name,
-        "text": f"pydoc_data.topics of Python {platform.python_version()}",
+        "text": texts.NAME,
         "num_contexts": num_contexts,
         "context_len": context_len,
         "num_predicted": exact.numel(),
@@ -99,8 +97,7 @@ def _cells(figures: Mapping[str, float]) -> list[str]:
 
 def _contexts(model_dir: Path, num_contexts: int, context_len: int) -> list[list[int]]:
     """The beginning of the text, in pieces."""
-    text = "\n".join(topics[name] for name in sorted(topics))
-    ids = ModelText.from_directory(model_dir).encoder.encode(text, begins=True)
+    ids = texts.token_ids(model_dir)
     if len(ids) < num_contexts * context_len:
         raise SystemExit(f"the text has {len(ids)} tokens: ask for fewer or shorter contexts")
     return [ids[first : first + context_len] for first in range(0, num_contexts * context_len, context_len)]

@@ -9,8 +9,7 @@ from transformers import PreTrainedModel
 
 from microturn.window import Window
 from microturn_client import Client, ContextFull, FailedPrecondition, InvalidArgument, Session, Tokens, TurnEnd
-from support.oracle import TOLERANCE
-from support.plain_window import windowed_logits
+from support.oracle import check_greedy
 
 # As the server rounds it, with its default slack.
 WINDOW = Window(num_sinks=16, length=64, slack=256)
@@ -36,13 +35,6 @@ def take_turn(session: Session, history: list[int], given: list[int], max_tokens
     return list(range(first, len(history)))
 
 
-def check_greedy(model: PreTrainedModel, history: list[int], positions: list[int]) -> None:
-    logits = windowed_logits(model, history, WINDOW)
-    for position in positions:
-        row = logits[position - 1]
-        assert row.max() - row[history[position]] <= TOLERANCE
-
-
 def test_two_sessions_go_on_far_beyond_their_context(client: Client, smollm2: PreTrainedModel) -> None:
     rng = random.Random(1)
     histories: list[list[int]] = [[], []]
@@ -54,7 +46,7 @@ def test_two_sessions_go_on_far_beyond_their_context(client: Client, smollm2: Pr
                 positions += take_turn(session, history, given, max_tokens=4)
     for history, positions in zip(histories, generated, strict=True):
         assert len(history) > MAX_CONTEXT
-        check_greedy(smollm2, history, positions)
+        check_greedy(smollm2, history, positions, WINDOW)
 
 
 def test_a_barge_in_within_the_slack_is_exact(client: Client, smollm2: PreTrainedModel) -> None:
@@ -69,7 +61,7 @@ def test_a_barge_in_within_the_slack_is_exact(client: Client, smollm2: PreTraine
         with pytest.raises(FailedPrecondition, match="the window has evicted"):
             session.turn([8], rewind_to=100).wait()
         positions += take_turn(session, history, [9], max_tokens=4)
-    check_greedy(smollm2, history, positions)
+    check_greedy(smollm2, history, positions, WINDOW)
 
 
 def test_a_turn_without_room_beside_the_window_is_refused_and_the_session_goes_on(client: Client) -> None:

@@ -7,7 +7,7 @@ who else is in the batch, chunking and preemption change no token.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,9 @@ from microturn.runner import ModelRunner, trace_layers
 from microturn.scheduler import ScheduledRow
 from microturn.session import Session
 from microturn.turn import SessionId
+from microturn.window import Window
 from support.driver import Driver, model_runner
+from support.plain_window import windowed_logits
 
 TOLERANCE = 1e-3
 
@@ -74,7 +76,7 @@ def check_incremental(
     runner = model_runner(model, num_pages=1024, page_size=8, use_native=use_native, kv_dtype=kv_dtype)
     driver = RecordingDriver(runner, num_pages=1024, page_size=8, max_batch_tokens=max_batch_tokens)
     histories: list[list[int]] = [[] for _ in range(num_sessions)]
-    generated: list[dict[int, int]] = [{} for _ in range(num_sessions)]
+    generated: list[list[int]] = [[] for _ in range(num_sessions)]
     for number in range(num_turns):
         recorders = {}
         for session in rng.sample(range(num_sessions), num_sessions):
@@ -89,18 +91,15 @@ def check_incremental(
         for session, recorder in recorders.items():
             assert recorder.status.context_len == len(histories[session]) + len(recorder.token_ids)
             for token_id in recorder.token_ids:
-                generated[session][len(histories[session])] = token_id
+                generated[session].append(len(histories[session]))
                 histories[session].append(token_id)
 
     num_compared = 0
     for session, history in enumerate(histories):
         is_exact = kv_dtype == torch.float32
         expected = stock_logits(model, history) if is_exact else one_shot_logits(model, history, kv_dtype)
-        for position, token_id in generated[session].items():
-            got = driver.logits[session + 1, position]
-            assert (got - expected[position - 1]).abs().max() <= tolerance
-            assert expected[position - 1].max() - expected[position - 1, token_id] <= tolerance
-            num_compared += 1
+        check_sampled(expected, history, {at: driver.logits[session + 1, at] for at in generated[session]}, tolerance)
+        num_compared += len(generated[session])
     assert num_compared >= num_sessions, "the run compared too little"
 
 
@@ -141,18 +140,41 @@ def stock_greedy(model: PreTrainedModel, ids: Sequence[int], num_tokens: int) ->
     return output[0, len(ids) :].tolist()
 
 
-def check_greedy(model: PreTrainedModel, context: Sequence[int], positions: Sequence[int]) -> None:
-    """Checks tokens of a context against one forward pass over all of it.
+def check_sampled(
+    expected: Tensor, context: Sequence[int], got: Mapping[int, Tensor], tolerance: float = TOLERANCE
+) -> None:
+    """Checks what tokens of a context were sampled from, greedily.
+
+    Args:
+        expected: logits [len(context), vocab_size] of a reference.
+        context: token ids.
+        got: logits [vocab_size] by the position of the token.
+        tolerance: how far a logit may be off.
+
+    Raises:
+        AssertionError: one is further off, or another token was likelier by more than that.
+    """
+    for position, logits in got.items():
+        row = expected[position - 1]
+        assert (logits - row).abs().max() <= tolerance, f"the logits of token {position}"
+        assert row.max() - row[context[position]] <= tolerance, f"token {position} of {context}"
+
+
+def check_greedy(
+    model: PreTrainedModel, context: Sequence[int], positions: Sequence[int], window: Window | None = None
+) -> None:
+    """Checks tokens of a context against a plain reference over all of it.
 
     Args:
         model: the stock model.
         context: token ids.
         positions: of those that were generated greedily, none of them the first.
+        window: of the session.
 
     Raises:
         AssertionError: another token was likelier there, by more than TOLERANCE.
     """
-    logits = stock_logits(model, context)
+    logits = stock_logits(model, context) if window is None else windowed_logits(model, context, window)
     for position in positions:
         row = logits[position - 1]
         assert row.max() - row[context[position]] <= TOLERANCE, f"token {position} of {context}"
