@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from microturn.errors import InvalidArgument
 from microturn.fingerprint import model_fingerprint
 from microturn.kv_pool import PagePool
 from microturn.kv_tensors import KV_DTYPES, KVTensors
+from microturn.pace import Pace
 from microturn.probe import check_model
 from microturn.settings import Settings
 from microturn.snapshots.directory import SnapshotDirectory
@@ -87,7 +89,7 @@ def load_engine(settings: Settings) -> Engine:
         accepts_embeds=checked.accepts_embeds,
         no_window_reason=checked.no_window_reason,
     )
-    _warm_up(model_runner, settings.max_batch_tokens, max_context)
+    pace = _warm_up(model_runner, settings.max_batch_tokens, max_context)
 
     engine = Engine(
         settings,
@@ -98,6 +100,7 @@ def load_engine(settings: Settings) -> Engine:
         eos_ids=model_text.eos_ids,
         model_fingerprint=model_fingerprint(settings.model_dir),
         snapshots=snapshots,
+        pace=pace,
     )
     log.info(
         "%s: context of %d tokens, %d pages of %d tokens (%s, %.1f GB), %s layers, %s attention, %d threads",
@@ -146,10 +149,23 @@ def _size_pool(settings: Settings, model: PreTrainedModel, token_bytes: int) -> 
     return PagePool(num_pages, settings.page_size), max_context
 
 
-def _warm_up(model_runner: runner.ModelRunner, max_batch_tokens: int, max_context: int) -> None:
-    """Runs the shapes that the first turns will have: kernels are compiled and memory is touched before, not then."""
+def _warm_up(model_runner: runner.ModelRunner, max_batch_tokens: int, max_context: int) -> Pace:
+    """Runs the shapes that the first turns will have: kernels are compiled and memory is touched before, not then.
+
+    Returns:
+        How long the passes take, once all is warm.
+    """
     page_size = model_runner.kv.page_size
-    for num_tokens in {1, min(16, max_context), min(max_batch_tokens, max_context)}:
-        pages = list(range(-(-num_tokens // page_size)))
-        model_runner.run(Batch([Row([0] * num_tokens, 0, pages)]))
-    log.info("warmed up with %d threads", torch.get_num_threads())
+    passes = []
+    for num_tokens in sorted({1, min(16, max_context), min(max_batch_tokens, max_context)}):
+        batch = Batch([Row([0] * num_tokens, 0, list(range(-(-num_tokens // page_size))))])
+        model_runner.run(batch)
+        started_s = time.perf_counter()
+        model_runner.run(batch)
+        passes.append((num_tokens, time.perf_counter() - started_s))
+    log.info(
+        "warmed up with %d threads: %s",
+        torch.get_num_threads(),
+        ", ".join(f"{n} tokens in {s * 1e3:.0f} ms" for n, s in passes),
+    )
+    return Pace(passes)
