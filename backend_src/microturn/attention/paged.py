@@ -35,12 +35,15 @@ class PagedAttention:
         native: whether the native kernel attends, or torch.
         rotary: of the model; needed where sinks have moved. Then the native kernel gets those queries a second time,
             turned back by as much: nothing in the pages, which others may share, has to change.
+        exact: whether a token's result is the same to the bit however its session is cut into rows; native only.
     """
 
-    def __init__(self, batch: Batch, kv: KVTensors, *, native: bool, rotary: Rotary | None = None) -> None:
+    def __init__(
+        self, batch: Batch, kv: KVTensors, *, native: bool, rotary: Rotary | None = None, exact: bool = False
+    ) -> None:
         self._kv = kv
         self._step = PagedStep.plan(batch, kv.page_size)
-        self._plan = NativePlan(self._step) if native else None
+        self._plan = NativePlan(self._step, exact=exact) if native else None
         self._rotary = rotary
         self._moved, self._moved_by = (torch.from_numpy(part) for part in self._step.moved_queries())
 
