@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import importlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Self
@@ -124,20 +125,20 @@ class _Tasks:
 
 
 class NativePlan:
-    """The work of one step, planned at the first layer of each shape.
+    """The work of one step for one kind of layers, planned at the first layer of each shape.
 
     Args:
-        step: where the rows of the batch find their keys.
+        steps: where the rows of the batch find their keys, for each group of the layers.
     """
 
-    def __init__(self, step: PagedStep) -> None:
-        self._step = step
+    def __init__(self, steps: Sequence[PagedStep]) -> None:
+        self._steps = steps
         self._tasks: dict[_Shape, _Tasks] = {}
 
     def append_and_attend(
-        self, q: Tensor, k: Tensor, v: Tensor, kv: LayerPages, scale: float, window: int | None, out: Tensor
+        self, group: int, q: Tensor, k: Tensor, v: Tensor, kv: LayerPages, scale: float, window: int | None, out: Tensor
     ) -> None:
-        """Writes all new keys and values of the step, then attends all rows.
+        """Writes all new keys and values of the step for a layer of a group, then attends all rows.
 
         Shapes: q [tokens and turned ones, heads, head_dim]; out [tokens, heads, head_dim]; k and v [tokens, kv_heads,
         head_dim].
@@ -146,8 +147,8 @@ class NativePlan:
         shape = _Shape(num_kv_heads, q.shape[1] // num_kv_heads, head_dim, _UNBOUNDED if window is None else window)
         work = self._tasks.get(shape)
         if work is None:
-            work = self._tasks[shape] = _Tasks.plan(self._step, shape)
-        step = self._step
+            work = self._tasks[shape] = _Tasks.plan(self._steps[0], shape)
+        step = self._steps[group]
         append_and_attend(
             q.numpy(),
             k.numpy(),
