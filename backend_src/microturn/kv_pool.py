@@ -1,5 +1,7 @@
 """Who owns which page of the KV cache. Knows page numbers and counts; knows no tensors and no sessions.
 
+A page is as good as any other: whichever layers it serves (see `LayerGroups`), it comes from here and goes back here.
+
 free ──allocate──▶ owned (count 1) ──share──▶ shared (count > 1)
   ▲                    │                           │
   └──────release───────┴──────────release──────────┘   (a page is free again when its count is 0)
@@ -8,7 +10,7 @@ free ──allocate──▶ owned (count 1) ──share──▶ shared (count 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from operator import itemgetter
@@ -105,7 +107,12 @@ class TableState:
     @property
     def num_pages(self) -> int:
         """Pages with tokens in the cache."""
-        return self.num_pages_with(0)
+        return sum(self.ends)
+
+    @property
+    def ends(self) -> list[int]:
+        """The same for each kind of layers: where in its list the pages end that have tokens in the cache."""
+        return [track.num_pages(self.kv_len, self.page_size) for track in self.tracks]
 
     def num_pages_with(self, num_tokens: int) -> int:
         """Pages for these and so many tokens behind them."""
@@ -162,17 +169,15 @@ class PageTable:
         """The pages with tokens in the cache, in the order of these, whichever layers they serve."""
         if len(self.tracks) == 1:
             return self._pages[0][: self.save().num_pages]
-        numbered = (
-            zip(track.page_numbers(self.kv_len, self.page_size), pages, strict=False)
-            for track, pages in zip(self.tracks, self._pages, strict=True)
-        )
-        return [page for _, page in sorted(chain.from_iterable(numbered), key=itemgetter(0))]
+        numbered: list[tuple[int, int]] = []
+        for track, pages in self._kinds():
+            numbered += zip(track.page_numbers(self.kv_len, self.page_size), pages, strict=False)
+        return [page for _, page in sorted(numbered, key=itemgetter(0))]
 
     def full_pages(self, kind: int) -> dict[int, list[int]]:
         """The full pages of a kind of layers, one for each of its groups, by which page of the session they are."""
-        full_len = self.kv_len - self.kv_len % self.page_size
+        numbers = self.tracks[kind].page_numbers(self.kv_len - self.kv_len % self.page_size, self.page_size)
         found: dict[int, list[int]] = {}
-        numbers = self.tracks[kind].page_numbers(full_len, self.page_size)
         for number, page in zip(numbers, self._pages[kind], strict=False):
             found.setdefault(number, []).append(page)
         return found
@@ -180,12 +185,12 @@ class PageTable:
     def seen(self, num_evicted: int) -> list[tuple[Track, list[int]]]:
         """What each kind of layers keeps for who does not see so many tokens, at least as many as have been evicted."""
         found = []
-        for track, pages in zip(self.tracks, self._pages, strict=True):
+        for track, pages in self._kinds():
             if track.window is None:
                 hidden = track.hidden_pages(num_evicted, self.page_size)
-                found.append((replace(track, num_evicted=num_evicted), pages[: hidden.start] + pages[hidden.stop :]))
-            else:
-                found.append((track, pages))
+                track = replace(track, num_evicted=num_evicted)
+                pages = pages[: hidden.start] + pages[hidden.stop :]
+            found.append((track, pages))
         return found
 
     def save(self) -> TableState:
@@ -193,26 +198,18 @@ class PageTable:
         return TableState(self.page_size, self.kv_len, tuple(self.tracks))
 
     def load(self, state: TableState) -> bool:
-        """Makes an empty table what another was; its used pages have still to be written.
-
-        Returns:
-            False, and nothing is taken, when the pool has too few pages.
-        """
+        """Makes an empty table what another was, with pages that have still to be written; False as in `reserve`."""
         assert self.is_empty, "only an empty table is loaded"
         assert len(state.tracks) == len(self.tracks), "a table of another model"
-        if not self._take([track.num_pages(state.kv_len, self.page_size) for track in state.tracks]):
+        if not self._take(state.ends):
             return False
         self.kv_len, self.tracks = state.kv_len, list(state.tracks)
         return True
 
     def reserve(self, num_tokens: int) -> bool:
         """Takes the pages that so many tokens need in all; False, and nothing is taken, when the pool has too few."""
-        return self._take(
-            [
-                max(0, track.num_pages(num_tokens, self.page_size) - len(pages))
-                for track, pages in zip(self.tracks, self._pages, strict=True)
-            ]
-        )
+        nums_pages = [track.num_pages(num_tokens, self.page_size) - len(pages) for track, pages in self._kinds()]
+        return self._take([max(0, num_pages) for num_pages in nums_pages])
 
     def could_have(self, num_pages: int, others: Iterable[Self]) -> bool:
         """Whether there would be so many pages for it, its own included, if these others gave up theirs."""
@@ -222,9 +219,7 @@ class PageTable:
     def adopt(self, kv_len: int, pages: Iterable[Sequence[int]]) -> None:
         """Begins with full pages that somebody else has computed; they are shared, and never written from now on.
 
-        Args:
-            kv_len: tokens that it has in the cache then.
-            pages: for each kind of layers, those that are kept of these tokens.
+        They are those that each kind of layers keeps of the first `kv_len` tokens.
         """
         assert self.is_empty, "only an empty table adopts pages"
         assert kv_len % self.page_size == 0, "only full pages are shared"
@@ -239,8 +234,7 @@ class PageTable:
         """Begins with the full pages of another session's first tokens."""
         left = other.save().cut(kv_len)
         left = left.cut(left.kv_len - left.kv_len % self.page_size)
-        numbers = (track.num_pages(left.kv_len, self.page_size) for track in left.tracks)
-        self.adopt(left.kv_len, [pages[:number] for pages, number in zip(other._pages, numbers, strict=True)])
+        self.adopt(left.kv_len, [pages[:end] for pages, end in zip(other._pages, left.ends, strict=True)])
 
     def evict(self, num_tokens: int) -> None:
         """Gives up what the session shows no more: the first tokens behind the sinks, so many in all; whole pages."""
@@ -268,23 +262,24 @@ class PageTable:
         """
         left = self.save().cut(kv_len)
         rest = left.kv_len % self.page_size
-        if rest:
-            ends = [track.num_pages(left.kv_len, self.page_size) for track in left.tracks]
-            if any(self._pool.is_shared(pages[end - 1]) for pages, end in zip(self._pages, ends, strict=True)):
-                left = left.cut(left.kv_len - rest)
-        for track, pages in zip(left.tracks, self._pages, strict=True):
-            end = track.num_pages(left.kv_len, self.page_size)
+        last_pages = (pages[end - 1] for pages, end in zip(self._pages, left.ends, strict=True))
+        if rest and any(map(self._pool.is_shared, last_pages)):
+            left = left.cut(left.kv_len - rest)
+        for pages, end in zip(self._pages, left.ends, strict=True):
             self._pool.release(pages[end:])
             del pages[end:]
         self.kv_len, self.tracks = left.kv_len, list(left.tracks)
 
     def check_integrity(self) -> None:
         """Asserts that all tokens in the cache have a page, but for those that nobody sees."""
-        for track, pages in zip(self.tracks, self._pages, strict=True):
+        for track, pages in self._kinds():
             assert track.num_pages(self.kv_len, self.page_size) <= len(pages), "KV beyond its pages"
             assert len(pages) % track.num_groups == 0, "a group of layers without its page"
             assert not track.num_evicted or track.num_evicted + track.num_sinks <= self.kv_len, "sinks without KV"
             assert track.reaches(self.kv_len), "what the next token sees is gone"
+
+    def _kinds(self) -> Iterator[tuple[Track, list[int]]]:
+        return zip(self.tracks, self._pages, strict=True)
 
     def _take(self, nums_pages: Sequence[int]) -> bool:
         """Takes so many pages more for each kind of layers; False, and none is taken, when the pool has too few."""

@@ -38,7 +38,7 @@ def grouped_heads() -> PreTrainedModel:
     return build(Qwen3ForCausalLM, config)
 
 
-def sliding_window() -> PreTrainedModel:
+def sliding_window(vocab_size: int = VOCAB_SIZE) -> PreTrainedModel:
     """Layers that see 20 tokens back, between one that sees all."""
     config = Gemma3TextConfig(
         num_attention_heads=4,
@@ -46,7 +46,7 @@ def sliding_window() -> PreTrainedModel:
         head_dim=16,
         sliding_window=20,
         layer_types=["sliding_attention", "full_attention", "sliding_attention"],
-        **_COMMON,
+        **{**_COMMON, "vocab_size": vocab_size},
     )
     return build(Gemma3ForCausalLM, config)
 
