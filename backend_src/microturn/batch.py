@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -22,17 +22,28 @@ class EmbedSpan:
 
 
 @dataclass(frozen=True)
+class RowPages:
+    """Where one kind of layers finds what a row sees: see `Row`."""
+
+    pages: Sequence[int]
+    num_sinks: int = 0
+    num_evicted: int = 0
+
+
+@dataclass(frozen=True)
 class Row:
     """What one session has computed in this pass: its next tokens, one or many.
 
     Attributes:
         token_ids: the new tokens, in order; where an embedding stands for a token the id is not looked at.
         position: absolute position of the first new token; everything before it that it sees is in the pages.
-        pages: the session's page ids, through its last new token.
+        pages: the session's page ids for the model's first kind of layers, through its last new token; as many in a
+            row for the same tokens as that has groups.
         embeds: embeddings that replace new tokens, by offset in `token_ids`.
         wants_logits: whether a token is sampled after the last new token.
         num_sinks: first tokens that have moved up to the others, where some behind them are not seen any more.
         num_evicted: how many these are; 0 where all tokens are in their places.
+        others: the same for the model's other kinds of layers (see `LayerGroups`).
     """
 
     token_ids: Sequence[int]
@@ -42,6 +53,14 @@ class Row:
     wants_logits: bool = True
     num_sinks: int = 0
     num_evicted: int = 0
+    others: Sequence[RowPages] = ()
+
+    def seen_by(self, kind: int) -> Row:
+        """The row with the pages of one kind of layers in the first one's place."""
+        if kind == 0:
+            return self
+        found = self.others[kind - 1]
+        return replace(self, pages=found.pages, num_sinks=found.num_sinks, num_evicted=found.num_evicted)
 
     @property
     def start(self) -> int:

@@ -76,7 +76,9 @@ class Engine:
         pace: Pace | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if pool.num_pages * pool.page_size < max_context:
+        groups = runner.kv.groups
+        num_context_pages = groups.num_groups * pool.num_pages_for(max_context)
+        if pool.num_pages < num_context_pages:
             raise InvalidArgument(
                 f"a pool of {pool.num_pages} pages of {pool.page_size} tokens does not hold one context of "
                 f"{max_context} tokens: raise kv_tokens or lower max_context"
@@ -93,7 +95,7 @@ class Engine:
         storage = open_storage(
             settings,
             runner.kv,
-            max_image_pages=pool.num_pages_for(max_context),
+            max_image_pages=num_context_pages,
             model_fingerprint=model_fingerprint,
             clock=clock,
             post=self._inbox.put,
@@ -109,7 +111,17 @@ class Engine:
         )
         self.snapshots = snapshots
         num_results = settings.max_queued_turns + 1
-        self.host = Host(model_fingerprint, max_context, num_results, runner.no_window_reason, pool, new_codec, clock)
+        self.host = Host(
+            model_fingerprint,
+            max_context,
+            num_results,
+            runner.no_window_reason,
+            pool,
+            new_codec,
+            clock,
+            groups.kinds,
+            settings.window_slack,
+        )
         arrivals = Arrivals(settings, self._sessions, self.host, snapshots)
         self._reception = Reception(settings, runner, self._sessions, self._lifecycle, arrivals, self.host)
         self._housekeeping = Housekeeping(

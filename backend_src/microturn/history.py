@@ -93,6 +93,11 @@ class History:
         """Where the turns' inputs stand, in their order."""
         return self._marks
 
+    @property
+    def answer_start(self) -> int:
+        """Where the input that came last ends; behind it stands what was generated since."""
+        return self._marks[-1].end if self._marks else 0
+
     def fork(self, before: Checkpoint | None, cut: Cut | None) -> History:
         """An independent history that goes on from here, or from before a turn that is not done.
 

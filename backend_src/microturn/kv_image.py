@@ -1,4 +1,4 @@
-"""A copy of some pages outside the pool: all that stands in them, of all layers, in one piece of host memory.
+"""A copy of some pages outside the pool: all that stands in them, of all layers in them, in one piece of host memory.
 
 One piece, so that it comes from the operating system and goes back to it whole (small pieces would leave holes in the
 heap), and so that a file of it is written and checked in one go. Knows shapes and bytes; knows no page ids, no sessions
@@ -35,7 +35,7 @@ class PagePart:
 
 
 class KVImage:
-    """Pages of all layers in host memory, not initialised.
+    """Pages in host memory, not initialised.
 
     Attributes:
         buffer: uint8 [num_bytes], all of it.

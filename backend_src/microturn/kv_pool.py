@@ -1,5 +1,7 @@
 """Who owns which page of the KV cache. Knows page numbers and counts; knows no tensors and no sessions.
 
+A page is as good as any other: whichever layers it serves (see `LayerGroups`), it comes from here and goes back here.
+
 free ──allocate──▶ owned (count 1) ──share──▶ shared (count > 1)
   ▲                    │                           │
   └──────release───────┴──────────release──────────┘   (a page is free again when its count is 0)
@@ -8,9 +10,13 @@ free ──allocate──▶ owned (count 1) ──share──▶ shared (count 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
+from operator import itemgetter
 from typing import Self
+
+from microturn.page_track import Track
 
 
 class PagePool:
@@ -91,129 +97,163 @@ class TableState:
     Attributes:
         page_size: tokens in a page.
         kv_len: position of the first token that is not in the cache.
-        num_sinks: first tokens, which are never evicted.
-        num_evicted: tokens behind them that are not in the cache any more.
+        tracks: what each kind of layers keeps of the tokens before it.
     """
 
     page_size: int
     kv_len: int
-    num_sinks: int = 0
-    num_evicted: int = 0
+    tracks: tuple[Track, ...] = (Track(),)
 
     @property
     def num_pages(self) -> int:
         """Pages with tokens in the cache."""
-        return self.num_pages_with(0)
+        return sum(self.ends)
+
+    @property
+    def ends(self) -> list[int]:
+        """The same for each kind of layers: where in its list the pages end that have tokens in the cache."""
+        return [track.num_pages(self.kv_len, self.page_size) for track in self.tracks]
 
     def num_pages_with(self, num_tokens: int) -> int:
         """Pages for these and so many tokens behind them."""
-        return -(-(self.kv_len + num_tokens - self.num_evicted) // self.page_size)
+        return sum(track.num_pages(self.kv_len + num_tokens, self.page_size) for track in self.tracks)
 
     def cut(self, kv_len: int) -> Self:
-        """Of a table that forgets every token from position `kv_len` on; its pages are the first ones of these.
+        """Of a table that forgets every token from position `kv_len` on; its used pages are the first ones of these.
 
-        Who cuts into what was evicted keeps no more than the sinks.
+        Where some layers keep no more what the next token would see, nothing is kept, or no more than the sinks.
         """
         kv_len = min(self.kv_len, kv_len)
-        if kv_len < self.num_sinks + self.num_evicted:
-            return replace(self, kv_len=min(kv_len, self.num_sinks), num_evicted=0)
-        return replace(self, kv_len=kv_len)
+        num_sinks = max(track.num_sinks for track in self.tracks)
+        left = next(
+            left for left in (kv_len, min(kv_len, num_sinks), 0) if all(track.reaches(left) for track in self.tracks)
+        )
+        return replace(self, kv_len=left, tracks=tuple(track.cut(left) for track in self.tracks))
 
 
 class PageTable:
-    """The pages of one session, in the order of its positions.
+    """The pages of one session: for each kind of layers a list, in the order of its positions.
 
-        pages    | 7       | 2       | 9       |
-        tokens   | ■ ■ ■ ■ | ■ ■ ■ ■ | ■ ■ □ □ |     ■ in the cache (up to kv_len)   □ allocated only
+        sees all      | 7       | 2       | 9       |
+        window of 3   | gone    | 4       | 1       |
+        tokens        | ■ ■ ■ ■ | ■ ■ ■ ■ | ■ ■ □ □ |     ■ in the cache (up to kv_len)   □ allocated only
 
-    Behind the first `num_sinks` tokens some may have been evicted: their pages are gone, the others close up.
+    Where a kind of layers keeps some tokens no more (see `Track`), their pages are gone, and the others close up. A
+    kind of several groups has as many pages in a row for the same tokens.
 
     Args:
         pool: where its pages come from and go back to.
-        num_sinks: tokens that are never evicted; they fill whole pages.
+        tracks: what each kind of layers keeps, nothing yet.
     """
 
-    def __init__(self, pool: PagePool, num_sinks: int = 0) -> None:
-        assert num_sinks % pool.page_size == 0, "sinks are whole pages"
+    def __init__(self, pool: PagePool, tracks: Iterable[Track] = (Track(),)) -> None:
         self._pool = pool
-        self._num_sinks = num_sinks
         self.page_size = pool.page_size
-        self.pages: list[int] = []
+        self.tracks = list(tracks)
+        assert not any(track.num_sinks % self.page_size for track in self.tracks), "sinks are whole pages"
+        self._pages: list[list[int]] = [[] for _ in self.tracks]
         self.kv_len = 0
-        self.num_evicted = 0
 
     @property
-    def prefix(self) -> list[int]:
-        """The pages from the beginning on, up to where tokens have been evicted."""
-        return self.pages[: self._num_sinks // self.page_size] if self.num_evicted else self.pages
+    def pages(self) -> list[int]:
+        """All of them, one kind of layers after the other."""
+        return self._pages[0] if len(self._pages) == 1 else list(chain.from_iterable(self._pages))
 
-    def visible(self, num_evicted: int) -> list[int]:
-        """The pages that are left for who sees so many tokens less: at least as many as have been evicted."""
-        assert num_evicted >= self.num_evicted, "evicted tokens are asked for"
-        first, num_hidden = self._hidden_pages(num_evicted)
-        return self.pages[:first] + self.pages[first + num_hidden :]
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no pages."""
+        return not any(self._pages)
 
     @property
     def used_pages(self) -> list[int]:
-        """The pages with tokens in the cache, in their order."""
-        return self.pages[: self.save().num_pages]
+        """The pages with tokens in the cache, in the order of these, whichever layers they serve."""
+        if len(self.tracks) == 1:
+            return self._pages[0][: self.save().num_pages]
+        numbered: list[tuple[int, int]] = []
+        for track, pages in self._kinds():
+            numbered += zip(track.page_numbers(self.kv_len, self.page_size), pages, strict=False)
+        return [page for _, page in sorted(numbered, key=itemgetter(0))]
+
+    def full_pages(self, kind: int) -> dict[int, list[int]]:
+        """The full pages of a kind of layers, one for each of its groups, by which page of the session they are."""
+        numbers = self.tracks[kind].page_numbers(self.kv_len - self.kv_len % self.page_size, self.page_size)
+        found: dict[int, list[int]] = {}
+        for number, page in zip(numbers, self._pages[kind], strict=False):
+            found.setdefault(number, []).append(page)
+        return found
+
+    def seen(self, num_evicted: int) -> list[tuple[Track, list[int]]]:
+        """What each kind of layers keeps for who does not see so many tokens, at least as many as have been evicted."""
+        found = []
+        for track, pages in self._kinds():
+            if track.window is None:
+                hidden = track.hidden_pages(num_evicted, self.page_size)
+                track = replace(track, num_evicted=num_evicted)
+                pages = pages[: hidden.start] + pages[hidden.stop :]
+            found.append((track, pages))
+        return found
 
     def save(self) -> TableState:
         """What `load` makes this table from again, with a copy of the used pages."""
-        return TableState(self.page_size, self.kv_len, self._num_sinks, self.num_evicted)
+        return TableState(self.page_size, self.kv_len, tuple(self.tracks))
 
     def load(self, state: TableState) -> bool:
-        """Makes an empty table what another was; its used pages have still to be written.
-
-        Returns:
-            False, and nothing is taken, when the pool has too few pages.
-        """
-        assert not self.pages, "only an empty table is loaded"
-        pages = self._pool.allocate(state.num_pages)
-        if pages is None:
+        """Makes an empty table what another was, with pages that have still to be written; False as in `reserve`."""
+        assert self.is_empty, "only an empty table is loaded"
+        assert len(state.tracks) == len(self.tracks), "a table of another model"
+        if not self._take(state.ends):
             return False
-        self.pages, self.kv_len, self.num_evicted = pages, state.kv_len, state.num_evicted
+        self.kv_len, self.tracks = state.kv_len, list(state.tracks)
         return True
 
     def reserve(self, num_tokens: int) -> bool:
         """Takes the pages that so many tokens need in all; False, and nothing is taken, when the pool has too few."""
-        num_pages = self.save().num_pages_with(num_tokens - self.kv_len)
-        pages = self._pool.allocate(max(0, num_pages - len(self.pages)))
-        if pages is None:
-            return False
-        self.pages += pages
-        return True
+        nums_pages = [track.num_pages(num_tokens, self.page_size) - len(pages) for track, pages in self._kinds()]
+        return self._take([max(0, num_pages) for num_pages in nums_pages])
 
     def could_have(self, num_pages: int, others: Iterable[Self]) -> bool:
         """Whether there would be so many pages for it, its own included, if these others gave up theirs."""
         num_available = self._pool.num_free + self._pool.num_freeable(other.pages for other in others)
         return num_pages - len(self.pages) <= num_available
 
-    def adopt(self, pages: Sequence[int], num_evicted: int = 0) -> None:
-        """Begins with full pages that somebody else has computed; they are shared, and never written from now on."""
-        assert not self.pages, "only an empty table adopts pages"
-        self._pool.share(pages)
-        self.pages = list(pages)
-        self.num_evicted = num_evicted
-        self.kv_len = len(pages) * self.page_size + num_evicted
+    def adopt(self, kv_len: int, pages: Iterable[Sequence[int]]) -> None:
+        """Begins with full pages that somebody else has computed; they are shared, and never written from now on.
+
+        They are those that each kind of layers keeps of the first `kv_len` tokens.
+        """
+        assert self.is_empty, "only an empty table adopts pages"
+        assert kv_len % self.page_size == 0, "only full pages are shared"
+        self.kv_len = kv_len
+        for kind, adopted in enumerate(pages):
+            self._pool.share(adopted)
+            self._pages[kind] = list(adopted)
+            num_kept = len(adopted) // self.tracks[kind].num_groups * self.page_size
+            self.tracks[kind] = replace(self.tracks[kind], num_evicted=kv_len - num_kept)
 
     def adopt_from(self, other: Self, kv_len: int) -> None:
         """Begins with the full pages of another session's first tokens."""
-        kv_len = min(kv_len, other.kv_len)
-        if kv_len < self._num_sinks + other.num_evicted:
-            self.adopt(other.prefix[: min(kv_len, self._num_sinks) // self.page_size])
-        else:
-            self.adopt(other.pages[: (kv_len - other.num_evicted) // self.page_size], other.num_evicted)
+        left = other.save().cut(kv_len)
+        left = left.cut(left.kv_len - left.kv_len % self.page_size)
+        self.adopt(left.kv_len, [pages[:end] for pages, end in zip(other._pages, left.ends, strict=True)])
 
     def evict(self, num_tokens: int) -> None:
-        """Gives up the pages of the first tokens behind the sinks, so many in all; they fill whole pages."""
-        if num_tokens <= self.num_evicted:
-            return
-        assert self.kv_len >= self._num_sinks + num_tokens, "only what is in the cache is evicted"
-        first, num_hidden = self._hidden_pages(num_tokens)
-        self._pool.release(self.pages[first : first + num_hidden])
-        del self.pages[first : first + num_hidden]
-        self.num_evicted = num_tokens
+        """Gives up what the session shows no more: the first tokens behind the sinks, so many in all; whole pages."""
+        for kind, track in enumerate(self.tracks):
+            if track.window is None and num_tokens > track.num_evicted:
+                assert self.kv_len >= track.num_sinks + num_tokens, "only what is in the cache is evicted"
+                self._give_up(kind, num_tokens)
+
+    def slide(self, context_len: int) -> None:
+        """Gives up what layers' own windows show no more, wherever from so long a context on the session goes on.
+
+        It may be cut back by the slack, too; and where less than that is in the cache, it is computed from there on.
+        """
+        for kind, track in enumerate(self.tracks):
+            if track.window is not None:
+                least_kv_len = min(self.kv_len, context_len - track.slack - 1)
+                num_unseen = track.num_unseen(least_kv_len, self.page_size)
+                if num_unseen > track.num_evicted:
+                    self._give_up(kind, num_unseen)
 
     def truncate(self, kv_len: int) -> None:
         """Forgets every token from position `kv_len` on, and the pages that only they needed.
@@ -221,18 +261,39 @@ class PageTable:
         A page cut in the middle will be written again. Where it is shared it goes too, with its last few tokens.
         """
         left = self.save().cut(kv_len)
-        rest = (left.kv_len - left.num_evicted) % self.page_size
-        if rest and self._pool.is_shared(self.pages[left.num_pages - 1]):
+        rest = left.kv_len % self.page_size
+        last_pages = (pages[end - 1] for pages, end in zip(self._pages, left.ends, strict=True))
+        if rest and any(map(self._pool.is_shared, last_pages)):
             left = left.cut(left.kv_len - rest)
-        self._pool.release(self.pages[left.num_pages :])
-        del self.pages[left.num_pages :]
-        self.kv_len, self.num_evicted = left.kv_len, left.num_evicted
+        for pages, end in zip(self._pages, left.ends, strict=True):
+            self._pool.release(pages[end:])
+            del pages[end:]
+        self.kv_len, self.tracks = left.kv_len, list(left.tracks)
 
     def check_integrity(self) -> None:
-        """Asserts that all tokens in the cache have a page."""
-        assert self.kv_len - self.num_evicted <= len(self.pages) * self.page_size, "KV beyond its pages"
-        assert not self.num_evicted or self.kv_len >= self._num_sinks + self.num_evicted, "sinks without KV"
+        """Asserts that all tokens in the cache have a page, but for those that nobody sees."""
+        for track, pages in self._kinds():
+            assert track.num_pages(self.kv_len, self.page_size) <= len(pages), "KV beyond its pages"
+            assert len(pages) % track.num_groups == 0, "a group of layers without its page"
+            assert not track.num_evicted or track.num_evicted + track.num_sinks <= self.kv_len, "sinks without KV"
+            assert track.reaches(self.kv_len), "what the next token sees is gone"
 
-    def _hidden_pages(self, num_evicted: int) -> tuple[int, int]:
-        """Which pages such an eviction takes away from those that are left: the first of them, and how many."""
-        return self._num_sinks // self.page_size, (num_evicted - self.num_evicted) // self.page_size
+    def _kinds(self) -> Iterator[tuple[Track, list[int]]]:
+        return zip(self.tracks, self._pages, strict=True)
+
+    def _take(self, nums_pages: Sequence[int]) -> bool:
+        """Takes so many pages more for each kind of layers; False, and none is taken, when the pool has too few."""
+        taken = self._pool.allocate(sum(nums_pages))
+        if taken is None:
+            return False
+        for pages, num_pages in zip(self._pages, nums_pages, strict=True):
+            pages += taken[:num_pages]
+            del taken[:num_pages]
+        return True
+
+    def _give_up(self, kind: int, num_evicted: int) -> None:
+        pages = self._pages[kind]
+        hidden = self.tracks[kind].hidden_pages(num_evicted, self.page_size)
+        self._pool.release(pages[hidden])
+        del pages[hidden]
+        self.tracks[kind] = replace(self.tracks[kind], num_evicted=num_evicted)

@@ -1,12 +1,14 @@
 """The KV cache in memory, and the one place that draws its layout.
 
-Per layer one tensor ``[num_pages, 2, page_size, num_kv_heads, head_dim]`` (FlashInfer's NHD layout)::
+Layers are cut into groups (see `LayerGroups`), and a page belongs to one group. Each slot of a group has one tensor
+``[num_pages, 2, page_size, num_kv_heads, head_dim]`` (FlashInfer's NHD layout), where the page keeps what the group's
+layer in that slot needs. A model whose layers all see equally far is one group: then each layer has its own tensor::
 
     page 7:  K  | token 0: head 0, head 1, … | token 1: … | … | token page_size-1 |
              V  | token 0: head 0, head 1, … | token 1: … | … | token page_size-1 |
 
-Position ``p`` of a session lives in its page ``pages[p // page_size]`` at offset ``p % page_size``. All layers use the
-same page ids. Who owns which page is the pool's knowledge, not ours.
+Position ``p`` of a session lives in its page ``pages[p // page_size]`` at offset ``p % page_size``, where `pages` are
+those that it has for the layer's group. Who owns which page is the pool's knowledge, not ours.
 
 Elements are float32, bfloat16 or int8. In int8 each head's key and value of each token has a float32 scale of its own,
 in a second tensor whose first axes are those of the first: ``[num_pages, 2, page_size, num_kv_heads]``.
@@ -22,6 +24,7 @@ from torch import Tensor
 
 from microturn.kv_image import KVImage, PagePart
 from microturn.kv_quantization import dequantize, quantize
+from microturn.layer_groups import LayerGroups, LayerShape
 
 # The types of elements, by the names that settings have for them.
 KV_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
@@ -30,23 +33,8 @@ _SCALE_DTYPE = torch.float32
 
 
 @dataclass(frozen=True)
-class LayerShape:
-    """What one attention layer keeps per token, and how far back it looks.
-
-    Attributes:
-        num_kv_heads: key and value heads.
-        head_dim: size of a head.
-        window: positions visible to a query, itself included; None is all of them.
-    """
-
-    num_kv_heads: int
-    head_dim: int
-    window: int | None = None
-
-
-@dataclass(frozen=True)
 class LayerPages:
-    """All pages of one layer.
+    """All pages of the layers of one slot.
 
     Attributes:
         elements: [num_pages, 2, page_size, num_kv_heads, head_dim].
@@ -80,12 +68,17 @@ class LayerPages:
 class KVTensors:
     """The pages of all layers.
 
+    Attributes:
+        groups: which pages are a layer's.
+        layers: for each layer, in the model's order, the tensors in which its pages are; other groups' pages too.
+
     Args:
         layers: shape of each layer, in the model's order.
-        num_pages: pages in each layer's tensors.
+        num_pages: pages in each tensor.
         page_size: tokens in a page.
         dtype: type of the elements: float32, bfloat16 or int8.
         device: where the pages live.
+        groups: of the layers; None is one group of all.
     """
 
     def __init__(
@@ -95,14 +88,17 @@ class KVTensors:
         page_size: int,
         dtype: torch.dtype = torch.float32,
         device: str = "cpu",
+        groups: LayerGroups | None = None,
     ) -> None:
         self.page_size = page_size
-        self.layers = []
-        for layer in layers:
+        self.groups = LayerGroups.one(layers) if groups is None else groups
+        self._slots = []
+        for slot in self.groups.slots:
             tokens = (num_pages, 2, page_size)
-            elements = torch.empty(*tokens, layer.num_kv_heads, layer.head_dim, dtype=dtype, device=device)
-            scales = torch.empty(*tokens, _num_scales(layer, dtype), dtype=_SCALE_DTYPE, device=device)
-            self.layers.append(LayerPages(elements, scales))
+            elements = torch.empty(*tokens, slot.num_kv_heads, slot.head_dim, dtype=dtype, device=device)
+            scales = torch.empty(*tokens, _num_scales(slot, dtype), dtype=_SCALE_DTYPE, device=device)
+            self._slots.append(LayerPages(elements, scales))
+        self.layers = [self._slots[place.slot] for place in self.groups.places]
 
     @staticmethod
     def bytes_per_token(layers: Sequence[LayerShape], dtype: torch.dtype = torch.float32) -> int:
@@ -122,7 +118,7 @@ class KVTensors:
 
     @property
     def bytes_per_page(self) -> int:
-        """Bytes of one page over all layers."""
+        """Bytes of one page over all slots."""
         return sum(part.num_bytes for part in self.page_parts)
 
     def new_image(self, num_pages: int) -> KVImage:
@@ -155,7 +151,7 @@ class KVTensors:
     @property
     def _tensors(self) -> list[Tensor]:
         """All that pages consist of; the first axis of each tensor is that of the pages."""
-        return [tensor for layer in self.layers for tensor in layer.tensors]
+        return [tensor for slot in self._slots for tensor in slot.tensors]
 
     def _ids(self, pages: Sequence[int]) -> Tensor:
         return torch.tensor(pages, dtype=torch.int64, device=self._tensors[0].device)

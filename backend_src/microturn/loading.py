@@ -8,6 +8,7 @@ import threading
 import time
 from concurrent.futures import Future
 from functools import partial
+from itertools import count, islice
 from pathlib import Path
 
 import psutil
@@ -16,12 +17,13 @@ from transformers import PreTrainedModel
 
 from microturn import runner
 from microturn.attention import native
-from microturn.batch import Batch, Row
+from microturn.batch import Batch, Row, RowPages
 from microturn.engine import Engine
 from microturn.errors import InvalidArgument
 from microturn.fingerprint import model_fingerprint
 from microturn.kv_pool import PagePool
 from microturn.kv_tensors import KV_DTYPES, KVTensors
+from microturn.layer_groups import LayerGroups
 from microturn.pace import Pace
 from microturn.probe import check_model
 from microturn.settings import Settings
@@ -78,9 +80,10 @@ def load_engine(settings: Settings) -> Engine:
     model_text = ModelText.from_directory(Path(settings.model_dir))
 
     kv_dtype = KV_DTYPES["float32" if settings.kv_dtype == "auto" else settings.kv_dtype]
-    token_bytes = KVTensors.bytes_per_token(layers, kv_dtype)
-    pool, max_context = _size_pool(settings, model, token_bytes)
-    kv = KVTensors(layers, pool.num_pages, pool.page_size, kv_dtype)
+    groups = LayerGroups.of(layers)
+    token_bytes = groups.num_groups * KVTensors.bytes_per_token(groups.slots, kv_dtype)
+    pool, max_context = _size_pool(settings, model, token_bytes, groups.num_groups)
+    kv = KVTensors(layers, pool.num_pages, pool.page_size, kv_dtype, groups=groups)
     model_runner = runner.ModelRunner(
         model,
         kv,
@@ -103,13 +106,15 @@ def load_engine(settings: Settings) -> Engine:
         pace=pace,
     )
     log.info(
-        "%s: context of %d tokens, %d pages of %d tokens (%s, %.1f GB), %s layers, %s attention, %d threads",
+        "%s: context of %d tokens, %d pages of %d tokens for %d groups of layers (%s, %.1f GB), %s layers, "
+        "%s attention, %d threads",
         type(model).__name__,
         max_context,
         pool.num_pages,
         pool.page_size,
+        groups.num_groups,
         str(kv_dtype).removeprefix("torch."),
-        pool.num_pages * pool.page_size * token_bytes / 1e9,
+        pool.num_pages * kv.bytes_per_page / 1e9,
         "transformers'" if checked.decoder is None else "fused",
         "native" if use_native else "torch",
         num_threads,
@@ -134,8 +139,15 @@ def _use_native(settings: Settings) -> bool:
     return settings.attention != "torch" and reason is None
 
 
-def _size_pool(settings: Settings, model: PreTrainedModel, token_bytes: int) -> tuple[PagePool, int]:
-    """The pool, for a KV of so many bytes per token, and the longest context that a session may have."""
+def _size_pool(settings: Settings, model: PreTrainedModel, token_bytes: int, num_groups: int) -> tuple[PagePool, int]:
+    """The pool, and the longest context that a session may have.
+
+    Args:
+        settings: they say how large.
+        model: it says what it was trained for.
+        token_bytes: what a token takes that all layers keep.
+        num_groups: of these layers; each takes a page for it.
+    """
     trained = int(getattr(model.config.get_text_config(), "max_position_embeddings", 0)) or settings.max_context
     if settings.max_context > trained:
         raise InvalidArgument(f"setting 'max_context' is at most {trained}, what the model was trained for")
@@ -145,7 +157,7 @@ def _size_pool(settings: Settings, model: PreTrainedModel, token_bytes: int) -> 
         free_bytes = psutil.virtual_memory().available
         kv_tokens = min(free_bytes // 2 // token_bytes, _MOST_CONTEXTS * max_context)
         max_context = max_context if settings.max_context else min(max_context, kv_tokens)
-    num_pages = -(-kv_tokens // settings.page_size)
+    num_pages = num_groups * -(-kv_tokens // settings.page_size)
     return PagePool(num_pages, settings.page_size), max_context
 
 
@@ -158,7 +170,11 @@ def _warm_up(model_runner: runner.ModelRunner, max_batch_tokens: int, max_contex
     page_size = model_runner.kv.page_size
     passes = []
     for num_tokens in sorted({1, min(16, max_context), min(max_batch_tokens, max_context)}):
-        batch = Batch([Row([0] * num_tokens, 0, list(range(-(-num_tokens // page_size))))])
+        num_pages, unused = -(-num_tokens // page_size), count()
+        first, *others = (
+            RowPages(list(islice(unused, num_pages * kind.num_groups))) for kind in model_runner.kv.groups.kinds
+        )
+        batch = Batch([Row([0] * num_tokens, 0, first.pages, others=others)])
         model_runner.run(batch)
         started_s = time.perf_counter()
         model_runner.run(batch)

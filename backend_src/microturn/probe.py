@@ -20,7 +20,8 @@ from transformers import PreTrainedModel
 from microturn.attention import paged
 from microturn.batch import Batch, EmbedSpan, Row
 from microturn.errors import InvalidArgument
-from microturn.kv_tensors import KVTensors, LayerShape
+from microturn.kv_tensors import KVTensors
+from microturn.layer_groups import LayerShape
 from microturn.layers.decoder import FusedDecoder
 from microturn.runner import ModelRunner
 

@@ -19,7 +19,8 @@ from microturn.attention import native, paged
 from microturn.attention.paged import PagedAttention
 from microturn.batch import Batch
 from microturn.errors import InvalidArgument
-from microturn.kv_tensors import KVTensors, LayerShape
+from microturn.kv_tensors import KVTensors
+from microturn.layer_groups import LayerShape
 from microturn.layers.decoder import FusedDecoder
 
 

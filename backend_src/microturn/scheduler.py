@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from microturn.batch import Row
+from microturn.batch import Row, RowPages
 from microturn.pace import Pace
 from microturn.session import Session
 from microturn.turn import BEAT_S, Turn
@@ -41,15 +41,16 @@ class ScheduledRow:
         session = self.session
         first = session.table.kv_len
         last = first + self.num_tokens
-        num_evicted = 0 if session.window is None else session.window.evicted(first)
+        (track, pages), *others = session.table.seen(0 if session.window is None else session.window.evicted(first))
         return Row(
             token_ids=session.context.token_ids[first:last],
             position=first,
-            pages=tuple(session.table.visible(num_evicted)),
+            pages=tuple(pages),
             embeds=session.context.embeds_between(first, last),
             wants_logits=last == len(session.context),
-            num_sinks=0 if session.window is None else session.window.num_sinks,
-            num_evicted=num_evicted,
+            num_sinks=track.num_sinks,
+            num_evicted=track.num_evicted,
+            others=[RowPages(tuple(pages), track.num_sinks, track.num_evicted) for track, pages in others],
         )
 
 
@@ -155,7 +156,7 @@ class Scheduler:
             num_pages = session.num_pages_with(num_tokens)
             if not session.table.could_have(num_pages, (victim.table for victim in victims)):
                 return False
-            victim = next(victim for victim in victims if victim.table.pages)
+            victim = next(victim for victim in victims if not victim.table.is_empty)
             self._memory.move_out(victim)
             preempted.add(victim)
         return True

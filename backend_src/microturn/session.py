@@ -165,13 +165,13 @@ class Session:
 
     def reserve(self, num_tokens: int) -> bool:
         """Takes the pages for KV that is to come back, and for so many tokens behind it; False if there are too few."""
-        if self.stored is not None and not self.table.pages and not self.stored.place_in(self.table):
+        if self.stored is not None and self.table.is_empty and not self.stored.place_in(self.table):
             return False
         return self.table.reserve(self.table.kv_len + num_tokens)
 
     def num_pages_with(self, num_tokens: int) -> int:
         """Pages that it needs for its KV, wherever that is now, and for so many tokens behind it."""
-        is_away = self.stored is not None and not self.table.pages
+        is_away = self.stored is not None and self.table.is_empty
         state = self.stored.state if self.stored is not None and is_away else self.table.save()
         return state.num_pages_with(num_tokens)
 
@@ -202,10 +202,17 @@ class Session:
         return 0 if self.window is None else self.window.shortest_without(self.num_dropped)
 
     def evict(self) -> None:
-        """Gives up what no token will see any more, wherever the running turn ends or is undone."""
+        """Gives up what no token will see any more, wherever the running turn ends or is undone.
+
+        Of layers with a window of their own it keeps what a cut back into the last answer needs: what is played to a
+        listener lags behind what is generated. Whoever goes back further has everything computed again.
+        """
+        committed_len = len(self.context) if self.running is None else self.running.len_before
+        if self.stored is None:
+            has_answer = self.running is None and self.window is None
+            self.table.slide(self.history.answer_start if has_answer else committed_len)
         if self.window is None:
             return
-        committed_len = len(self.context) if self.running is None else self.running.len_before
         self.num_dropped = max(self.num_dropped, self.window.droppable(committed_len))
         if self.stored is None:
             self.table.evict(min(self.num_dropped, self.window.droppable(self.table.kv_len)))

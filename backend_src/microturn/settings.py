@@ -35,8 +35,8 @@ class Settings:
         attention: ``auto`` (native where it can run), ``native`` or ``torch``.
         kv_dtype: type of the KV cache, ``auto`` (float32 on a CPU), ``float32``, ``bfloat16`` or ``int8``: the smaller,
             the more tokens there is room for, and the more logits change (`make bench-kv` measures how much).
-        kv_tokens: size of the KV pool in tokens; 0 takes half of the memory that is free after loading, at most
-            32 contexts.
+        kv_tokens: size of the KV pool, in tokens that all layers keep; 0 takes half of the memory that is free after
+            loading, at most 32 contexts. Where layers have a window of their own, more tokens fit.
         page_size: tokens in a page.
         max_sessions: live sessions; one more is refused.
         max_sessions_per_tenant: live sessions of one tenant, where a trusted proxy names one in the header

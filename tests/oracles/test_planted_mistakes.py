@@ -71,7 +71,7 @@ def _sliding_window_one_too_long(patch: pytest.MonkeyPatch) -> None:
 
 def _change_plan(patch: pytest.MonkeyPatch, change: Callable[[PagedStep], PagedStep]) -> None:
     original = PagedStep.plan
-    patch.setattr(PagedStep, "plan", lambda batch, page_size: change(original(batch, page_size)))
+    patch.setattr(PagedStep, "plan", lambda *args: [change(step) for step in original(*args)])
 
 
 def _change_window(patch: pytest.MonkeyPatch, change: Callable[[int | None], int | None]) -> None:

@@ -14,6 +14,7 @@ from microturn.engine import Engine
 from microturn.errors import MicroturnError
 from microturn.kv_pool import PagePool
 from microturn.kv_tensors import KVTensors
+from microturn.layer_groups import LayerGroups
 from microturn.layers.decoder import FusedDecoder
 from microturn.options import parse_parameters
 from microturn.runner import ModelRunner, Runner, trace_layers
@@ -111,7 +112,11 @@ class Clock:
 
 
 class Driver:
-    """An engine over a runner, without a thread."""
+    """An engine over a runner, without a thread.
+
+    Args:
+        num_pages: of the runner, for each group of the model's layers.
+    """
 
     def __init__(
         self,
@@ -128,7 +133,7 @@ class Driver:
         **settings: Any,
     ) -> None:
         self.clock = clock or Clock()
-        self.pool = PagePool(num_pages, page_size)
+        self.pool = PagePool(runner.kv.groups.num_groups * num_pages, page_size)
         self.engine = Engine(
             Settings(page_size=page_size, **{"share_prefixes": False, **settings}),
             runner,
@@ -202,7 +207,12 @@ def model_runner(
     use_native: bool = True,
     kv_dtype: torch.dtype = torch.float32,
 ) -> ModelRunner:
-    """A runner over a model with a pool of its own, and with fused layers where they know the model."""
+    """A runner over a model with a pool of its own, and with fused layers where they know the model.
+
+    Args:
+        num_pages: for each group of its layers.
+    """
     layers = trace_layers(model)
-    kv = KVTensors(layers, num_pages, page_size, kv_dtype)
+    groups = LayerGroups.of(layers)
+    kv = KVTensors(layers, groups.num_groups * num_pages, page_size, kv_dtype, groups=groups)
     return ModelRunner(model, kv, use_native=use_native, decoder=FusedDecoder.of(model, layers))

@@ -3,7 +3,8 @@
 It keeps a cell for each slot of each page, in real `KVTensors`: the key is the position, the value says what stands
 there. A pass writes its new tokens into the cells, reads every row's whole context back through the row's pages, and
 makes the next token depend on all of it. So a page that is lost, lent twice, written by the wrong session or brought
-back as another changes the tokens, and `expected_tokens` says from a plain list what they must be.
+back as another changes the tokens, and `expected_tokens` says from a plain list what they must be. It may have layers
+with a window of their own, in two groups: what these see must be what the others see there.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -18,7 +21,8 @@ import torch
 from torch import Tensor
 
 from microturn.batch import Batch, Row
-from microturn.kv_tensors import KVTensors, LayerShape
+from microturn.kv_tensors import KVTensors
+from microturn.layer_groups import LayerGroups, LayerShape
 from microturn.window import Window
 from support.driver import Driver
 
@@ -33,7 +37,7 @@ class FakeRunner:
     """Implements `microturn.runner.Runner`.
 
     Attributes:
-        kv: one layer, [num_pages, 2, page_size, 1, 1]: a cell's position, and the number of its value.
+        kv: one slot, [num_pages, 2, page_size, 1, 1]: a cell's position and group, and the number of its value.
         batches: all that it was given.
         error: what the next pass raises, once it has spoiled the cells that it was to write.
     """
@@ -41,7 +45,13 @@ class FakeRunner:
     no_window_reason: str | None = None
 
     def __init__(
-        self, *, num_pages: int, page_size: int, vocab_size: int = VOCAB_SIZE, accepts_embeds: bool = True
+        self,
+        *,
+        num_pages: int,
+        page_size: int,
+        vocab_size: int = VOCAB_SIZE,
+        accepts_embeds: bool = True,
+        window: int | None = None,
     ) -> None:
         self.vocab_size = vocab_size
         self.hidden_size = HIDDEN_SIZE
@@ -49,7 +59,11 @@ class FakeRunner:
         self.batches: list[Batch] = []
         self.error: Exception | None = None
         self._page_size = page_size
-        self.kv = KVTensors([LayerShape(1, 1)], num_pages, page_size, dtype=torch.int64)
+        layers = [LayerShape(1, 1)] if window is None else [LayerShape(1, 1), *[LayerShape(1, 1, window)] * 2]
+        groups = LayerGroups.of(layers)
+        num_pages *= groups.num_groups
+        self._places = [(kind, group) for kind, of in enumerate(groups.kinds) for group in range(of.num_groups)]
+        self.kv = KVTensors(layers, num_pages, page_size, dtype=torch.int64, groups=groups)
         self.kv.layers[0].elements.fill_(-1)
         self._cells = self.kv.layers[0].elements.numpy()[..., 0, 0]
         self._values: list[bytes] = []
@@ -77,26 +91,48 @@ class FakeRunner:
     def _check(self, batch: Batch) -> None:
         """A batch must be one that a real model could run."""
         assert batch.rows, "an empty batch"
-        num_rows_of = Counter(page for row in batch.rows for page in row.pages)
-        for row in batch.rows:
-            assert row.token_ids, "a row without tokens"
-            assert len(row.pages) == -(-row.context_len // self._page_size), "pages other than the context needs"
-            assert len(set(row.pages)) == len(row.pages), "a page stands twice"
-            written = row.pages[row.start // self._page_size :]
-            assert all(num_rows_of[page] == 1 for page in written), "a page is written that another row reads"
+        num_owners_of = Counter(
+            page for row in batch.rows for place in self._places for page in self._row(row, *place).pages
+        )
+        for row, place in product(batch.rows, self._places):
+            seen = self._row(row, *place)
+            assert seen.token_ids, "a row without tokens"
+            assert len(seen.pages) == -(-seen.context_len // self._page_size), "pages other than the context needs"
+            assert len(set(seen.pages)) == len(seen.pages), "a page stands twice"
+            written = seen.pages[seen.start // self._page_size :]
+            assert all(num_owners_of[page] == 1 for page in written), "a page is written that somebody else reads"
+
+    def _row(self, row: Row, kind: int, group: int) -> Row:
+        """The row with the pages of one group of layers."""
+        seen = row.seen_by(kind)
+        return replace(seen, pages=seen.pages[group :: self.kv.groups.kinds[kind].num_groups])
 
     def _write(self, row: Row, values: Sequence[bytes]) -> None:
-        at = np.arange(row.start, row.context_len)
-        pages, slots = np.array(row.pages)[at // self._page_size], at % self._page_size
-        self._cells[pages, 0, slots] = at + row.num_evicted
-        self._cells[pages, 1, slots] = [self._number(value) for value in values]
+        numbers = [self._number(value) for value in values]
+        for number, place in enumerate(self._places):
+            seen = self._row(row, *place)
+            at = np.arange(seen.start, seen.context_len)
+            pages, slots = np.array(seen.pages)[at // self._page_size], at % self._page_size
+            self._cells[pages, 0, slots] = (at + seen.num_evicted) * len(self._places) + number
+            self._cells[pages, 1, slots] = numbers
 
     def _read(self, row: Row) -> list[bytes]:
-        cells = self._cells[np.array(row.pages)]
-        positions = cells[:, 0].reshape(-1)[: row.context_len].tolist()
-        seen = [at if at < row.num_sinks else at + row.num_evicted for at in range(row.context_len)]
-        assert positions == seen, "a position was never computed, or its page is another's"
-        return [self._values[number] for number in cells[:, 1].reshape(-1)[: row.context_len].tolist()]
+        """What the first group sees; the others must see the same, as far as they look back."""
+        seen, *others = (self._seen(row, number) for number in range(len(self._places)))
+        for other in others:
+            assert other.items() <= seen.items(), "layers do not see the same"
+        return [self._values[number] for number in seen.values()]
+
+    def _seen(self, row: Row, number: int) -> dict[int, int]:
+        """The numbers of the values that a group of layers sees, by their positions."""
+        seen, window = self._row(row, *self._places[number]), self.kv.groups.kinds[self._places[number][0]].window
+        oldest = 0 if window is None else max(0, seen.start - window + 1)
+        cells = self._cells[np.array(seen.pages)]
+        keys, values = (cells[:, part].reshape(-1)[oldest : seen.context_len].tolist() for part in (0, 1))
+        positions = [at if at < seen.num_sinks else at + seen.num_evicted for at in range(oldest, seen.context_len)]
+        expected = [position * len(self._places) + number for position in positions]
+        assert keys == expected, "a position was never computed, or its page is another's"
+        return dict(zip(positions, values, strict=True))
 
     def _number(self, value: bytes) -> int:
         if value not in self._numbers:
@@ -106,10 +142,18 @@ class FakeRunner:
 
 
 class FakeDriver(Driver):
-    """An engine over a `FakeRunner`, with small pages."""
+    """An engine over a `FakeRunner`, with small pages: so many for each group of its layers."""
 
-    def __init__(self, *, num_pages: int = 128, page_size: int = 4, accepts_embeds: bool = True, **kwargs: Any) -> None:
-        self.runner = FakeRunner(num_pages=num_pages, page_size=page_size, accepts_embeds=accepts_embeds)
+    def __init__(
+        self,
+        *,
+        num_pages: int = 128,
+        page_size: int = 4,
+        accepts_embeds: bool = True,
+        window: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.runner = FakeRunner(num_pages=num_pages, page_size=page_size, accepts_embeds=accepts_embeds, window=window)
         super().__init__(self.runner, num_pages=num_pages, page_size=page_size, **kwargs)
 
 

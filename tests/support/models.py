@@ -35,10 +35,10 @@ _COMMON = {
 def grouped_heads() -> PreTrainedModel:
     """Six query heads over two KV heads of size 24, with query and key norms."""
     config = Qwen3Config(num_attention_heads=6, num_key_value_heads=2, head_dim=24, **_COMMON)
-    return _build(Qwen3ForCausalLM, config)
+    return build(Qwen3ForCausalLM, config)
 
 
-def sliding_window() -> PreTrainedModel:
+def sliding_window(vocab_size: int = VOCAB_SIZE) -> PreTrainedModel:
     """Layers that see 20 tokens back, between one that sees all."""
     config = Gemma3TextConfig(
         num_attention_heads=4,
@@ -46,19 +46,19 @@ def sliding_window() -> PreTrainedModel:
         head_dim=16,
         sliding_window=20,
         layer_types=["sliding_attention", "full_attention", "sliding_attention"],
-        **_COMMON,
+        **{**_COMMON, "vocab_size": vocab_size},
     )
-    return _build(Gemma3ForCausalLM, config)
+    return build(Gemma3ForCausalLM, config)
 
 
 def llama() -> PreTrainedModel:
     """As many KV heads as query heads."""
-    return _build(LlamaForCausalLM, LlamaConfig(num_attention_heads=4, num_key_value_heads=4, **_COMMON))
+    return build(LlamaForCausalLM, LlamaConfig(num_attention_heads=4, num_key_value_heads=4, **_COMMON))
 
 
 def biases() -> PreTrainedModel:
     """A bias in every projection."""
-    return _build(
+    return build(
         LlamaForCausalLM,
         LlamaConfig(num_attention_heads=4, num_key_value_heads=2, attention_bias=True, mlp_bias=True, **_COMMON),
     )
@@ -66,10 +66,11 @@ def biases() -> PreTrainedModel:
 
 def own_fusion() -> PreTrainedModel:
     """Projections in one matrix by its own nature: not an architecture that we fuse."""
-    return _build(Phi3ForCausalLM, Phi3Config(num_attention_heads=4, num_key_value_heads=2, **_COMMON))
+    return build(Phi3ForCausalLM, Phi3Config(num_attention_heads=4, num_key_value_heads=2, **_COMMON))
 
 
-def _build(model_class: type[PreTrainedModel], config: object) -> PreTrainedModel:
+def build(model_class: type[PreTrainedModel], config: object) -> PreTrainedModel:
+    """A model of some shape, with our attention."""
     paged.register()
     config._attn_implementation = paged.IMPLEMENTATION
     torch.manual_seed(7)

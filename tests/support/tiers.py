@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 
 from microturn.kv_pool import PagePool
-from microturn.kv_tensors import KVTensors, LayerShape
+from microturn.kv_tensors import KVTensors
+from microturn.layer_groups import LayerShape
 from microturn.prefix_cache import PrefixCache
 from microturn.session import Session
 from microturn.session_table import SessionTable

@@ -96,6 +96,8 @@ flags = st.sampled_from([{}, {}, {"start": True}, {"start": True, "resume": True
 choices = st.integers(0, 11)
 # Steps that the engine makes before the next thing happens.
 pauses = st.sampled_from([0, 0, 1, 2, 3, 4, 6])
+# Layers that see less than a session's window shows, and layers that see more.
+layer_windows = st.sampled_from([None, None, 3, 8])
 # A page takes 64 bytes.
 host_tiers_bytes = st.sampled_from([0, 0, 200, 1000, 100_000])
 
@@ -108,6 +110,7 @@ class EngineMachine(RuleBasedStateMachine):
         max_batch_tokens=st.sampled_from([4, 7, 64]),
         share_prefixes=st.booleans(),
         host_tier_bytes=host_tiers_bytes,
+        layer_window=layer_windows,
         is_stopped=st.sampled_from([False, False, False, True]),
         first=st.lists(remarks, min_size=1, max_size=3),
     )
@@ -117,6 +120,7 @@ class EngineMachine(RuleBasedStateMachine):
         max_batch_tokens: int,
         share_prefixes: bool,
         host_tier_bytes: int,
+        layer_window: int | None,
         is_stopped: bool,
         first: list[Remark],
     ) -> None:
@@ -130,6 +134,7 @@ class EngineMachine(RuleBasedStateMachine):
             idle_timeout_s=IDLE_S,
             share_prefixes=share_prefixes,
             host_tier_bytes=host_tier_bytes,
+            window=layer_window,
             **self._more_settings(),
         )
         self.plain = PlainEngine(self.driver.clock, self._find)

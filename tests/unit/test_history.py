@@ -235,3 +235,17 @@ def test_a_history_that_was_written_down_is_cut_like_the_one_that_was_lived() ->
         assert again.codec.state == lived.codec.state
         assert again.marks == lived.marks
         assert again.context.token_ids == lived.context.token_ids
+
+
+def test_an_answer_begins_where_the_input_before_it_ends() -> None:
+    history = History(PlainCodec())
+    assert history.answer_start == 0
+    for start, end in ((0, 3), (5, 9)):
+        history.context.append_ids(range(end - start))
+        history.mark_input(start)
+        history.context.append_ids([7, 7])
+        assert history.answer_start == end
+    history.cut(8)
+    assert history.answer_start == 8
+    history.cut(4)
+    assert history.answer_start == 3

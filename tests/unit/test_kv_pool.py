@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import (
+    Bundle,
+    MultipleResults,
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    multiple,
+    rule,
+)
 
 from microturn.kv_pool import PagePool, PageTable, TableState
+from microturn.page_track import Track
 
 # ---- the pool ------------------------------------------------------------------------------------------------------
 
@@ -178,7 +189,7 @@ def test_a_page_that_is_shared_is_not_kept_to_be_written_again(kv_len: int, kept
     giver, taker = PageTable(pool), PageTable(pool)
     giver.reserve(12)
     giver.kv_len = 12
-    taker.adopt(giver.pages)
+    taker.adopt_from(giver, giver.kv_len)
     taker.reserve(14)
     taker.kv_len = 14
     taker.truncate(kv_len)
@@ -193,7 +204,7 @@ def test_the_last_owner_of_a_page_may_write_it_again() -> None:
     giver, taker = PageTable(pool), PageTable(pool)
     giver.reserve(8)
     giver.kv_len = 8
-    taker.adopt(giver.pages)
+    taker.adopt_from(giver, giver.kv_len)
     giver.truncate(0)
     taker.truncate(6)
     assert taker.kv_len == 6
@@ -206,10 +217,10 @@ def test_pages_that_somebody_else_shares_are_nothing_that_others_could_give(num_
     keeper, giver, taker = PageTable(pool), PageTable(pool), PageTable(pool)
     keeper.reserve(4)
     keeper.kv_len = 4
-    giver.adopt(keeper.pages)
+    giver.adopt_from(keeper, 4)
     giver.reserve(8)
     giver.kv_len = 8
-    taker.adopt(giver.pages)
+    taker.adopt_from(giver, giver.kv_len)
     taker.reserve(12)
     full = PageTable(pool)
     full.reserve(4)
@@ -224,7 +235,7 @@ def test_adopted_pages_are_shared_and_count_as_computed() -> None:
     giver, taker = PageTable(pool), PageTable(pool)
     giver.reserve(12)
     giver.kv_len = 12
-    taker.adopt(giver.pages[:2])
+    taker.adopt_from(giver, 8)
     assert taker.kv_len == 8
     assert pool.num_free == 1
     giver.truncate(0)
@@ -236,7 +247,7 @@ def test_only_an_empty_table_adopts() -> None:
     table = PageTable(PagePool(4, 4))
     table.reserve(1)
     with pytest.raises(AssertionError, match="only an empty table"):
-        table.adopt([])
+        table.adopt(0, [[]])
 
 
 # ---- a table made anew ---------------------------------------------------------------------------------------------
@@ -276,49 +287,220 @@ def test_a_state_is_cut_as_its_table_is(kv_len: int) -> None:
     assert state.num_pages == len(table.pages)
 
 
+# ---- kinds of layers -----------------------------------------------------------------------------------------------
+
+# Two groups of layers that see five tokens, beside one group that sees all.
+KINDS = (Track(), Track(num_groups=2, window=5, slack=4))
+
+
+def computed(pool: PagePool, kv_len: int) -> PageTable:
+    table = PageTable(pool, KINDS)
+    assert table.reserve(kv_len)
+    table.kv_len = kv_len
+    return table
+
+
+def test_every_group_of_layers_has_a_page_for_the_same_tokens() -> None:
+    pool = PagePool(12, 4)
+    table = computed(pool, 9)
+    assert len(table.pages) == 9
+    assert [len(pages) for _, pages in table.seen(0)] == [3, 6]
+    assert not table.reserve(17), "two pages more for each of three groups are six"
+    assert pool.num_free == 3
+
+
+@pytest.mark.parametrize(("context_len", "num_left"), [(12, 9), (13, 7), (16, 7), (17, 5), (90, 5)])
+def test_what_no_window_shows_is_given_up_but_for_the_slack(context_len: int, num_left: int) -> None:
+    """Twelve tokens, in three pages for each of three groups. In two of these the next token sees from the ninth on."""
+    pool = PagePool(12, 4)
+    table = computed(pool, 12)
+    table.slide(context_len)
+    assert len(table.pages) == num_left
+    table.check_integrity()
+    pool.check_integrity([table.pages])
+
+
+def test_a_cut_into_what_a_window_gave_up_keeps_nothing() -> None:
+    table = computed(PagePool(30, 4), 20)
+    table.slide(20)
+    (_, all_kept), (sliding, kept) = table.seen(0)
+    assert (sliding.num_evicted, len(kept), len(all_kept)) == (8, 6, 5)
+    state = table.save()
+    assert state.cut(12).kv_len == 12
+    assert state.cut(11).kv_len == state.cut(11).num_pages == 0
+    table.truncate(12)
+    assert (table.kv_len, len(table.pages)) == (12, 3 + 2)
+    table.truncate(11)
+    assert (table.kv_len, table.is_empty) == (0, True)
+
+
+def test_a_sessions_window_and_that_of_layers_give_up_pages_each_by_itself() -> None:
+    table = PageTable(PagePool(40, 4), [Track(num_sinks=4), Track(window=5, slack=4)])
+    assert table.reserve(30)
+    table.kv_len = 30
+    table.evict(8)
+    table.slide(30)
+    (shown, pages), (sliding, last_pages) = table.seen(12)
+    assert (shown.num_evicted, len(pages)) == (12, 8 - 3)
+    assert (sliding.num_evicted, len(last_pages)) == (20, 8 - 5)
+    assert table.save().cut(15).kv_len == 0, "the sinks' pages are there, those of the other layers not"
+
+
+@pytest.mark.parametrize("kv_len", [20, 17, 16, 15, 12, 3])
+def test_the_used_pages_of_a_table_that_is_cut_are_the_first_ones(kv_len: int) -> None:
+    """So that of a copy of all the first part is enough."""
+    table = computed(PagePool(40, 4), 20)
+    table.slide(20)
+    used, state = table.used_pages, table.save()
+    assert sorted(used) == sorted(table.pages)
+    table.truncate(kv_len)
+    assert state.cut(kv_len) == table.save()
+    assert table.used_pages == used[: state.cut(kv_len).num_pages]
+
+
 # ---- any order of operations ---------------------------------------------------------------------------------------
 
 
+@dataclass(eq=False)
+class Owner:
+    """A table, and what each of its tokens is; `floor` is the shortest context that a cut may leave for nothing."""
+
+    table: PageTable
+    tokens: list[int]
+    floor: int = 0
+
+
 class PoolMachine(RuleBasedStateMachine):
-    """Tables that reserve, compute, share and truncate in any order; the owners are what the tables say."""
+    """Tables that compute, share, slide and truncate in any order; cells say what was written where, and by whom."""
 
-    tables = Bundle("tables")
+    owners = Bundle("owners")
 
-    @initialize(num_pages=st.integers(1, 12), page_size=st.integers(1, 5))
-    def begin(self, num_pages: int, page_size: int) -> None:
+    @initialize(
+        target=owners,
+        num_pages=st.integers(10, 150),
+        page_size=st.integers(1, 4),
+        lengths=st.tuples(*[st.sampled_from([25, 18, 9, 0])] * 3),
+        kinds=st.lists(st.tuples(st.integers(1, 3), st.none() | st.integers(1, 9)), min_size=1, max_size=3),
+    )
+    def begin(
+        self, num_pages: int, page_size: int, lengths: tuple[int, ...], kinds: list[tuple[int, int | None]]
+    ) -> MultipleResults[Owner]:
         self.pool = PagePool(num_pages, page_size)
-        self.all_tables: list[PageTable] = []
+        self.kinds = [
+            Track(num_groups, window, slack=page_size, num_sinks=page_size if window is None else 0)
+            for num_groups, window in kinds
+        ]
+        self.all = [Owner(PageTable(self.pool, self.kinds), []) for _ in range(3)]
+        self.cells: dict[tuple[int, int], tuple[int, int, int]] = {}
+        self.num_tokens = 0
+        for owner, length in zip(self.all, lengths, strict=True):
+            self._compute(owner, length)
+        return multiple(*self.all)
 
-    @rule(target=tables)
-    def new_table(self) -> PageTable:
-        self.all_tables.append(PageTable(self.pool))
-        return self.all_tables[-1]
-
-    @rule(table=tables, num_tokens=st.integers(0, 30), is_computed=st.booleans())
-    def reserve(self, table: PageTable, num_tokens: int, is_computed: bool) -> None:
+    @rule(owner=owners, num_tokens=st.integers(0, 20))
+    def reserve(self, owner: Owner, num_tokens: int) -> None:
+        table = owner.table
         num_free, num_owned = self.pool.num_free, len(table.pages)
-        missing = max(0, self.pool.num_pages_for(num_tokens) - num_owned)
-        assert table.reserve(num_tokens) == (missing <= num_free)
-        if len(table.pages) * self.pool.page_size >= num_tokens and is_computed:
-            table.kv_len = max(table.kv_len, num_tokens)
+        could = table.could_have(table.save().num_pages_with(num_tokens), [])
+        assert table.reserve(table.kv_len + num_tokens) == could
+        assert len(table.pages) - num_owned == num_free - self.pool.num_free
 
-    @rule(table=tables, kv_len=st.integers(0, 30))
-    def truncate(self, table: PageTable, kv_len: int) -> None:
+    @rule(owner=owners, num_tokens=st.sampled_from([12, 7, 4, 1]))
+    def compute(self, owner: Owner, num_tokens: int) -> None:
+        self._compute(owner, num_tokens)
+
+    def _compute(self, owner: Owner, num_tokens: int) -> None:
+        table, first = owner.table, owner.table.kv_len
+        if not table.reserve(first + num_tokens):
+            return
+        owner.tokens[first:] = range(self.num_tokens, self.num_tokens + num_tokens)
+        self.num_tokens += num_tokens
+        for position in range(first, first + num_tokens):
+            for kind, (track, pages) in enumerate(self._seen(table)):
+                at = position - track.num_evicted
+                for group in range(track.num_groups):
+                    page = pages[at // table.page_size * track.num_groups + group]
+                    assert not self.pool.is_shared(page), "somebody else's page is written"
+                    self.cells[page, at % table.page_size] = kind, group, owner.tokens[position]
+        table.kv_len += num_tokens
+
+    @rule(owner=owners, num_less=st.integers(0, 12))
+    def truncate(self, owner: Owner, num_less: int) -> None:
+        table, kv_len = owner.table, max(0, owner.table.kv_len - num_less)
+        state, is_shared = table.save().cut(kv_len), any(map(self.pool.is_shared, table.pages))
+        before = min(kv_len, table.kv_len)
         table.truncate(kv_len)
-        assert len(table.pages) == self.pool.num_pages_for(table.kv_len)
-        is_cut_within_page = bool(table.kv_len % self.pool.page_size)
-        assert not is_cut_within_page or not self.pool.is_shared(table.pages[-1]), "it would be written again"
+        assert is_shared or table.save() == state
+        if not is_shared and before >= owner.floor - 1:
+            assert table.kv_len == before, "what may be cut back for nothing was computed again"
+        assert len(table.pages) == table.save().num_pages
+        self._forget(owner)
 
-    @rule(taker=tables, giver=tables, num_pages=st.integers(0, 6))
-    def adopt(self, taker: PageTable, giver: PageTable, num_pages: int) -> None:
-        if not taker.pages:
-            taker.adopt(giver.pages[: min(num_pages, giver.kv_len // self.pool.page_size)])
+    @rule(owner=owners, ahead=st.integers(-12, 5))
+    def slide(self, owner: Owner, ahead: int) -> None:
+        context_len = max(0, owner.table.kv_len + ahead)
+        owner.table.slide(context_len)
+        owner.floor = max(owner.floor, min(owner.table.kv_len + 1, context_len - self.pool.page_size))
+
+    @rule(owner=owners, num_pages=st.integers(1, 4))
+    def evict(self, owner: Owner, num_pages: int) -> None:
+        table, size = owner.table, self.pool.page_size
+        if any(track.window is None for track in table.tracks) and table.kv_len >= (num_pages + 1) * size:
+            table.evict(num_pages * size)
+            owner.floor = max(owner.floor, (num_pages + 1) * size + 1)
+
+    @rule(taker=owners, giver=owners, num_less=st.integers(0, 9))
+    def adopt(self, taker: Owner, giver: Owner, num_less: int) -> None:
+        if taker is not giver:
+            taker.table.truncate(0)
+            taker.table.adopt_from(giver.table, max(0, giver.table.kv_len - num_less))
+            taker.tokens, taker.floor = list(giver.tokens), giver.floor
+            self._forget(taker)
+
+    @rule(owner=owners)
+    def move_out_and_back(self, owner: Owner) -> None:
+        """Its pages are copied one by one, and other pages take the copies."""
+        table = owner.table
+        state, cells = table.save(), [self._cells_of(page) for page in table.used_pages]
+        table.truncate(0)
+        if table.load(state):
+            for page, copy in zip(table.used_pages, cells, strict=True):
+                self.cells.update({(page, offset): cell for offset, cell in copy.items()})
+        self._forget(owner)
+
+    def _cells_of(self, page: int) -> dict[int, tuple[int, int, int]]:
+        return {at: self.cells[page, at] for at in range(self.pool.page_size) if (page, at) in self.cells}
+
+    def _forget(self, owner: Owner) -> None:
+        del owner.tokens[owner.table.kv_len :]
+        if not owner.table.kv_len:
+            owner.floor = 0
+
+    def _seen(self, table: PageTable) -> list[tuple[Track, list[int]]]:
+        return table.seen(max((track.num_evicted for track in table.tracks if track.window is None), default=0))
 
     @invariant()
     def agrees(self) -> None:
-        if hasattr(self, "pool"):
-            self.pool.check_integrity([table.pages for table in self.all_tables])
+        if not hasattr(self, "pool"):
+            return
+        self.pool.check_integrity([owner.table.pages for owner in self.all])
+        for owner in self.all:
+            owner.table.check_integrity()
+            self._check_cells(owner)
+
+    def _check_cells(self, owner: Owner) -> None:
+        """All that the next token sees is there, for every group of layers."""
+        table = owner.table
+        for kind, (track, pages) in enumerate(self._seen(table)):
+            oldest = 0 if track.window is None else max(0, table.kv_len - track.window + 1)
+            for position in range(oldest, table.kv_len):
+                if track.num_sinks <= position < track.num_sinks + track.num_evicted and track.window is None:
+                    continue
+                at = position if position < track.num_sinks else position - track.num_evicted
+                for group in range(track.num_groups):
+                    page = pages[at // table.page_size * track.num_groups + group]
+                    assert self.cells[page, at % table.page_size] == (kind, group, owner.tokens[position])
 
 
 TestPoolMachine = PoolMachine.TestCase
-TestPoolMachine.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestPoolMachine.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from microturn.kv_tensors import KVTensors, LayerShape
+from microturn.kv_tensors import KVTensors
+from microturn.layer_groups import LayerShape
 from support.tiers import bits_of, make_kv
 
 LAYERS = [LayerShape(3, 64), LayerShape(1, 21, window=20)]

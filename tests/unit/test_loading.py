@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from microturn import loading
-from microturn.batch import Batch, Row
+from microturn.batch import Batch, Row, RowPages
 from microturn.settings import Settings
 from microturn.text.model_text import ModelText
+from support import models
+from support.oracle import TOLERANCE, stock_logits
 
 
 def test_a_pool_that_sizes_itself_counts_in_the_type_of_its_pages(
@@ -29,3 +31,21 @@ def test_a_pool_that_sizes_itself_counts_in_the_type_of_its_pages(
     encode = ModelText.from_directory(Path(smollm2_dir)).encoder.encode
     logits = engine.runner.run(Batch([Row(encode("The capital of France is", begins=True), 0, [62])]))
     assert [int(logits.argmax())] == encode(" Paris", begins=False)
+
+
+def test_layers_with_a_window_take_pages_out_of_one_pool_with_the_others(smollm2_dir: str, tmp_path: Path) -> None:
+    """Two layers of three see 20 tokens: three groups, each with a page for the same tokens, as large as one layer."""
+    model = models.sliding_window(vocab_size=49152)
+    model.save_pretrained(tmp_path)
+    for file in Path(smollm2_dir).iterdir():
+        if not (tmp_path / file.name).exists():
+            (tmp_path / file.name).symlink_to(file)
+    engine = loading.load_engine(Settings(model_dir=str(tmp_path), kv_tokens=1000, max_context=1000))
+    kv = engine.runner.kv
+    assert [(kind.window, kind.num_groups) for kind in kv.groups.kinds] == [(None, 1), (20, 2)]
+    assert [tuple(layer.elements.shape) for layer in kv.layers] == [(3 * 63, 2, 16, 1, 16)] * 3
+    assert kv.layers[0].elements is kv.layers[1].elements is kv.layers[2].elements
+    ids = list(range(100, 130))
+    others = [RowPages([100, 7, 2, 5])]
+    logits = engine.runner.run(Batch([Row(ids, 0, [62, 188], others=others)]))
+    assert (logits[0] - stock_logits(model, ids)[-1]).abs().max() <= TOLERANCE

@@ -9,6 +9,7 @@ import torch
 
 from microturn.context import Context
 from microturn.kv_pool import PagePool, PageTable
+from microturn.page_track import Track
 from microturn.prefix_cache import PrefixCache
 
 PAGE_SIZE = 4
@@ -174,3 +175,58 @@ def test_what_was_evicted_is_kept_again_when_it_comes_again(pool: PagePool, cach
     cache.evict()
     publish(pool, cache, range(13))
     assert adopt(pool, cache, range(13)).kv_len == 12
+
+
+# ---- layers with a window of their own -------------------------------------------------------------------------------
+
+# Beside a group of layers that see all, two groups that see six tokens: two pages of four at most.
+KINDS = (Track(), Track(num_groups=2, window=6))
+
+
+def of_kinds(pool: PagePool, num_tokens: int = 0) -> PageTable:
+    table = PageTable(pool, KINDS)
+    assert table.reserve(num_tokens)
+    table.kv_len = num_tokens
+    return table
+
+
+@pytest.fixture
+def long_prefix() -> tuple[PagePool, PrefixCache, PageTable]:
+    """A first turn of 20 tokens, which gave nothing up before it ended, and then all that is not seen any more."""
+    pool = PagePool(40, PAGE_SIZE)
+    cache, table = PrefixCache(pool), of_kinds(pool, 20)
+    cache.publish(table, context_of(range(21)))
+    table.slide(21)
+    return pool, cache, table
+
+
+@pytest.mark.parametrize(("num_same", "kv_len", "num_pages"), [(21, 20, 5 + 4), (14, 12, 3 + 4), (6, 4, 1 + 2)])
+def test_of_layers_with_a_window_the_last_pages_are_shared(
+    long_prefix: tuple[PagePool, PrefixCache, PageTable], num_same: int, kv_len: int, num_pages: int
+) -> None:
+    pool, cache, table = long_prefix
+    other = of_kinds(pool)
+    cache.adopt(other, context_of([*range(num_same), *range(100, 110)]))
+    assert (other.kv_len, len(other.pages)) == (kv_len, num_pages)
+    other.check_integrity()
+    pool.check_integrity([table.pages, other.pages, *cache.owned()])
+    (_, all_kept), (_, last) = other.seen(0)
+    (_, theirs), _ = table.seen(0)
+    assert all_kept == theirs[: len(all_kept)]
+    assert not set(last) & set(all_kept)
+
+
+def test_what_only_layers_with_a_window_have_seen_gives_way_though_the_session_lives(
+    long_prefix: tuple[PagePool, PrefixCache, PageTable],
+) -> None:
+    """Or a long first prompt would be held whole for as long as its session lives."""
+    pool, cache, table = long_prefix
+    while cache.evict():
+        pass
+    assert pool.num_pages - pool.num_free == len(table.pages) == 5 + 4
+    whole, part = of_kinds(pool), of_kinds(pool)
+    cache.adopt(whole, context_of(range(30)))
+    assert whole.kv_len == 20, "the pages that are seen behind it are still there"
+    cache.adopt(part, context_of(range(14)))
+    assert part.is_empty, "what would be seen behind a part of it is gone"
+    pool.check_integrity([table.pages, whole.pages, *cache.owned()])

@@ -267,7 +267,7 @@ def test_shared_pages_do_not_count_as_what_a_victim_could_give() -> None:
     first = running(pool, 1, 19, 18, due_s=1.0)
     sharing = running(pool, 2, 25, 16, due_s=2.0)
     behind = running(pool, 3, 24, due_s=3.0)
-    behind.table.adopt(sharing.table.pages)
+    behind.table.adopt_from(sharing.table, sharing.table.kv_len)
     assert behind.table.reserve(24)
     behind.table.kv_len = 23
     assert pool.num_free == 0

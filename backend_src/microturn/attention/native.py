@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import importlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Self
@@ -99,7 +100,7 @@ class _Tasks:
         for row in range(len(step.context_len)):
             start, end = int(step.query_indptr[row]), int(step.query_indptr[row + 1])
             position = int(step.context_len[row]) - (end - start)
-            num_sinks, moved_by = int(step.num_sinks[row]), int(step.moved_by[row])
+            num_sinks, num_evicted = int(step.num_sinks[row]), int(step.num_evicted[row])
             num_rows = (end - start) * shape.group
             max_splits = math.ceil(MAX_ROW_TASKS / math.ceil(num_rows / TILE_ROWS))
             for first in range(0, num_rows, TILE_ROWS):
@@ -111,12 +112,12 @@ class _Tasks:
                     tasks.append((*tile, 0 if exact else oldest, num_sinks, turned, 0))
                     oldest = num_sinks
                 if exact:
-                    borders = _fixed_borders(oldest, key_end, num_sinks, moved_by)
+                    borders = _fixed_borders(oldest, key_end, num_sinks, num_evicted)
                 else:
                     num_splits = min(max_splits, math.ceil((key_end - oldest) / SPLIT_LEN))
                     borders = [oldest + (key_end - oldest) * split // num_splits for split in range(num_splits + 1)]
                 for first_key, last_key in pairwise(borders):
-                    phase = moved_by if exact else -first_key
+                    phase = num_evicted if exact else -first_key
                     tasks.append((*tile, first_key, last_key, start, phase % KEY_BLOCK))
                 tile_indptr.append(len(tasks))
             turned += end - start if num_sinks else 0
@@ -140,22 +141,22 @@ def _fixed_borders(oldest: int, key_end: int, num_sinks: int, num_evicted: int) 
 
 
 class NativePlan:
-    """The work of one step, planned at the first layer of each shape.
+    """The work of one step for one kind of layers, planned at the first layer of each shape.
 
     Args:
-        step: where the rows of the batch find their keys.
+        steps: where the rows of the batch find their keys, for each group of the layers.
         exact: whether a query's result is the same to the bit with whatever others it is computed.
     """
 
-    def __init__(self, step: PagedStep, *, exact: bool = False) -> None:
-        self._step = step
+    def __init__(self, steps: Sequence[PagedStep], *, exact: bool = False) -> None:
+        self._steps = steps
         self._exact = exact
         self._tasks: dict[_Shape, _Tasks] = {}
 
     def append_and_attend(
-        self, q: Tensor, k: Tensor, v: Tensor, kv: LayerPages, scale: float, window: int | None, out: Tensor
+        self, group: int, q: Tensor, k: Tensor, v: Tensor, kv: LayerPages, scale: float, window: int | None, out: Tensor
     ) -> None:
-        """Writes all new keys and values of the step, then attends all rows.
+        """Writes all new keys and values of the step for a layer of a group, then attends all rows.
 
         Shapes: q [tokens and turned ones, heads, head_dim]; out [tokens, heads, head_dim]; k and v [tokens, kv_heads,
         head_dim].
@@ -164,8 +165,8 @@ class NativePlan:
         shape = _Shape(num_kv_heads, q.shape[1] // num_kv_heads, head_dim, _UNBOUNDED if window is None else window)
         work = self._tasks.get(shape)
         if work is None:
-            work = self._tasks[shape] = _Tasks.plan(self._step, shape, exact=self._exact)
-        step = self._step
+            work = self._tasks[shape] = _Tasks.plan(self._steps[0], shape, exact=self._exact)
+        step = self._steps[group]
         append_and_attend(
             q.numpy(),
             k.numpy(),

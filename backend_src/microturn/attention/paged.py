@@ -6,6 +6,7 @@ values of all rows; the step travels as the keyword argument ``paged`` of the mo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -26,6 +27,22 @@ IMPLEMENTATION = "microturn_paged"
 _UNSUPPORTED = ("softcap", "s_aux", "sinks", "attention_bias", "position_bias")
 
 
+class _KindPlan:
+    """The step as one kind of layers sees it.
+
+    Attributes:
+        steps: for each group of the layers.
+        native: the native kernel's work; None where torch attends.
+        moved: int64 [n], the queries of rows whose sinks have moved.
+        moved_by: int64 [n], how far.
+    """
+
+    def __init__(self, steps: Sequence[PagedStep], *, native: bool, exact: bool) -> None:
+        self.steps = steps
+        self.native = NativePlan(steps, exact=exact) if native else None
+        self.moved, self.moved_by = (torch.from_numpy(part) for part in steps[0].moved_queries())
+
+
 class PagedAttention:
     """The attention of one step over all layers.
 
@@ -42,10 +59,11 @@ class PagedAttention:
         self, batch: Batch, kv: KVTensors, *, native: bool, rotary: Rotary | None = None, exact: bool = False
     ) -> None:
         self._kv = kv
-        self._step = PagedStep.plan(batch, kv.page_size)
-        self._plan = NativePlan(self._step, exact=exact) if native else None
+        self._kinds = [
+            _KindPlan(PagedStep.plan(batch, kv.page_size, number, kind.num_groups), native=native, exact=exact)
+            for number, kind in enumerate(kv.groups.kinds)
+        ]
         self._rotary = rotary
-        self._moved, self._moved_by = (torch.from_numpy(part) for part in self._step.moved_queries())
 
     def append_and_attend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None
@@ -62,15 +80,17 @@ class PagedAttention:
         Returns:
             [tokens, heads, head_dim].
         """
-        kv = self._kv.layers[layer]
+        kv, place = self._kv.layers[layer], self._kv.groups.places[layer]
+        kind = self._kinds[place.kind]
         out = torch.empty_like(q)
-        if self._plan is None:
-            dense.append(kv, k, v, self._step)
-            dense.attend(q, kv, self._step, scale, window, partial(self._rotate, layer), out)
+        if kind.native is None:
+            step = kind.steps[place.group]
+            dense.append(kv, k, v, step)
+            dense.attend(q, kv, step, scale, window, partial(self._rotate, layer), out)
         else:
-            if len(self._moved):
-                q = torch.cat((q, self._rotate(layer, q[self._moved], -self._moved_by)))
-            self._plan.append_and_attend(q, k, v, kv, scale, window, out)
+            if len(kind.moved):
+                q = torch.cat((q, self._rotate(layer, q[kind.moved], -kind.moved_by)))
+            kind.native.append_and_attend(place.group, q, k, v, kv, scale, window, out)
         return out
 
     def _rotate(self, layer: int, x: Tensor, distances: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""The page tables of one step, in the form that FlashInfer's planners take, shared by all layers and kernels."""
+"""The page tables of one step, in the form that FlashInfer's planners take, shared by all layers of a group."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 from typing import Self
 
@@ -16,7 +16,7 @@ Int32Array = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class PagedStep:
-    """Where the rows of a batch find their keys.
+    """Where the rows of a batch find the keys of one group of layers.
 
     Attributes:
         query_indptr: int32 [rows + 1], rows' queries in the packed batch.
@@ -25,7 +25,7 @@ class PagedStep:
         page_ids: int32 [pages of all rows].
         slots: int64 [tokens], page * page_size + offset at which each new token's key and value go.
         num_sinks: int32 [rows], first keys of a row that have moved up to the others; 0 where none have.
-        moved_by: int64 [rows], how far they have moved.
+        num_evicted: int64 [rows], tokens behind these that the row's pages do not hold; as far the sinks have moved.
         page_size: tokens in a page.
     """
 
@@ -35,31 +35,44 @@ class PagedStep:
     page_ids: Int32Array
     slots: NDArray[np.int64]
     num_sinks: Int32Array
-    moved_by: NDArray[np.int64]
+    num_evicted: NDArray[np.int64]
     page_size: int
 
     def moved_queries(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The queries of rows whose sinks have moved, in their order: where they are, and how far their sinks moved."""
-        moved_by = np.repeat(self.moved_by, np.diff(self.query_indptr))
+        moved_by = np.repeat(np.where(self.num_sinks, self.num_evicted, 0), np.diff(self.query_indptr))
         (at,) = moved_by.nonzero()
         return at, moved_by[at]
 
     @classmethod
-    def plan(cls, batch: Batch, page_size: int) -> Self:
-        """Lays out a batch; each row's pages must reach through its last new token."""
-        rows = batch.rows
+    def plan(cls, batch: Batch, page_size: int, kind: int = 0, num_groups: int = 1) -> list[Self]:
+        """Lays out a batch for each group of a kind of layers: they differ in `page_ids` and `slots` alone.
+
+        Each row's pages must reach through its last new token.
+        """
+        rows = [row.seen_by(kind) for row in batch.rows]
         slots = []
         for row in rows:
-            at = np.arange(row.start, row.context_len)
-            pages = np.array(row.pages[row.start // page_size :], dtype=np.int64)
-            slots.append(pages[at // page_size - row.start // page_size] * page_size + at % page_size)
-        return cls(
+            at, first = np.arange(row.start, row.context_len), row.start // page_size
+            pages = np.array(row.pages[first * num_groups :], dtype=np.int64).reshape(-1, num_groups)
+            slots.append(pages[at // page_size - first].T * page_size + at % page_size)
+        page_ids = np.fromiter(chain.from_iterable(row.pages for row in rows), np.int32).reshape(-1, num_groups)
+        first_group = cls(
             query_indptr=np.fromiter(accumulate((len(row.token_ids) for row in rows), initial=0), np.int32),
             context_len=np.fromiter((row.context_len for row in rows), np.int32),
-            page_indptr=np.fromiter(accumulate((len(row.pages) for row in rows), initial=0), np.int32),
-            page_ids=np.fromiter(chain.from_iterable(row.pages for row in rows), np.int32),
-            slots=np.concatenate(slots),
+            page_indptr=np.fromiter(accumulate((len(row.pages) // num_groups for row in rows), initial=0), np.int32),
+            page_ids=np.ascontiguousarray(page_ids[:, 0]),
+            slots=np.concatenate([row_slots[0] for row_slots in slots]),
             num_sinks=np.fromiter((row.num_sinks if row.num_evicted else 0 for row in rows), np.int32),
-            moved_by=np.fromiter((row.num_evicted if row.num_sinks else 0 for row in rows), np.int64),
+            num_evicted=np.fromiter((row.num_evicted for row in rows), np.int64),
             page_size=page_size,
         )
+        others = [
+            replace(
+                first_group,
+                page_ids=np.ascontiguousarray(page_ids[:, group]),
+                slots=np.concatenate([row_slots[group] for row_slots in slots]),
+            )
+            for group in range(1, num_groups)
+        ]
+        return [first_group, *others]

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from microturn.attention import native
-from microturn.kv_tensors import LayerShape
+from microturn.layer_groups import LayerShape
 from microturn.layers import kernels
 from microturn.layers.linear import Linear
 from microturn.layers.weights import DecoderLayer, RMSNorm, is_known

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from microturn.kv_tensors import LayerShape
+from microturn.layer_groups import LayerShape
 from microturn.layers import kernels
 from microturn.layers.linear import Linear
 from microturn.rotary import Rotary

@@ -25,7 +25,9 @@ from microturn.context import Context
 from microturn.errors import FailedPrecondition, InternalError
 from microturn.history import History, Mark
 from microturn.kv_pool import PagePool, PageTable
+from microturn.layer_groups import LayerKind
 from microturn.options import TurnOptions, parse_turn_options
+from microturn.page_track import Track
 from microturn.results import Result, Results
 from microturn.session import Session
 from microturn.snapshots.snapshot import Header, Snapshot
@@ -45,6 +47,8 @@ class Host:
         pool: where its pages come from.
         new_codec: makes the codec of a session.
         clock: seconds, monotonic.
+        kinds: of the model's layers.
+        window_slack: tokens that a session is cut back by, most often at most.
     """
 
     model_fingerprint: str
@@ -54,10 +58,13 @@ class Host:
     pool: PagePool
     new_codec: CodecFactory
     clock: Callable[[], float]
+    kinds: Sequence[LayerKind]
+    window_slack: int
 
     def new_table(self, window: Window | None) -> PageTable:
         """The pages, none, of a session with such a window."""
-        return PageTable(self.pool, 0 if window is None else window.num_sinks)
+        page_size = self.pool.page_size
+        return PageTable(self.pool, [Track.of(kind, window, self.window_slack, page_size) for kind in self.kinds])
 
     def check_window(self, window: Window) -> None:
         """Checks that a session may have a window here.

@@ -14,7 +14,8 @@ from microturn.attention.native_kernels import KEY_BLOCK, TILE_ROWS
 from microturn.attention.paged import PagedAttention
 from microturn.batch import Batch, Row
 from microturn.kv_quantization import dequantize
-from microturn.kv_tensors import KVTensors, LayerShape
+from microturn.kv_tensors import KVTensors
+from microturn.layer_groups import LayerShape
 
 
 class Heads(NamedTuple):
