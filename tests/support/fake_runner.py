@@ -28,6 +28,10 @@ HIDDEN_SIZE = 4
 # What stands at a position: a token id, or one embedding [hidden].
 Item = int | Tensor
 
+# What has ever stood in a cell, by its number: the same in all runners, as the numbers of a model are.
+_values: list[bytes] = []
+_numbers: dict[bytes, int] = {}
+
 
 class FakeRunner:
     """Implements `microturn.runner.Runner`.
@@ -52,8 +56,6 @@ class FakeRunner:
         self.kv = KVTensors([LayerShape(1, 1)], num_pages, page_size, dtype=torch.int64)
         self.kv.layers[0].elements.fill_(-1)
         self._cells = self.kv.layers[0].elements.numpy()[..., 0, 0]
-        self._values: list[bytes] = []
-        self._numbers: dict[bytes, int] = {}
 
     @property
     def num_tokens(self) -> int:
@@ -89,20 +91,14 @@ class FakeRunner:
         at = np.arange(row.start, row.context_len)
         pages, slots = np.array(row.pages)[at // self._page_size], at % self._page_size
         self._cells[pages, 0, slots] = at + row.num_evicted
-        self._cells[pages, 1, slots] = [self._number(value) for value in values]
+        self._cells[pages, 1, slots] = [_number(value) for value in values]
 
     def _read(self, row: Row) -> list[bytes]:
         cells = self._cells[np.array(row.pages)]
         positions = cells[:, 0].reshape(-1)[: row.context_len].tolist()
         seen = [at if at < row.num_sinks else at + row.num_evicted for at in range(row.context_len)]
         assert positions == seen, "a position was never computed, or its page is another's"
-        return [self._values[number] for number in cells[:, 1].reshape(-1)[: row.context_len].tolist()]
-
-    def _number(self, value: bytes) -> int:
-        if value not in self._numbers:
-            self._numbers[value] = len(self._values)
-            self._values.append(value)
-        return self._numbers[value]
+        return [_values[number] for number in cells[:, 1].reshape(-1)[: row.context_len].tolist()]
 
 
 class FakeDriver(Driver):
@@ -144,6 +140,13 @@ def _new_values(row: Row) -> list[bytes]:
 
 def _value(item: Item) -> bytes:
     return b"i%d " % item if isinstance(item, int) else b"e" + item.numpy().tobytes()
+
+
+def _number(value: bytes) -> int:
+    if value not in _numbers:
+        _numbers[value] = len(_values)
+        _values.append(value)
+    return _numbers[value]
 
 
 def _logits(values: Sequence[bytes], vocab_size: int) -> Tensor:
