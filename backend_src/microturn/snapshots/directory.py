@@ -129,10 +129,11 @@ class SnapshotDirectory:
         return claimed
 
     def purge(self) -> None:
-        """Removes what has expired."""
+        """Removes what has expired, also of what was never written to its end."""
         now_s = self._now()
         for file in self._path.iterdir():
-            if file.suffix not in (_SAVED, _CLAIMED, _DAMAGED):
+            is_unfinished = file.name.startswith(".") and f"{_SAVED}." in file.name
+            if file.suffix not in (_SAVED, _CLAIMED, _DAMAGED) and not is_unfinished:
                 continue
             try:
                 expires_s = read_header(file).expires_s

@@ -11,6 +11,7 @@ import pytest
 
 from microturn.admin.drain import Drained, drain
 from microturn.errors import ResourceExhausted
+from microturn.housekeeping import Housekeeping
 from microturn.snapshots.directory import SnapshotDirectory
 from support.fake_runner import expected_tokens
 from support.threads import ThreadedDriver, starting_engines
@@ -32,9 +33,12 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def fill(driver: ThreadedDriver) -> None:
-    """Sessions that were active one after the other, the last one last."""
+    """Sessions that were active one after the other, the last one last; what goes to the disk is there."""
     for session_id in range(NUM_SESSIONS):
         driver.ask(session_id, [session_id, *range(40)], start=True, max_tokens=2).wait()
+        if driver.engine.settings.disk_tier_dir:
+            while any(session["kv"] == "host" for session in driver.engine.call(Housekeeping.describe)):
+                time.sleep(0.01)
 
 
 def with_kv(tmp_path: Path) -> set[int]:

@@ -208,3 +208,16 @@ def test_what_has_expired_is_removed_and_nothing_else(directory: SnapshotDirecto
     assert left is not None
     assert not directory.is_expired(left)
     assert {file.suffix for file in files(tmp_path)} == {".txt", ".snapshot"}
+
+
+def test_what_a_killed_server_was_writing_goes_when_it_has_expired(
+    directory: SnapshotDirectory, tmp_path: Path, now: Now
+) -> None:
+    directory.save(snapshot_of(1, directory))
+    (file,) = files(tmp_path)
+    file.rename(file.with_name(f".{file.name}.12ab34cd"))
+    directory.purge()
+    assert len(files(tmp_path)) == 1
+    now.now_s += 61
+    directory.purge()
+    assert files(tmp_path) == []
