@@ -260,7 +260,7 @@ def test_kv_that_cannot_be_used_gives_the_same_tokens_later(
         content[-100] ^= 16
         file.write_bytes(content if trouble == "a flipped bit" else content[:-100])
     with two_servers("grouped_heads", tmp_path, torch.float32) as (fresh, after):
-        expected = fresh.turn(1, given, start=True, max_tokens=8)
+        expected = fresh.turn("another", given, start=True, max_tokens=8)
         again = after.turn(1, start=True, resume=True, max_tokens=8)
         assert again.token_ids == expected.token_ids
         assert again.status.usage["computed_tokens"] == 57

@@ -99,10 +99,9 @@ def _save_kv(
             break
         try:
             copying = engine.call(partial(Housekeeping.begin_copying, session_id=session.id))
-            if copying is None or copying.num_bytes > bytes_per_s * (until_s - begun_s):
+            kv = collect_kv(engine, session.id, copying, max_bytes=bytes_per_s * (until_s - begun_s))
+            if kv is None:
                 continue
-            kv = collect_kv(engine, session.id, copying)
-            assert kv is not None
             num_saved += snapshots.add_kv(snapshot, kv, until_s=until_s)
         except FailedPrecondition as error:
             log.warning("session %s is saved without its KV: %s", session.id, error)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from microturn.engine import Engine
 from microturn.errors import FailedPrecondition
 from microturn.tiers.copies import Copying, KVCopy
@@ -9,8 +11,16 @@ from microturn.tiers.image_file import DamagedFile
 from microturn.turn import SessionId
 
 
-def collect_kv(engine: Engine, session_id: SessionId, copying: Copying | None) -> KVCopy | None:
-    """Waits until KV has been copied, as of when the copying began; None when there is none.
+def collect_kv(
+    engine: Engine, session_id: SessionId, copying: Copying | None, *, max_bytes: float = math.inf
+) -> KVCopy | None:
+    """Waits until KV has been copied, as of when the copying began; None when there is none, or more than is wanted.
+
+    Args:
+        engine: runs in a thread of its own.
+        session_id: whose KV it is.
+        copying: what `Housekeeping.begin_copying` returned.
+        max_bytes: how much is wanted at most.
 
     Raises:
         FailedPrecondition: it was in a file, and could not be read.
@@ -19,6 +29,8 @@ def collect_kv(engine: Engine, session_id: SessionId, copying: Copying | None) -
     if copying is None:
         return None
     try:
+        if copying.num_bytes > max_bytes:
+            return None
         while not engine.call(lambda sessions: sessions.copies.advance(copying)):
             pass
     finally:
