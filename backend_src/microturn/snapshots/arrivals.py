@@ -119,18 +119,12 @@ class Arrivals:
 
     def _trouble_with(self, part: KVPart, session: Session) -> str | None:
         """Why KV that was saved cannot be used for a session here; None when it can."""
-        state, window = part.state, session.window
         if not part.is_of(self._page_parts):
             return "it was saved with another kv_dtype or page_size"
-        last_evicted = 0 if window is None else window.evicted(state.kv_len)
-        fits = (
-            state.page_size == self._host.pool.page_size
-            and 0 < state.kv_len < len(session.context)
-            and state.num_sinks == session.table.save().num_sinks
-            and 0 <= state.num_evicted <= last_evicted
-            and state.num_evicted % state.page_size == 0
-        )
-        return None if fits else "it is not that of the session's tokens"
+        is_of_table = part.state.cut(0) == session.table.save()
+        if not is_of_table or not 0 < part.state.kv_len < len(session.context):
+            return "it is not that of the session's tokens"
+        return None
 
     def _take_up(self, directory: SnapshotDirectory, request: TurnRequest) -> None:
         snapshot = directory.find(request.session_id)
