@@ -34,6 +34,7 @@ from microturn.settings import Settings
 from microturn.snapshots.arrivals import Arrivals
 from microturn.snapshots.directory import SnapshotDirectory
 from microturn.snapshots.session_state import Host
+from microturn.tiers.copies import KVCopies
 from microturn.tiers.opening import open_storage
 from microturn.tiers.tiers import Tiers
 from microturn.turn import Turn, TurnOutput
@@ -60,6 +61,7 @@ class Engine:
 
     Attributes:
         host: what a saved session finds here.
+        copies: of KV, for files.
     """
 
     def __init__(
@@ -122,10 +124,11 @@ class Engine:
             groups.kinds,
             settings.window_slack,
         )
-        arrivals = Arrivals(settings, self._sessions, self.host, snapshots)
+        self.copies = KVCopies(pool, runner.kv, storage)
+        arrivals = Arrivals(settings, self._sessions, self.host, snapshots, storage, runner.kv.page_parts)
         self._reception = Reception(settings, runner, self._sessions, self._lifecycle, arrivals, self.host)
         self._housekeeping = Housekeeping(
-            self._sessions, self._lifecycle, self._reception, arrivals, self.host, self._stop
+            self._sessions, self._lifecycle, self._reception, arrivals, self.host, self.copies, self._stop
         )
         # Nothing is left to do before somebody comes, or the time has.
         self._can_wait = True
@@ -204,7 +207,7 @@ class Engine:
     def check_integrity(self) -> None:
         """Asserts that pages, sessions and turns agree."""
         tables = [session.table for session in self._sessions]
-        self._pool.check_integrity([*(table.pages for table in tables), *self._prefixes.owned()])
+        self._pool.check_integrity([*(table.pages for table in tables), *self._prefixes.owned(), *self.copies.owned()])
         for session in self._sessions:
             session.table.check_integrity()
             assert session.table.kv_len <= max(0, len(session.context) - 1), "KV beyond the context"

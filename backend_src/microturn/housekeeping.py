@@ -6,9 +6,10 @@ All of it on the engine's thread, between two steps: see `Engine.call`. Knows no
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from microturn.errors import FailedPrecondition, NotFound
+from microturn.errors import FailedPrecondition, NotFound, Unavailable
 from microturn.lifecycle import Lifecycle
 from microturn.reception import Reception
 from microturn.session import Session
@@ -16,11 +17,16 @@ from microturn.session_table import SessionTable
 from microturn.snapshots.arrivals import Arrivals
 from microturn.snapshots.session_state import Host
 from microturn.snapshots.snapshot import Snapshot, next_epoch
+from microturn.tiers.copies import Copying, KVCopies
 from microturn.tiers.stored_kv import Place
+from microturn.turn import SessionId
 
 
 class Housekeeping:
     """An engine's sessions, for who looks after the server.
+
+    Attributes:
+        copies: of their KV; see `begin_copying`.
 
     Args:
         sessions: those that live.
@@ -28,6 +34,7 @@ class Housekeeping:
         reception: takes turns in.
         arrivals: takes saved sessions up.
         host: what saved sessions find here.
+        copies: see above.
         stop: stops the engine, and ends its turns.
     """
 
@@ -38,6 +45,7 @@ class Housekeeping:
         reception: Reception,
         arrivals: Arrivals,
         host: Host,
+        copies: KVCopies,
         stop: Callable[[], None],
     ) -> None:
         self._sessions = sessions
@@ -45,6 +53,7 @@ class Housekeeping:
         self._reception = reception
         self._arrivals = arrivals
         self._host = host
+        self.copies = copies
         self._stop = stop
 
     def describe(self) -> list[dict[str, Any]]:
@@ -82,6 +91,11 @@ class Housekeeping:
         copy.epoch = next_epoch(session.epoch)
         return copy
 
+    def begin_copying(self, session_id: SessionId) -> Copying | None:
+        """Begins to copy a session's KV as of its last committed point; None when it has none, or is not here."""
+        session = self._sessions.find(session_id)
+        return None if session is None else self.copies.begin(session)
+
     def outdate(self, copy: Session) -> None:
         """Notes that a session goes on here after a copy of it was saved, which is out of date from now on."""
         session = self._sessions.find(copy.id)
@@ -100,7 +114,7 @@ class Housekeeping:
             raise FailedPrecondition(f"session '{copy.id}' has a turn: try again")
         self._sessions.end(session)
 
-    def admit(self, snapshot: Snapshot, claim: Callable[[], None]) -> Session:
+    def admit(self, snapshot: Snapshot, claim: Callable[[], Path]) -> Session:
         """Takes a saved session up: see `Arrivals.admit`."""
         return self._arrivals.admit(snapshot, claim)
 
@@ -114,16 +128,25 @@ class Housekeeping:
         return bool(self._lifecycle.running)
 
     def put_to_rest(self) -> list[Session]:
-        """Stops the engine, and returns every session as of its last committed point.
+        """Returns every session as of its last committed point.
 
-        Turns that still ran or waited then are told that nothing of them was appended.
+        Turns that still ran or waited are told that nothing of them was appended.
         """
-        sessions = [session for session in self._sessions if not session.is_closing]
-        resting = [session.at_rest(self._host.new_table(session.window)) for session in sessions]
+        self._lifecycle.undo_all(_going_away())
+        resting = [session.at_rest(self._host.new_table(session.window)) for session in self._sessions]
         for session in resting:
             session.epoch = next_epoch(session.epoch)
-        self._stop()
         return resting
+
+    def stop(self) -> None:
+        """Stops the engine."""
+        self._stop()
+
+
+def _going_away() -> Unavailable:
+    return Unavailable(
+        "the server is stopping, nothing was appended: come back, or go elsewhere, with START and resume"
+    )
 
 
 def _place_of_kv(session: Session) -> str:

@@ -7,7 +7,7 @@ and no files.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -66,3 +66,10 @@ class KVImage:
     def part(self, first: int, last: int) -> list[Tensor]:
         """Views of the pages from `first` to before `last`, one per part."""
         return [tensor[first:last] for tensor in self.tensors]
+
+    def first(self, num_pages: int, new_image: Callable[[int], KVImage]) -> KVImage:
+        """A copy of the first pages alone, in an image that is made for it."""
+        image = new_image(num_pages)
+        for source, target in zip(self.part(0, num_pages), image.tensors, strict=True):
+            target.copy_(source)
+        return image

@@ -228,6 +228,15 @@ class Lifecycle:
         if turn.is_late(self._clock()):
             raise _too_late()
 
+    def undo_all(self, error: MicroturnError) -> None:
+        """Answers every turn with an error, and leaves its session as of the last committed point."""
+        for session in list(self.running):
+            for turn in session.queued:
+                turn.fail(error)
+            session.queued.clear()
+            assert session.running is not None
+            self.fail(session, session.running, error)
+
     def fail_all(self, error: MicroturnError) -> None:
         """Answers every turn with an error; nothing can be done with the sessions after that."""
         for session in self._sessions:

@@ -38,7 +38,7 @@ _START, _END = 1, 2
 _CANCEL_POLL_S = 0.1
 
 # Keys of config.pbtxt's parameters that tell clients something and the engine nothing.
-_PUBLISHED = ("protocol_version", "model_name", "model_fingerprint")
+_PUBLISHED = ("protocol_version", "model_name", "model_fingerprint", "limits")
 
 
 class TritonPythonModel:

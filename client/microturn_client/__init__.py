@@ -20,6 +20,7 @@ from microturn_client._errors import (
 )
 from microturn_client._events import Event, Status, Timing, Tokens, TurnEnd, Usage
 from microturn_client._inputs import TurnInput
+from microturn_client._model_info import Limits, ModelInfo
 from microturn_client._options import AppendOptions, GenerationOptions, SessionOptions, TurnOptions
 from microturn_client._sync import Client, Session, Turn
 from microturn_client._wire import SessionId
@@ -39,7 +40,9 @@ __all__ = [
     "GenerationOptions",
     "InternalError",
     "InvalidArgument",
+    "Limits",
     "MicroturnError",
+    "ModelInfo",
     "NotFound",
     "PermissionDenied",
     "ProtocolError",

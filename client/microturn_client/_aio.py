@@ -9,12 +9,13 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 import grpc
-from tritonclient.grpc import service_pb2_grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from microturn_client._aio_stream import AsyncStream
-from microturn_client._errors import MicroturnError, SessionClosed
+from microturn_client._errors import MicroturnError, SessionClosed, from_grpc
 from microturn_client._events import Event, Status, TurnEnd
 from microturn_client._inputs import TurnInput, encode_input
+from microturn_client._model_info import ModelInfo, parse_model_info
 from microturn_client._options import AppendOptions, SessionOptions, TurnOptions
 from microturn_client._pending_turn import PendingTurn
 from microturn_client._session_core import DEFAULT_CLOSE_TIMEOUT_S, DEFAULT_TIMEOUT_S, SessionCore
@@ -200,6 +201,18 @@ class AsyncClient:
         self._sessions.add(session)
         return session
 
+    async def model_info(self) -> ModelInfo:
+        """Asks which model the server has and what it allows; no session is needed.
+
+        Raises:
+            MicroturnError: when the server does not say so within the client's ``timeout_s``.
+        """
+        request = service_pb2.ModelConfigRequest(name=self._model)
+        try:
+            return parse_model_info((await self._stub.ModelConfig(request, timeout=self._timeout_s)).config)
+        except grpc.RpcError as failure:
+            raise from_grpc(failure.code(), failure.details()) from failure
+
     async def close(self, timeout_s: float = DEFAULT_CLOSE_TIMEOUT_S) -> None:
         """Closes all sessions, together within ``timeout_s`` seconds, then the connection."""
         self._is_closed = True
@@ -210,13 +223,16 @@ class AsyncClient:
                 await self._channel.close()
 
     def _open_stream(self, session_id: SessionId, requests: AsyncIterator[ModelInferRequest]) -> Any:
+        return self._stub.ModelStreamInfer(requests, metadata=stream_metadata(session_id))
+
+    @property
+    def _stub(self) -> Any:
         if self._channel is None:  # made late, since it belongs to the event loop that runs now
             if self._credentials is None:
                 self._channel = grpc.aio.insecure_channel(self._address, options=CHANNEL_OPTIONS)
             else:
                 self._channel = grpc.aio.secure_channel(self._address, self._credentials, options=CHANNEL_OPTIONS)
-        stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
-        return stub.ModelStreamInfer(requests, metadata=stream_metadata(session_id))
+        return service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
     async def __aenter__(self) -> Self:
         return self

@@ -8,12 +8,13 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 import grpc
-from tritonclient.grpc import service_pb2_grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from microturn_client._errors import MicroturnError, SessionClosed
+from microturn_client._errors import MicroturnError, SessionClosed, from_grpc
 from microturn_client._events import Event, Status, TurnEnd
 from microturn_client._inputs import TurnInput, encode_input
 from microturn_client._keepalive import KeepaliveThread
+from microturn_client._model_info import ModelInfo, parse_model_info
 from microturn_client._options import AppendOptions, SessionOptions, TurnOptions
 from microturn_client._pending_turn import PendingTurn
 from microturn_client._session_core import DEFAULT_CLOSE_TIMEOUT_S, DEFAULT_TIMEOUT_S, SessionCore
@@ -215,6 +216,18 @@ class Client:
         session = Session(self, core, self._timeout_s if timeout_s is None else timeout_s)
         self._keepalive.watch(session)
         return session
+
+    def model_info(self) -> ModelInfo:
+        """Asks which model the server has and what it allows; no session is needed.
+
+        Raises:
+            MicroturnError: when the server does not say so within the client's ``timeout_s``.
+        """
+        request = service_pb2.ModelConfigRequest(name=self._model)
+        try:
+            return parse_model_info(self._stub.ModelConfig(request, timeout=self._timeout_s).config)
+        except grpc.RpcError as failure:
+            raise from_grpc(failure.code(), failure.details()) from failure
 
     def close(self, timeout_s: float = DEFAULT_CLOSE_TIMEOUT_S) -> None:
         """Closes all sessions, together within ``timeout_s`` seconds, then the connection."""

@@ -11,12 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from microturn.fingerprint import model_fingerprint
 from microturn_client import (
     AsyncClient,
     Client,
     ConnectionLost,
     ContextFull,
     InvalidArgument,
+    Limits,
+    MicroturnError,
     NotFound,
     ResourceExhausted,
     Session,
@@ -189,3 +192,18 @@ def test_the_programs_of_the_readme_run_as_printed(server: str, program: str) ->
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.strip()
+
+
+async def test_the_model_and_its_limits_are_known_before_a_session_is_opened(server: str, smollm2_dir: str) -> None:
+    with Client(server) as client:
+        info = client.model_info()
+    assert info.protocol_version == 1
+    assert info.model_name == Path(smollm2_dir).name
+    assert info.model_fingerprint == model_fingerprint(smollm2_dir)
+    assert info.limits == Limits(8192, 256, 8, 256, 60.0, 3600.0)
+    async with AsyncClient(server) as client:
+        assert await client.model_info() == info
+    with Client(server, model="another") as client, pytest.raises(MicroturnError, match="another"):
+        client.model_info()
+    with Client(server) as client, client.session() as session, pytest.raises(ContextFull):
+        session.append([5] * (info.limits.max_context + 1))

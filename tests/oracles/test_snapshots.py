@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import multiprocessing
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from microturn.snapshots.directory import SnapshotDirectory
 from microturn.snapshots.snapshot import next_epoch
-from support.driver import Driver
+from microturn.turn import EmbedInput, SessionId
+from support import models
+from support.driver import Driver, model_runner
 from support.models import VOCAB_SIZE
 from support.snapshot_worker import Heard, Said, go_on, open_driver, talk
-from support.snapshots import saved
+from support.snapshots import copied_kv, find, saved
+from support.tiers import bits_of
 
 SAMPLED = {"temperature": 0.9, "top_p": 0.95, "repetition_penalty": 1.1, "ignore_eos": True}
 GREEDY = {"ignore_eos": True}
@@ -61,12 +68,15 @@ TALKS = {
 }
 
 
-def save(driver: Driver, session_id: str, name: str = "", **state: object) -> None:
+def save(driver: Driver, session_id: SessionId, name: str = "", *, with_kv: bool = False, **state: object) -> None:
     """Saves what a session is now, or something else under another name."""
     snapshot = saved(driver, session_id, epoch=next_epoch())
     header = replace(snapshot.header, session_id=name or session_id)
+    snapshot = replace(snapshot, header=header, state={**snapshot.state, **state})
     assert driver.engine.snapshots is not None
-    driver.engine.snapshots.save(replace(snapshot, header=header, state={**snapshot.state, **state}))
+    driver.engine.snapshots.save(snapshot)
+    if with_kv:
+        assert driver.engine.snapshots.add_kv(snapshot, copied_kv(driver, session_id))
 
 
 def in_another_process(
@@ -92,13 +102,18 @@ def both(smollm2_dir: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[di
     for name, one in TALKS.items():
         talk(driver, name, one.before, start=True)
         save(driver, name)
+        save(driver, name, f"with KV: {name}", with_kv=True)
     for name, change in SPOILT.items():
         states = saved(driver, name).state["text_states"]
         changed = change if "seed" in change else {"text_states": [{**state, **change} for state in states]}
         save(driver, name, f"spoilt: {name}", **changed)
     sessions = {name: one.after for name, one in TALKS.items()}
     there = in_another_process(
-        smollm2_dir, directory, sessions | {f"spoilt: {name}": sessions[name] for name in SPOILT}
+        smollm2_dir,
+        directory,
+        sessions
+        | {f"spoilt: {name}": sessions[name] for name in SPOILT}
+        | {f"with KV: {name}": sessions[name] for name in sessions},
     )
     return {name: talk(driver, name, turns) for name, turns in sessions.items()}, there
 
@@ -109,6 +124,15 @@ def test_a_restored_session_goes_on_identically(both: tuple[dict, dict], name: s
     assert there[name] == here[name]
     assert sum(len(heard.token_ids) for heard in there[name]) >= 6
     assert there[name][-1].context_len > 5
+
+
+@pytest.mark.parametrize("name", TALKS)
+def test_with_its_kv_it_does_so_without_computing_anything_again(both: tuple[dict, dict], name: str) -> None:
+    here, there = both
+    again = there[f"with KV: {name}"]
+    assert again == here[name]
+    assert [heard.num_computed for heard in again] == [heard.num_computed for heard in here[name]]
+    assert there[name][0].num_computed >= again[0].num_computed
 
 
 @pytest.mark.parametrize("name", SPOILT)
@@ -149,3 +173,94 @@ def test_a_snapshot_is_a_small_part_of_the_kv_that_it_stands_for(smollm2_dir: st
     save(driver, "one")
     (file,) = tmp_path.iterdir()
     assert file.stat().st_size < 10_000
+
+
+KV_TYPES = pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
+
+
+@contextmanager
+def two_servers(model_name: str, directory: Path, kv_dtype: torch.dtype, **settings: Any) -> Iterator[list[Driver]]:
+    """One that saves its sessions, and its successor."""
+    model = getattr(models, model_name)()
+    drivers = [
+        Driver(
+            model_runner(model, num_pages=64, page_size=8, kv_dtype=kv_dtype),
+            num_pages=64,
+            page_size=8,
+            snapshots=SnapshotDirectory(directory, ttl_s=60),
+            **settings,
+        )
+        for _ in range(2)
+    ]
+    try:
+        yield drivers
+    finally:
+        for driver in drivers:
+            driver.engine.stop()
+
+
+def full_pages(driver: Driver) -> list[bytes]:
+    """What stands in the pages of session 1 that are full."""
+    table = find(driver).table
+    return [bits_of(driver.engine.runner.kv, [page]) for page in table.used_pages[: table.kv_len // 8]]
+
+
+def both_go_on(drivers: list[Driver], given: Any, **options: Any) -> None:
+    """The same turn to the session and to what was restored of it: the same answer, after the same work."""
+    one, other = (driver.turn(1, given, **options) for driver in drivers)
+    assert one.token_ids == other.token_ids
+    assert one.status.usage == other.status.usage
+
+
+@KV_TYPES
+def test_kv_comes_back_bit_identical(tmp_path: Path, kv_dtype: torch.dtype) -> None:
+    rng = random.Random(5)
+    with two_servers("grouped_heads", tmp_path, kv_dtype) as (before, after):
+        before.turn(1, rng.choices(range(VOCAB_SIZE), k=70), start=True, max_tokens=4, **SAMPLED)
+        expected = full_pages(before)
+        assert len(expected) == 9
+        save(before, 1, with_kv=True)
+        after.turn(1, start=True, resume=True)
+        both_go_on([before, after], [5], max_tokens=1)
+        assert full_pages(after)[:9] == expected
+        for _ in range(3):
+            both_go_on([before, after], rng.choices(range(VOCAB_SIZE), k=3), max_tokens=5)
+
+
+def test_a_windows_kv_that_was_fed_with_embeddings_goes_on(tmp_path: Path) -> None:
+    """Its cached keys have seen what was evicted: it is they that come back."""
+    rng, generator = random.Random(6), torch.Generator().manual_seed(6)
+    window = {"overflow": "window", "window_tokens": 32, "sink_tokens": 8}
+    with two_servers("grouped_heads", tmp_path, torch.float32, window_slack=16) as (before, after):
+        before.turn(1, EmbedInput(torch.randn(60, 48, generator=generator)), start=True, max_tokens=3, **window)
+        before.turn(1, rng.choices(range(VOCAB_SIZE), k=40), max_tokens=5)
+        assert find(before).num_dropped > 0
+        save(before, 1, with_kv=True)
+        after.turn(1, start=True, resume=True)
+        both_go_on([before, after], rng.choices(range(VOCAB_SIZE), k=3), max_tokens=6, ignore_eos=True)
+        both_go_on([before, after], EmbedInput(torch.randn(30, 48, generator=generator)), max_tokens=6)
+        length = len(find(before).context)
+        both_go_on([before, after], [3], rewind_to=length - 9, max_tokens=6)
+
+
+@pytest.mark.parametrize("trouble", ["another kv_dtype", "a flipped bit", "cut off"])
+def test_kv_that_cannot_be_used_gives_the_same_tokens_later(
+    tmp_path: Path, trouble: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    rng = random.Random(7)
+    kv_dtype = torch.bfloat16 if trouble == "another kv_dtype" else torch.float32
+    given = rng.choices(range(VOCAB_SIZE), k=50)
+    with two_servers("grouped_heads", tmp_path, kv_dtype) as (before, _):
+        before.turn(1, given, start=True, max_tokens=0)
+        save(before, 1, with_kv=True)
+    (file,) = tmp_path.glob("*.snapshot")
+    content = bytearray(file.read_bytes())
+    if trouble != "another kv_dtype":
+        content[-100] ^= 16
+        file.write_bytes(content if trouble == "a flipped bit" else content[:-100])
+    with two_servers("grouped_heads", tmp_path, torch.float32) as (fresh, after):
+        expected = fresh.turn("another", given, start=True, max_tokens=8)
+        again = after.turn(1, start=True, resume=True, max_tokens=8)
+        assert again.token_ids == expected.token_ids
+        assert again.status.usage["computed_tokens"] == 57
+    assert "computed again" in caplog.text

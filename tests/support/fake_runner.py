@@ -32,6 +32,10 @@ HIDDEN_SIZE = 4
 # What stands at a position: a token id, or one embedding [hidden].
 Item = int | Tensor
 
+# What has ever stood in a cell, by its number: the same in all runners, as the numbers of a model are.
+_values: list[bytes] = []
+_numbers: dict[bytes, int] = {}
+
 
 class FakeRunner:
     """Implements `microturn.runner.Runner`.
@@ -66,8 +70,6 @@ class FakeRunner:
         self.kv = KVTensors(layers, num_pages, page_size, dtype=torch.int64, groups=groups)
         self.kv.layers[0].elements.fill_(-1)
         self._cells = self.kv.layers[0].elements.numpy()[..., 0, 0]
-        self._values: list[bytes] = []
-        self._numbers: dict[bytes, int] = {}
 
     @property
     def num_tokens(self) -> int:
@@ -108,7 +110,7 @@ class FakeRunner:
         return replace(seen, pages=seen.pages[group :: self.kv.groups.kinds[kind].num_groups])
 
     def _write(self, row: Row, values: Sequence[bytes]) -> None:
-        numbers = [self._number(value) for value in values]
+        numbers = [_number(value) for value in values]
         for number, place in enumerate(self._places):
             seen = self._row(row, *place)
             at = np.arange(seen.start, seen.context_len)
@@ -121,7 +123,7 @@ class FakeRunner:
         seen, *others = (self._seen(row, number) for number in range(len(self._places)))
         for other in others:
             assert other.items() <= seen.items(), "layers do not see the same"
-        return [self._values[number] for number in seen.values()]
+        return [_values[number] for number in seen.values()]
 
     def _seen(self, row: Row, number: int) -> dict[int, int]:
         """The numbers of the values that a group of layers sees, by their positions."""
@@ -133,12 +135,6 @@ class FakeRunner:
         expected = [position * len(self._places) + number for position in positions]
         assert keys == expected, "a position was never computed, or its page is another's"
         return dict(zip(positions, values, strict=True))
-
-    def _number(self, value: bytes) -> int:
-        if value not in self._numbers:
-            self._numbers[value] = len(self._values)
-            self._values.append(value)
-        return self._numbers[value]
 
 
 class FakeDriver(Driver):
@@ -188,6 +184,13 @@ def _new_values(row: Row) -> list[bytes]:
 
 def _value(item: Item) -> bytes:
     return b"i%d " % item if isinstance(item, int) else b"e" + item.numpy().tobytes()
+
+
+def _number(value: bytes) -> int:
+    if value not in _numbers:
+        _numbers[value] = len(_values)
+        _values.append(value)
+    return _numbers[value]
 
 
 def _logits(values: Sequence[bytes], vocab_size: int) -> Tensor:

@@ -39,13 +39,14 @@ class Said:
 
 @dataclass(frozen=True)
 class Heard:
-    """What a turn answered."""
+    """What a turn answered; and how many tokens were computed for it, which is no part of the answer."""
 
     token_ids: Sequence[int]
     text: str
     appended_ids: Sequence[int]
     context_len: int
     seed: int
+    num_computed: int = field(compare=False)
 
 
 def open_driver(model_name: str, directory: Path) -> Driver:
@@ -78,7 +79,8 @@ def talk(driver: Driver, session_id: str, turns: Sequence[Said], **first: Any) -
         answer = driver.turn(session_id, said.input, **options)
         status, appended_ids = answer.status, answer.outputs[-1].appended_ids
         assert appended_ids is not None
-        heard.append(Heard(answer.token_ids, answer.text, appended_ids, status.context_len, status.seed))
+        num_computed = status.usage["computed_tokens"]
+        heard.append(Heard(answer.token_ids, answer.text, appended_ids, status.context_len, status.seed, num_computed))
     return heard
 
 

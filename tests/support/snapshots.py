@@ -9,8 +9,9 @@ import torch
 from microturn.session import Session
 from microturn.snapshots.session_state import snapshot_of
 from microturn.snapshots.snapshot import Snapshot
+from microturn.tiers.copies import KVCopy
 from microturn.turn import EmbedInput, SessionId
-from support.driver import Recorder
+from support.driver import Driver, Recorder
 from support.fake_runner import HIDDEN_SIZE, FakeDriver
 
 KEY = {"session_key": "ours"}
@@ -37,15 +38,27 @@ def live(driver: FakeDriver, session_id: SessionId = 1, **values: Any) -> list[R
     ]
 
 
-def find(driver: FakeDriver, session_id: SessionId = 1) -> Session:
+def find(driver: Driver, session_id: SessionId = 1) -> Session:
     """A living session."""
     session = driver.engine._sessions.find(session_id)
     assert session is not None
     return session
 
 
-def saved(driver: FakeDriver, session_id: SessionId = 1, *, epoch: int = 1, expires_s: float = FAR_S) -> Snapshot:
+def saved(driver: Driver, session_id: SessionId = 1, *, epoch: int = 1, expires_s: float = FAR_S) -> Snapshot:
     """What is saved of a living session."""
     session = find(driver, session_id)
     resting = session.at_rest(driver.engine.host.new_table(session.window))
     return snapshot_of(resting, driver.engine.host, epoch=epoch, expires_s=expires_s)
+
+
+def copied_kv(driver: Driver, session_id: SessionId = 1) -> KVCopy:
+    """The KV of a living session."""
+    copies = driver.engine.copies
+    copying = copies.begin(find(driver, session_id))
+    assert copying is not None, "there is no KV"
+    while not copies.advance(copying):
+        driver.engine.check_integrity()
+    copies.end(copying)
+    driver.engine.check_integrity()
+    return copies.finish(copying)

@@ -17,6 +17,7 @@ from microturn.session_table import SessionTable
 from microturn.tiers.counters import TierCounters
 from microturn.tiers.disk_store import DiskStore
 from microturn.tiers.file_thread import FileThread, Priority
+from microturn.tiers.incoming import IncomingFiles
 from microturn.tiers.storage import Storage
 from microturn.tiers.stored_kv import Place
 from microturn.tiers.tiers import Tiers
@@ -86,19 +87,14 @@ class StorageDriver:
         self.disk = (
             None if disk_dir is None else DiskStore(disk_dir, disk_bytes, MODEL, self.kv.new_image, self._posts.post)
         )
+        self.incoming = IncomingFiles(self.kv.new_image, self._posts.post)
         self.counters = TierCounters()
         self.clock = Clock()
-        self.storage = Storage(host_bytes, max_image_bytes, self.disk, self.counters, self.clock)
+        self.storage = Storage(host_bytes, max_image_bytes, self.disk, self.incoming, self.counters, self.clock)
 
     def settle(self) -> None:
         """Waits until no file is being read, written or removed any more."""
-        if self.disk is not None:
-            is_moving = True
-            while is_moving:
-                wait_for_files(self.disk._thread)
-                self._posts.take()
-                is_moving = any(image.place in MOVING for image in self.storage)
-            wait_for_files(self.disk._thread)
+        _settle(self.storage, self._posts.take)
         self.storage.check_integrity()
 
 
@@ -133,15 +129,20 @@ class TiersDriver(StorageDriver):
 
 def settle(driver: Driver) -> None:
     """Waits until no file of the engine's is being read, written or removed any more."""
-    storage = driver.engine._tiers.storage
-    if storage.disk is None:
-        return
+    _settle(driver.engine._tiers.storage, lambda: driver.engine._take_posts(block=False))
+
+
+def _settle(storage: Storage, take_posts: Callable[[], None]) -> None:
+    # The thread of what sessions bring along begins with the first such file.
+    threads = [thread for thread in (storage.incoming._started, storage.disk and storage.disk._thread) if thread]
     is_moving = True
     while is_moving:
-        wait_for_files(storage.disk._thread)
-        driver.engine._take_posts(block=False)
+        for thread in threads:
+            wait_for_files(thread)
+        take_posts()
         is_moving = any(image.place in MOVING for image in storage)
-    wait_for_files(storage.disk._thread)
+    for thread in threads:
+        wait_for_files(thread)
 
 
 def counters_of(driver: Driver) -> TierCounters:

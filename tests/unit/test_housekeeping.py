@@ -121,6 +121,8 @@ def test_at_rest_every_session_is_as_of_its_last_committed_point(driver: Threade
     assert running.wait().code == "UNAVAILABLE"
     assert one.context.token_ids == [5, 6, *expected_tokens([5, 6], 3)]
     assert two.context.token_ids == [7]
+    assert [session["state"] for session in driver.engine.call(Housekeeping.describe)] == ["parked", "parked"]
+    driver.engine.call(Housekeeping.stop)
     with pytest.raises(Unavailable):
         driver.engine.call(Housekeeping.put_to_rest)
     assert driver.ask(1, [5]).wait().code == "UNAVAILABLE"

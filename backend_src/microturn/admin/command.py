@@ -33,6 +33,11 @@ def add_sessions_arguments(parser: argparse.ArgumentParser) -> None:
         "--move", action="store_true", help="end the session here; otherwise it goes on, and the file is a copy"
     )
     export.add_argument(
+        "--kv",
+        action="store_true",
+        help="with its KV, which is large: a server with the same kv_dtype and page_size need not compute it again",
+    )
+    export.add_argument(
         "--ttl-s", type=float, default=_DAY_S, help="how long the file may be imported (default: %(default)g)"
     )
     export.set_defaults(act=_export)
@@ -91,14 +96,20 @@ def _export(arguments: argparse.Namespace, socket: Path) -> None:
         id=arguments.id,
         path=str(path),
         move=arguments.move,
+        kv=arguments.kv,
         ttl_s=arguments.ttl_s,
     )
-    print(f"{done['id']}: {done['context_len']} tokens in {path}")
+    print(f"{done['id']}: {_tokens(done)} in {path}")
 
 
 def _import(arguments: argparse.Namespace, socket: Path) -> None:
     done = ask(socket, "import", _PATIENCE_S, path=str(arguments.file.absolute()))
-    print(f"{done['id']}: {done['context_len']} tokens; clients go on with START and resume")
+    print(f"{done['id']}: {_tokens(done)}; clients go on with START and resume")
+
+
+def _tokens(done: Mapping[str, Any]) -> str:
+    with_kv = f" and the KV of {done['kv_len']}" if done["kv_len"] else ""
+    return f"{done['context_len']} tokens{with_kv}"
 
 
 def _table(sessions: Sequence[Mapping[str, Any]]) -> str:

@@ -3,9 +3,9 @@
 | op | arguments | result |
 | --- | --- | --- |
 | `list` | | the living sessions |
-| `export` | `id`, `path`, `move`, `ttl_s` | the file's session: `id`, `context_len`, `epoch` |
+| `export` | `id`, `path`, `move`, `kv`, `ttl_s` | the file's session: `id`, `context_len`, `kv_len`, `epoch` |
 | `import` | `path` | the same |
-| `drain` | `timeout_s` | how many sessions were `saved`, and how many `failed` |
+| `drain` | `timeout_s` | how many sessions were `saved`, how many `failed`, and how many are saved `with_kv` |
 
 Files are written and read in the thread of who asks; the engine's thread only copies a session, or adds one.
 """
@@ -15,24 +15,23 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from microturn.admin.drain import drain
+from microturn.admin.kv import collect_kv
 from microturn.engine import Engine
 from microturn.errors import FailedPrecondition, InvalidArgument, MicroturnError, NotFound
 from microturn.housekeeping import Housekeeping
 from microturn.nearest import did_you_mean
 from microturn.session import Session
-from microturn.snapshots.directory import SnapshotDirectory
 from microturn.snapshots.file import UnreadableSnapshot, claim, read_snapshot, write_snapshot
 from microturn.snapshots.session_state import snapshot_of
+from microturn.tiers.copies import Copying
 
 log = logging.getLogger(__name__)
-
-_POLL_S = 0.02
-# Of the time for a drain, what turns may take that still run; the rest is for writing.
-_SHARE_OF_TURNS = 0.6
 
 
 class Operations:
@@ -67,18 +66,24 @@ class Operations:
 
     def _export(self, request: Mapping[str, Any]) -> dict[str, Any]:
         path = _path(request)
-        name, move = _text(request, "id"), bool(request.get("move"))
+        name, move, with_kv = _text(request, "id"), bool(request.get("move")), bool(request.get("kv"))
         ttl_s = _seconds(request, "ttl_s")
         if path.exists():
             raise FailedPrecondition(f"{path} is there already: export to another file")
-        copy = self._engine.call(lambda sessions: sessions.copy(name))
-        write_snapshot(path, snapshot_of(copy, self._engine.host, epoch=copy.epoch, expires_s=time.time() + ttl_s))
+
+        def begin(sessions: Housekeeping) -> tuple[Session, Copying | None]:
+            copy = sessions.copy(name)
+            return copy, sessions.begin_copying(copy.id) if with_kv else None
+
+        copy, copying = self._engine.call(begin)
+        kv = collect_kv(self._engine, copy.id, copying)
+        write_snapshot(path, snapshot_of(copy, self._engine.host, epoch=copy.epoch, expires_s=time.time() + ttl_s), kv)
         try:
             self._engine.call(lambda sessions: sessions.give_away(copy) if move else sessions.outdate(copy))
         except MicroturnError:
             path.unlink(missing_ok=True)
             raise
-        return _told(copy)
+        return _told(copy, 0 if kv is None else kv.state.kv_len)
 
     def _import(self, request: Mapping[str, Any]) -> dict[str, Any]:
         path = _path(request)
@@ -93,45 +98,29 @@ class Operations:
             raise FailedPrecondition(f"cannot read {path}: {error.strerror}") from error
         if snapshot.header.expires_s <= time.time():
             raise FailedPrecondition(f"{path} has expired: export the session again")
-        return _told(self._engine.call(lambda sessions: sessions.admit(snapshot, partial(_claim, path))))
+
+        def admit(sessions: Housekeeping) -> dict[str, Any]:
+            session = sessions.admit(snapshot, partial(_claim, path))
+            return _told(session, session.kv_len)
+
+        return self._engine.call(admit)
 
     def _drain(self, request: Mapping[str, Any]) -> dict[str, int]:
-        deadline_s = time.monotonic() + _seconds(request, "timeout_s")
-        turns_until_s = time.monotonic() + _SHARE_OF_TURNS * _seconds(request, "timeout_s")
-        self._engine.call(Housekeeping.drain)
-        while time.monotonic() < turns_until_s and self._engine.call(lambda sessions: sessions.is_busy):
-            time.sleep(_POLL_S)
-        resting = self._engine.call(Housekeeping.put_to_rest)
-        if self._engine.snapshots is None:
-            return {"saved": 0, "failed": len(resting)}
-        num_saved = 0
-        for session in resting:
-            if time.monotonic() > deadline_s:
-                log.error("no time is left to save %d sessions", len(resting) - num_saved)
-                break
-            num_saved += self._save(self._engine.snapshots, session)
-        return {"saved": num_saved, "failed": len(resting) - num_saved}
-
-    def _save(self, snapshots: SnapshotDirectory, session: Session) -> bool:
-        try:
-            snapshots.save(snapshot_of(session, self._engine.host, epoch=session.epoch, expires_s=snapshots.expires_s))
-        except MicroturnError as error:
-            log.error("session %s is lost: %s", session.id, error)
-            return False
-        return True
+        return asdict(drain(self._engine, _seconds(request, "timeout_s")))
 
 
-def _claim(path: Path) -> None:
+def _claim(path: Path) -> Path:
+    claimed = path.with_name(f"{path.name}.claimed")
     try:
-        if claim(path, path.with_name(f"{path.name}.claimed")):
-            return
+        if claim(path, claimed):
+            return claimed
     except OSError as error:
         raise FailedPrecondition(f"cannot claim {path}: {error.strerror}") from error
     raise NotFound(f"{path} was claimed by somebody else")
 
 
-def _told(session: Session) -> dict[str, Any]:
-    return {"id": session.id, "context_len": len(session.context), "epoch": session.epoch}
+def _told(session: Session, kv_len: int) -> dict[str, Any]:
+    return {"id": session.id, "context_len": len(session.context), "kv_len": kv_len, "epoch": session.epoch}
 
 
 def _text(request: Mapping[str, Any], name: str) -> str:

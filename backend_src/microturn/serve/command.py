@@ -16,6 +16,7 @@ from microturn.serve.health import HealthService
 from microturn.serve.model_repository import ModelRepository
 from microturn.serve.options import DEFAULT_MODEL, ServeOptions, read_options
 from microturn.serve.ports import check_ports
+from microturn.serve.published import PUBLISHED, published_parameters
 from microturn.serve.run_directory import RunDirectory, remove_leftovers
 from microturn.serve.saving import save_sessions
 from microturn.serve.server_log import ServerLog
@@ -36,13 +37,16 @@ def run_serve(arguments: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         options = read_options(arguments)
-        Settings.from_strings(options.settings)
+        engine_settings = Settings.from_strings(options.settings)
         check_ports(options.host, options.ports())
         server = find_triton_server()
         repository = ModelRepository(options.model_repository)
         settings = dict(options.settings)
         if options.model is not None or repository.takes("model_dir"):
-            settings["model_dir"] = _find_model(options.model or DEFAULT_MODEL)
+            model = options.model or DEFAULT_MODEL
+            settings["model_dir"] = _find_model(model)
+            if all(repository.takes(parameter) for parameter in PUBLISHED):
+                settings |= published_parameters(model, Path(settings["model_dir"]), engine_settings)
         if options.snapshot_dir is not None:
             settings["snapshot_dir"] = _snapshot_dir(options.snapshot_dir, repository)
         _supervise(options, server, repository, settings)

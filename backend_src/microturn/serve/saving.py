@@ -28,5 +28,6 @@ def save_sessions(admin_socket: Path, timeout_s: float) -> bool:
         console.say(f"the sessions could not be saved: {error.args[0]}")
         return False
     lost = f", {done['failed']} are lost" if done["failed"] else ""
-    console.say(f"saved {done['saved']} sessions{lost}")
+    with_kv = f", {done['with_kv']} of them with their KV" if done["with_kv"] else ""
+    console.say(f"saved {done['saved']} sessions{with_kv}{lost}")
     return True

@@ -1,20 +1,29 @@
-"""Where saved sessions come back to life: whose they are, whether they are the newest copy, whether there is room."""
+"""Where saved sessions come back to life: whose they are, whether they are the newest copy, whether there is room, and
+whether the KV that they bring along can be used here.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 from microturn.admission import check_room
 from microturn.errors import Expired, FailedPrecondition, MicroturnError, PermissionDenied
+from microturn.kv_image import PagePart
 from microturn.ownership import check_owner, is_owner
 from microturn.session import Session
 from microturn.session_table import SessionTable
 from microturn.settings import Settings
+from microturn.snapshots.claimed_kv import ClaimedKV
 from microturn.snapshots.directory import SnapshotDirectory
+from microturn.snapshots.file import keep_header
+from microturn.snapshots.kv_part import KVPart
 from microturn.snapshots.session_state import Host, restore_session
 from microturn.snapshots.snapshot import Snapshot
+from microturn.tiers.storage import Storage
+from microturn.tiers.stored_kv import StoredKV
 from microturn.turn import TurnRequest
 
 log = logging.getLogger(__name__)
@@ -28,15 +37,25 @@ class Arrivals:
         sessions: those that live.
         host: what saved sessions find here.
         directory: where those are that clients may ask for; None is nowhere.
+        storage: takes the KV that they bring along.
+        page_parts: what a page consists of here.
     """
 
     def __init__(
-        self, settings: Settings, sessions: SessionTable, host: Host, directory: SnapshotDirectory | None
+        self,
+        settings: Settings,
+        sessions: SessionTable,
+        host: Host,
+        directory: SnapshotDirectory | None,
+        storage: Storage,
+        page_parts: Sequence[PagePart],
     ) -> None:
         self._settings = settings
         self._sessions = sessions
         self._host = host
         self._directory = directory
+        self._storage = storage
+        self._page_parts = page_parts
 
     def take_up(self, request: TurnRequest) -> None:
         """Takes the session of a START up that is saved in the directory, as if it had lived here all the time.
@@ -58,12 +77,12 @@ class Arrivals:
                 raise
             log.warning("session %s begins anew, beside what is saved of it: %s", request.session_id, error)
 
-    def admit(self, snapshot: Snapshot, claim: Callable[[], None]) -> Session:
+    def admit(self, snapshot: Snapshot, claim: Callable[[], Path]) -> Session:
         """Makes a snapshot a living session.
 
         Args:
             snapshot: the session.
-            claim: takes the snapshot out; called when nothing else can go wrong.
+            claim: takes the snapshot out, and says where it is then; called when nothing else can go wrong.
 
         Raises:
             FailedPrecondition: it lives here, is out of date, or is of another model.
@@ -77,10 +96,35 @@ class Arrivals:
             raise FailedPrecondition(f"this copy of session '{header.session_id}' is out of date: it went on since")
         check_room(self._settings, self._sessions, header.tenant)
         session = restore_session(snapshot, self._host)
-        claim()
+        self._take_kv(session, snapshot.kv, claim())
         self._sessions.add(session)
-        log.info("session %s is taken up with %d tokens", session.id, len(session.context))
+        log.info(
+            "session %s is taken up with %d tokens and the KV of %d", session.id, len(session.context), session.kv_len
+        )
         return session
+
+    def _take_kv(self, session: Session, part: KVPart | None, path: Path) -> None:
+        """Leaves the KV of a claimed snapshot to the session's next turn, where it can be used, or drops it."""
+        try:
+            if part is not None:
+                trouble = self._trouble_with(part, session)
+                if trouble is None:
+                    image = self._storage.bring(ClaimedKV(path, part))
+                    session.stored = StoredKV(image, part.state, self._host.clock())
+                    return
+                log.warning("the KV of session %s is computed again: %s", session.id, trouble)
+            keep_header(path)
+        except OSError as error:
+            log.warning("%s keeps its content until it expires: %s", path, error)
+
+    def _trouble_with(self, part: KVPart, session: Session) -> str | None:
+        """Why KV that was saved cannot be used for a session here; None when it can."""
+        if not part.is_of(self._page_parts):
+            return "it was saved with another kv_dtype or page_size"
+        is_of_table = part.state.cut(0) == session.table.save()
+        if not is_of_table or not 0 < part.state.kv_len < len(session.context):
+            return "it is not that of the session's tokens"
+        return None
 
     def _take_up(self, directory: SnapshotDirectory, request: TurnRequest) -> None:
         snapshot = directory.find(request.session_id)

@@ -1,7 +1,8 @@
 """The snapshots of a directory: one file per session, found by its id, each to be claimed once.
 
     <digest of the id>.snapshot     may be taken up
-    <digest of the id>.claimed      was taken up: its header alone, which says what epoch a copy must be newer than
+    <digest of the id>.claimed      was taken up: its header, which says what epoch a copy must be newer than, and its
+                                    KV until that is read
     <digest of the id>.damaged      could not be read; kept for who wants to know why
 
 Several servers may share a directory: a rename decides who gets a session. Knows files; knows no living session.
@@ -12,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import os
 import time
 from collections.abc import Callable
@@ -20,6 +22,7 @@ from pathlib import Path
 from microturn.errors import FailedPrecondition, InternalError, InvalidArgument, NotFound
 from microturn.snapshots.file import UnreadableSnapshot, claim, read_header, read_snapshot, write_snapshot
 from microturn.snapshots.snapshot import Snapshot
+from microturn.tiers.copies import KVCopy
 from microturn.turn import SessionId
 
 log = logging.getLogger(__name__)
@@ -67,6 +70,26 @@ class SnapshotDirectory:
         """
         write_snapshot(self._file_of(snapshot.header.session_id, _SAVED), snapshot)
 
+    def add_kv(self, snapshot: Snapshot, kv: KVCopy, *, until_s: float = math.inf) -> bool:
+        """Saves a session again, with its KV.
+
+        Args:
+            snapshot: as it was saved.
+            kv: its KV.
+            until_s: by `time.monotonic`, how long that may take.
+
+        Returns:
+            False, and nothing is saved, where somebody has taken the session up meanwhile.
+
+        Raises:
+            ResourceExhausted, DeadlineExceeded, FailedPrecondition: as `write_snapshot`; it is saved without its KV.
+        """
+        file = self._file_of(snapshot.header.session_id, _SAVED)
+        if not file.exists():
+            return False
+        write_snapshot(file, snapshot, kv, until_s=until_s)
+        return True
+
     def find(self, session_id: SessionId) -> Snapshot | None:
         """The snapshot of a session, if it has one.
 
@@ -89,8 +112,8 @@ class SnapshotDirectory:
             raise InternalError(f"session '{session_id}' was saved, but its file is damaged: open a new one") from error
         return snapshot
 
-    def claim(self, snapshot: Snapshot) -> None:
-        """Takes a snapshot out, so that it is taken up once.
+    def claim(self, snapshot: Snapshot) -> Path:
+        """Takes a snapshot out, so that it is taken up once, and says where it is now.
 
         Raises:
             FailedPrecondition: it is an old copy of a session that was taken up already.
@@ -103,12 +126,14 @@ class SnapshotDirectory:
             )
         if not claim(self._file_of(session_id, _SAVED), claimed):
             raise NotFound(f"session '{session_id}' was taken up elsewhere: open a new one with START")
+        return claimed
 
     def purge(self) -> None:
-        """Removes what has expired."""
+        """Removes what has expired, also of what was never written to its end."""
         now_s = self._now()
         for file in self._path.iterdir():
-            if file.suffix not in (_SAVED, _CLAIMED, _DAMAGED):
+            is_unfinished = file.name.startswith(".") and f"{_SAVED}." in file.name
+            if file.suffix not in (_SAVED, _CLAIMED, _DAMAGED) and not is_unfinished:
                 continue
             try:
                 expires_s = read_header(file).expires_s

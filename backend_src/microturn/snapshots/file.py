@@ -3,9 +3,10 @@
     8 bytes   length of the header
     header    JSON: `__metadata__` with `format_version`, `session` (a snapshot's `Header`) and `checksum`; the tensors
     data      the snapshot's tensors, and its state as the bytes of a JSON text
+    KV        where it has one: pages, as they lie in memory (see `kv_part`)
 
-The checksum is the SHA-256 of the file with zeros in the checksum's place. A snapshot that was claimed is its header
-alone. Knows no sessions.
+The checksum is the SHA-256 of the file up to its KV, with zeros in the checksum's place. A snapshot that was claimed is
+its header alone, once nobody wants its KV any more. Knows no sessions.
 """
 
 from __future__ import annotations
@@ -13,18 +14,27 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import logging
+import math
 import os
 import re
 import secrets
+import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
-from microturn.errors import FailedPrecondition, ResourceExhausted
+from microturn.errors import DeadlineExceeded, FailedPrecondition, ResourceExhausted
+from microturn.kv_image import KVImage
+from microturn.snapshots.kv_part import PREFIX, KVPart, add_to_header
 from microturn.snapshots.snapshot import Header, Snapshot
+from microturn.tiers.copies import KVCopy
+
+log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 
@@ -34,26 +44,41 @@ _NO_CHECKSUM = b"0" * 64
 _CHECKSUM = re.compile(rb'"checksum":"([0-9a-f]{64})"')
 # Names and shapes take a few kilobytes; a file that claims more is none of ours.
 _MAX_HEADER_BYTES = 1 << 20
+# The library aligns tensors so, and refuses other files on some paths.
+_ALIGNMENT = 8
+# KV goes to the disk in pieces of this size, so that its time limit holds: what the system has only taken into memory
+# has not been written yet.
+_PIECE_BYTES = 16 << 20
 
 
 class UnreadableSnapshot(Exception):
     """A file is damaged, or not a snapshot that this version reads; the argument says how."""
 
 
-def write_snapshot(path: Path, snapshot: Snapshot) -> None:
+def write_snapshot(path: Path, snapshot: Snapshot, kv: KVCopy | None = None, *, until_s: float = math.inf) -> None:
     """Writes a snapshot, readable for its owner only; in the place of a file that is there.
+
+    Args:
+        path: where.
+        snapshot: a session.
+        kv: its KV; None to leave it out.
+        until_s: by `time.monotonic`, how long KV may be written.
 
     Raises:
         ResourceExhausted: the disk is full. What was there is as before.
+        DeadlineExceeded: writing the KV took too long. What was there is as before.
         FailedPrecondition: the file cannot be written for another reason.
     """
-    content = _sealed(snapshot)
+    content = _sealed(snapshot, kv)
+    num_bytes = len(content) + (0 if kv is None else kv.pages.num_bytes)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         try:
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(content)
+                if kv is not None:
+                    _write_pages(file, kv.pages, until_s)
                 file.flush()
                 os.fsync(descriptor)
             temporary.rename(path)
@@ -62,32 +87,35 @@ def write_snapshot(path: Path, snapshot: Snapshot) -> None:
             temporary.unlink(missing_ok=True)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise ResourceExhausted(f"no room for {path}, {len(content)} bytes: free some space there") from error
+            raise ResourceExhausted(f"no room for {path}, {num_bytes} bytes: free some space there") from error
         raise FailedPrecondition(f"cannot write {path}: {error.strerror}") from error
 
 
 def read_snapshot(path: Path) -> Snapshot:
-    """Reads a snapshot whose every byte is as it was written.
+    """Reads a snapshot whose every byte, but for those of its KV, is as it was written.
 
     Raises:
         UnreadableSnapshot: it is not.
         OSError: the file is not there, or not to be read.
     """
-    content = bytearray(path.read_bytes())
-    header_bytes = _header_bytes(content)
-    header = _read_header(header_bytes)
+    with path.open("rb") as file:
+        header_bytes = _read_header_bytes(file)
+        header = _read_header(header_bytes)
+        entries, kv = _read_entries(header_bytes)
+        end = os.fstat(file.fileno()).st_size
+        data = file.read((end if kv is None else min(end, kv.start)) - file.tell())
     found = _CHECKSUM.search(header_bytes)
     if found is None:
         raise UnreadableSnapshot("it has no checksum")
-    content[_LEN_BYTES + found.start(1) : _LEN_BYTES + found.end(1)] = _NO_CHECKSUM
-    if hashlib.sha256(content).hexdigest().encode() != found[1]:
+    zeroed = header_bytes[: found.start(1)] + _NO_CHECKSUM + header_bytes[found.end(1) :]
+    if hashlib.sha256(_with_len(zeroed) + data).hexdigest().encode() != found[1]:
         raise UnreadableSnapshot("its checksum is wrong")
     try:
-        tensors = safetensors.torch.load(bytes(content))
+        tensors = safetensors.torch.load(bytes(_with_len(json.dumps(entries).encode()) + data))
         state = json.loads(tensors.pop(_STATE).numpy().tobytes())
     except (SafetensorError, ValueError, KeyError) as error:
         raise UnreadableSnapshot(f"it does not hold a session: {error}") from error
-    return Snapshot(header, state, tensors)
+    return Snapshot(header, state, tensors, kv)
 
 
 def read_header(path: Path) -> Header:
@@ -97,12 +125,11 @@ def read_header(path: Path) -> Header:
         UnreadableSnapshot, OSError: as `read_snapshot`.
     """
     with path.open("rb") as file:
-        length = file.read(_LEN_BYTES)
-        return _read_header(_header_bytes(length + file.read(min(int.from_bytes(length, "little"), _MAX_HEADER_BYTES))))
+        return _read_header(_read_header_bytes(file))
 
 
 def claim(path: Path, claimed: Path) -> bool:
-    """Renames a snapshot, so that nobody takes it up any more, and drops its content.
+    """Renames a snapshot, so that nobody takes it up any more.
 
     Returns:
         Whether this was who claimed it: of several who try at once only one is told so.
@@ -111,14 +138,34 @@ def claim(path: Path, claimed: Path) -> bool:
         path.rename(claimed)
     except FileNotFoundError:
         return False
-    with claimed.open("rb") as file:
-        header_len = int.from_bytes(file.read(_LEN_BYTES), "little")
-    os.truncate(claimed, _LEN_BYTES + header_len)
     return True
 
 
-def _sealed(snapshot: Snapshot) -> bytearray:
+def keep_header(path: Path) -> None:
+    """Drops the content of a snapshot.
+
+    Raises:
+        OSError: it cannot be dropped.
+    """
+    with path.open("r+b") as file:
+        header_len = int.from_bytes(file.read(_LEN_BYTES), "little")
+        file.truncate(_LEN_BYTES + header_len)
+
+
+def _write_pages(file: BinaryIO, pages: KVImage, until_s: float) -> None:
+    content = memoryview(pages.buffer.numpy().data)
+    for start in range(0, len(content), _PIECE_BYTES):
+        if time.monotonic() >= until_s:
+            raise DeadlineExceeded(f"{start} of {len(content)} bytes of KV were written in time")
+        file.write(content[start : start + _PIECE_BYTES])
+        file.flush()
+        os.fdatasync(file.fileno())
+
+
+def _sealed(snapshot: Snapshot, kv: KVCopy | None) -> bytearray:
+    """All that stands before the KV."""
     state = json.dumps(snapshot.state).encode()
+    state += b" " * (-(len(state) + sum(tensor.nbytes for tensor in snapshot.tensors.values())) % _ALIGNMENT)
     metadata = {
         "format_version": str(FORMAT_VERSION),
         "session": json.dumps(snapshot.header.as_json()),
@@ -126,6 +173,12 @@ def _sealed(snapshot: Snapshot) -> bytearray:
     }
     tensors = {_STATE: torch.frombuffer(bytearray(state), dtype=torch.uint8), **snapshot.tensors}
     content = bytearray(safetensors.torch.save(tensors, metadata))
+    if kv is not None:
+        data_start = _LEN_BYTES + int.from_bytes(content[:_LEN_BYTES], "little")
+        header, data = json.loads(content[_LEN_BYTES:data_start]), content[data_start:]
+        add_to_header(header, kv, len(data))
+        header_bytes = json.dumps(header, separators=(",", ":")).encode()
+        content = _with_len(header_bytes + b" " * (-len(header_bytes) % _ALIGNMENT)) + data
     # What a client wrote into the header cannot look like this: quotes within a string are escaped there.
     found = _CHECKSUM.search(content)
     assert found is not None, "safetensors writes JSON without spaces"
@@ -133,11 +186,27 @@ def _sealed(snapshot: Snapshot) -> bytearray:
     return content
 
 
-def _header_bytes(content: bytes | bytearray) -> bytes:
-    length = int.from_bytes(content[:_LEN_BYTES], "little")
-    if length > _MAX_HEADER_BYTES or len(content) < _LEN_BYTES + length:
+def _with_len(header_bytes: bytes) -> bytearray:
+    return bytearray(len(header_bytes).to_bytes(_LEN_BYTES, "little") + header_bytes)
+
+
+def _read_header_bytes(file: BinaryIO) -> bytes:
+    """The header of a file that is at its beginning, and then at its data."""
+    length = int.from_bytes(file.read(_LEN_BYTES), "little")
+    header_bytes = file.read(min(length, _MAX_HEADER_BYTES))
+    if len(header_bytes) < length:
         raise UnreadableSnapshot("it is cut off, or not a snapshot")
-    return bytes(content[_LEN_BYTES : _LEN_BYTES + length])
+    return header_bytes
+
+
+def _read_entries(header_bytes: bytes) -> tuple[Mapping[str, Any], KVPart | None]:
+    """What a header says of the tensors before the KV, and of the KV."""
+    try:
+        header: dict[str, Any] = json.loads(header_bytes)
+        kv = KVPart.of_header(header, _LEN_BYTES + len(header_bytes))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UnreadableSnapshot(f"its header is not that of a snapshot: {error!r}") from error
+    return {name: entry for name, entry in header.items() if not name.startswith(PREFIX)}, kv
 
 
 def _read_header(header_bytes: bytes) -> Header:

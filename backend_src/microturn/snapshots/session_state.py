@@ -123,7 +123,7 @@ def snapshot_of(session: Session, host: Host, *, epoch: int, expires_s: float) -
 
 
 def restore_session(snapshot: Snapshot, host: Host) -> Session:
-    """The session of a snapshot, without pages: its KV is computed again with its next turn.
+    """The session of a snapshot, without its KV.
 
     Its idle time begins anew.
 

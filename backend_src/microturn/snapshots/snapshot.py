@@ -10,6 +10,7 @@ from typing import Any, Self
 from torch import Tensor
 
 from microturn.ownership import KeyHash
+from microturn.snapshots.kv_part import KVPart
 from microturn.turn import SessionId
 
 
@@ -56,12 +57,14 @@ class Snapshot:
     Attributes:
         header: what is written openly.
         state: all of the session that is not numbers in rows, as `json.dumps` takes it.
-        tensors: its numbers by name; see `session_state`. Names that begin with ``kv.`` are for its KV.
+        tensors: its numbers by name; see `session_state`.
+        kv: of one that was read, where its KV stands in the file; None when it has none.
     """
 
     header: Header
     state: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
+    kv: KVPart | None = None
 
 
 def next_epoch(epoch: int = 0) -> int:

@@ -13,6 +13,7 @@ from itertools import count
 from pathlib import Path
 
 from microturn.kv_image import KVImage
+from microturn.kv_pool import TableState
 from microturn.tiers.file_thread import FileThread, Job, Outcome, Priority
 from microturn.tiers.image_file import read_image, write_image
 from microturn.tiers.own_directory import OwnDirectory
@@ -112,17 +113,16 @@ class DiskStore:
             told: called with its pages, or why they cannot be had.
             is_urgent: whether a turn waits for it.
         """
-        file = self._files[image]
-
-        def work() -> KVImage:
-            pages = self._new_image(image.state.num_pages)
-            read_image(file.path, pages, self._model, image.state, file.checksum)
-            return pages
 
         def end(outcome: Outcome[KVImage]) -> None:
             told(outcome.value, outcome.error)
 
-        file.reading = self._thread.submit(work, end, Priority.TURN if is_urgent else Priority.AHEAD)
+        priority = Priority.TURN if is_urgent else Priority.AHEAD
+        self._files[image].reading = self._thread.submit(self.reader(image), end, priority)
+
+    def reader(self, image: StoredImage) -> Callable[[], KVImage]:
+        """What reads a copy that has been written, in any thread."""
+        return partial(self._load, self._files[image], image.state)
 
     def hurry(self, image: StoredImage) -> None:
         """A turn waits for what is being read."""
@@ -143,6 +143,11 @@ class DiskStore:
     def check_integrity(self) -> None:
         """Asserts that the bytes are counted right."""
         assert self.used_bytes == sum(image.num_bytes for image in self._files)
+
+    def _load(self, file: _File, state: TableState) -> KVImage:
+        pages = self._new_image(state.num_pages)
+        read_image(file.path, pages, self._model, state, file.checksum)
+        return pages
 
     def _forget(self, image: StoredImage) -> _File:
         self.used_bytes -= image.num_bytes

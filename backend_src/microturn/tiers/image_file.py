@@ -15,16 +15,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import torch
 
 from microturn.kv_image import KVImage
 from microturn.kv_pool import TableState
 
-_DTYPES = {
+# The names that safetensors has for the types of elements.
+DTYPE_NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -93,10 +95,46 @@ def read_image(path: Path, image: KVImage, model: str, state: TableState, checks
         head = file.read(len(expected))
         if head != expected:
             raise DamagedFile(_difference(path, model))
-        if _read_into(file, memoryview(image.buffer.numpy().data)) < image.num_bytes or file.read(1):
-            raise DamagedFile(f"{path.stat().st_size} bytes are not {len(expected) + image.num_bytes}")
+        fill(file, image, checksum)
+
+
+def fill(file: BinaryIO, image: KVImage, checksum: str) -> None:
+    """Reads tensors that stand at the end of a file into an image of their shape.
+
+    Args:
+        file: unbuffered, at the first of the tensors.
+        image: where to.
+        checksum: that of the tensors.
+
+    Raises:
+        DamagedFile: they are not the ones of this checksum; the image's content means nothing.
+        OSError: the file cannot be read.
+    """
+    num_bytes = _read_into(file, memoryview(image.buffer.numpy().data))
+    if num_bytes < image.num_bytes:
+        raise DamagedFile(f"{num_bytes} bytes of tensors are not {image.num_bytes}")
+    if file.read(1):
+        raise DamagedFile(f"more bytes of tensors than {image.num_bytes}")
     if checksum_of(image) != checksum:
         raise DamagedFile("the checksum of the tensors differs")
+
+
+def tensor_entries(image: KVImage, name: str = "{}", first_byte: int = 0) -> Mapping[str, Mapping[str, Any]]:
+    """What the header says of an image's tensors: safetensors' type, shape and place of each.
+
+    Args:
+        image: the tensors.
+        name: what each is called, with its number.
+        first_byte: where the first of them begins, behind the header.
+    """
+    return {
+        name.format(index): {
+            "dtype": DTYPE_NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [first_byte + start, first_byte + start + tensor.nbytes],
+        }
+        for index, (tensor, start) in enumerate(zip(image.tensors, image.offsets, strict=True))
+    }
 
 
 def _head(image: KVImage, model: str, state: TableState, checksum: str) -> bytes:
@@ -108,13 +146,7 @@ def _head(image: KVImage, model: str, state: TableState, checksum: str) -> bytes
         "table": json.dumps(asdict(state)),
         "checksum": checksum,
     }
-    header: dict[str, object] = {"__metadata__": metadata}
-    for index, (tensor, start) in enumerate(zip(image.tensors, image.offsets, strict=True)):
-        header[str(index)] = {
-            "dtype": _DTYPES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [start, start + tensor.nbytes],
-        }
+    header = {"__metadata__": metadata, **tensor_entries(image)}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     return len(text).to_bytes(_LENGTH_BYTES, "little") + text

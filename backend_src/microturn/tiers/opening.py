@@ -10,6 +10,7 @@ from microturn.kv_tensors import KVTensors
 from microturn.settings import Settings
 from microturn.tiers.counters import TierCounters
 from microturn.tiers.disk_store import DiskStore
+from microturn.tiers.incoming import IncomingFiles
 from microturn.tiers.storage import Storage
 
 
@@ -45,4 +46,5 @@ def open_storage(
             raise InvalidArgument(
                 f"setting 'disk_tier_dir' cannot be used: {error.strerror}: {error.filename}"
             ) from error
-    return Storage(settings.host_tier_bytes, max_image_pages * kv.bytes_per_page, disk, TierCounters(), clock)
+    incoming = IncomingFiles(kv.new_image, post)
+    return Storage(settings.host_tier_bytes, max_image_pages * kv.bytes_per_page, disk, incoming, TierCounters(), clock)

@@ -1,4 +1,5 @@
-"""KV outside the pool: in host memory, and from there on disk. Decides which copy is where; knows no sessions.
+"""KV outside the pool: in host memory, from there on disk, or still in the file that a session came from. Decides which
+copy is where; knows no sessions.
 
 Copies go on from host memory to the disk, the least recently used first, as soon as more than a share of the host's
 bytes is taken, one at a time. Where there is no disk, or it is full, the ones used longest ago are lost: who owned them
@@ -16,6 +17,7 @@ from microturn.kv_pool import TableState
 from microturn.tiers.counters import TierCounters
 from microturn.tiers.disk_store import DiskStore
 from microturn.tiers.host_store import HostStore
+from microturn.tiers.incoming import IncomingFiles, KVSource
 from microturn.tiers.stored_kv import Place, StoredImage
 
 log = logging.getLogger(__name__)
@@ -28,17 +30,19 @@ _DISK_PAUSE_S = 60.0
 
 
 class Storage:
-    """Copies of KV in host memory and on disk.
+    """Copies of KV in host memory and in files.
 
     Attributes:
         host: those in memory.
-        disk: those in files; None where there is no such tier.
+        disk: those in files of ours; None where there is no such tier.
+        incoming: those that sessions have brought along.
         counters: what has been done.
 
     Args:
         host_tier_bytes: what host memory keeps; 0 is nothing, but for what is on its way to the disk.
         max_image_bytes: the largest copy there can be: that much memory there is for the way to the disk.
         disk: see above.
+        incoming: see above.
         counters: see above.
         clock: seconds, monotonic.
     """
@@ -48,11 +52,13 @@ class Storage:
         host_tier_bytes: int,
         max_image_bytes: int,
         disk: DiskStore | None,
+        incoming: IncomingFiles,
         counters: TierCounters,
         clock: Callable[[], float],
     ) -> None:
         self.host = HostStore(host_tier_bytes if disk is None else max(host_tier_bytes, max_image_bytes))
         self.disk = disk
+        self.incoming = incoming
         self.counters = counters
         self._clock = clock
         self._kept_bytes = int(_HOST_SHARE * host_tier_bytes)
@@ -66,11 +72,13 @@ class Storage:
         return self.host.capacity_bytes > 0
 
     def __iter__(self) -> Iterator[StoredImage]:
-        return iter(list(dict.fromkeys([*self.host, *(self.disk or ())])))
+        return iter(list(dict.fromkeys([*self.host, *(self.disk or ()), *self.incoming])))
 
     def begin_step(self) -> None:
         """Turns that wait for a copy ask for it in every step; who has not done so since the last one waits no more."""
         self._step += 1
+        if self.disk is None and not self.host.has_room(0):
+            self.make_room(0)  # more came for a turn than is kept, and the turn wants it no more
 
     # ---- from the pool -------------------------------------------------------------------------------------------
 
@@ -79,7 +87,7 @@ class Storage:
         if self.host.has_room(num_bytes):
             return True
         self._write_one()
-        return self._writing is None and self.make_room(num_bytes)
+        return self.host.has_room(num_bytes) or (self._writing is None and self.make_room(num_bytes))
 
     def make_room(self, num_bytes: int) -> bool:
         """Makes room for a copy at once, if need be by losing others; False when it is too large."""
@@ -91,6 +99,12 @@ class Storage:
         self.host.add(image)
         self.counters.moved_to_host += 1
         self._write_some()
+        return image
+
+    def bring(self, source: KVSource) -> StoredImage:
+        """Knows of a copy that a session has brought along, in a file; it is read when a turn wants it."""
+        image = StoredImage(source.state, source.num_bytes, self._discard, None, Place.DISK)
+        self.incoming.add(image, source)
         return image
 
     # ---- back towards the pool -----------------------------------------------------------------------------------
@@ -107,21 +121,28 @@ class Storage:
         if image.place is Place.DISK and self._may_come(image, is_urgent=is_urgent):
             image.place = Place.READING
             self.host.add(image)
-            assert self.disk is not None
-            self.disk.read(image, partial(self._has_read, image), is_urgent=is_urgent)
+            self._files_of(image).read(image, partial(self._has_read, image), is_urgent=is_urgent)
         elif image.place is Place.READING and is_urgent:
-            assert self.disk is not None
-            self.disk.hurry(image)
+            self._files_of(image).hurry(image)
         return image.place not in (Place.DISK, Place.READING)
+
+    def reader(self, image: StoredImage) -> Callable[[], KVImage]:
+        """What reads a copy that is not lost, in any thread, and leaves it where it is.
+
+        It raises why the copy cannot be had: a turn may have taken it in the meantime.
+        """
+        pages = image.pages
+        return self._files_of(image).reader(image) if pages is None else lambda: pages
 
     def close(self) -> None:
         """Ends the work on files and removes them; nothing that was kept can be had any more."""
         if self.disk is not None:
             self.disk.close()
+        self.incoming.close()
 
     def check_integrity(self) -> None:
         """Asserts that every copy is where it says, and that bytes are counted right."""
-        in_files = set(self.disk or ())
+        in_files = {*(self.disk or ()), *(image for image in self.incoming if image.place is not Place.HOST)}
         for image in self:
             assert (image.pages is not None) == (image.place in (Place.HOST, Place.WRITING)), image.place
             assert (image in in_files) == (image.place in (Place.WRITING, Place.DISK, Place.READING)), image.place
@@ -151,6 +172,9 @@ class Storage:
         if self._clock() >= self._disk_was_full_s + _DISK_PAUSE_S:
             self.disk.capacity_bytes = self.disk.max_bytes
         image = self._oldest(self.host, Place.HOST)
+        while image is not None and image in self.incoming:
+            self._put_back(image)
+            image = self._oldest(self.host, Place.HOST)
         if image is None or not self._lose_oldest(self.disk, Place.DISK, image.num_bytes):
             return
         image.place = Place.WRITING
@@ -176,8 +200,9 @@ class Storage:
         self._write_some()
 
     def _has_read(self, image: StoredImage, pages: KVImage | None, error: Exception | None) -> None:
-        assert self.disk is not None
-        self.disk.remove(image)
+        files = self._files_of(image)
+        if pages is None or files is not self.incoming:  # where memory is short, what was brought along is read again
+            files.remove(image)
         if pages is None:
             self.counters.unreadable_files += 1
             log.error("KV is computed again: its file cannot be used: %s", error)
@@ -199,8 +224,11 @@ class Storage:
             image = self._oldest(store, place)
             if image is None:
                 return False
-            self.counters.dropped += image.num_users
-            self._discard(image)
+            if image in self.incoming and place is Place.HOST:
+                self._put_back(image)
+            else:
+                self.counters.dropped += image.num_users
+                self._discard(image)
         return True
 
     def _oldest(self, store: HostStore | DiskStore, place: Place) -> StoredImage | None:
@@ -208,13 +236,26 @@ class Storage:
         resting = (image for image in store if image.place is place)
         return next((image for image in resting if image.wanted_in < self._step - 1), None)
 
+    def _put_back(self, image: StoredImage) -> None:
+        """Leaves a copy that was brought along in its file alone."""
+        self.host.remove(image)
+        image.place, image.pages = Place.DISK, None
+
     def _discard(self, image: StoredImage) -> None:
         """Removes a copy; one that is on its way between memory and disk when it has arrived."""
         if image.place is Place.HOST:
             self.host.remove(image)
+            if image in self.incoming:
+                self.incoming.remove(image)
         elif image.place is Place.DISK:
-            assert self.disk is not None
-            self.disk.remove(image)
+            self._files_of(image).remove(image)
         else:
             return
         image.place, image.pages = Place.LOST, None
+
+    def _files_of(self, image: StoredImage) -> DiskStore | IncomingFiles:
+        """Whose file a copy is in."""
+        if image in self.incoming:
+            return self.incoming
+        assert self.disk is not None
+        return self.disk

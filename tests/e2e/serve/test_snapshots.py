@@ -105,6 +105,29 @@ def test_a_session_goes_on_identically_on_another_server(
             assert stream.ask(session_id, end=True, options=dict(KEY), input_ids=ids()).error is None
 
 
+def test_with_its_kv_a_session_computes_nothing_again_on_another_server(
+    pair: tuple[Served, Path, Served, Path], tmp_path: Path
+) -> None:
+    one, one_socket, other, other_socket = pair
+    with RawStream(one.address) as here, RawStream(other.address) as there:
+        prompt = ids(*range(1000, 1400))
+        assert here.ask("kv", start=True, options=dict(SAMPLED), input_ids=prompt).error is None
+        exported = sessions(one_socket, "export", "kv", tmp_path / "talk", "--kv")
+        assert exported.stdout == f"kv: 408 tokens and the KV of 407 in {tmp_path}/talk\n"
+        assert (tmp_path / "talk").stat().st_mode & 0o777 == 0o600
+        imported = sessions(other_socket, "import", tmp_path / "talk")
+        assert imported.stdout.startswith("kv: 408 tokens and the KV of 407; clients go on")
+        for number in range(3):
+            start: dict[str, Any] = {"start": True} if number == 0 else {}
+            expected = here.ask("kv", options=dict(SAMPLED), text_input=b" and then")
+            again = there.ask("kv", **start, options=SAMPLED | (RESUME if start else {}), text_input=b" and then")
+            assert same(expected, again)
+            assert again.status["usage"] == expected.status["usage"]
+            assert again.status["usage"]["computed_tokens"] < 12
+        for stream in (here, there):
+            assert stream.ask("kv", end=True, input_ids=ids()).error is None
+
+
 def test_sessions_are_listed(pair: tuple[Served, Path, Served, Path]) -> None:
     one, socket, *_ = pair
     with RawStream(one.address) as stream:
@@ -167,7 +190,7 @@ def test_sessions_survive_a_restart(serve_model: Serve, tmp_path: Path) -> None:
         assert answer.code == "UNAVAILABLE"
     assert first.process.wait(30) == 0
     assert time.monotonic() - stopped_s < 15
-    assert "microturn: saved 5 sessions" in first.said
+    assert "microturn: saved 5 sessions, 5 of them with their KV" in first.said
     files = sorted((tmp_path / "saved").iterdir())
     assert [file.suffix for file in files] == [".snapshot"] * 5
     assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
@@ -198,7 +221,9 @@ def test_sessions_survive_a_restart(serve_model: Serve, tmp_path: Path) -> None:
             options = (SAMPLED if number % 2 else GREEDY) | {"seed": seed}
             twin = stream.ask(f"twin {number}", start=True, options=options, text_input=prompt)
             assert same(before[number], twin)
-            assert same(answer, stream.ask(f"twin {number}", options={"max_tokens": 8}, text_input=b" and then"))
+            goes_on = stream.ask(f"twin {number}", options={"max_tokens": 8}, text_input=b" and then")
+            assert same(answer, goes_on)
+            assert answer.status["usage"] == goes_on.status["usage"]
     assert [file.suffix for file in sorted((tmp_path / "saved").iterdir())] == [".claimed"] * 5
 
     with PipelinedStream(second.address) as stream:

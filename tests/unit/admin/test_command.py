@@ -74,6 +74,14 @@ def test_a_session_is_exported_and_imported(
     assert capsys.readouterr().out.startswith("4711: 4 tokens; clients go on")
 
 
+def test_kv_goes_along_where_it_is_asked_for(socket: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sessions("export", "4711", tmp_path / "a-file", "--move", "--kv", socket=socket) == 0
+    assert sessions("import", tmp_path / "a-file", socket=socket) == 0
+    exported, imported = capsys.readouterr().out.splitlines()
+    assert exported == f"4711: 4 tokens and the KV of 3 in {tmp_path}/a-file"
+    assert imported.startswith("4711: 4 tokens and the KV of 3; clients go on")
+
+
 @pytest.mark.parametrize(
     "arguments", [["export", "1", "a-file"], ["import", "none"], ["export", "4711", "f", "--ttl-s", "nan"]]
 )

@@ -133,6 +133,53 @@ def test_a_busy_session_is_copied_as_it_was_and_not_moved(driver: ThreadedDriver
     assert go_on(other) == expected_tokens([*HISTORY, 7], 3)
 
 
+def test_with_its_kv_a_session_computes_nothing_again_elsewhere(
+    driver: ThreadedDriver, start: Start, tmp_path: Path
+) -> None:
+    told = export(driver, tmp_path / "one", kv=True)
+    assert told["kv_len"] == 3
+    other = start()
+    assert do(other, "import", path=str(tmp_path / "one")) == told
+    assert [session["kv"] for session in do(other, "list")] == ["disk"]
+    answer = other.ask(1, [7], max_tokens=3, session_key="ours", **RESUME).wait()
+    assert answer.token_ids == expected_tokens([*HISTORY, 7], 3)
+    assert answer.status.usage["computed_tokens"] == 4
+    assert [session["kv"] for session in do(other, "list")] == ["device"]
+
+
+def test_a_running_session_is_exported_with_the_kv_of_what_it_had(
+    driver: ThreadedDriver, start: Start, tmp_path: Path
+) -> None:
+    running = driver.ask(1, [8], max_tokens=4000, session_key="ours")
+    assert running.begun.wait(10)
+    assert export(driver, tmp_path / "one", kv=True)["kv_len"] == 3
+    other = start()
+    do(other, "import", path=str(tmp_path / "one"))
+    assert go_on(other) == expected_tokens([*HISTORY, 7], 3)
+
+
+def test_a_session_without_kv_is_exported_all_the_same(start: Start, tmp_path: Path) -> None:
+    driver = start()
+    driver.ask(1, [5], start=True, max_tokens=0).wait()
+    assert export(driver, tmp_path / "one", kv=True)["kv_len"] == 0
+
+
+@pytest.mark.parametrize("damage", ["flipped bit", "truncated"])
+def test_damaged_kv_is_computed_again_after_an_import(
+    driver: ThreadedDriver, start: Start, tmp_path: Path, damage: str
+) -> None:
+    path = tmp_path / "one"
+    export(driver, path, kv=True)
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content if damage == "flipped bit" else content[:-1])
+    other = start()
+    do(other, "import", path=str(path))
+    answer = other.ask(1, [7], max_tokens=3, session_key="ours", **RESUME).wait()
+    assert answer.token_ids == expected_tokens([*HISTORY, 7], 3)
+    assert answer.status.usage["computed_tokens"] == 7
+
+
 def test_no_file_is_overwritten(driver: ThreadedDriver, tmp_path: Path) -> None:
     (tmp_path / "one").write_text("precious")
     with pytest.raises(FailedPrecondition, match="is there already"):
@@ -203,7 +250,7 @@ def test_a_drain_saves_every_session_for_the_next_server(start: Start, tmp_path:
     before = start(snapshots=directory)
     for session_id in range(1, 11):
         before.ask(session_id, [session_id], start=True, max_tokens=2).wait()
-    assert do(before, "drain", timeout_s=5) == {"saved": 10, "failed": 0}
+    assert do(before, "drain", timeout_s=5) == {"saved": 10, "failed": 0, "with_kv": 10}
     after = start(snapshots=directory)
     for session_id in range(1, 11):
         history = [session_id, *expected_tokens([session_id], 2)]
@@ -215,7 +262,7 @@ def test_a_drain_waits_for_turns_that_end_in_time(start: Start, tmp_path: Path) 
     driver = start(snapshots=SnapshotDirectory(tmp_path, ttl_s=60), max_context=4096, num_pages=4096)
     running = driver.ask(1, [8], start=True, turn=0, max_tokens=50)
     assert running.begun.wait(10)
-    assert do(driver, "drain", timeout_s=20) == {"saved": 1, "failed": 0}
+    assert do(driver, "drain", timeout_s=20) == {"saved": 1, "failed": 0, "with_kv": 1}
     assert len(running.wait().token_ids) == 50
     after = start(snapshots=SnapshotDirectory(tmp_path, ttl_s=60))
     again = after.ask(1, [8], start=True, turn=0, max_tokens=50).wait()
@@ -230,7 +277,7 @@ def test_a_drain_undoes_what_does_not_end_in_time(start: Start, tmp_path: Path) 
     running = driver.ask(1, [8], max_tokens=90_000)
     assert running.begun.wait(10)
     begun_s = time.monotonic()
-    assert do(driver, "drain", timeout_s=0.5) == {"saved": 1, "failed": 0}
+    assert do(driver, "drain", timeout_s=0.5) == {"saved": 1, "failed": 0, "with_kv": 1}
     assert time.monotonic() - begun_s < 5
     assert running.wait().code == "UNAVAILABLE"
     after = start(snapshots=directory)
@@ -257,7 +304,7 @@ def test_a_session_that_is_closing_is_not_saved(start: Start, tmp_path: Path) ->
     running = driver.ask(1, [8], start=True, max_tokens=90_000)
     assert running.begun.wait(10)
     driver.ask(1, [], end=True)
-    assert do(driver, "drain", timeout_s=0.5) == {"saved": 0, "failed": 0}
+    assert do(driver, "drain", timeout_s=0.5) == {"saved": 0, "failed": 0, "with_kv": 0}
     assert list(tmp_path.iterdir()) == []
 
 
@@ -269,9 +316,9 @@ def test_sessions_that_cannot_be_saved_are_counted_and_logged(
     for session_id in (1, 2):
         driver.ask(session_id, [5], start=True).wait()
     directory.rmdir()
-    assert do(driver, "drain", timeout_s=2) == {"saved": 0, "failed": 2}
+    assert do(driver, "drain", timeout_s=2) == {"saved": 0, "failed": 2, "with_kv": 0}
     assert "session 1 is lost: FAILED_PRECONDITION: cannot write" in caplog.text
 
 
 def test_without_a_directory_a_drain_saves_nothing(driver: ThreadedDriver) -> None:
-    assert do(driver, "drain", timeout_s=1) == {"saved": 0, "failed": 1}
+    assert do(driver, "drain", timeout_s=1) == {"saved": 0, "failed": 1, "with_kv": 0}

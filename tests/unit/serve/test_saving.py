@@ -25,15 +25,15 @@ def test_what_was_saved_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[str
 
     def answer(request: Any) -> Any:
         asked.append(request)
-        return {"saved": 4, "failed": 0}
+        return {"saved": 4, "failed": 0, "with_kv": 3}
 
     assert drain(tmp_path / "s", answer)
     assert asked == [{"op": "drain", "timeout_s": 3}]
-    assert capfd.readouterr().err == "microturn: saved 4 sessions\n"
+    assert capfd.readouterr().err == "microturn: saved 4 sessions, 3 of them with their KV\n"
 
 
 def test_what_was_lost_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert drain(tmp_path / "s", lambda _: {"saved": 3, "failed": 1})
+    assert drain(tmp_path / "s", lambda _: {"saved": 3, "failed": 1, "with_kv": 0})
     assert capfd.readouterr().err == "microturn: saved 3 sessions, 1 are lost\n"
 
 

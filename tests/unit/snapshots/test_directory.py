@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from microturn.errors import FailedPrecondition, InternalError, InvalidArgument, NotFound
+from microturn.errors import DeadlineExceeded, FailedPrecondition, InternalError, InvalidArgument, NotFound
+from microturn.kv_pool import TableState
 from microturn.ownership import KeyHash
 from microturn.snapshots.directory import SnapshotDirectory
 from microturn.snapshots.snapshot import Header, Snapshot
+from microturn.tiers.copies import KVCopy
 from microturn.turn import SessionId
+from support.tiers import make_kv
 
 
 class Now:
@@ -79,6 +82,30 @@ def test_a_newer_copy_takes_the_place_of_an_older_one(directory: SnapshotDirecto
     assert found is not None
     assert found.state == {"epoch": 2}
     assert len(files(tmp_path)) == 1
+
+
+def test_kv_is_added_to_what_is_saved(directory: SnapshotDirectory, tmp_path: Path) -> None:
+    snapshot, kv = snapshot_of(5, directory), KVCopy(TableState(4, 8), make_kv(8).read([3, 4]))
+    directory.save(snapshot)
+    with pytest.raises(DeadlineExceeded):
+        directory.add_kv(snapshot, kv, until_s=0)
+    found = directory.find(5)
+    assert found is not None
+    assert found.kv is None
+    assert directory.add_kv(snapshot, kv)
+    found = directory.find(5)
+    assert found is not None
+    assert found.kv is not None
+    whole = files(tmp_path)[0].read_bytes()
+    assert directory.claim(found).read_bytes() == whole
+
+
+def test_kv_is_not_added_to_what_somebody_has_taken_up(directory: SnapshotDirectory, tmp_path: Path) -> None:
+    snapshot = snapshot_of(5, directory)
+    directory.save(snapshot)
+    directory.claim(snapshot)
+    assert not directory.add_kv(snapshot, KVCopy(TableState(4, 8), make_kv(8).read([3, 4])))
+    assert [file.suffix for file in files(tmp_path)] == [".claimed"]
 
 
 def test_a_session_is_claimed_once(directory: SnapshotDirectory) -> None:
@@ -181,3 +208,16 @@ def test_what_has_expired_is_removed_and_nothing_else(directory: SnapshotDirecto
     assert left is not None
     assert not directory.is_expired(left)
     assert {file.suffix for file in files(tmp_path)} == {".txt", ".snapshot"}
+
+
+def test_what_a_killed_server_was_writing_goes_when_it_has_expired(
+    directory: SnapshotDirectory, tmp_path: Path, now: Now
+) -> None:
+    directory.save(snapshot_of(1, directory))
+    (file,) = files(tmp_path)
+    file.rename(file.with_name(f".{file.name}.12ab34cd"))
+    directory.purge()
+    assert len(files(tmp_path)) == 1
+    now.now_s += 61
+    directory.purge()
+    assert files(tmp_path) == []

@@ -6,6 +6,7 @@ import random
 import stat
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,10 +14,22 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from microturn.errors import FailedPrecondition
+from microturn.errors import DeadlineExceeded, FailedPrecondition
+from microturn.kv_pool import TableState
 from microturn.ownership import KeyHash
-from microturn.snapshots.file import UnreadableSnapshot, claim, read_header, read_snapshot, write_snapshot
+from microturn.snapshots.claimed_kv import ClaimedKV
+from microturn.snapshots.file import (
+    UnreadableSnapshot,
+    claim,
+    keep_header,
+    read_header,
+    read_snapshot,
+    write_snapshot,
+)
 from microturn.snapshots.snapshot import Header, Snapshot
+from microturn.tiers.copies import KVCopy
+from microturn.tiers.image_file import DamagedFile
+from support.tiers import make_kv
 
 SNAPSHOT = Snapshot(
     Header("a-session", 17, "ab" * 16, 4e9, KeyHash.of("ours"), '"checksum":"' + "0" * 64 + '"'),
@@ -27,13 +40,19 @@ SNAPSHOT = Snapshot(
 _WRITE_WITHOUT_ROOM = """
 import resource, sys
 from pathlib import Path
+import torch
 from microturn.errors import MicroturnError
+from microturn.kv_image import KVImage, PagePart
+from microturn.kv_pool import TableState
 from microturn.snapshots.file import read_snapshot, write_snapshot
+from microturn.tiers.copies import KVCopy
 path = Path(sys.argv[1])
 snapshot = read_snapshot(path)
-resource.setrlimit(resource.RLIMIT_FSIZE, (2048, 2048))
+kv = KVCopy(TableState(4, 2000), KVImage([PagePart((4, 3), torch.int64)], 500)) if sys.argv[2:] else None
+num_bytes = path.stat().st_size + 4096 if kv else 2048
+resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, num_bytes))
 try:
-    write_snapshot(path, snapshot)
+    write_snapshot(path, snapshot, kv)
 except MicroturnError as error:
     print(error)
 """
@@ -119,12 +138,12 @@ def test_where_nothing_can_be_written_it_is_said(tmp_path: Path) -> None:
         write_snapshot(tmp_path / "none" / "a.snapshot", SNAPSHOT)
 
 
-def test_no_room_is_said_and_leaves_what_was_there(path: Path) -> None:
-    """The system lets the process write so much and no more, in the middle of the file."""
+@pytest.mark.parametrize("arguments", [[], ["with KV"]])
+def test_no_room_is_said_and_leaves_what_was_there(path: Path, arguments: list[str]) -> None:
+    """The system lets the process write so much and no more, in the middle of the file, or of its KV."""
     before = path.read_bytes()
-    said = subprocess.run(
-        [sys.executable, "-c", _WRITE_WITHOUT_ROOM, str(path)], capture_output=True, text=True, timeout=60, check=True
-    )
+    command = [sys.executable, "-c", _WRITE_WITHOUT_ROOM, str(path), *arguments]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert said.stdout.startswith(f"RESOURCE_EXHAUSTED: no room for {path}")
     assert path.read_bytes() == before
     assert [file.name for file in path.parent.iterdir()] == ["a.snapshot"]
@@ -138,12 +157,108 @@ def test_of_many_who_claim_one_gets_it(path: Path) -> None:
     assert not path.exists()
 
 
-def test_a_claimed_file_keeps_its_header_alone(path: Path) -> None:
+def test_a_file_keeps_its_header_alone(path: Path) -> None:
     claimed = path.with_suffix(".claimed")
     whole = path.read_bytes()
     assert claim(path, claimed)
+    assert claimed.read_bytes() == whole
+    keep_header(claimed)
     assert read_header(claimed) == SNAPSHOT.header
     assert claimed.read_bytes() == whole[: 8 + int.from_bytes(whole[:8], "little")]
     assert b"quotes" not in claimed.read_bytes()
     with pytest.raises(UnreadableSnapshot):
         read_snapshot(claimed)
+
+
+# ---- KV ------------------------------------------------------------------------------------------------------------
+
+KV = make_kv(8)
+STATE = TableState(page_size=4, kv_len=10)
+
+
+@pytest.fixture
+def with_kv(path: Path) -> Path:
+    """The snapshot again, with the KV of three pages."""
+    write_snapshot(path, SNAPSHOT, KVCopy(STATE, KV.read([6, 2, 3])))
+    return path
+
+
+def read_kv(path: Path) -> torch.Tensor:
+    """All bytes of a snapshot's KV."""
+    part = read_snapshot(path).kv
+    assert part is not None
+    pages = KV.new_image(3)
+    ClaimedKV(path, part).read(pages)
+    return pages.buffer
+
+
+def test_kv_is_read_as_it_was_written(with_kv: Path) -> None:
+    read = read_snapshot(with_kv)
+    assert read.state == SNAPSHOT.state
+    assert read.tensors.keys() == SNAPSHOT.tensors.keys()
+    assert read.kv is not None
+    assert read.kv.state == STATE
+    assert read.kv.is_of(KV.page_parts)
+    assert torch.equal(read_kv(with_kv), KV.read([6, 2, 3]).buffer)
+    assert stat.S_IMODE(with_kv.stat().st_mode) == 0o600
+
+
+def test_a_snapshot_without_kv_says_so(path: Path) -> None:
+    assert read_snapshot(path).kv is None
+
+
+def test_with_kv_it_is_a_safetensors_file_too(with_kv: Path) -> None:
+    expected = KV.read([6, 2, 3]).tensors
+    with safe_open(with_kv, "pt") as file:
+        assert set(file.keys()) == {"state", "token_ids", "marks", *(f"kv.{number}" for number in range(len(expected)))}
+        for number, tensor in enumerate(expected):
+            found = file.get_tensor(f"kv.{number}")
+            assert torch.equal(found.view(torch.uint8), tensor.view(torch.uint8))
+
+
+def test_a_flipped_bit_in_kv_costs_the_kv_alone(with_kv: Path) -> None:
+    content = with_kv.read_bytes()
+    part = read_snapshot(with_kv).kv
+    assert part is not None
+    for place in (part.start, part.start + part.num_bytes // 2, len(content) - 1):
+        flipped = bytearray(content)
+        flipped[place] ^= 1
+        with_kv.write_bytes(flipped)
+        assert read_snapshot(with_kv).state == SNAPSHOT.state
+        with pytest.raises(DamagedFile, match="checksum"):
+            read_kv(with_kv)
+
+
+def test_a_flipped_bit_before_the_kv_is_found_wherever_it_is(with_kv: Path) -> None:
+    content = with_kv.read_bytes()
+    part = read_snapshot(with_kv).kv
+    assert part is not None
+    rng = random.Random(2)
+    for place in {*range(8 + int.from_bytes(content[:8], "little")), *range(part.start - 9, part.start)}:
+        flipped = bytearray(content)
+        flipped[place] ^= 1 << rng.randrange(8)
+        with_kv.write_bytes(flipped)
+        with pytest.raises(UnreadableSnapshot):
+            read_snapshot(with_kv)
+
+
+def test_a_file_that_ends_within_its_kv_holds_the_session(with_kv: Path) -> None:
+    content = with_kv.read_bytes()
+    part = read_snapshot(with_kv).kv
+    assert part is not None
+    for end in (part.start, part.start + 1, len(content) - 1):
+        with_kv.write_bytes(content[:end])
+        assert read_snapshot(with_kv).state == SNAPSHOT.state
+        with pytest.raises(DamagedFile, match="bytes of tensors are not"):
+            read_kv(with_kv)
+    with_kv.write_bytes(content[: part.start - 1])
+    with pytest.raises(UnreadableSnapshot):
+        read_snapshot(with_kv)
+
+
+def test_kv_that_takes_too_long_leaves_what_was_there(path: Path) -> None:
+    before = path.read_bytes()
+    with pytest.raises(DeadlineExceeded, match="0 of 1056 bytes of KV were written in time"):
+        write_snapshot(path, SNAPSHOT, KVCopy(STATE, KV.read([6, 2, 3])), until_s=time.monotonic())
+    assert path.read_bytes() == before
+    assert [file.name for file in path.parent.iterdir()] == ["a.snapshot"]

@@ -1,0 +1,123 @@
+"""KV that sessions bring along when they are taken up: it stays in its file until it is in their pages.
+
+Whose files these are and what else stands in them is their source's business. The engine's thread keeps the books here;
+files are touched by a thread of their own alone, which begins with the first of them. Knows no sessions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from microturn.kv_image import KVImage
+from microturn.kv_pool import TableState
+from microturn.tiers.file_thread import FileThread, Job, Outcome, Priority
+from microturn.tiers.stored_kv import StoredImage
+
+
+class KVSource(Protocol):
+    """A file with the KV of one session."""
+
+    @property
+    def state(self) -> TableState:
+        """Of the table whose pages these were."""
+        ...
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the pages."""
+        ...
+
+    def read(self, pages: KVImage) -> None:
+        """Reads them all, or raises why they cannot be had."""
+        ...
+
+    def drop(self) -> None:
+        """Nobody wants them any more. Raises nothing: what cannot be dropped goes when the file expires."""
+        ...
+
+
+@dataclass
+class _Entry:
+    """A source, and the job that reads it."""
+
+    source: KVSource
+    reading: Job | None = None
+
+
+class IncomingFiles:
+    """Copies in files that others have written.
+
+    Args:
+        new_image: makes an image of so many pages to read into.
+        post: hands what is to be called over to the engine's thread.
+    """
+
+    def __init__(self, new_image: Callable[[int], KVImage], post: Callable[[Callable[[], None]], None]) -> None:
+        self._new_image = new_image
+        self._post = post
+        self._entries: dict[StoredImage, _Entry] = {}
+        self._leaving: set[KVSource] = set()
+        self._started: FileThread | None = None
+
+    def __iter__(self) -> Iterator[StoredImage]:
+        return iter(self._entries)
+
+    def __contains__(self, image: StoredImage) -> bool:
+        return image in self._entries
+
+    def add(self, image: StoredImage, source: KVSource) -> None:
+        self._entries[image] = _Entry(source)
+
+    def reader(self, image: StoredImage) -> Callable[[], KVImage]:
+        """What reads a copy, in any thread."""
+        return partial(_read, self._entries[image].source, self._new_image)
+
+    def read(
+        self, image: StoredImage, told: Callable[[KVImage | None, Exception | None], None], *, is_urgent: bool
+    ) -> None:
+        """Reads a copy, as `DiskStore.read` does."""
+
+        def end(outcome: Outcome[KVImage]) -> None:
+            told(outcome.value, outcome.error)
+
+        priority = Priority.TURN if is_urgent else Priority.AHEAD
+        self._entries[image].reading = self._thread.submit(self.reader(image), end, priority)
+
+    def hurry(self, image: StoredImage) -> None:
+        """A turn waits for what is being read."""
+        reading = self._entries[image].reading
+        assert reading is not None
+        self._thread.hurry(reading)
+
+    def remove(self, image: StoredImage) -> None:
+        """Gives up a copy that nobody reads."""
+        source = self._entries.pop(image).source
+        self._leaving.add(source)
+        self._thread.submit(source.drop, partial(self._has_dropped, source), Priority.LATER)
+
+    def close(self) -> None:
+        """Ends the thread and gives up all that is left."""
+        if self._started is not None:
+            self._started.close()
+        for source in [*self._leaving, *(entry.source for entry in self._entries.values())]:
+            source.drop()
+        self._leaving.clear()
+        self._entries.clear()
+
+    def _has_dropped(self, source: KVSource, outcome: Outcome[None]) -> None:
+        self._leaving.discard(source)
+
+    @property
+    def _thread(self) -> FileThread:
+        if self._started is None:
+            self._started = FileThread(self._post)
+        return self._started
+
+
+def _read(source: KVSource, new_image: Callable[[int], KVImage]) -> KVImage:
+    pages = new_image(source.state.num_pages)
+    source.read(pages)
+    return pages

@@ -1,0 +1,138 @@
+"""Tests of admin.drain: KV is saved as far as there is time and room, and never at the cost of a session."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from microturn.admin.drain import Drained, drain
+from microturn.errors import ResourceExhausted
+from microturn.housekeeping import Housekeeping
+from microturn.snapshots.directory import SnapshotDirectory
+from support.fake_runner import expected_tokens
+from support.threads import ThreadedDriver, starting_engines
+
+Start = Callable[..., ThreadedDriver]
+NUM_SESSIONS = 5
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts engines that save their sessions in one place."""
+    with starting_engines() as start_engine:
+
+        def start(**settings: Any) -> ThreadedDriver:
+            directory = SnapshotDirectory(tmp_path / "sessions", ttl_s=60)
+            return start_engine(snapshots=directory, max_context=64, **settings)
+
+        yield start
+
+
+def fill(driver: ThreadedDriver) -> None:
+    """Sessions that were active one after the other, the last one last; what goes to the disk is there."""
+    for session_id in range(NUM_SESSIONS):
+        driver.ask(session_id, [session_id, *range(40)], start=True, max_tokens=2).wait()
+        if driver.engine.settings.disk_tier_dir:
+            while any(session["kv"] == "host" for session in driver.engine.call(Housekeeping.describe)):
+                time.sleep(0.01)
+
+
+def with_kv(tmp_path: Path) -> set[int]:
+    """The sessions whose KV is saved."""
+    directory = SnapshotDirectory(tmp_path / "sessions", ttl_s=60)
+    found = {session_id: directory.find(session_id) for session_id in range(NUM_SESSIONS)}
+    assert all(found.values())
+    return {session_id for session_id, snapshot in found.items() if snapshot is not None and snapshot.kv is not None}
+
+
+def check_all_go_on(driver: ThreadedDriver, with_kv: set[int]) -> None:
+    """All of them say what they would have said, and those with KV compute what is new."""
+    for session_id in range(NUM_SESSIONS):
+        history = [session_id, *range(40)]
+        history += [*expected_tokens(history, 2), 50]
+        answer = driver.ask(session_id, [50], max_tokens=3, start=True, resume=True).wait()
+        assert answer.token_ids == expected_tokens(history, 3)
+        assert answer.status.usage["computed_tokens"] == (4 if session_id in with_kv else 46)
+
+
+@pytest.mark.parametrize("tier", ["none", "host", "disk"])
+def test_all_kv_is_saved_wherever_it_is(start: Start, tmp_path: Path, tier: str) -> None:
+    (tmp_path / "tier").mkdir()
+    settings: dict[str, Any] = {"host": {"host_tier_bytes": 1 << 20}, "disk": {"disk_tier_dir": str(tmp_path / "tier")}}
+    before = start(num_pages=128 if tier == "none" else 32, **settings.get(tier, {}))
+    fill(before)
+    assert drain(before.engine, 10) == Drained(saved=5, failed=0, with_kv=5)
+    everyone = set(range(NUM_SESSIONS))
+    assert with_kv(tmp_path) == everyone
+    check_all_go_on(start(), everyone)
+
+
+def test_what_was_just_taken_up_is_saved_with_its_kv_again(start: Start) -> None:
+    first = start()
+    fill(first)
+    drain(first.engine, 10)
+    second = start()
+    for session_id in range(NUM_SESSIONS):
+        second.ask(session_id, [], start=True, resume=True).wait()
+    assert drain(second.engine, 10) == Drained(saved=5, failed=0, with_kv=5)
+    check_all_go_on(start(), set(range(NUM_SESSIONS)))
+
+
+def test_the_last_active_go_first_and_those_that_do_not_fit_the_time_stay_without(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk on which the KV of a session takes 0.4 s, and 0.95 s are there."""
+    add_kv = SnapshotDirectory.add_kv
+
+    def add_slowly(self: SnapshotDirectory, *args: Any, **kwargs: Any) -> bool:
+        time.sleep(0.4)
+        return add_kv(self, *args, **kwargs)
+
+    monkeypatch.setattr(SnapshotDirectory, "add_kv", add_slowly)
+    before = start()
+    fill(before)
+    begun_s = time.monotonic()
+    drained = drain(before.engine, 1)
+    assert time.monotonic() - begun_s < 2
+    assert (drained.saved, drained.failed) == (5, 0)
+    assert 1 <= drained.with_kv <= 2  # one on a machine that is busy with something else
+    newest = {3, 4} if drained.with_kv == 2 else {4}
+    assert with_kv(tmp_path) == newest
+    assert list(before.engine.copies.owned()) == []
+    check_all_go_on(start(), newest)
+
+
+def test_on_a_full_disk_the_sessions_stay_saved(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    add_kv = SnapshotDirectory.add_kv
+
+    def add_one(self: SnapshotDirectory, snapshot: Any, *args: Any, **kwargs: Any) -> bool:
+        if snapshot.header.session_id == NUM_SESSIONS - 1:
+            return add_kv(self, snapshot, *args, **kwargs)
+        raise ResourceExhausted("no room")
+
+    monkeypatch.setattr(SnapshotDirectory, "add_kv", add_one)
+    before = start()
+    fill(before)
+    assert drain(before.engine, 10) == Drained(saved=5, failed=0, with_kv=1)
+    assert "session 3, and those that were active before it, is saved without KV" in caplog.text
+    check_all_go_on(start(), {4})
+
+
+def test_kv_that_cannot_be_read_is_left_out(start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first = start()
+    fill(first)
+    drain(first.engine, 10)
+    second = start()
+    for session_id in range(NUM_SESSIONS):
+        second.ask(session_id, [], start=True, resume=True).wait()
+    for file in (tmp_path / "sessions").glob("*.claimed"):
+        file.write_bytes(file.read_bytes()[:-1])
+    assert drain(second.engine, 10) == Drained(saved=5, failed=0, with_kv=0)
+    assert "session 4 is saved without its KV" in caplog.text
+    check_all_go_on(start(), set())

@@ -1,0 +1,170 @@
+"""Tests of snapshots.arrivals: sessions that bring their KV along, through a whole engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from microturn.snapshots.directory import SnapshotDirectory
+from support.fake_runner import FakeDriver
+from support.snapshots import copied_kv, find, live, saved
+from support.tiers import settle
+
+RESUME = {"start": True, "resume": True}
+
+_started: list[FakeDriver] = []
+
+
+@pytest.fixture(autouse=True)
+def _all_are_stopped() -> Iterator[None]:
+    yield
+    while _started:
+        _started.pop().engine.stop()
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> SnapshotDirectory:
+    return SnapshotDirectory(tmp_path, ttl_s=60)
+
+
+@pytest.fixture
+def before() -> FakeDriver:
+    """The server that saves."""
+    return FakeDriver(max_context=256)
+
+
+@pytest.fixture
+def after(directory: SnapshotDirectory) -> FakeDriver:
+    """The server that is started next."""
+    return restarted(directory)
+
+
+def restarted(directory: SnapshotDirectory, **values: Any) -> FakeDriver:
+    _started.append(FakeDriver(**{"max_context": 256, **values}, snapshots=directory))
+    return _started[-1]
+
+
+def save_with_kv(before: FakeDriver, directory: SnapshotDirectory) -> None:
+    snapshot = saved(before)
+    directory.save(snapshot)
+    assert directory.add_kv(snapshot, copied_kv(before))
+
+
+def files(tmp_path: Path, suffix: str) -> list[Path]:
+    return list(tmp_path.glob(f"*{suffix}"))
+
+
+def flip_last_bit(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+
+
+def go_on(driver: FakeDriver, **values: Any) -> tuple[list[int], int]:
+    """What a turn says, and how many tokens were computed for it."""
+    answer = driver.turn(1, [9], max_tokens=3, temperature=0, **values)
+    return answer.token_ids, answer.status.usage["computed_tokens"]
+
+
+@pytest.mark.parametrize("tier", ["none", "host", "disk"])
+def test_with_its_kv_nothing_is_computed_again(
+    before: FakeDriver, directory: SnapshotDirectory, tmp_path: Path, tier: str
+) -> None:
+    live(before)
+    save_with_kv(before, directory)
+    tiers: dict[str, Any] = {"host": {"host_tier_bytes": 1 << 20}, "disk": {"disk_tier_dir": str(tmp_path / "tier")}}
+    (tmp_path / "tier").mkdir()
+    after = restarted(directory, **tiers.get(tier, {}))
+    assert after.turn(1, **RESUME).status.context_len == 14
+    assert find(after).kv_len == find(before).kv_len == 13
+    assert after.runner.batches == []
+    assert go_on(after) == go_on(before)
+    assert find(after).stored is None
+    assert go_on(after) == go_on(before)
+    after.engine.stop()
+    (claimed,) = files(tmp_path, ".claimed")
+    assert claimed.stat().st_size == 8 + int.from_bytes(claimed.read_bytes()[:8], "little")
+
+
+def test_kv_waits_in_its_file_until_a_turn_wants_it(
+    before: FakeDriver, after: FakeDriver, directory: SnapshotDirectory, tmp_path: Path
+) -> None:
+    live(before)
+    save_with_kv(before, directory)
+    after.turn(1, **RESUME)
+    assert after.pool.num_free == after.pool.num_pages
+    size = files(tmp_path, ".claimed")[0].stat().st_size
+    assert size > find(after).stored.image.num_bytes  # type: ignore[union-attr]
+    after.turn(1, end=True)
+    after.engine.stop()
+    assert files(tmp_path, ".claimed")[0].stat().st_size < size
+
+
+@pytest.mark.parametrize("trouble", ["flipped bit", "truncated", "another page_size", "no tokens of it", "gone"])
+def test_kv_that_cannot_be_used_is_computed_again(
+    before: FakeDriver, directory: SnapshotDirectory, tmp_path: Path, trouble: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    live(before)
+    save_with_kv(before, directory)
+    if trouble == "no tokens of it":
+        snapshot = saved(before)
+        kv = copied_kv(before)
+        directory.add_kv(snapshot, replace(kv, state=replace(kv.state, kv_len=14)))
+    (file,) = files(tmp_path, ".snapshot")
+    after = restarted(directory, page_size=8 if trouble == "another page_size" else 4)
+    if trouble == "flipped bit":
+        flip_last_bit(file)
+    if trouble == "truncated":
+        file.write_bytes(file.read_bytes()[:-1])
+    after.turn(1, **RESUME)
+    if trouble == "gone":
+        files(tmp_path, ".claimed")[0].unlink()
+    tokens, _ = go_on(before)
+    assert go_on(after) == (tokens, 17)
+    assert "KV of session 1 is computed again" in caplog.text or "KV is computed again" in caplog.text
+    assert go_on(after) == go_on(before)
+
+
+def test_a_windows_kv_goes_on_where_it_had_slid_to(directory: SnapshotDirectory) -> None:
+    window = {"overflow": "window", "window_tokens": 16, "sink_tokens": 4}
+    before = FakeDriver(max_context=128, window_slack=4)
+    before.turn(1, [*range(1, 60)], start=True, max_tokens=30, temperature=0, **window)
+    assert find(before).num_dropped > 40
+    save_with_kv(before, directory)
+    after = restarted(directory, max_context=128, window_slack=4)
+    after.turn(1, **RESUME)
+    for _ in range(8):
+        assert go_on(after) == go_on(before)
+    assert after.turn(1, rewind_to=len(find(after).context) - 3, max_tokens=0).error is None
+
+
+def test_a_branch_of_what_was_just_taken_up_shares_its_kv(
+    before: FakeDriver, after: FakeDriver, directory: SnapshotDirectory
+) -> None:
+    live(before)
+    save_with_kv(before, directory)
+    after.turn(1, **RESUME)
+    branch = after.turn(2, [9], start=True, fork_of="1", max_tokens=3, temperature=0)
+    tokens, num_computed = go_on(before)
+    assert (branch.token_ids, branch.status.usage["computed_tokens"]) == (tokens, num_computed)
+    assert go_on(after) == (tokens, num_computed)
+
+
+def test_a_turn_that_is_cancelled_while_kv_comes_leaves_no_memory_taken(
+    before: FakeDriver, after: FakeDriver, directory: SnapshotDirectory
+) -> None:
+    live(before)
+    save_with_kv(before, directory)
+    after.turn(1, **RESUME)
+    _, turn = after.post(1, [9], max_tokens=3)
+    after.engine.step()
+    after.engine.cancel(turn)
+    storage = after.engine._tiers.storage
+    settle(after)
+    after.steps(3)
+    assert storage.host.used_bytes == 0
+    assert go_on(after) == go_on(before)

@@ -1,0 +1,150 @@
+"""Tests of incoming, through a storage: KV that sessions bring along stays in its file until it is in their pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from microturn.kv_image import KVImage
+from microturn.kv_pool import TableState
+from microturn.tiers.image_file import DamagedFile
+from microturn.tiers.stored_kv import StoredImage
+from support.tiers import StorageDriver, make_kv
+
+KV = make_kv(16)
+PAGE = KV.bytes_per_page
+
+Starter = Callable[..., StorageDriver]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Starter]:
+    """Starts storages whose bytes are told in pages; with `disk_pages` they have files."""
+    started = []
+
+    def start(host_pages: float, disk_pages: int | None = None, max_image_pages: int = 4) -> StorageDriver:
+        sizes: dict[str, Any] = {"kv": KV, "max_image_bytes": max_image_pages * PAGE}
+        disk = {} if disk_pages is None else {"disk_dir": tmp_path, "disk_bytes": disk_pages * PAGE}
+        started.append(StorageDriver(int(host_pages * PAGE), **disk, **sizes))
+        return started[-1]
+
+    yield start
+    for driver in started:
+        driver.storage.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def add(driver: StorageDriver, *pages: int) -> StoredImage:
+    """Adds a copy for which there must be room."""
+    copy = KV.read(pages)
+    assert driver.storage.has_room(copy.num_bytes)
+    image = driver.storage.add(copy, TableState(4, 4 * len(pages)))
+    driver.storage.check_integrity()
+    return image
+
+
+def fetch(driver: StorageDriver, image: StoredImage, *, is_urgent: bool = True) -> None:
+    """Has a copy in memory."""
+    driver.storage.begin_step()
+    if not driver.storage.fetch(image, is_urgent=is_urgent):
+        driver.settle()
+        assert driver.storage.fetch(image, is_urgent=is_urgent)
+
+
+def pass_steps(driver: StorageDriver) -> None:
+    for _ in range(3):
+        driver.storage.begin_step()
+
+
+def places(*images: StoredImage) -> list[str]:
+    return [image.place.name for image in images]
+
+
+class Source:
+    """The KV of pages 1 and 2, in what might be a file."""
+
+    state = TableState(4, 8)
+    num_bytes = 2 * PAGE
+
+    def __init__(self) -> None:
+        self.is_dropped = False
+
+    def read(self, pages: KVImage) -> None:
+        pages.buffer.copy_(KV.read([1, 2]).buffer)
+
+    def drop(self) -> None:
+        self.is_dropped = True
+
+
+@pytest.mark.parametrize("sizes", [(0,), (4,), (4, 8)])
+def test_what_is_brought_along_comes_when_a_turn_wants_it(start: Starter, sizes: tuple[int, ...]) -> None:
+    driver, source = start(*sizes), Source()
+    image = driver.storage.bring(source)
+    assert (places(image), driver.storage.host.used_bytes) == (["DISK"], 0)
+    assert torch.equal(driver.storage.reader(image)().buffer, KV.read([1, 2]).buffer)
+    assert not source.is_dropped
+    fetch(driver, image)
+    assert image.pages is not None
+    assert torch.equal(image.pages.buffer, KV.read([1, 2]).buffer)
+    driver.settle()
+    image.num_users = 0
+    image.on_unused(image)
+    driver.incoming.close()
+    assert source.is_dropped
+
+
+def test_what_came_for_a_turn_and_is_beyond_the_room_goes_with_the_turn(start: Starter) -> None:
+    driver = start(0)
+    image = driver.storage.bring(Source())
+    fetch(driver, image)
+    assert driver.storage.host.used_bytes == 2 * PAGE
+    driver.storage.begin_step()
+    assert places(image) == ["HOST"], "the turn may still be waiting"
+    pass_steps(driver)
+    assert (places(image), driver.storage.host.used_bytes, image.pages) == (["DISK"], 0, None)
+    fetch(driver, image)
+    assert places(image) == ["HOST"]
+
+
+@pytest.mark.parametrize("disk_pages", [None, 8])
+def test_where_memory_is_short_what_was_brought_along_is_left_in_its_file(
+    start: Starter, disk_pages: int | None
+) -> None:
+    driver = start(4, disk_pages)
+    image = driver.storage.bring(Source())
+    fetch(driver, image)
+    pass_steps(driver)
+    others = [add(driver, 3), add(driver, 4, 5, 6)]
+    driver.settle()
+    assert places(image) == ["DISK"]
+    assert image.pages is None
+    assert driver.counters.dropped == 0
+    assert "LOST" not in places(*others)
+    driver.storage.check_integrity()
+
+
+def test_what_nobody_ever_wanted_is_dropped(start: Starter) -> None:
+    driver, sources = start(4), [Source(), Source()]
+    one, _ = (driver.storage.bring(source) for source in sources)
+    one.num_users = 0
+    one.on_unused(one)
+    assert places(one) == ["LOST"]
+    driver.storage.check_integrity()
+    driver.incoming.close()
+    assert all(source.is_dropped for source in sources)
+
+
+def test_a_source_that_cannot_be_read_is_lost(start: Starter) -> None:
+    class Damaged(Source):
+        def read(self, pages: KVImage) -> None:
+            raise DamagedFile("a bit")
+
+    driver = start(4)
+    image = driver.storage.bring(Damaged())
+    fetch(driver, image)
+    assert places(image) == ["LOST"]
+    assert driver.counters.unreadable_files == 1
