@@ -31,6 +31,7 @@ import torch
 from tqdm import tqdm
 
 from load_tests.bench import texts
+from load_tests.bench.pictures import draw_parked
 from load_tests.bench.results import percentile, print_table, write_result
 from microturn.engine import Engine
 from microturn.errors import MicroturnError
@@ -125,7 +126,7 @@ class Crowd:
 
 
 def run_parked(model: str, num_sessions: int, context_len: int, host_mb: int, beating: Sequence[int]) -> None:
-    """Measures, prints tables and writes a JSON file.
+    """Measures, prints tables, writes a JSON file and draws a picture.
 
     Args:
         model: a directory, or the name of an embedded model.
@@ -179,6 +180,8 @@ def run_parked(model: str, num_sessions: int, context_len: int, host_mb: int, be
         },
     }
     print("written:", write_result("parked", result))
+    restore_ms = {place: [status.timing_ms["restore"] for status in again[place]] for place in ("host", "disk")}
+    print("drawn:  ", draw_parked("parked", restore_ms, decode_ms + copy_ms))
 
 
 @contextmanager
