@@ -7,6 +7,7 @@ import argparse
 from load_tests.bench.endless import run_endless
 from load_tests.bench.kv_types import run_kv
 from load_tests.bench.overhead import run_overhead
+from load_tests.bench.parked import run_parked
 from load_tests.bench.prefixes import run_prefixes
 from load_tests.bench.turns import run_turns
 
@@ -32,6 +33,11 @@ def main() -> None:
     kv = benchmarks.add_parser("kv", help="a KV cache in 16 or 8 bits: perplexity of a real text, room and time")
     kv.add_argument("--contexts", type=int, default=6)
     kv.add_argument("--context-len", type=int, default=2048)
+    parked = benchmarks.add_parser("parked", help="many parked sessions on a pool for a few: their next turns")
+    parked.add_argument("--sessions", type=int, default=500)
+    parked.add_argument("--context-len", type=int, default=1000)
+    parked.add_argument("--host-mb", type=int, default=2400, help="host memory for KV; the rest goes to files")
+    parked.add_argument("--beating", type=int, nargs="*", default=[40, 100], help="sessions that keep a beat")
     arguments = parser.parse_args()
     match arguments.benchmark:
         case "turns":
@@ -42,6 +48,8 @@ def main() -> None:
             run_endless(arguments.model, arguments.turns, arguments.window_tokens)
         case "kv":
             run_kv(arguments.model, arguments.contexts, arguments.context_len)
+        case "parked":
+            run_parked(arguments.model, arguments.sessions, arguments.context_len, arguments.host_mb, arguments.beating)
         case "overhead":
             run_overhead(arguments.model, arguments.turns)
 

@@ -108,3 +108,32 @@ def draw_endless(name: str, turn_ms: Sequence[float], memory_mb: Sequence[float]
     figure.savefig(path, dpi=120)
     plt.close(figure)
     return path
+
+
+def draw_parked(name: str, restore_ms: Mapping[str, Sequence[float]], bound_ms: float) -> Path:
+    """How long turns waited for their KV: the share of them that had it within a time.
+
+    Args:
+        name: of the file in the results folder, without its suffix.
+        restore_ms: by where the KV was, `host` and `disk`.
+        bound_ms: what it may take from host memory.
+
+    Returns:
+        The picture's path.
+    """
+    path = RESULTS_DIR / f"{name}.png"
+    figure, axes = plt.subplots(figsize=(8, 4), layout="constrained")
+    for (place, samples), colour in zip(restore_ms.items(), ("session", "prefix"), strict=True):
+        shares = [(at + 1) / len(samples) for at in range(len(samples))]
+        axes.step(sorted(samples), shares, color=_COLOURS[colour], label=f"from {place}", where="post", linewidth=1.5)
+    axes.axvline(bound_ms, color=_COLOURS["stateless"], label="a decode step and the copy", linestyle="--", linewidth=1)
+    axes.set(
+        title="Parked sessions come back", xlabel="restore, ms", ylabel="share of turns", xscale="log", ylim=(0, 1)
+    )
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.legend(frameon=False)
+    axes.grid(visible=True, which="both", alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+    return path

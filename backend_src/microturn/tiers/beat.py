@@ -11,6 +11,9 @@ _NUM_ARRIVALS = 4
 # Regular is: no interval is longer than the shortest by more than this share of it.
 _TOLERANCE = 0.25
 
+# Enough to get a session ready, however slow its beat.
+_ENOUGH_S = 1.0
+
 
 class Beat:
     """The last arrivals of a session's turns."""
@@ -26,13 +29,14 @@ class Beat:
     def wanted_s(self) -> float | None:
         """From when on the session should be ready for its next turn; None when nobody knows.
 
-        A quarter of the shortest interval is left for getting ready, which scales with the beat as the time does for
-        which the session may be away.
+        A quarter of the shortest interval is left for getting ready, but of a slow beat no more than is enough: of
+        many such sessions, those that came back long before their turns would push each other out.
         """
         if len(self._arrivals_s) < _NUM_ARRIVALS:
             return None
         intervals = [later - earlier for earlier, later in pairwise(self._arrivals_s)]
-        shortest_s = min(intervals)
-        if shortest_s <= 0 or max(intervals) > shortest_s * (1 + _TOLERANCE):
+        shortest_s, longest_s = min(intervals), max(intervals)
+        if shortest_s <= 0 or longest_s > shortest_s * (1 + _TOLERANCE):
             return None
-        return self._arrivals_s[-1] + 0.75 * shortest_s
+        lead_s = min(shortest_s / 4, longest_s - shortest_s + _ENOUGH_S)
+        return self._arrivals_s[-1] + shortest_s - lead_s

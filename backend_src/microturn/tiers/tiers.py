@@ -27,7 +27,7 @@ from microturn.session import Session
 from microturn.session_table import SessionTable
 from microturn.tiers.forecast import Forecast, is_away
 from microturn.tiers.storage import Storage
-from microturn.tiers.stored_kv import Place, StoredKV
+from microturn.tiers.stored_kv import StoredKV
 
 # Shares of the pool: with less than the first free, parked sessions begin to leave, until the second is free.
 _BEGIN_SHARE = 1 / 16
@@ -230,6 +230,7 @@ class Tiers:
         session.table.truncate(0)
         self._sessions.unpark(session)
         self._expected.pop(session, None)
+        self._has_more = self._has_more or bool(self._expected)  # which wait for pages
 
     # ---- sessions come back --------------------------------------------------------------------------------------
 
@@ -238,21 +239,20 @@ class Tiers:
         self._expected.update(dict.fromkeys(self._forecast.due(self._clock())))
         for session in list(self._expected):
             stored = session.stored
-            if stored is None or not is_away(session):
+            if stored is None or stored.image.is_lost or not is_away(session):
                 del self._expected[session]
-            elif not self.storage.fetch(stored.image, is_urgent=False):
-                if stored.image.place is Place.DISK:
-                    del self._expected[session]  # there is no memory for it
-            elif stored.image.is_lost or not session.reserve(0):
-                del self._expected[session]
-            else:
-                self._sessions.park(session)
-                num_pages = self._copy_in(session, stored, self._bytes_for_later)
-                self._bytes_for_later -= num_pages * self._bytes_per_page
-                if session.stored is not None:
-                    return
-                del self._expected[session]
-                self.storage.counters.restored_ahead += 1
+                continue
+            # Until pages come free it waits, and no file is read.
+            has_pages = session.table.pages or session.num_pages_with(0) <= self._pool.num_free
+            if not has_pages or not self.storage.fetch(stored.image, is_urgent=False) or not session.reserve(0):
+                continue
+            self._sessions.park(session)
+            num_pages = self._copy_in(session, stored, self._bytes_for_later)
+            self._bytes_for_later -= num_pages * self._bytes_per_page
+            if session.stored is not None:
+                return
+            del self._expected[session]
+            self.storage.counters.restored_ahead += 1
 
     def _copy_in(self, session: Session, stored: StoredKV, max_bytes: int) -> int:
         """Copies some pages more; with the last ones the session is back. Says how many."""

@@ -421,8 +421,8 @@ def test_who_keeps_a_beat_is_back_before_the_turn(start: Starter, is_on_disk: bo
     before = bits_of(driver.kv, session.table.pages)
     driver.tiers.reclaim()
     driver.settle()
-    assert driver.tiers.next_s == driver.clock() + 6.0
-    driver.clock.now_s += 5.9
+    assert driver.tiers.next_s == driver.clock() + 7.0
+    driver.clock.now_s += 6.9
     assert not driver.step()
     assert is_out(session)
     driver.clock.now_s += 0.1
@@ -456,6 +456,40 @@ def test_the_expected_take_no_pages_from_others(start: Starter) -> None:
     assert not driver.step()
     assert is_out(session)
     assert other.stored is None
+
+
+@pytest.mark.parametrize("is_on_disk", [False, True])
+def test_the_expected_wait_for_pages_and_no_file_is_read_before(start: Starter, is_on_disk: bool) -> None:
+    """Who found no pages at the time was not restored ahead at all."""
+    driver = start(is_on_disk=is_on_disk)
+    session = parked(driver, 1, 5, beat_s=8.0)
+    driver.tiers.reclaim()
+    driver.settle()
+    fill_pool(driver, 4)
+    driver.clock.now_s += 7
+    assert not driver.step()
+    driver.settle()
+    assert is_out(session)
+    assert driver.storage.counters.read_from_disk == 0
+    end_big(driver)
+    step_until_quiet(driver)
+    driver.settle()
+    step_until_quiet(driver)
+    assert session.stored is None
+    assert driver.storage.counters.restored_ahead == 1
+
+
+def test_the_expected_come_back_into_pages_that_others_leave(start: Starter) -> None:
+    """The engine went to rest when a session had left, though another waited for its pages."""
+    driver = start()
+    session = parked(driver, 1, 5, beat_s=8.0)
+    driver.tiers.reclaim()
+    other = parked(driver, 2, 6)
+    fill_pool(driver, 3)
+    driver.clock.now_s += 7
+    step_until_quiet(driver)
+    assert is_out(other)
+    assert session.stored is None
 
 
 @pytest.mark.usefixtures("two_pages_a_step")
