@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 
+from load_tests.bench.beat import run_beat
 from load_tests.bench.endless import run_endless
 from load_tests.bench.kv_types import run_kv
 from load_tests.bench.overhead import run_overhead
 from load_tests.bench.prefixes import run_prefixes
+from load_tests.bench.serving import MODES, Served
 from load_tests.bench.turns import run_turns
 
 
@@ -16,11 +18,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m load_tests.bench", description=__doc__)
     parser.add_argument("--model", default="smollm2-135m", help="a directory or an embedded model (%(default)s)")
     benchmarks = parser.add_subparsers(dest="benchmark", required=True)
-    turns = benchmarks.add_parser("turns", help="turn protocol: session, stateless, stateless with prefix reuse")
+    turns = benchmarks.add_parser("turns", help="turn protocol: sessions, and other ways to serve the same")
     turns.add_argument("--sessions", type=int, default=4)
-    turns.add_argument("--turns", type=int, default=60)
-    turns.add_argument("--runs", type=int, default=3)
-    turns.add_argument("--stateless-every", type=int, default=10, help="measure each so many-th stateless turn")
+    turns.add_argument("--turns", type=int, default=100)
+    turns.add_argument("--sampled-every", type=int, default=25, help="so many-th turns of stateless and plain only")
+    beat = benchmarks.add_parser("beat", help="beat protocol: how many sessions are served on time")
+    beat.add_argument("--most-sessions", type=int, default=16)
+    beat.add_argument("--seconds", type=float, default=20.0, help="of each level")
+    for protocol, modes in ((turns, MODES), (beat, ("session",))):
+        protocol.add_argument("--modes", nargs="+", choices=MODES, default=modes)
+        protocol.add_argument("--runs", type=int, default=3)
+        protocol.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
     overhead = benchmarks.add_parser("overhead", help="what server, adapter and client add to the engine")
     overhead.add_argument("--turns", type=int, default=100)
     endless = benchmarks.add_parser("endless", help="one session far beyond its model's positions")
@@ -35,7 +43,12 @@ def main() -> None:
     arguments = parser.parse_args()
     match arguments.benchmark:
         case "turns":
-            run_turns(arguments.model, arguments.sessions, arguments.turns, arguments.runs, arguments.stateless_every)
+            served = Served(arguments.model, arguments.settings)
+            num_sessions, num_turns, num_runs = arguments.sessions, arguments.turns, arguments.runs
+            run_turns(served, arguments.modes, num_sessions, num_turns, num_runs, arguments.sampled_every)
+        case "beat":
+            served = Served(arguments.model, arguments.settings)
+            run_beat(served, arguments.modes, arguments.most_sessions, arguments.seconds, arguments.runs)
         case "prefixes":
             run_prefixes(arguments.model, arguments.sessions, arguments.prompt_len)
         case "endless":
