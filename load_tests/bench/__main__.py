@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from load_tests.bench.beat import run_beat
 from load_tests.bench.endless import run_endless
 from load_tests.bench.kv_types import run_kv
+from load_tests.bench.llama_build import build_llama_cpp, built_llama_cpp
 from load_tests.bench.overhead import run_overhead
 from load_tests.bench.prefixes import run_prefixes
-from load_tests.bench.serving import MODES, Served
+from load_tests.bench.serving import OWN_MODES, Served
 from load_tests.bench.turns import run_turns
 
 
@@ -25,10 +27,14 @@ def main() -> None:
     beat = benchmarks.add_parser("beat", help="beat protocol: how many sessions are served on time")
     beat.add_argument("--most-sessions", type=int, default=16)
     beat.add_argument("--seconds", type=float, default=20.0, help="of each level")
-    for protocol, modes in ((turns, MODES), (beat, ("session",))):
-        protocol.add_argument("--modes", nargs="+", choices=MODES, default=modes)
+    for protocol, modes in ((turns, OWN_MODES), (beat, ("session",))):
+        protocol.add_argument("--modes", nargs="+", choices=(*OWN_MODES, "vllm"), default=modes)
+        protocol.add_argument("--peers", action="store_true", help="our sessions beside vLLM and llama.cpp")
+        protocol.add_argument("--llama-server", type=Path, help="the program (what `make llama-server` built)")
+        protocol.add_argument("--gguf", dest="ggufs", nargs="+", type=Path, help="models that it serves (likewise)")
         protocol.add_argument("--runs", type=int, default=3)
         protocol.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
+    benchmarks.add_parser("build-llama-cpp", help="build a llama.cpp server into the cache, with its models")
     overhead = benchmarks.add_parser("overhead", help="what server, adapter and client add to the engine")
     overhead.add_argument("--turns", type=int, default=100)
     endless = benchmarks.add_parser("endless", help="one session far beyond its model's positions")
@@ -43,12 +49,13 @@ def main() -> None:
     arguments = parser.parse_args()
     match arguments.benchmark:
         case "turns":
-            served = Served(arguments.model, arguments.settings)
-            num_sessions, num_turns, num_runs = arguments.sessions, arguments.turns, arguments.runs
-            run_turns(served, arguments.modes, num_sessions, num_turns, num_runs, arguments.sampled_every)
+            served = _served(arguments, arguments.sessions)
+            run_turns(served, _modes(arguments, served), arguments.turns, arguments.runs, arguments.sampled_every)
         case "beat":
-            served = Served(arguments.model, arguments.settings)
-            run_beat(served, arguments.modes, arguments.most_sessions, arguments.seconds, arguments.runs)
+            served = _served(arguments, arguments.most_sessions)
+            run_beat(served, _modes(arguments, served), arguments.seconds, arguments.runs)
+        case "build-llama-cpp":
+            build_llama_cpp()
         case "prefixes":
             run_prefixes(arguments.model, arguments.sessions, arguments.prompt_len)
         case "endless":
@@ -57,6 +64,16 @@ def main() -> None:
             run_kv(arguments.model, arguments.contexts, arguments.context_len)
         case "overhead":
             run_overhead(arguments.model, arguments.turns)
+
+
+def _served(arguments: argparse.Namespace, num_sessions: int) -> Served:
+    built = built_llama_cpp()
+    llama_server, ggufs = arguments.llama_server or built.server, arguments.ggufs or built.ggufs
+    return Served(arguments.model, num_sessions, arguments.settings, llama_server, ggufs)
+
+
+def _modes(arguments: argparse.Namespace, served: Served) -> list[str]:
+    return ["session", "vllm", *served.llama_modes] if arguments.peers else arguments.modes
 
 
 if __name__ == "__main__":

@@ -12,15 +12,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from statistics import median_low
 
 from tqdm import tqdm
 
 from load_tests.bench.beat_level import BEAT_S, Level, keep_beat
+from load_tests.bench.bystanders import bystanders, warning
 from load_tests.bench.pictures import draw_beat
 from load_tests.bench.results import percentile, print_table, write_result
-from load_tests.bench.serving import Served, serving
+from load_tests.bench.serving import OWN_MODES, Served, serving
 from load_tests.bench.talks import Service, Talk
 from load_tests.bench.turns import turn_input
 
@@ -30,13 +32,12 @@ WANTED_SHARE = 0.99
 _HOPELESS_SHARE = 0.5
 
 
-def run_beat(served: Served, modes: Sequence[str], most_sessions: int, level_s: float, num_runs: int) -> None:
+def run_beat(served: Served, modes: Sequence[str], level_s: float, num_runs: int) -> None:
     """Sweeps the number of sessions, all modes side by side; writes a JSON file, a picture and a table.
 
     Args:
-        served: what is served.
+        served: what is served; a sweep ends at its number of sessions at the latest.
         modes: of `serving`.
-        most_sessions: where a sweep ends at the latest.
         level_s: seconds of each level.
         num_runs: how often everything is measured.
     """
@@ -45,12 +46,12 @@ def run_beat(served: Served, modes: Sequence[str], most_sessions: int, level_s: 
         for mode in modes:
             label = f"run {run + 1}/{num_runs} {mode}"
             with serving(mode, served) as service:
-                sweeps[mode].append(asyncio.run(_sweep(service, most_sessions, level_s, label)))
+                sweeps[mode].append(asyncio.run(_sweep(service, served.num_sessions, level_s, label)))
     capacities = {mode: [capacity(sweep) for sweep in of] for mode, of in sweeps.items()}
     print(f"\na turn every {BEAT_S * 1e3:.0f} ms, {NUM_INPUT} tokens in, {NUM_OUTPUT} out; median of {num_runs} runs")
     for mode, of in sweeps.items():
         print(f"\n{mode}: {median_low(capacities[mode])} sessions with {WANTED_SHARE:.0%} on time")
-        print_table(["sessions", "on time", "p50, ms", "p99, ms"], [_cells(levels) for levels in by_sessions(of)])
+        print_table(["sessions", "on time", "p50, ms", "p99, ms", ""], [_cells(levels) for levels in by_sessions(of)])
     result = {
         "protocol": __doc__,
         "model": served.model,
@@ -60,8 +61,9 @@ def run_beat(served: Served, modes: Sequence[str], most_sessions: int, level_s: 
         "capacities": capacities,
         "levels": {mode: [[level.as_json() for level in sweep] for sweep in of] for mode, of in sweeps.items()},
     }
-    print("\nwritten:", write_result("beat", result))
-    print("drawn:  ", draw_beat("beat", {mode: by_sessions(of) for mode, of in sweeps.items()}, WANTED_SHARE))
+    name = "beat" if set(modes) <= set(OWN_MODES) else "peers-beat"
+    print("\nwritten:", write_result(name, result))
+    print("drawn:  ", draw_beat(name, {mode: by_sessions(of) for mode, of in sweeps.items()}, WANTED_SHARE))
 
 
 def capacity(sweep: Sequence[Level]) -> int:
@@ -94,14 +96,17 @@ async def _sweep(service: Service, most_sessions: int, level_s: float, label: st
 
 
 async def _level(service: Service, num_sessions: int, level_s: float) -> Level:
-    talks = [service.open() for _ in range(num_sessions)]
+    # Each level says something new, so that no server finds in a cache what it would have to compute.
+    talks = {100 * num_sessions + index: service.open() for index in range(num_sessions)}
     try:
-        for seed, talk in enumerate(talks):
+        for seed, talk in talks.items():
             await talk.turn(turn_input(seed, 0, OPENING_LEN - NUM_OUTPUT), NUM_OUTPUT)
-        takers = [partial(_take_turn, talk, seed) for seed, talk in enumerate(talks)]
-        return await keep_beat(takers, round(level_s / BEAT_S))
+        takers = [partial(_take_turn, talk, seed) for seed, talk in talks.items()]
+        with bystanders() as seen:
+            level = await keep_beat(takers, round(level_s / BEAT_S))
+        return replace(level, others_share=seen.share)
     finally:
-        for talk in talks:
+        for talk in talks.values():
             await talk.close()
 
 
@@ -112,4 +117,5 @@ async def _take_turn(talk: Talk, seed: int, number: int) -> None:
 def _cells(levels: Sequence[Level]) -> list[object]:
     share = percentile([level.on_time_share for level in levels], 50)
     middle, high = (percentile([level.percentile(percent) for level in levels], 50) for percent in (50, 99))
-    return [levels[0].num_sessions, f"{share:.1%}", middle, high]
+    others = warning(max(level.others_share for level in levels))
+    return [levels[0].num_sessions, f"{share:.1%}", middle, high, others]

@@ -26,12 +26,14 @@ class Level:
             waited when the level ended.
         num_unanswered: how many of these have none.
         ended_early: whether somebody fell so far behind that the level was ended.
+        others_share: of the processor, which others used meanwhile.
     """
 
     num_sessions: int
     latencies_ms: Sequence[float]
     num_unanswered: int
     ended_early: bool
+    others_share: float = 0.0
 
     @property
     def on_time_share(self) -> float:
@@ -49,6 +51,7 @@ class Level:
             "num_turns": len(self.latencies_ms),
             "num_unanswered": self.num_unanswered,
             "ended_early": self.ended_early,
+            "others_share_of_processor": round(self.others_share, 3),
             "on_time_share": round(self.on_time_share, 5),
             **{f"p{percent}_ms": round(self.percentile(percent), 1) for percent in (50, 90, 99)},
             "max_ms": round(max(self.latencies_ms), 1),

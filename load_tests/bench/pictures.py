@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from statistics import median
 
@@ -17,6 +18,14 @@ import matplotlib.pyplot as plt
 from matplotlib.ticker import LogLocator, NullFormatter
 
 _COLOURS = {"session": "#1a7f5a", "prefix": "#c98a1b", "stateless": "#b3372f", "plain": "#6a5aa8"}
+_PEER_COLOURS = ("#2f6fb3", "#8c564b", "#7f7f7f", "#17a2b8")
+
+
+def _colours(modes: Iterable[str]) -> dict[str, str]:
+    """A colour for each mode; our own have always the same."""
+    modes = list(modes)
+    peers = (mode for mode in modes if mode not in _COLOURS)
+    return {**_COLOURS, **dict(zip(peers, cycle(_PEER_COLOURS), strict=False))}
 
 
 def draw_turns(
@@ -52,11 +61,12 @@ def draw_latencies(path: Path, lines: Mapping[str, Mapping[int, float]], title: 
         against: what grows.
     """
     figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    colours = _colours(lines)
     for mode, latencies in lines.items():
         axes.plot(
             list(latencies),
             list(latencies.values()),
-            color=_COLOURS[mode],
+            color=colours[mode],
             label=mode,
             marker="o",
             markersize=3,
@@ -86,9 +96,10 @@ def draw_beat(name: str, levels: Mapping[str, Sequence[Sequence[Level]]], wanted
     """
     path = RESULTS_DIR / f"{name}.png"
     figure, (shares, latencies) = plt.subplots(2, sharex=True, figsize=(8, 7), layout="constrained")
+    colours = _colours(levels)
     for mode, by_sessions in levels.items():
         sessions = [runs[0].num_sessions for runs in by_sessions]
-        colour = _COLOURS[mode]
+        colour = colours[mode]
         shares.plot(
             sessions,
             [100 * median(level.on_time_share for level in runs) for runs in by_sessions],

@@ -16,9 +16,10 @@ from typing import NoReturn, TypeAlias
 
 from tqdm import tqdm
 
+from load_tests.bench.bystanders import bystanders, warning
 from load_tests.bench.pictures import draw_turns
 from load_tests.bench.results import percentile, print_table, write_result
-from load_tests.bench.serving import Served, serving
+from load_tests.bench.serving import OWN_MODES, Served, serving
 from load_tests.bench.talks import Service, Talk
 
 NUM_INPUT, NUM_OUTPUT = 16, 8
@@ -27,20 +28,19 @@ Progress: TypeAlias = "tqdm[NoReturn]"
 Run: TypeAlias = dict[int, float]
 
 
-def run_turns(
-    served: Served, modes: Sequence[str], num_sessions: int, num_turns: int, num_runs: int, sampled_every: int
-) -> None:
+def run_turns(served: Served, modes: Sequence[str], num_turns: int, num_runs: int, sampled_every: int) -> None:
     """Measures all modes side by side, run by run; writes a JSON file, a picture and a table.
 
     Args:
         served: what is served.
         modes: of `serving`; the first is the one that others are held against.
-        num_sessions: conversations in parallel.
-        num_turns: turns of each.
+        num_turns: turns of each conversation.
         num_runs: how often everything is measured.
         sampled_every: of modes that are sampled, each so many-th turn is measured.
     """
+    num_sessions = served.num_sessions
     runs: dict[str, list[Run]] = {mode: [] for mode in modes}
+    others: dict[str, list[float]] = {mode: [] for mode in modes}
     for run in range(num_runs):
         for mode in modes:
             measured = measured_turns(mode, num_turns, sampled_every)
@@ -49,17 +49,25 @@ def run_turns(
                 serving(mode, served) as service,
                 tqdm(total=num_sessions * num_turns, desc=label, unit="turn", leave=False) as progress,
             ):
-                runs[mode].append(asyncio.run(_measure(service, num_sessions, measured, progress)))
+                with bystanders() as seen:
+                    runs[mode].append(asyncio.run(_measure(service, num_sessions, measured, progress)))
+                others[mode].append(seen.share)
     summaries = {mode: summary(of, num_turns) for mode, of in runs.items()}
     first_ms, last_ms = summaries[modes[0]]
     rows = [
-        [mode, first, last, f"{first / first_ms:.1f}, {last / last_ms:.1f}"]
+        [mode, first, last, f"{first / first_ms:.1f}, {last / last_ms:.1f}", warning(max(others[mode]))]
         for mode, (first, last) in summaries.items()
     ]
     print(f"\n{num_sessions} sessions, {NUM_INPUT} tokens in, {NUM_OUTPUT} out; ms a turn, median of {num_runs} runs")
-    header = ["mode", f"turns 2 to {_NUM_FIRST}", f"turns {num_turns - _NUM_LAST + 1} to {num_turns}", "times as long"]
+    header = [
+        "mode",
+        f"turns 2 to {_NUM_FIRST}",
+        f"turns {num_turns - _NUM_LAST + 1} to {num_turns}",
+        "times as long",
+        "",
+    ]
     print_table(header, rows)
-    name = f"turns-{num_sessions}x{num_turns}"
+    name = f"{'turns' if set(modes) <= set(OWN_MODES) else 'peers-turns'}-{num_sessions}x{num_turns}"
     result = {
         "protocol": __doc__,
         "model": served.model,
@@ -68,6 +76,7 @@ def run_turns(
         "num_turns": num_turns,
         "sampled_every": sampled_every,
         "first_and_last_ms": summaries,
+        "others_share_of_processor": others,
         "ms": runs,
     }
     print("written:", write_result(name, result))

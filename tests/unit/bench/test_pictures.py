@@ -9,9 +9,10 @@ import pytest
 
 from load_tests.bench import pictures, results
 from load_tests.bench.beat_level import Level
-from load_tests.bench.serving import MODES
+from load_tests.bench.serving import OWN_MODES
 
 PNG = b"\x89PNG"
+MODES = (*OWN_MODES, "vllm", "llama.cpp q8_0")
 
 
 @pytest.fixture(autouse=True)
@@ -26,6 +27,11 @@ def test_every_mode_has_a_line_in_the_pictures() -> None:
     assert pictures.draw_turns("turns", runs, 4, 24).read_bytes().startswith(PNG)
     levels = [[Level(number, [90.0, 250.0], 0, ended_early=False)] * 2 for number in (1, 2)]
     assert pictures.draw_beat("beat", dict.fromkeys(MODES, levels), 0.99).read_bytes().startswith(PNG)
+
+
+def test_no_two_modes_look_alike() -> None:
+    colours = pictures._colours(MODES)
+    assert len({colours[mode] for mode in MODES}) == len(MODES)
 
 
 def test_percentiles() -> None:
