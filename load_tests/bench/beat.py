@@ -106,8 +106,7 @@ async def _level(service: Service, num_sessions: int, level_s: float) -> Level:
             level = await keep_beat(takers, round(level_s / BEAT_S))
         return replace(level, others_share=seen.share)
     finally:
-        for talk in talks.values():
-            await talk.close()
+        await asyncio.gather(*(talk.close() for talk in talks.values()))
 
 
 async def _take_turn(talk: Talk, seed: int, number: int) -> None:

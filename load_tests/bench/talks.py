@@ -6,6 +6,7 @@ sends the whole of it with every turn.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
@@ -103,9 +104,11 @@ class Requests(HistoryTalk):
     def __init__(self, address: str) -> None:
         super().__init__(self._request)
         self._client = AsyncClient(address, timeout_s=600)
+        self._closing: list[asyncio.Task[object]] = []
 
     async def close(self) -> None:
         """See `Talk.close`."""
+        await asyncio.gather(*self._closing)
         await self._client.close()
 
     async def _request(self, prompt: Sequence[int], num_output: int) -> list[int]:
@@ -113,7 +116,8 @@ class Requests(HistoryTalk):
         try:
             return await _generated(session, prompt, num_output)
         finally:
-            await session.close()
+            # Not part of the turn: who asked has the answer.
+            self._closing.append(asyncio.create_task(session.close()))
 
 
 async def _generated(session: AsyncSession, given: Sequence[int], num_output: int) -> list[int]:

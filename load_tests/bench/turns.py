@@ -115,8 +115,7 @@ async def _measure(service: Service, num_sessions: int, measured: Sequence[int],
             *(_converse(talk, seed, measured, together, progress) for seed, talk in enumerate(talks))
         )
     finally:
-        for talk in talks:
-            await talk.close()
+        await asyncio.gather(*(talk.close() for talk in talks))
     return {turn: _mean([of[turn] for of in latencies_ms]) for turn in measured}
 
 

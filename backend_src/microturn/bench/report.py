@@ -16,7 +16,7 @@ from microturn.loading import load_engine
 from microturn.model_store import resolve_model
 from microturn.settings import MAX_IDLE_TIMEOUT_S, Settings
 
-# What a turn appends and generates on top of its context while it is measured.
+# Tokens that a session holds besides its context and what one step appends: decode steps, and the rest of a page.
 _ROOM = 64
 
 
@@ -67,14 +67,14 @@ def _settings(arguments: argparse.Namespace) -> Settings:
             raise InvalidArgument(f"--set takes key=value, not '{assignment}'")
         values[name] = value
     settings = Settings.from_strings(values)
-    most_rows, longest = max(arguments.rows), max(arguments.contexts)
+    most_rows, longest = max(arguments.rows), max(arguments.contexts) + max(arguments.new) + _ROOM
     return replace(
         settings,
         model_dir=str(resolve_model(arguments.model)),
         max_batch_tokens=max(settings.max_batch_tokens, most_rows * max(arguments.new)),
         max_sessions=most_rows + arguments.parked,
-        kv_tokens=most_rows * (longest + _ROOM) + arguments.parked * _ROOM,
-        max_context=longest + _ROOM,
+        kv_tokens=most_rows * longest + arguments.parked * _ROOM,
+        max_context=longest,
         share_prefixes=False,
         idle_timeout_s=MAX_IDLE_TIMEOUT_S,
     )

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import argparse
+
 import pytest
 from transformers import PreTrainedModel
 
+from microturn.bench.command import add_bench_arguments
 from microturn.bench.engine import Parked, StepTimes, as_json, slope, summary, time_parked, time_steps
+from microturn.bench.report import _settings
 from microturn.bench.stepped_engine import Step, SteppedEngine
 from microturn.bench.stopwatch import Stopwatch
+from microturn.cli import main
 from microturn.errors import InvalidArgument
 from support import models
 from support.driver import Driver, model_runner
+
+
+def parsed(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_bench_arguments(parser)
+    return parser.parse_args(["engine", *arguments])
 
 
 def stepped(model: PreTrainedModel) -> tuple[SteppedEngine, Driver]:
@@ -84,3 +95,22 @@ def test_a_step_of_another_size_is_no_result() -> None:
 def test_layers_that_are_not_ours_have_no_stopwatch() -> None:
     with pytest.raises(InvalidArgument, match="no stopwatch"):
         stepped(models.own_fusion())
+
+
+def test_the_engine_has_room_for_what_is_asked_for(smollm2_dir: str) -> None:
+    sizes = ["--rows", "2", "8", "--contexts", "100", "500", "--new", "64", "--parked", "30"]
+    settings = _settings(parsed("--model", smollm2_dir, *sizes, "--set", "kv_dtype=int8"))
+    assert settings.kv_dtype == "int8"
+    assert settings.max_batch_tokens == 8 * 64
+    assert settings.max_sessions == 38
+    assert settings.max_context >= 500 + 64
+    assert settings.kv_tokens >= 8 * settings.max_context + 30 * 16
+    with pytest.raises(InvalidArgument, match="key=value"):
+        _settings(parsed("--set", "kv_dtype"))
+
+
+@pytest.mark.parametrize("wrong", ["0", "-1", "many"])
+def test_numbers_of_nothing_are_refused(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["bench", "engine", f"--rows={wrong}"])
+    assert "a number from 1 on" in capsys.readouterr().err
