@@ -9,7 +9,8 @@ export GOMP_SPINCOUNT ?= 10000
 
 .DEFAULT_GOAL := help
 .PHONY: help setup model demo serve test test-unit test-oracles test-e2e check clean \
-	bench-overhead bench-turns bench-prefixes bench-endless bench-kv bench-parked soak
+	bench-overhead bench-turns bench-beat bench-peers llama-server bench-engine bench-prefixes bench-endless bench-kv \
+	bench-parked soak
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,8 +55,21 @@ check: setup  ## lint and strict types
 bench-overhead: model  ## what Triton, adapter and client add to the engine alone
 	@$(BIN)/python -m load_tests.bench overhead
 
-bench-turns: model  ## turn protocol: session, stateless, stateless with prefix reuse
-	@$(BIN)/python -m load_tests.bench turns
+bench-turns: model  ## turn protocol: session, stateless, with prefix reuse, a plain loop; ARGS='--turns 300 …'
+	@$(BIN)/python -m load_tests.bench turns $(ARGS)
+
+bench-beat: model  ## beat protocol: how many sessions get each turn within 200 ms
+	@$(BIN)/python -m load_tests.bench beat $(ARGS)
+
+bench-peers: model  ## both protocols beside vLLM and llama.cpp; ARGS='--llama-server PATH --gguf FILE …'
+	@$(BIN)/python -m load_tests.bench turns --peers $(ARGS)
+	@$(BIN)/python -m load_tests.bench beat --peers $(ARGS)
+
+llama-server: model  ## build a llama.cpp server and its models into the cache, for bench-peers (ten minutes)
+	@$(BIN)/python -m load_tests.bench build-llama-cpp
+
+bench-engine: model  ## steps of the engine without Triton: linears, attention, the rest, against the memory's speed
+	@$(BIN)/microturn bench engine --json load_tests/bench/results/engine.json $(ARGS)
 
 bench-prefixes: model  ## fifty sessions that begin with one long prompt, shared and apart
 	@$(BIN)/python -m load_tests.bench prefixes

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from microturn import __version__
 from microturn.admin.command import add_sessions_arguments, run_sessions
+from microturn.bench.command import add_bench_arguments, run_bench
 from microturn.serve.options import add_serve_arguments
 
 
@@ -56,6 +57,14 @@ def _build_parser() -> argparse.ArgumentParser:
     )
     add_sessions_arguments(sessions)
     sessions.set_defaults(run=run_sessions)
+    bench = commands.add_parser(
+        "bench",
+        help="measure the engine on this machine",
+        description="Measure the engine by itself, without Triton.",
+        allow_abbrev=False,
+    )
+    add_bench_arguments(bench)
+    bench.set_defaults(run=run_bench)
     return parser
 
 

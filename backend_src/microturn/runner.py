@@ -21,7 +21,6 @@ from microturn.batch import Batch
 from microturn.errors import InvalidArgument
 from microturn.kv_tensors import KVTensors
 from microturn.layer_groups import LayerShape
-from microturn.layers.decoder import FusedDecoder
 
 
 class Runner(Protocol):
@@ -50,6 +49,12 @@ class Runner(Protocol):
         ...
 
 
+class Decoder(Protocol):
+    """A model's layers (see `FusedDecoder`)."""
+
+    def __call__(self, hidden: Tensor, positions: Tensor, wanted: Tensor, attention: PagedAttention) -> Tensor: ...
+
+
 class ModelRunner:
     """A Hugging Face causal LM over KV pages.
 
@@ -67,12 +72,12 @@ class ModelRunner:
         kv: KVTensors,
         *,
         use_native: bool,
-        decoder: FusedDecoder | None = None,
+        decoder: Decoder | None = None,
         accepts_embeds: bool = True,
         no_window_reason: str | None = None,
     ) -> None:
         self.model = model
-        self._decoder = decoder
+        self.decoder = decoder
         self._rotary = rotary.installed(model)
         self.kv = kv
         self.use_native = use_native
@@ -92,8 +97,8 @@ class ModelRunner:
         wanted = ends[torch.tensor([row.wants_logits for row in rows])] - 1
         positions = self._positions(batch)
         attention = PagedAttention(batch, self.kv, native=self.use_native, rotary=self._rotary)
-        if self._decoder is not None:
-            return self._decoder(self._embed(batch, ids), positions, wanted, attention)
+        if self.decoder is not None:
+            return self.decoder(self._embed(batch, ids), positions, wanted, attention)
         has_embeds = any(row.embeds for row in rows)
         inputs = {"inputs_embeds": self._embed(batch, ids)[None]} if has_embeds else {"input_ids": ids[None]}
         logits: Tensor = self.model(

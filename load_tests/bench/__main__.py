@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
+from load_tests.bench.beat import run_beat
 from load_tests.bench.endless import run_endless
 from load_tests.bench.kv_types import run_kv
+from load_tests.bench.llama_build import build_llama_cpp, built_llama_cpp
 from load_tests.bench.overhead import run_overhead
 from load_tests.bench.parked import run_parked
 from load_tests.bench.prefixes import run_prefixes
+from load_tests.bench.serving import OWN_MODES, Served
 from load_tests.bench.turns import run_turns
 
 
@@ -17,11 +21,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m load_tests.bench", description=__doc__)
     parser.add_argument("--model", default="smollm2-135m", help="a directory or an embedded model (%(default)s)")
     benchmarks = parser.add_subparsers(dest="benchmark", required=True)
-    turns = benchmarks.add_parser("turns", help="turn protocol: session, stateless, stateless with prefix reuse")
+    turns = benchmarks.add_parser("turns", help="turn protocol: sessions, and other ways to serve the same")
     turns.add_argument("--sessions", type=int, default=4)
-    turns.add_argument("--turns", type=int, default=60)
-    turns.add_argument("--runs", type=int, default=3)
-    turns.add_argument("--stateless-every", type=int, default=10, help="measure each so many-th stateless turn")
+    turns.add_argument("--turns", type=int, default=100)
+    turns.add_argument("--sampled-every", type=int, default=25, help="so many-th turns of stateless and plain only")
+    beat = benchmarks.add_parser("beat", help="beat protocol: how many sessions are served on time")
+    beat.add_argument("--most-sessions", type=int, default=16)
+    beat.add_argument("--seconds", type=float, default=20.0, help="of each level")
+    for protocol, modes in ((turns, OWN_MODES), (beat, ("session",))):
+        protocol.add_argument("--modes", nargs="+", choices=(*OWN_MODES, "vllm"), default=modes)
+        protocol.add_argument("--peers", action="store_true", help="our sessions beside vLLM and llama.cpp")
+        protocol.add_argument("--llama-server", type=Path, help="the program (what `make llama-server` built)")
+        protocol.add_argument("--gguf", dest="ggufs", nargs="+", type=Path, help="models that it serves (likewise)")
+        protocol.add_argument("--runs", type=int, default=3)
+        protocol.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
+    benchmarks.add_parser("build-llama-cpp", help="build a llama.cpp server into the cache, with its models")
     overhead = benchmarks.add_parser("overhead", help="what server, adapter and client add to the engine")
     overhead.add_argument("--turns", type=int, default=100)
     endless = benchmarks.add_parser("endless", help="one session far beyond its model's positions")
@@ -41,7 +55,13 @@ def main() -> None:
     arguments = parser.parse_args()
     match arguments.benchmark:
         case "turns":
-            run_turns(arguments.model, arguments.sessions, arguments.turns, arguments.runs, arguments.stateless_every)
+            served = _served(arguments, arguments.sessions)
+            run_turns(served, _modes(arguments, served), arguments.turns, arguments.runs, arguments.sampled_every)
+        case "beat":
+            served = _served(arguments, arguments.most_sessions)
+            run_beat(served, _modes(arguments, served), arguments.seconds, arguments.runs)
+        case "build-llama-cpp":
+            build_llama_cpp()
         case "prefixes":
             run_prefixes(arguments.model, arguments.sessions, arguments.prompt_len)
         case "endless":
@@ -52,6 +72,16 @@ def main() -> None:
             run_parked(arguments.model, arguments.sessions, arguments.context_len, arguments.host_mb, arguments.beating)
         case "overhead":
             run_overhead(arguments.model, arguments.turns)
+
+
+def _served(arguments: argparse.Namespace, num_sessions: int) -> Served:
+    built = built_llama_cpp()
+    llama_server, ggufs = arguments.llama_server or built.server, arguments.ggufs or built.ggufs
+    return Served(arguments.model, num_sessions, arguments.settings, llama_server, ggufs)
+
+
+def _modes(arguments: argparse.Namespace, served: Served) -> list[str]:
+    return ["session", "vllm", *served.llama_modes] if arguments.peers else arguments.modes
 
 
 if __name__ == "__main__":

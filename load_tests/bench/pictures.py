@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from statistics import median
 
 import matplotlib as mpl
 
+from load_tests.bench.beat_level import BEAT_S, Level
 from load_tests.bench.results import RESULTS_DIR, percentile
 
 mpl.use("Agg")  # there may be no screen
@@ -15,39 +17,62 @@ mpl.use("Agg")  # there may be no screen
 import matplotlib.pyplot as plt
 from matplotlib.ticker import LogLocator, NullFormatter
 
-_COLOURS = {"session": "#1a7f5a", "prefix": "#c98a1b", "stateless": "#b3372f"}
+_COLOURS = {"session": "#1a7f5a", "prefix": "#c98a1b", "stateless": "#b3372f", "plain": "#6a5aa8"}
+_PEER_COLOURS = ("#2f6fb3", "#8c564b", "#7f7f7f", "#17a2b8")
 
 
-def draw_turns(name: str, runs: Mapping[str, Sequence[Mapping[int, float]]], num_sessions: int) -> Path:
-    """Latency against turn, a line per mode: the median of the runs.
+def _colours(modes: Iterable[str]) -> dict[str, str]:
+    """A colour for each mode; our own have always the same."""
+    modes = list(modes)
+    peers = (mode for mode in modes if mode not in _COLOURS)
+    return {**_COLOURS, **dict(zip(peers, cycle(_PEER_COLOURS), strict=False))}
+
+
+def draw_turns(
+    name: str, runs: Mapping[str, Sequence[Mapping[int, float]]], num_sessions: int, tokens_per_turn: int
+) -> Path:
+    """Latency against context, a line per mode: the median of the runs.
 
     Args:
         name: of the file in the results folder, without its suffix.
         runs: per mode and run, milliseconds by turn number.
         num_sessions: sessions in parallel.
+        tokens_per_turn: by which a context grows.
 
     Returns:
         The picture's path.
     """
     path = RESULTS_DIR / f"{name}.png"
-    medians = {mode: {turn: median(run[turn] for run in of) for turn in of[0]} for mode, of in runs.items()}
-    draw_latencies(path, medians, title=f"{num_sessions} sessions at once, 16 tokens in and 8 out per turn")
+    medians = {
+        mode: {tokens_per_turn * turn: median(run[turn] for run in of) for turn in of[0]} for mode, of in runs.items()
+    }
+    title = f"{num_sessions} sessions at once, 16 tokens in and 8 out per turn"
+    draw_latencies(path, medians, title, against="tokens of context")
     return path
 
 
-def draw_latencies(path: Path, lines: Mapping[str, Mapping[int, float]], title: str) -> None:
-    """Latency against turn number.
+def draw_latencies(path: Path, lines: Mapping[str, Mapping[int, float]], title: str, against: str = "turn") -> None:
+    """Latency against something that grows.
 
     Args:
         path: of the PNG file to write.
-        lines: per mode, milliseconds by turn number.
+        lines: per mode, milliseconds by what grows.
         title: of the picture.
+        against: what grows.
     """
     figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    colours = _colours(lines)
     for mode, latencies in lines.items():
-        turns, latencies_ms = list(latencies), list(latencies.values())
-        axes.plot(turns, latencies_ms, color=_COLOURS[mode], label=mode, marker="o", markersize=3, linewidth=1.5)
-    axes.set(title=title, xlabel="turn", ylabel="latency at the client, ms", yscale="log")
+        axes.plot(
+            list(latencies),
+            list(latencies.values()),
+            color=colours[mode],
+            label=mode,
+            marker="o",
+            markersize=3,
+            linewidth=1.5,
+        )
+    axes.set(title=title, xlabel=against, ylabel="latency at the client, ms", yscale="log")
     axes.legend(frameon=False, loc="upper left")
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter("{x:g}")
@@ -56,6 +81,51 @@ def draw_latencies(path: Path, lines: Mapping[str, Mapping[int, float]], title: 
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=130)
     plt.close(figure)
+
+
+def draw_beat(name: str, levels: Mapping[str, Sequence[Sequence[Level]]], wanted_share: float) -> Path:
+    """The share of turns on time and their latencies, against sessions: a line per mode, a dot per run.
+
+    Args:
+        name: of the file in the results folder, without its suffix.
+        levels: per mode and number of sessions, what each run saw.
+        wanted_share: that counts as success.
+
+    Returns:
+        The picture's path.
+    """
+    path = RESULTS_DIR / f"{name}.png"
+    figure, (shares, latencies) = plt.subplots(2, sharex=True, figsize=(8, 7), layout="constrained")
+    colours = _colours(levels)
+    for mode, by_sessions in levels.items():
+        sessions = [runs[0].num_sessions for runs in by_sessions]
+        colour = colours[mode]
+        shares.plot(
+            sessions,
+            [100 * median(level.on_time_share for level in runs) for runs in by_sessions],
+            color=colour,
+            label=mode,
+        )
+        for runs in by_sessions:
+            shares.plot(
+                [level.num_sessions for level in runs], [100 * level.on_time_share for level in runs], ".", color=colour
+            )
+        for percent, style in ((50, "-"), (99, "--")):
+            values = [median(level.percentile(percent) for level in runs) for runs in by_sessions]
+            latencies.plot(sessions, values, style, color=colour, marker=".", label=f"{mode}, p{percent}")
+    shares.axhline(100 * wanted_share, color="grey", linewidth=0.8)
+    latencies.axhline(BEAT_S * 1e3, color="grey", linewidth=0.8)
+    shares.set(title="A turn of 4 tokens in and 4 out every 200 ms", ylabel="turns on time, %", ylim=(0, 102))
+    latencies.set(xlabel="sessions", ylabel="from scheduled arrival to last token, ms", yscale="log")
+    latencies.yaxis.set_major_formatter("{x:g}")
+    latencies.xaxis.get_major_locator().set_params(integer=True)
+    for axes in (shares, latencies):
+        axes.legend(frameon=False)
+        axes.grid(visible=True, which="both", alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+    return path
 
 
 def draw_soak(name: str, memory_mb: Sequence[float], num_acts: Sequence[int]) -> Path:

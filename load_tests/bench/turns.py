@@ -1,137 +1,147 @@
-"""The turn protocol: S sessions in parallel, closed loop, 16 new tokens in and exactly 8 out per turn.
+"""The turn protocol: S conversations in parallel, closed loop, 16 new tokens in and exactly 8 out per turn.
 
-Three ways to serve it, through the same server and client:
-
-* `session`: one streaming session each; a turn sends its 16 tokens.
-* `stateless`: every turn is a request of its own, with the whole conversation so far, computed anew.
-* `prefix`: the same requests, but the server finds the KV of the pages that it has seen before, as servers without
-  sessions do. It is warm as long as nobody else needs the pages.
+Wall time per turn at the client, the mean over the conversations. A streaming session and a server that finds prefixes
+take every turn. A stateless turn and one of a plain loop take seconds and do not depend on how the turns before were
+taken. So of these two only some are measured: the first eleven, then each so many-th, of a plain loop also the last
+ten. What lies between is put into the conversation at once, and all conversations take the next measured turn together.
 """
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import NoReturn, TypeAlias
 
 from tqdm import tqdm
 
+from load_tests.bench.bystanders import bystanders, warning
 from load_tests.bench.pictures import draw_turns
 from load_tests.bench.results import percentile, print_table, write_result
-from load_tests.bench.server import running_server
-from microturn_client import Client, Session, TurnEnd
+from load_tests.bench.serving import OWN_MODES, Served, serving
+from load_tests.bench.talks import Service, Talk
 
 NUM_INPUT, NUM_OUTPUT = 16, 8
+_NUM_FIRST, _NUM_LAST = 11, 10
 Progress: TypeAlias = "tqdm[NoReturn]"
-MODES = ("session", "prefix", "stateless")
+Run: TypeAlias = dict[int, float]
 
 
-@dataclass
-class Conversation:
-    """One session's side of the protocol.
-
-    Attributes:
-        latencies_ms: wall time at the client of each measured turn, by turn number.
-    """
-
-    seed: int
-    history: list[int] = field(default_factory=list)
-    latencies_ms: dict[int, float] = field(default_factory=dict)
-
-    def next_input(self, turn: int) -> list[int]:
-        """The turn's tokens; the same in every mode."""
-        return random.Random(self.seed * 100_003 + turn).choices(range(1000, 40_000), k=NUM_INPUT)
-
-
-def run_turns(model: str, num_sessions: int, num_turns: int, num_runs: int, stateless_every: int) -> None:
+def run_turns(served: Served, modes: Sequence[str], num_turns: int, num_runs: int, sampled_every: int) -> None:
     """Measures all modes side by side, run by run; writes a JSON file, a picture and a table.
 
     Args:
-        model: a directory, or the name of an embedded model.
-        num_sessions: sessions in parallel.
-        num_turns: turns of each.
+        served: what is served.
+        modes: of `serving`; the first is the one that others are held against.
+        num_turns: turns of each conversation.
         num_runs: how often everything is measured.
-        stateless_every: of the stateless turns only each so many-th is measured, since they cost seconds and do not
-            depend on each other.
+        sampled_every: of modes that are sampled, each so many-th turn is measured.
     """
-    runs: dict[str, list[dict[int, float]]] = {mode: [] for mode in MODES}
+    num_sessions = served.num_sessions
+    runs: dict[str, list[Run]] = {mode: [] for mode in modes}
+    others: dict[str, list[float]] = {mode: [] for mode in modes}
     for run in range(num_runs):
-        for mode in MODES:
-            share = "true" if mode == "prefix" else "false"
-            measured = [t for t in range(1, num_turns + 1) if mode != "stateless" or t % stateless_every == 0 or t == 1]
-            with running_server(model, f"share_prefixes={share}") as address:
-                label = f"run {run + 1}/{num_runs} {mode:9}"
-                runs[mode].append(_measure(address, mode, num_sessions, num_turns, measured, label))
-    last = num_turns - num_turns % stateless_every
-    rows = [_summary(mode, runs[mode], last) for mode in MODES]
+        for mode in modes:
+            measured = measured_turns(mode, num_turns, sampled_every)
+            label = f"run {run + 1}/{num_runs} {mode:9}"
+            with (
+                serving(mode, served) as service,
+                tqdm(total=num_sessions * num_turns, desc=label, unit="turn", leave=False) as progress,
+            ):
+                with bystanders() as seen:
+                    runs[mode].append(asyncio.run(_measure(service, num_sessions, measured, progress)))
+                others[mode].append(seen.share)
+    summaries = {mode: summary(of, num_turns) for mode, of in runs.items()}
+    first_ms, last_ms = summaries[modes[0]]
+    rows = [
+        [mode, first, last, f"{first / first_ms:.1f}, {last / last_ms:.1f}", warning(max(others[mode]))]
+        for mode, (first, last) in summaries.items()
+    ]
     print(f"\n{num_sessions} sessions, {NUM_INPUT} tokens in, {NUM_OUTPUT} out; ms a turn, median of {num_runs} runs")
-    print_table(
-        ["mode", "turns 2 to 11", f"turn {last}", "session is faster"],
-        [[mode, first, late, f"{late / rows[0][2]:.1f} x"] for mode, first, late in rows],
-    )
-    name = f"turns-{num_sessions}x{num_turns}"
-    result = {"protocol": __doc__, "model": model, "num_sessions": num_sessions, "ms": runs}
+    header = [
+        "mode",
+        f"turns 2 to {_NUM_FIRST}",
+        f"turns {num_turns - _NUM_LAST + 1} to {num_turns}",
+        "times as long",
+        "",
+    ]
+    print_table(header, rows)
+    name = f"{'turns' if set(modes) <= set(OWN_MODES) else 'peers-turns'}-{num_sessions}x{num_turns}"
+    result = {
+        "protocol": __doc__,
+        "model": served.model,
+        "settings": served.settings,
+        "num_sessions": num_sessions,
+        "num_turns": num_turns,
+        "sampled_every": sampled_every,
+        "first_and_last_ms": summaries,
+        "others_share_of_processor": others,
+        "ms": runs,
+    }
     print("written:", write_result(name, result))
-    print("drawn:  ", draw_turns(name, runs, num_sessions))
+    print("drawn:  ", draw_turns(name, runs, num_sessions, NUM_INPUT + NUM_OUTPUT))
 
 
-def _summary(mode: str, runs: Sequence[dict[int, float]], last: int) -> tuple[str, float, float]:
-    """Mode, median of the first turns, median of the last measured ones."""
-    first = percentile([ms for run in runs for turn, ms in run.items() if 2 <= turn <= 11], 50)
-    return mode, first, percentile([run[last] for run in runs], 50)
+def measured_turns(mode: str, num_turns: int, sampled_every: int) -> list[int]:
+    """The numbers of the turns that a mode measures, from 1 on."""
+    if mode not in ("stateless", "plain"):
+        return list(range(1, num_turns + 1))
+    first_of_last = num_turns if mode == "stateless" else num_turns - _NUM_LAST + 1
+    return [
+        turn
+        for turn in range(1, num_turns + 1)
+        if turn <= _NUM_FIRST or turn % sampled_every == 0 or turn >= first_of_last
+    ]
 
 
-def _measure(
-    address: str, mode: str, num_sessions: int, num_turns: int, measured: Sequence[int], label: str
-) -> dict[int, float]:
-    """One run of one mode: the mean over the sessions of each measured turn."""
-    conversations = [Conversation(seed) for seed in range(num_sessions)]
-    progress: Progress = tqdm(total=num_sessions * num_turns, desc=label, unit="turn", leave=False)
-
-    def one(conversation: Conversation) -> None:
-        with Client(address, timeout_s=600) as client:
-            if mode == "session":
-                with client.session() as session:
-                    _converse(conversation, num_turns, lambda given: _timed_turn(session, given), progress)
-            else:
-                _repeat(conversation, client, num_turns, set(measured), progress)
-
-    with ThreadPoolExecutor(num_sessions) as pool:
-        list(pool.map(one, conversations))
-    progress.close()
-    return {turn: sum(c.latencies_ms[turn] for c in conversations) / num_sessions for turn in measured}
+def summary(runs: Sequence[Mapping[int, float]], num_turns: int) -> tuple[float, float]:
+    """Median over the runs of the mean over the first turns but one, and over what was measured of the last ten."""
+    spans = range(2, _NUM_FIRST + 1), range(num_turns - _NUM_LAST + 1, num_turns + 1)
+    first, last = ([_mean([ms for turn, ms in run.items() if turn in span]) for run in runs] for span in spans)
+    return percentile(first, 50), percentile(last, 50)
 
 
-def _converse(
-    conversation: Conversation, num_turns: int, turn: Callable[[list[int]], tuple[list[int], float]], progress: Progress
-) -> None:
-    for number in range(1, num_turns + 1):
-        given = conversation.next_input(number)
-        generated, conversation.latencies_ms[number] = turn(given)
-        conversation.history += given + generated
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+async def _measure(service: Service, num_sessions: int, measured: Sequence[int], progress: Progress) -> Run:
+    """One run of one mode: milliseconds of each measured turn, the mean over the conversations."""
+    together = asyncio.Barrier(num_sessions)
+    talks = [service.open() for _ in range(num_sessions)]
+    try:
+        latencies_ms = await asyncio.gather(
+            *(_converse(talk, seed, measured, together, progress) for seed, talk in enumerate(talks))
+        )
+    finally:
+        await asyncio.gather(*(talk.close() for talk in talks))
+    return {turn: _mean([of[turn] for of in latencies_ms]) for turn in measured}
+
+
+async def _converse(
+    talk: Talk, seed: int, measured: Sequence[int], together: asyncio.Barrier, progress: Progress
+) -> Run:
+    latencies_ms: Run = {}
+    last = 0
+    for turn in measured:
+        if turn > last + 1:
+            await talk.skip([token for skipped in range(last + 1, turn) for token in _stand_in(seed, skipped)])
+            progress.update(turn - last - 1)
+            await together.wait()
+        started_s = time.perf_counter()
+        await talk.turn(turn_input(seed, turn), NUM_OUTPUT)
+        latencies_ms[turn] = (time.perf_counter() - started_s) * 1e3
         progress.update()
+        last = turn
+    return latencies_ms
 
 
-def _repeat(conversation: Conversation, client: Client, num_turns: int, measured: set[int], progress: Progress) -> None:
-    """Turns as requests of their own; what is not measured is not sent, and random tokens stand for its answer."""
-    for number in range(1, num_turns + 1):
-        conversation.history += conversation.next_input(number)
-        if number in measured:
-            with client.session() as request:
-                generated, conversation.latencies_ms[number] = _timed_turn(request, conversation.history)
-        else:
-            generated = conversation.next_input(-number)[:NUM_OUTPUT]
-        conversation.history += generated
-        progress.update()
+def turn_input(seed: int, turn: int, num_tokens: int = NUM_INPUT) -> list[int]:
+    """A turn's tokens; the same in every mode."""
+    return random.Random(seed * 100_003 + turn).choices(range(1000, 40_000), k=num_tokens)
 
 
-def _timed_turn(session: Session, given: Sequence[int]) -> tuple[list[int], float]:
-    started_s = time.perf_counter()
-    generated: list[int] = []
-    for event in session.turn(list(given), max_tokens=NUM_OUTPUT, ignore_eos=True):
-        if not isinstance(event, TurnEnd):
-            generated += event.ids
-    return generated, (time.perf_counter() - started_s) * 1e3
+def _stand_in(seed: int, turn: int) -> list[int]:
+    """What a turn that is not taken would have left: its tokens, and some others for its answer."""
+    return turn_input(seed, turn) + turn_input(seed, -turn, NUM_OUTPUT)

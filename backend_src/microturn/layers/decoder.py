@@ -6,8 +6,8 @@ is half of the time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
 import numpy as np
@@ -54,6 +54,20 @@ class FusedDecoder:
         if native.unavailable_reason() is not None or not is_known(model, shapes):
             return None
         return cls(model, shapes)
+
+    def wrap_products(self, wrap: Callable[[Linear], Linear]) -> None:
+        """Puts something around each matrix product, such as a stopwatch."""
+        self._layers = [
+            replace(
+                layer,
+                qkv=wrap(layer.qkv),
+                output=wrap(layer.output),
+                gate_up=wrap(layer.gate_up),
+                down=wrap(layer.down),
+            )
+            for layer in self._layers
+        ]
+        self._head = wrap(self._head)
 
     def __call__(self, hidden: Tensor, positions: Tensor, wanted: Tensor, attention: Attention) -> Tensor:
         """Runs all layers.

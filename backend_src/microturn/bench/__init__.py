@@ -1,0 +1,1 @@
+"""`microturn bench`: what the engine by itself can do on this machine, without Triton."""

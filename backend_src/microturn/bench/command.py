@@ -1,0 +1,52 @@
+"""``microturn bench`` on the command line. Imports nothing heavy before it is asked to run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+
+def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the subcommands of ``microturn bench``."""
+    benchmarks = parser.add_subparsers(metavar="BENCHMARK", required=True)
+    engine = benchmarks.add_parser("engine", help="steps of the engine and their parts", allow_abbrev=False)
+    engine.add_argument("--model", default="smollm2-135m", help="a directory or an embedded model (%(default)s)")
+    engine.add_argument(
+        "--set", dest="assignments", metavar="KEY=VALUE", action="append", default=[], help="a setting of the engine"
+    )
+    for name, default, what in (
+        ("--rows", [1, 4, 8, 16], "sessions in a step"),
+        ("--contexts", [100, 1000, 4000], "tokens that each holds"),
+        ("--new", [1, 16], "tokens that each computes"),
+    ):
+        engine.add_argument(name, type=_positive, nargs="+", metavar="N", default=default, help=f"{what} (%(default)s)")
+    engine.add_argument("--parked", type=_positive, metavar="N", default=1000, help="parked sessions (%(default)s)")
+    engine.add_argument("--json", metavar="FILE", type=Path, help="write the result there too")
+
+
+def run_bench(arguments: argparse.Namespace) -> int:
+    """Measures and prints.
+
+    Returns:
+        The exit code: 1 after one line on stderr.
+    """
+    from microturn.bench.report import report_engine
+    from microturn.errors import MicroturnError
+
+    try:
+        result = report_engine(arguments)
+        if arguments.json is not None:
+            arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+            print("written:", arguments.json)
+    except (MicroturnError, OSError) as error:
+        print(f"microturn: error: {error.args[0] if isinstance(error, MicroturnError) else error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _positive(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"a number from 1 on, not '{text}'")
+    return int(text)

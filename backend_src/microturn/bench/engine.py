@@ -1,0 +1,158 @@
+"""`microturn bench engine`: decode and append steps of the engine, and what they are made of.
+
+* Steps: so many sessions at so long a context, each with so many new tokens in one step. Time per step and its parts
+  (see `stopwatch`), tokens per second, and the bytes that a step cannot do without (each weight once, the KV of all
+  contexts once) over its time, beside what this machine's memory gives.
+* Slope: by how much a decode step of one session grows per token of context, beside the time that reading this token's
+  KV takes at that bandwidth.
+* Parked sessions: decode steps with none and with many that only wait, in turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import linear_regression, median
+
+from tqdm import tqdm
+
+from microturn.bench.stepped_engine import Step, SteppedEngine
+
+_NUM_DECODE_STEPS, _NUM_APPEND_STEPS = 24, 8
+_PARKED_LEN, _PARKED_ROWS, _PARKED_ROUNDS = 16, 4, 3
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Medians over steps of one kind.
+
+    Attributes:
+        num_rows: sessions.
+        context_len: tokens of each before the step.
+        num_new: tokens that each computes.
+        step_ms: of the whole step.
+        products_ms: matrix products.
+        attention_ms: attention, with writing the new keys and values.
+        layer_rest_ms: what else the layers do.
+        around_ms: what is done around the layers.
+        tokens_per_s: new tokens of all sessions.
+        bytes_per_s: weights and KV that the step must read, over its time.
+    """
+
+    num_rows: int
+    context_len: int
+    num_new: int
+    step_ms: float
+    products_ms: float
+    attention_ms: float
+    layer_rest_ms: float
+    around_ms: float
+    tokens_per_s: float
+    bytes_per_s: float
+
+
+@dataclass(frozen=True)
+class Slope:
+    """Growth of a decode step of one session.
+
+    Attributes:
+        us_per_token: microseconds per token of context, by least squares.
+        read_us_per_token: what reading a token's KV takes at the measured bandwidth.
+    """
+
+    us_per_token: float
+    read_us_per_token: float
+
+    @property
+    def ratio(self) -> float:
+        return self.us_per_token / self.read_us_per_token
+
+
+@dataclass(frozen=True)
+class Parked:
+    """Decode steps beside sessions that only wait.
+
+    Attributes:
+        num_parked: sessions.
+        alone_ms: median step without them.
+        beside_ms: median step with them.
+    """
+
+    num_parked: int
+    alone_ms: float
+    beside_ms: float
+
+    @property
+    def slowdown(self) -> float:
+        return self.beside_ms / self.alone_ms - 1
+
+
+def time_steps(
+    engine: SteppedEngine, rows: Sequence[int], context_lens: Sequence[int], new_lens: Sequence[int]
+) -> list[StepTimes]:
+    """Measures every combination."""
+    sessions = range(1, max(rows) + 1)
+    times = []
+    with tqdm(total=len(rows) * len(context_lens) * len(new_lens), desc="steps", unit="kind", leave=False) as progress:
+        for context_len in sorted(context_lens):
+            for session_id in sessions:
+                engine.grow(session_id, context_len)
+            for num_rows in rows:
+                for num_new in new_lens:
+                    if num_new == 1:
+                        steps = engine.decode(sessions[:num_rows], _NUM_DECODE_STEPS)
+                    else:
+                        steps = engine.append(sessions[:num_rows], num_new, _NUM_APPEND_STEPS)
+                    times.append(summary(steps, num_rows, context_len, num_new, engine.bytes_per_token))
+                    progress.update()
+    for session_id in sessions:
+        engine.end(session_id)
+    return times
+
+
+def summary(steps: Sequence[Step], num_rows: int, context_len: int, num_new: int, bytes_per_token: int) -> StepTimes:
+    """Medians of each part by itself, so that they add up only nearly."""
+    step_s = median(step.step_s for step in steps)
+    num_bytes = steps[0].parts.product_bytes + num_rows * context_len * bytes_per_token
+    return StepTimes(
+        num_rows=num_rows,
+        context_len=context_len,
+        num_new=num_new,
+        step_ms=step_s * 1e3,
+        products_ms=median(step.parts.products_s for step in steps) * 1e3,
+        attention_ms=median(step.parts.attention_s for step in steps) * 1e3,
+        layer_rest_ms=median(step.layer_rest_s for step in steps) * 1e3,
+        around_ms=median(step.around_s for step in steps) * 1e3,
+        tokens_per_s=num_rows * num_new / step_s,
+        bytes_per_s=num_bytes / step_s,
+    )
+
+
+def slope(times: Sequence[StepTimes], bytes_per_token: int, bandwidth: float) -> Slope | None:
+    """Of the decode steps of one session; None when fewer than two contexts were measured."""
+    decode = [step for step in times if step.num_rows == step.num_new == 1]
+    if len(decode) < 2:
+        return None
+    line = linear_regression([step.context_len for step in decode], [step.step_ms * 1e3 for step in decode])
+    return Slope(line.slope, bytes_per_token / bandwidth * 1e6)
+
+
+def time_parked(engine: SteppedEngine, num_parked: int, context_len: int) -> Parked:
+    """Decode steps of a few sessions, alone and beside parked ones, in alternating rounds."""
+    talking, parked = range(1, _PARKED_ROWS + 1), range(_PARKED_ROWS + 1, _PARKED_ROWS + num_parked + 1)
+    for session_id in talking:
+        engine.grow(session_id, context_len)
+    alone, beside = [], []
+    for _ in tqdm(range(_PARKED_ROUNDS), desc=f"{num_parked} parked", unit="round", leave=False):
+        alone += engine.decode(talking, _NUM_DECODE_STEPS)
+        for session_id in parked:
+            engine.grow(session_id, _PARKED_LEN)
+        beside += engine.decode(talking, _NUM_DECODE_STEPS)
+        for session_id in parked:
+            engine.end(session_id)
+    return Parked(num_parked, *(median(step.step_s for step in steps) * 1e3 for steps in (alone, beside)))
+
+
+def as_json(times: Sequence[StepTimes]) -> list[dict[str, float]]:
+    """For a result file."""
+    return [{name: round(value, 3) for name, value in asdict(step).items()} for step in times]

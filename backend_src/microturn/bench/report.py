@@ -1,0 +1,103 @@
+"""The report of `microturn bench engine`: what is measured, in which order, and how it is told."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+
+from microturn.bench.about import about
+from microturn.bench.bandwidth import read_bandwidth
+from microturn.bench.engine import StepTimes, as_json, slope, time_parked, time_steps
+from microturn.bench.stepped_engine import SteppedEngine
+from microturn.bench.table import print_table
+from microturn.errors import InvalidArgument
+from microturn.loading import load_engine
+from microturn.model_store import resolve_model
+from microturn.settings import MAX_IDLE_TIMEOUT_S, Settings
+
+# Tokens that a session holds besides its context and what one step appends: decode steps, and the rest of a page.
+_ROOM = 64
+
+
+def report_engine(arguments: argparse.Namespace) -> dict[str, object]:
+    """Measures what the arguments ask for, and prints tables.
+
+    Returns:
+        The result, for a JSON file.
+
+    Raises:
+        InvalidArgument: for a model or a setting that cannot be served.
+    """
+    rows, context_lens, new_lens = arguments.rows, arguments.contexts, arguments.new
+    told = about()
+    engine = SteppedEngine(load_engine(_settings(arguments)))
+    bandwidth = read_bandwidth()
+    times = time_steps(engine, rows, context_lens, new_lens)
+    parked = time_parked(engine, arguments.parked, min(context_lens))
+    _print_steps(times, bandwidth)
+    growth = slope(times, engine.bytes_per_token, bandwidth)
+    if growth is not None:
+        print(
+            f"\na decode step of one session grows by {growth.us_per_token:.2f} µs per token of context; "
+            f"reading its KV takes {growth.read_us_per_token:.2f} µs: {growth.ratio:.2f} times as long"
+        )
+    print(
+        f"beside {parked.num_parked} parked sessions a decode step takes {parked.beside_ms:.2f} ms, "
+        f"without them {parked.alone_ms:.2f} ms: {parked.slowdown:+.1%}"
+    )
+    return {
+        "about": told,
+        "model": arguments.model,
+        "settings": arguments.assignments,
+        "read_bandwidth_bytes_per_s": round(bandwidth),
+        "kv_bytes_per_token": engine.bytes_per_token,
+        "steps": as_json(times),
+        "slope": None if growth is None else {**asdict(growth), "ratio": growth.ratio},
+        "parked": {**asdict(parked), "slowdown": parked.slowdown},
+    }
+
+
+def _settings(arguments: argparse.Namespace) -> Settings:
+    """As asked for, with room for what is measured."""
+    values = {}
+    for assignment in arguments.assignments:
+        name, equals, value = assignment.partition("=")
+        if not equals:
+            raise InvalidArgument(f"--set takes key=value, not '{assignment}'")
+        values[name] = value
+    settings = Settings.from_strings(values)
+    most_rows, longest = max(arguments.rows), max(arguments.contexts) + max(arguments.new) + _ROOM
+    return replace(
+        settings,
+        model_dir=str(resolve_model(arguments.model)),
+        max_batch_tokens=max(settings.max_batch_tokens, most_rows * max(arguments.new)),
+        max_sessions=most_rows + arguments.parked,
+        kv_tokens=most_rows * longest + arguments.parked * _ROOM,
+        max_context=longest,
+        share_prefixes=False,
+        idle_timeout_s=MAX_IDLE_TIMEOUT_S,
+    )
+
+
+def _print_steps(times: Sequence[StepTimes], bandwidth: float) -> None:
+    print(f"\nmedian ms per step; memory is read at {bandwidth / 1e9:.1f} GB/s")
+    header = ["rows", "context", "new", "step", "products", "attention", "rest of layers", "around", "tokens/s", "GB/s"]
+    print_table(
+        header,
+        [
+            [
+                step.num_rows,
+                step.context_len,
+                step.num_new,
+                step.step_ms,
+                step.products_ms,
+                step.attention_ms,
+                step.layer_rest_ms,
+                step.around_ms,
+                round(step.tokens_per_s),
+                step.bytes_per_s / 1e9,
+            ]
+            for step in times
+        ],
+    )

@@ -1,0 +1,91 @@
+"""The ways in which a benchmark is served, by name.
+
+* `session`: one streaming session per conversation; a turn sends its new tokens.
+* `prefix`: every turn is a request of its own, with the whole conversation so far; the server finds the KV of the pages
+  that it has seen before, as servers without sessions do. It is warm as long as nobody else needs the pages.
+* `stateless`: the same requests, computed anew.
+* `plain`: no server; a loop over a stock transformers model in float32, with a cache per conversation.
+* `vllm`: vLLM's CPU build in float32, with prefix caching.
+* `llama.cpp …`: a llama.cpp server, by the name of its GGUF file; a slot per conversation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from load_tests.bench.llama_cpp import llama_cpp
+from load_tests.bench.plain_loop import plain_loop
+from load_tests.bench.server import running_server
+from load_tests.bench.talks import Requests, Service, SessionTalk, Talk
+from load_tests.bench.vllm_cpu import vllm_cpu
+from microturn.model_store import resolve_model
+
+OWN_MODES = ("session", "prefix", "stateless", "plain")
+
+
+@dataclass(frozen=True)
+class Served:
+    """What is served.
+
+    Attributes:
+        model: a directory, or the name of an embedded model.
+        num_sessions: conversations at once.
+        settings: of our server, `key=value` as `--set` takes them.
+        llama_server: the program `llama-server`, for its modes.
+        ggufs: the models that it serves, the same weights as `model`.
+    """
+
+    model: str
+    num_sessions: int
+    settings: Sequence[str] = ()
+    llama_server: Path | None = None
+    ggufs: Sequence[Path] = ()
+
+    @property
+    def llama_modes(self) -> dict[str, Path]:
+        """The modes of a llama.cpp server, and what each serves."""
+        return {f"llama.cpp {gguf.stem}": gguf for gguf in self.ggufs}
+
+
+def serving(mode: str, served: Served) -> AbstractContextManager[Service]:
+    """Serves in one mode until the block ends.
+
+    Raises:
+        RuntimeError: when a server does not get ready.
+    """
+    match mode:
+        case "plain":
+            return plain_loop(resolve_model(served.model))
+        case "vllm":
+            return vllm_cpu(resolve_model(served.model), served.num_sessions)
+        case "session" | "prefix" | "stateless":
+            return _ours(mode, served)
+    if served.llama_server is None:
+        raise RuntimeError("--llama-server is missing: name the program, or build it with `make llama-server`")
+    return llama_cpp(served.llama_server, served.llama_modes[mode], served.num_sessions)
+
+
+@dataclass(frozen=True)
+class MicroturnServer:
+    """Our server (see `Service`).
+
+    Attributes:
+        address: of its gRPC endpoint.
+        new_talk: makes a conversation with the server of an address.
+    """
+
+    address: str
+    new_talk: Callable[[str], Talk]
+
+    def open(self) -> Talk:
+        return self.new_talk(self.address)
+
+
+@contextmanager
+def _ours(mode: str, served: Served) -> Iterator[Service]:
+    share_prefixes = f"share_prefixes={str(mode == 'prefix').lower()}"
+    with running_server(served.model, share_prefixes, *served.settings) as address:
+        yield MicroturnServer(address, SessionTalk if mode == "session" else Requests)

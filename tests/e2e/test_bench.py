@@ -1,0 +1,29 @@
+"""Tests of load_tests.bench: the protocols go through the real server as they say."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tqdm import tqdm
+
+from load_tests.bench.beat import _level
+from load_tests.bench.beat_level import Level
+from load_tests.bench.serving import MicroturnServer
+from load_tests.bench.talks import Requests, SessionTalk
+from load_tests.bench.turns import _measure
+
+
+def test_every_turn_of_a_level_is_accounted_for(server: str) -> None:
+    level: Level = asyncio.run(_level(MicroturnServer(server, SessionTalk), 2, level_s=1.0))
+    assert len(level.latencies_ms) == 10
+    assert level.num_unanswered == 0
+    assert min(level.latencies_ms) > 0
+
+
+@pytest.mark.parametrize("talk", [SessionTalk, Requests])
+def test_turns_are_taken_in_a_session_and_as_requests(talk: type[SessionTalk | Requests], server: str) -> None:
+    with tqdm(disable=True) as progress:
+        run = asyncio.run(_measure(MicroturnServer(server, talk), 2, [1, 2, 4], progress))
+    assert list(run) == [1, 2, 4]
+    assert min(run.values()) > 0
