@@ -15,11 +15,13 @@ from microturn.errors import MicroturnError
 from microturn.kv_pool import PagePool
 from microturn.kv_tensors import KVTensors
 from microturn.layers.decoder import FusedDecoder
+from microturn.layers.int8_linear import Int8Linear
 from microturn.options import parse_parameters
 from microturn.runner import ModelRunner, Runner, trace_layers
 from microturn.settings import Settings
 from microturn.snapshots.directory import SnapshotDirectory
 from microturn.turn import SessionId, Status, TokenInput, Turn, TurnInput, TurnOutput, TurnRequest
+from support.rounded import exact_of
 
 
 class IdsOnly:
@@ -202,7 +204,12 @@ def model_runner(
     use_native: bool = True,
     kv_dtype: torch.dtype = torch.float32,
 ) -> ModelRunner:
-    """A runner over a model with a pool of its own, and with fused layers where they know the model."""
+    """A runner over a model with a pool of its own, and with fused layers where they know the model.
+
+    A model that `support.rounded` made is run as the one that it was made of, with 8-bit weights.
+    """
     layers = trace_layers(model)
     kv = KVTensors(layers, num_pages, page_size, kv_dtype)
-    return ModelRunner(model, kv, use_native=use_native, decoder=FusedDecoder.of(model, layers))
+    exact = exact_of(model)
+    decoder = FusedDecoder.of(model, layers) if exact is None else FusedDecoder.of(exact, layers, Int8Linear)
+    return ModelRunner(model, kv, use_native=use_native, decoder=decoder)
