@@ -9,7 +9,7 @@ export GOMP_SPINCOUNT ?= 10000
 
 .DEFAULT_GOAL := help
 .PHONY: help setup model demo serve test test-unit test-oracles test-e2e check clean \
-	bench-overhead bench-turns bench-prefixes bench-endless bench-kv soak
+	bench-overhead bench-turns bench-prefixes bench-endless bench-kv bench-weights soak
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,6 +65,9 @@ bench-endless: model  ## one session of 20,000 turns (an hour): latency, memory 
 
 bench-kv: model  ## a KV cache in 16 or 8 bits: what it costs in quality and gains in room and time
 	@$(BIN)/python -m load_tests.bench kv
+
+bench-weights: model  ## weights in 8 bits: what they cost in quality and gain in bytes and time
+	@$(BIN)/python -m load_tests.bench weights $(ARGS)
 
 soak: model  ## ten minutes of sessions that talk, interrupt and vanish; memory, pages and places must come back
 	@$(BIN)/python -m load_tests.soak $(ARGS)

@@ -9,6 +9,7 @@ from load_tests.bench.kv_types import run_kv
 from load_tests.bench.overhead import run_overhead
 from load_tests.bench.prefixes import run_prefixes
 from load_tests.bench.turns import run_turns
+from load_tests.bench.weight_types import run_weights
 
 
 def main() -> None:
@@ -32,6 +33,9 @@ def main() -> None:
     kv = benchmarks.add_parser("kv", help="a KV cache in 16 or 8 bits: perplexity of a real text, room and time")
     kv.add_argument("--contexts", type=int, default=6)
     kv.add_argument("--context-len", type=int, default=2048)
+    weights = benchmarks.add_parser("weights", help="weights in 8 bits: perplexity of a real text, bytes and time")
+    weights.add_argument("--contexts", type=int, default=20)
+    weights.add_argument("--context-len", type=int, default=512)
     arguments = parser.parse_args()
     match arguments.benchmark:
         case "turns":
@@ -42,6 +46,8 @@ def main() -> None:
             run_endless(arguments.model, arguments.turns, arguments.window_tokens)
         case "kv":
             run_kv(arguments.model, arguments.contexts, arguments.context_len)
+        case "weights":
+            run_weights(arguments.model, arguments.contexts, arguments.context_len)
         case "overhead":
             run_overhead(arguments.model, arguments.turns)
 
