@@ -1,7 +1,7 @@
 """Decides at load whether a model runs with 8-bit weights: as the stock model with rounded weights, in any company.
 
-The layers have passed the probe in float32 before; what is new are the products. Knows nothing of how they are made. How
-far rounded weights are from the model's own is not judged here but measured, by `make bench-weights`.
+The layers have passed the probe in float32 before; what is new are the products. Knows nothing of how they are made.
+How far rounded weights are from the model's own is not judged here but measured, by `make bench-weights`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from microturn.runner import ModelRunner
 
 log = logging.getLogger(__name__)
 
-# Largest difference of logits that rounding inputs to 16 bits explains, relative to the spread of the stock logits: 0.015
-# was seen, in SmolLM2-135M and Gemma 3 270M.
+# Largest difference of logits that rounding inputs to 16 bits explains, relative to the spread of the stock logits:
+# 0.015 was seen, in SmolLM2-135M and Gemma 3 270M.
 TOLERANCE = 0.1
 _PAGE_SIZE = 16
 _LEN = 3 * FEW_ROWS

@@ -111,8 +111,8 @@ def _sums_of_lanes(b: ir.IRBuilder, vectors: Values) -> ir.Value:
         odd = [lane + run_len for lane in even]
         return b.add(b.shuffle_vector(x, y, _SUMS(even)), b.shuffle_vector(x, y, _SUMS(odd)))
 
-    pairs = [add_runs(x, y, 1) for x, y in (vectors[:2], vectors[2:])]
-    total = add_runs(*pairs, 2)
+    first, second, third, fourth = vectors
+    total = add_runs(add_runs(first, second, 1), add_runs(third, fourth, 1), 2)
     num_lanes = LANES
     while num_lanes > WEIGHT_ROWS:
         num_lanes //= 2
