@@ -10,7 +10,7 @@ export GOMP_SPINCOUNT ?= 10000
 .DEFAULT_GOAL := help
 .PHONY: help setup model demo serve test test-unit test-oracles test-e2e check clean \
 	bench-overhead bench-turns bench-beat bench-peers llama-server bench-engine bench-prefixes bench-endless bench-kv \
-	bench-parked soak
+	bench-weights bench-parked soak
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -79,6 +79,9 @@ bench-endless: model  ## one session of 20,000 turns (an hour): latency, memory 
 
 bench-kv: model  ## a KV cache in 16 or 8 bits: what it costs in quality and gains in room and time
 	@$(BIN)/python -m load_tests.bench kv
+
+bench-weights: model  ## weights in 8 bits: what they cost in quality and gain in bytes and time
+	@$(BIN)/python -m load_tests.bench weights $(ARGS)
 
 bench-parked: model  ## 500 parked sessions on a pool for 20 (half an hour): right tokens, and how long restoring takes
 	@$(BIN)/python -m load_tests.bench parked $(ARGS)

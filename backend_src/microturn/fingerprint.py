@@ -3,8 +3,8 @@
 Covered whole are the config, the generation config and all files of the tokenizer and its templates. Of each weights
 file the header (names, types and shapes of its tensors) and the size are covered whole, of its numbers 64 blocks of
 4 KiB, evenly spread: gigabytes are not read at every start, and a model that was trained further differs in nearly all
-of its numbers. A file in which somebody changed a few numbers by hand keeps its fingerprint. How the model is computed
-(types, kernels) is not part of it, nor is where it lies.
+of its numbers. A file in which somebody changed a few numbers by hand keeps its fingerprint. Weights that are rounded
+when they are loaded make another model. How it is computed otherwise (kernels) is not part of it, nor is where it lies.
 """
 
 from __future__ import annotations
@@ -28,8 +28,12 @@ _TEXT_FILES = (
 )
 
 
-def model_fingerprint(model_dir: str | Path) -> str:
-    """The fingerprint of a Hugging Face model directory: 32 hex digits.
+def model_fingerprint(model_dir: str | Path, weights: str = "float32") -> str:
+    """The fingerprint of a model: 32 hex digits.
+
+    Args:
+        model_dir: a Hugging Face model directory.
+        weights: the type in which its weights are kept.
 
     Raises:
         OSError: a file cannot be read.
@@ -41,6 +45,8 @@ def model_fingerprint(model_dir: str | Path) -> str:
         _add(fingerprint, path.relative_to(directory).as_posix().encode(), path.read_bytes())
     for path in sorted(directory.glob("*.safetensors")):
         _add(fingerprint, path.name.encode(), _sample(path))
+    if weights != "float32":
+        _add(fingerprint, b"weights", weights.encode())
     return fingerprint.hexdigest()
 
 

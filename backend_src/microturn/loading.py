@@ -6,7 +6,9 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from itertools import count, islice
 from pathlib import Path
@@ -23,9 +25,11 @@ from microturn.errors import InvalidArgument
 from microturn.fingerprint import model_fingerprint
 from microturn.kv_pool import PagePool
 from microturn.kv_tensors import KV_DTYPES, KVTensors
-from microturn.layer_groups import LayerGroups
+from microturn.layer_groups import LayerGroups, LayerShape
+from microturn.layers.weights import release_linears
 from microturn.pace import Pace
-from microturn.probe import check_model
+from microturn.probe import Checked, check_model
+from microturn.probe_int8 import Refused, int8_decoder
 from microturn.settings import Settings
 from microturn.snapshots.directory import SnapshotDirectory
 from microturn.text.model_text import ModelText
@@ -77,6 +81,9 @@ def load_engine(settings: Settings) -> Engine:
     layers = runner.trace_layers(model)
     # In float32, whatever the pages will keep: there a difference is a mistake and not a rounding.
     checked = check_model(model, layers, use_native=use_native)
+    weights = "int8" if settings.weights == "int8" else "float32"
+    if weights == "int8":
+        checked = _with_int8_weights(model, layers, checked)
     model_text = ModelText.from_directory(Path(settings.model_dir))
 
     kv_dtype = KV_DTYPES["float32" if settings.kv_dtype == "auto" else settings.kv_dtype]
@@ -101,12 +108,12 @@ def load_engine(settings: Settings) -> Engine:
         max_context=max_context,
         new_codec=partial(SessionText, model_text),
         eos_ids=model_text.eos_ids,
-        model_fingerprint=model_fingerprint(settings.model_dir),
+        model_fingerprint=model_fingerprint(settings.model_dir, weights),
         snapshots=snapshots,
         pace=pace,
     )
     log.info(
-        "%s: context of %d tokens, %d pages of %d tokens for %d groups of layers (%s, %.1f GB), %s layers, "
+        "%s: context of %d tokens, %d pages of %d tokens for %d groups of layers (%s, %.1f GB), %s layers in %s, "
         "%s attention, %d threads",
         type(model).__name__,
         max_context,
@@ -116,6 +123,7 @@ def load_engine(settings: Settings) -> Engine:
         str(kv_dtype).removeprefix("torch."),
         pool.num_pages * kv.bytes_per_page / 1e9,
         "transformers'" if checked.decoder is None else "fused",
+        weights,
         "native" if use_native else "torch",
         num_threads,
     )
@@ -137,6 +145,16 @@ def _use_native(settings: Settings) -> bool:
     if settings.attention == "auto" and reason is not None:
         log.warning("attention through torch: %s", reason)
     return settings.attention != "torch" and reason is None
+
+
+def _with_int8_weights(model: PreTrainedModel, layers: Sequence[LayerShape], checked: Checked) -> Checked:
+    """As checked in float32, but with layers of 8-bit weights; the model's own are freed."""
+    try:
+        decoder = int8_decoder(model, layers, checked.decoder)
+    except Refused as reason:
+        raise InvalidArgument(f"setting 'weights' cannot be int8 here: {reason}; set weights=float32") from None
+    release_linears(model)
+    return replace(checked, decoder=decoder)
 
 
 def _size_pool(settings: Settings, model: PreTrainedModel, token_bytes: int, num_groups: int) -> tuple[PagePool, int]:

@@ -107,8 +107,8 @@ def _check(
         if last <= len(neighbour):
             got_neighbour.append(logits[1])
 
-    stock = _stock_logits(model, ids)
-    stock_neighbour = _stock_logits(model, neighbour)
+    stock = stock_logits(model, ids)
+    stock_neighbour = stock_logits(model, neighbour)
     name = type(model).__name__
     last_of = [cut - 1 for cut in cuts]
     _require_equal(name, "in several turns", torch.stack(got), stock[last_of])
@@ -127,7 +127,8 @@ def _check(
 
 
 @torch.inference_mode()
-def _stock_logits(model: PreTrainedModel, ids: Sequence[int]) -> Tensor:
+def stock_logits(model: PreTrainedModel, ids: Sequence[int]) -> Tensor:
+    """Logits [n, vocab_size] of one full forward pass by transformers' own attention."""
     model.set_attn_implementation("eager")
     try:
         logits: Tensor = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0]

@@ -31,7 +31,8 @@ class Settings:
 
     Attributes:
         model_dir: a Hugging Face model directory.
-        weights: ``auto`` (float32 on a CPU) or ``float32``.
+        weights: their type, ``auto`` (float32 on a CPU), ``float32`` or ``int8``: a quarter of the bytes that each step
+            reads, and logits change (`make bench-weights` measures how much).
         attention: ``auto`` (native where it can run), ``native`` or ``torch``.
         kv_dtype: type of the KV cache, ``auto`` (float32 on a CPU), ``float32``, ``bfloat16`` or ``int8``: the smaller,
             the more tokens there is room for, and the more logits change (`make bench-kv` measures how much).
@@ -85,7 +86,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         choices = {
-            "weights": ("auto", "float32"),
+            "weights": ("auto", "float32", "int8"),
             "attention": ("auto", "native", "torch"),
             "kv_dtype": ("auto", "float32", "bfloat16", "int8"),
         }

@@ -14,6 +14,7 @@ from load_tests.bench.parked import run_parked
 from load_tests.bench.prefixes import run_prefixes
 from load_tests.bench.serving import OWN_MODES, Served
 from load_tests.bench.turns import run_turns
+from load_tests.bench.weight_types import run_weights
 
 
 def main() -> None:
@@ -52,6 +53,9 @@ def main() -> None:
     parked.add_argument("--context-len", type=int, default=1000)
     parked.add_argument("--host-mb", type=int, default=2400, help="host memory for KV; the rest goes to files")
     parked.add_argument("--beating", type=int, nargs="*", default=[40, 100], help="sessions that keep a beat")
+    weights = benchmarks.add_parser("weights", help="weights in 8 bits: perplexity of a real text, bytes and time")
+    weights.add_argument("--contexts", type=int, default=20)
+    weights.add_argument("--context-len", type=int, default=512)
     arguments = parser.parse_args()
     match arguments.benchmark:
         case "turns":
@@ -70,6 +74,8 @@ def main() -> None:
             run_kv(arguments.model, arguments.contexts, arguments.context_len)
         case "parked":
             run_parked(arguments.model, arguments.sessions, arguments.context_len, arguments.host_mb, arguments.beating)
+        case "weights":
+            run_weights(arguments.model, arguments.contexts, arguments.context_len)
         case "overhead":
             run_overhead(arguments.model, arguments.turns)
 

@@ -1,28 +1,21 @@
 """What a KV cache in 16 or 8 bits costs in quality and gains in room and time.
 
-Quality is the perplexity of a real text, teacher-forced through the engine's runner: every token but the first of a
-context is predicted from all before it, as the cache keeps them. Each token is a row of its own, as in decoding, and
-all types see the same rows. The standard error of the change is that of the mean over paired differences, one per
-token. The text is the reference of the Python language that the interpreter carries for `help()`: prose, tables and
-code.
+Quality is the perplexity of a real text, each token predicted from all before it as the cache keeps them
+(`perplexity.py`); all types see the same rows. The standard error of the change is that of the mean over paired
+differences, one per token. The text is the reference of the Python language that the interpreter carries for `help()`:
+prose, tables and code.
 
 Time is that of one decode step of four sessions, step by step in alternation between the types.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from statistics import median
 
-import torch
-from torch import Tensor
-from tqdm import tqdm
-
-from load_tests.bench import texts
+from load_tests.bench import perplexity, texts
 from load_tests.bench.results import print_table, write_result
 from microturn import runner
 from microturn.attention import native
@@ -32,7 +25,6 @@ from microturn.layers.decoder import FusedDecoder
 from microturn.model_store import resolve_model
 
 _PAGE_SIZE = 16
-_STEP_TOKENS = 64
 _NUM_SESSIONS, _NUM_TIMED_STEPS = 4, 40
 
 
@@ -59,16 +51,14 @@ def run_kv(model_name: str, num_contexts: int, context_len: int) -> None:
         )
         for name, dtype in KV_DTYPES.items()
     }
-    contexts = _contexts(model_dir, num_contexts, context_len)
-    surprises = {name: _surprises(of_type, contexts, name) for name, of_type in runners.items()}
+    contexts = perplexity.contexts(model_dir, num_contexts, context_len)
+    surprises = {name: perplexity.surprises(of_type, contexts, name) for name, of_type in runners.items()}
     step_ms = _decode_ms(runners, context_len - 1)
     exact = surprises["float32"]
     measured = {
         name: {
             "bytes_per_token": KVTensors.bytes_per_token(layers, KV_DTYPES[name]),
-            "perplexity": math.exp(of_type.mean()),
-            "change_percent": 100 * math.expm1((of_type - exact).mean()),
-            "standard_error_percent": 100 * float((of_type - exact).std()) / math.sqrt(exact.numel()),
+            **perplexity.compared(of_type, exact),
             "decode_ms": median(step_ms[name]),
         }
         for name, of_type in surprises.items()
@@ -93,27 +83,6 @@ def run_kv(model_name: str, num_contexts: int, context_len: int) -> None:
 def _cells(figures: Mapping[str, float]) -> list[str]:
     change = f"{figures['change_percent']:+.3f} ± {figures['standard_error_percent']:.3f}"
     return [f"{figures['bytes_per_token']:,}", f"{figures['perplexity']:.4f}", change, f"{figures['decode_ms']:.1f}"]
-
-
-def _contexts(model_dir: Path, num_contexts: int, context_len: int) -> list[list[int]]:
-    """The beginning of the text, in pieces."""
-    ids = texts.token_ids(model_dir)
-    if len(ids) < num_contexts * context_len:
-        raise SystemExit(f"the text has {len(ids)} tokens: ask for fewer or shorter contexts")
-    return [ids[first : first + context_len] for first in range(0, num_contexts * context_len, context_len)]
-
-
-def _surprises(model_runner: runner.ModelRunner, contexts: list[list[int]], name: str) -> Tensor:
-    """Negative log-likelihoods of all tokens but the first, float64 [contexts, context_len - 1]."""
-    surprises = torch.empty(len(contexts), len(contexts[0]) - 1, dtype=torch.float64)
-    for context, ids in enumerate(tqdm(contexts, desc=name, unit="context", leave=False)):
-        for first in range(0, len(ids) - 1, _STEP_TOKENS):
-            positions = range(first, min(first + _STEP_TOKENS, len(ids) - 1))
-            rows = [Row([ids[at]], at, list(range(at // _PAGE_SIZE + 1))) for at in positions]
-            following = torch.tensor([ids[at + 1] for at in positions])[:, None]
-            likelihoods = model_runner.run(Batch(rows)).double().log_softmax(-1).gather(1, following)
-            surprises[context, first : positions.stop] = -likelihoods[:, 0]
-    return surprises
 
 
 def _decode_ms(runners: Mapping[str, runner.ModelRunner], position: int) -> dict[str, list[float]]:

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from microturn.window import Window
 from support.driver import Recorder, model_runner
 from support.models import VOCAB_SIZE
-from support.oracle import RecordingDriver, check_sampled, stock_logits
+from support.oracle import RecordingDriver, check_sampled, stock_logits, tolerance_of
 from support.plain_window import windowed_logits
 
 WINDOW = Window(8, 40, 16)
@@ -76,7 +76,7 @@ def check_forks(
     for session_id, history in histories.items():
         if not generated[session_id]:
             continue
-        check_sampled(reference(history), history, generated[session_id])
+        check_sampled(reference(history), history, generated[session_id], tolerance_of(model))
     assert sum(map(len, generated.values())) > 4 * num_rounds, "the run compared too little"
 
 

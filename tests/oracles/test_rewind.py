@@ -14,7 +14,7 @@ from microturn.session import Session
 from support import models
 from support.driver import Driver, Recorder, model_runner
 from support.models import VOCAB_SIZE
-from support.oracle import TOLERANCE, RecordingDriver, stock_logits
+from support.oracle import RecordingDriver, stock_logits, tolerance_of
 
 GREEDY: dict[str, Any] = {}
 SAMPLED: dict[str, Any] = {
@@ -39,7 +39,7 @@ def check_rewinds(
 
     Raises:
         AssertionError: when what comes behind a cut has other tokens than a session that was told just what is left, or
-            logits that differ by more than TOLERANCE from those of the stock model.
+            logits that differ by more than its tolerance from those of the stock model.
     """
     rng = random.Random(seed)
     driver = RecordingDriver(model_runner(model, page_size=8), page_size=8, max_batch_tokens=24)
@@ -79,12 +79,12 @@ def _check_logits(
     model: PreTrainedModel, driver: RecordingDriver, session: int, history: list[int], *, is_greedy: bool
 ) -> None:
     """The last six tokens of a history were sampled from the stock model's logits."""
-    stock = stock_logits(model, history)
+    stock, tolerance = stock_logits(model, history), tolerance_of(model)
     for position in range(len(history) - 6, len(history)):
         got = driver.logits[session, position]
-        assert (got - stock[position - 1]).abs().max() <= TOLERANCE
+        assert (got - stock[position - 1]).abs().max() <= tolerance
         if is_greedy:
-            assert stock[position - 1].max() - stock[position - 1, history[position]] <= TOLERANCE
+            assert stock[position - 1].max() - stock[position - 1, history[position]] <= tolerance
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])

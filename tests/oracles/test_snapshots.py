@@ -141,7 +141,7 @@ def test_what_a_snapshot_would_lose_is_found(both: tuple[dict, dict], name: str)
     assert there[f"spoilt: {name}"] != here[name]
 
 
-@pytest.mark.parametrize("model_name", ["grouped_heads", "sliding_window"])
+@pytest.mark.parametrize("model_name", ["int8", "sliding_window"])
 def test_ids_and_embeddings_go_on_identically(model_name: str, tmp_path: Path) -> None:
     """Random models, whose tokens depend on every position of the context."""
     rng = random.Random(3)

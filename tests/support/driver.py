@@ -16,11 +16,13 @@ from microturn.kv_pool import PagePool
 from microturn.kv_tensors import KVTensors
 from microturn.layer_groups import LayerGroups
 from microturn.layers.decoder import FusedDecoder
+from microturn.layers.int8_linear import Int8Linear
 from microturn.options import parse_parameters
 from microturn.runner import ModelRunner, Runner, trace_layers
 from microturn.settings import Settings
 from microturn.snapshots.directory import SnapshotDirectory
 from microturn.turn import SessionId, Status, TokenInput, Turn, TurnInput, TurnOutput, TurnRequest
+from support.rounded import exact_of
 
 
 class IdsOnly:
@@ -209,10 +211,14 @@ def model_runner(
 ) -> ModelRunner:
     """A runner over a model with a pool of its own, and with fused layers where they know the model.
 
+    A model that `support.rounded` made is run as the one that it was made of, with 8-bit weights.
+
     Args:
         num_pages: for each group of its layers.
     """
     layers = trace_layers(model)
     groups = LayerGroups.of(layers)
     kv = KVTensors(layers, groups.num_groups * num_pages, page_size, kv_dtype, groups=groups)
-    return ModelRunner(model, kv, use_native=use_native, decoder=FusedDecoder.of(model, layers))
+    exact = exact_of(model)
+    decoder = FusedDecoder.of(model, layers) if exact is None else FusedDecoder.of(exact, layers, Int8Linear)
+    return ModelRunner(model, kv, use_native=use_native, decoder=decoder)

@@ -17,6 +17,7 @@ from transformers import (
 
 from microturn import rotary
 from microturn.attention import paged
+from support.rounded import rounded
 
 VOCAB_SIZE = 311
 _COMMON = {
@@ -67,6 +68,11 @@ def biases() -> PreTrainedModel:
 def own_fusion() -> PreTrainedModel:
     """Projections in one matrix by its own nature: not an architecture that we fuse."""
     return build(Phi3ForCausalLM, Phi3Config(num_attention_heads=4, num_key_value_heads=2, **_COMMON))
+
+
+def int8() -> PreTrainedModel:
+    """Six query heads over two KV heads, with 8-bit weights."""
+    return rounded(grouped_heads())
 
 
 def build(model_class: type[PreTrainedModel], config: object) -> PreTrainedModel:

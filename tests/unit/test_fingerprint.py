@@ -56,6 +56,11 @@ def test_other_weights_are_another_model(model_dir: Path, weights: dict[str, tor
     assert model_fingerprint(model_dir) != fingerprint
 
 
+def test_rounded_weights_are_another_model(model_dir: Path) -> None:
+    assert model_fingerprint(model_dir, "float32") == model_fingerprint(model_dir)
+    assert model_fingerprint(model_dir, "int8") != model_fingerprint(model_dir)
+
+
 def test_a_further_file_of_weights_is_another_model(model_dir: Path) -> None:
     fingerprint = model_fingerprint(model_dir)
     save_file({"more": torch.zeros(2)}, model_dir / "model-2.safetensors")

@@ -8,9 +8,13 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
+from transformers import PreTrainedModel
 
-from microturn import loading
+from microturn import loading, runner
 from microturn.batch import Batch, Row, RowPages
+from microturn.errors import InvalidArgument
+from microturn.fingerprint import model_fingerprint
+from microturn.probe import Checked
 from microturn.settings import Settings
 from microturn.text.model_text import ModelText
 from support import models
@@ -49,3 +53,29 @@ def test_layers_with_a_window_take_pages_out_of_one_pool_with_the_others(smollm2
     others = [RowPages([100, 7, 2, 5])]
     logits = engine.runner.run(Batch([Row(ids, 0, [62, 188], others=others)]))
     assert (logits[0] - stock_logits(model, ids)[-1]).abs().max() <= TOLERANCE
+
+
+def test_weights_of_8_bits_take_the_place_of_float32_but_for_the_embeddings(
+    smollm2: PreTrainedModel, smollm2_dir: str
+) -> None:
+    engine = loading.load_engine(Settings(model_dir=smollm2_dir, kv_tokens=256, max_context=256, weights="int8"))
+    model = engine.runner.model
+    layer = model.model.layers[7]
+    assert layer.self_attn.q_proj.weight.is_meta
+    assert layer.mlp.down_proj.weight.is_meta
+    held = {tensor.data_ptr(): tensor.nbytes for tensor in model.parameters() if not tensor.is_meta}
+    assert sum(held.values()) < 114e6, "SmolLM2 has 28 million weights in its embeddings, which the head shares"
+    assert engine.runner.vocab_size == 49152
+    assert engine.host.model_fingerprint == model_fingerprint(smollm2_dir, "int8")
+    encode = ModelText.from_directory(Path(smollm2_dir)).encoder.encode
+    prompt = encode("The capital of France is", begins=True)
+    logits = engine.runner.run(Batch([Row(prompt, 0, [0])]))
+    assert [int(logits.argmax())] == encode(" Paris", begins=False)
+    difference = logits - stock_logits(smollm2, prompt)[-1:]
+    assert 0.001 < difference.std() / logits.std() < 0.1
+
+
+def test_weights_of_8_bits_need_layers_of_ours() -> None:
+    model = models.own_fusion()
+    with pytest.raises(InvalidArgument, match=r"cannot be int8 here: Phi3ForCausalLM .*; set weights=float32"):
+        loading._with_int8_weights(model, runner.trace_layers(model), Checked(None, True, None))

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any, cast
 
 from torch import Tensor
 
 from microturn.layers.decoder import Attention, FusedDecoder
-from microturn.layers.linear import Linear
+from microturn.layers.linear import Product
 
 
 @dataclass
@@ -46,7 +45,7 @@ class TimedDecoder:
     def __init__(self, decoder: FusedDecoder, stopwatch: Stopwatch) -> None:
         self._decoder = decoder
         self._stopwatch = stopwatch
-        decoder.wrap_products(lambda product: cast(Linear, _TimedProduct(product, stopwatch)))
+        decoder.wrap_products(lambda product: _TimedProduct(product, stopwatch))
 
     def __call__(self, hidden: Tensor, positions: Tensor, wanted: Tensor, attention: Attention) -> Tensor:
         """See `FusedDecoder`."""
@@ -58,21 +57,20 @@ class TimedDecoder:
 
 
 class _TimedProduct:
-    """A `Linear` that is timed; all else of it shows through."""
+    """A `Product` that is timed."""
 
-    def __init__(self, product: Linear, stopwatch: Stopwatch) -> None:
+    def __init__(self, product: Product, stopwatch: Stopwatch) -> None:
         self._product = product
         self._stopwatch = stopwatch
+        self.num_out = product.num_out
+        self.num_bytes = product.num_bytes
 
     def __call__(self, x: Tensor, out: Tensor) -> Tensor:
         started_s = time.perf_counter()
         self._product(x, out)
         self._stopwatch.products_s += time.perf_counter() - started_s
-        self._stopwatch.product_bytes += self._product.weight.nbytes
+        self._stopwatch.product_bytes += self._product.num_bytes
         return out
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._product, name)
 
 
 class _TimedAttention:

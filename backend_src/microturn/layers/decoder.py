@@ -19,8 +19,8 @@ from transformers import PreTrainedModel
 from microturn.attention import native
 from microturn.layer_groups import LayerShape
 from microturn.layers import kernels
-from microturn.layers.linear import Linear
-from microturn.layers.weights import DecoderLayer, RMSNorm, is_known
+from microturn.layers.linear import Linear, Product
+from microturn.layers.weights import DecoderLayer, Products, RMSNorm, is_known
 
 _Angles = tuple[NDArray[np.float32], NDArray[np.float32]]
 
@@ -34,28 +34,29 @@ class Attention(Protocol):
 
 
 class FusedDecoder:
-    """The layers, last norm and head of a transformers model, whose weights it shares.
+    """The layers, last norm and head of a transformers model.
 
     Args:
         model: a causal LM that `is_known`.
         shapes: what each layer keeps.
+        products: `Linear` shares the model's weights, `Int8Linear` has its own.
     """
 
-    def __init__(self, model: PreTrainedModel, shapes: Sequence[LayerShape]) -> None:
+    def __init__(self, model: PreTrainedModel, shapes: Sequence[LayerShape], products: Products) -> None:
         self._rotary = model.model.rotary_emb
         kinds = self._rotary.kinds
-        self._layers = [DecoderLayer.of(*of) for of in zip(model.model.layers, shapes, kinds, strict=True)]
+        self._layers = [DecoderLayer.of(*of, products) for of in zip(model.model.layers, shapes, kinds, strict=True)]
         self._norm = RMSNorm.of(model.model.norm)
-        self._head = Linear.of(model.lm_head)
+        self._head: Product = products.of(model.lm_head)
 
     @classmethod
-    def of(cls, model: PreTrainedModel, shapes: Sequence[LayerShape]) -> Self | None:
-        """A decoder with the model's weights, or None for an architecture that we do not know or where Numba lacks."""
+    def of(cls, model: PreTrainedModel, shapes: Sequence[LayerShape], products: Products = Linear) -> Self | None:
+        """A decoder of the model, or None for an architecture that we do not know or where Numba lacks."""
         if native.unavailable_reason() is not None or not is_known(model, shapes):
             return None
-        return cls(model, shapes)
+        return cls(model, shapes, products)
 
-    def wrap_products(self, wrap: Callable[[Linear], Linear]) -> None:
+    def wrap_products(self, wrap: Callable[[Product], Product]) -> None:
         """Puts something around each matrix product, such as a stopwatch."""
         self._layers = [
             replace(
@@ -87,7 +88,13 @@ class FusedDecoder:
             hidden += _attend(index, layer, hidden, angles[layer.kind], attention, buffers)
             hidden += _feed_forward(layer, hidden, buffers)
         last = hidden[wanted]
-        return self._head(self._norm(last, last), hidden.new_empty(len(wanted), len(self._head.weight)))
+        return self._head(self._norm(last, last), hidden.new_empty(len(wanted), self._head.num_out))
+
+    @property
+    def weight_bytes(self) -> int:
+        """What one pass reads of weights at least."""
+        products = [product for layer in self._layers for product in layer.products] + [self._head]
+        return sum(product.num_bytes for product in products)
 
     def _angles(self, hidden: Tensor, positions: Tensor, kind: str | None) -> _Angles:
         """Cosines and sines [tokens, head_dim]."""
@@ -128,7 +135,7 @@ class _Buffers:
     def of(cls, layer: DecoderLayer, hidden: Tensor) -> Self:
         num_tokens, shape = len(hidden), layer.shape
         num_kv_heads, head_dim = shape.num_kv_heads, shape.head_dim
-        num_gated = layer.gate_up.weight.shape[0] // 2
+        num_gated = layer.gate_up.num_out // 2
         gate_up = hidden.new_empty(num_tokens, 2 * num_gated)
         gate, up = gate_up.chunk(2, dim=-1)
         return cls(

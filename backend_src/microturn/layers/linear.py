@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Self
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +15,24 @@ from microturn.layers import few_rows
 FEW_ROWS = 24
 
 
-class Linear:
+class Product(Protocol):
     """One or several `nn.Linear` of the same input as a single product.
+
+    Attributes:
+        num_out: width of a result.
+        num_bytes: what the weights take in memory.
+    """
+
+    num_out: int
+    num_bytes: int
+
+    def __call__(self, x: Tensor, out: Tensor) -> Tensor:
+        """Writes the product of x [rows, in] into out [rows, out], both contiguous, and returns it."""
+        ...
+
+
+class Linear:
+    """A `Product` in float32.
 
     Args:
         weight: [out, in].
@@ -24,6 +40,8 @@ class Linear:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.num_out = len(weight)
+        self.num_bytes = weight.nbytes
         self.weight = weight
         self.bias = bias
         self._weight_array = weight.numpy() if few_rows.fits(weight) else None
@@ -31,15 +49,12 @@ class Linear:
     @classmethod
     def fused(cls, modules: Sequence[nn.Linear]) -> Self:
         """Stacks the outputs of several modules; their own weights become views of the stack."""
-        weight = torch.cat([module.weight.detach() for module in modules])
+        weight, bias = stacked(modules)
         first = 0
         for module in modules:
             module.weight.data = weight[first : first + module.out_features]
             first += module.out_features
-        if all(module.bias is None for module in modules):
-            return cls(weight, None)
-        biases = [torch.zeros(module.out_features) if module.bias is None else module.bias for module in modules]
-        return cls(weight, torch.cat([bias.detach() for bias in biases]))
+        return cls(weight, bias)
 
     @classmethod
     def of(cls, module: nn.Linear) -> Self:
@@ -47,9 +62,18 @@ class Linear:
         return cls(module.weight.detach(), None if module.bias is None else module.bias.detach())
 
     def __call__(self, x: Tensor, out: Tensor) -> Tensor:
-        """Writes the product of x [rows, in] into out [rows, out], both contiguous, and returns it."""
+        """See `Product`."""
         if x.shape[0] > FEW_ROWS or self._weight_array is None:
             torch.mm(x, self.weight.t(), out=out)
         else:
             few_rows.multiply(x.numpy(), self._weight_array, out.numpy())
         return out if self.bias is None else out.add_(self.bias)
+
+
+def stacked(modules: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
+    """Copies the weights [out, in] and biases [out] of several modules into one; no bias where none has one."""
+    weight = torch.cat([module.weight.detach() for module in modules])
+    if all(module.bias is None for module in modules):
+        return weight, None
+    biases = [torch.zeros(module.out_features) if module.bias is None else module.bias for module in modules]
+    return weight, torch.cat([bias.detach() for bias in biases])

@@ -18,11 +18,15 @@ from transformers import PreTrainedModel
 
 from microturn.layer_groups import LayerShape
 from microturn.layers import kernels
-from microturn.layers.linear import Linear
+from microturn.layers.int8_linear import Int8Linear
+from microturn.layers.linear import Linear, Product
 from microturn.rotary import Rotary
 
 # A module of transformers: its attributes have no types that a checker could follow.
 _Module = Any
+
+# In what the weights of linear modules are kept.
+Products = type[Linear] | type[Int8Linear]
 
 _LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 _SANDWICH_LAYER = _LAYER | {"pre_feedforward_layernorm", "post_feedforward_layernorm"}
@@ -79,39 +83,44 @@ class DecoderLayer:
     """
 
     input_norm: RMSNorm
-    qkv: Linear
+    qkv: Product
     q_norm: RMSNorm | None
     k_norm: RMSNorm | None
-    output: Linear
+    output: Product
     attended_norm: RMSNorm | None
     feed_forward_norm: RMSNorm
-    gate_up: Linear
+    gate_up: Product
     activation: nn.Module
-    down: Linear
+    down: Product
     fed_forward_norm: RMSNorm | None
     num_heads: int
     shape: LayerShape
     scale: float
     kind: str | None
 
+    @property
+    def products(self) -> tuple[Product, ...]:
+        """All that has large weights."""
+        return self.qkv, self.output, self.gate_up, self.down
+
     @classmethod
-    def of(cls, module: _Module, shape: LayerShape, kind: str | None) -> Self:
-        """Fuses a layer that `is_known`; the module goes on working, over the same memory."""
+    def of(cls, module: _Module, shape: LayerShape, kind: str | None, products: Products) -> Self:
+        """Fuses a layer that `is_known`; the module goes on working, in float32 over the same memory."""
         attention, feed_forward = module.self_attn, module.mlp
         is_sandwich = _children(module) == _SANDWICH_LAYER
         is_normed = _children(attention) == _NORMED_ATTENTION
         before = module.pre_feedforward_layernorm if is_sandwich else module.post_attention_layernorm
         return cls(
             input_norm=RMSNorm.of(module.input_layernorm),
-            qkv=Linear.fused([attention.q_proj, attention.k_proj, attention.v_proj]),
+            qkv=products.fused([attention.q_proj, attention.k_proj, attention.v_proj]),
             q_norm=RMSNorm.of(attention.q_norm) if is_normed else None,
             k_norm=RMSNorm.of(attention.k_norm) if is_normed else None,
-            output=Linear.of(attention.o_proj),
+            output=products.of(attention.o_proj),
             attended_norm=RMSNorm.of(module.post_attention_layernorm) if is_sandwich else None,
             feed_forward_norm=RMSNorm.of(before),
-            gate_up=Linear.fused([feed_forward.gate_proj, feed_forward.up_proj]),
+            gate_up=products.fused([feed_forward.gate_proj, feed_forward.up_proj]),
             activation=feed_forward.act_fn,
-            down=Linear.of(feed_forward.down_proj),
+            down=products.of(feed_forward.down_proj),
             fed_forward_norm=RMSNorm.of(module.post_feedforward_layernorm) if is_sandwich else None,
             num_heads=attention.q_proj.out_features // shape.head_dim,
             shape=shape,
@@ -134,6 +143,14 @@ def is_known(model: PreTrainedModel, shapes: Sequence[LayerShape]) -> bool:
         and all(_is_known_layer(layer, shape) for layer, shape in zip(decoder.layers, shapes, strict=True))
         and len({_sizes(layer) for layer in decoder.layers}) == 1
     )
+
+
+def release_linears(model: PreTrainedModel) -> None:
+    """Frees the weights of a model's linear modules, but for those that embeddings share; it cannot be run any more."""
+    shared = {parameter.data_ptr() for parameter in model.get_input_embeddings().parameters()}
+    for module in model.modules():
+        if isinstance(module, nn.Linear) and module.weight.data_ptr() not in shared:
+            module.weight = nn.Parameter(module.weight.to("meta"), requires_grad=False)
 
 
 def _sizes(layer: _Module) -> tuple[int, ...]:

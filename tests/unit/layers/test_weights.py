@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from microturn.layers.linear import Linear
 from microturn.layers.weights import DecoderLayer, RMSNorm, is_known
 from microturn.runner import trace_layers
 from support import models
@@ -71,7 +72,7 @@ def test_norms_have_their_places() -> None:
     for model in (models.llama(), models.sliding_window()):
         shape = trace_layers(model)[0]
         module = model.model.layers[0]
-        layer = DecoderLayer.of(module, shape, None)
+        layer = DecoderLayer.of(module, shape, None, Linear)
         is_sandwich = hasattr(module, "pre_feedforward_layernorm")
         after_attention = RMSNorm.of(module.post_attention_layernorm).gain
         place = layer.attended_norm if is_sandwich else layer.feed_forward_norm

@@ -1,0 +1,95 @@
+"""Decides at load whether a model runs with 8-bit weights: as the stock model with rounded weights, in any company.
+
+The layers have passed the probe in float32 before; what is new are the products. Knows nothing of how they are made.
+How far rounded weights are from the model's own is not judged here but measured, by `make bench-weights`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from microturn.batch import Batch, Row
+from microturn.kv_quantization import dequantize, quantize
+from microturn.kv_tensors import KVTensors
+from microturn.layer_groups import LayerShape
+from microturn.layers.decoder import FusedDecoder
+from microturn.layers.int8_linear import FEW_ROWS, Int8Linear
+from microturn.probe import stock_logits
+from microturn.runner import ModelRunner
+
+log = logging.getLogger(__name__)
+
+# Largest difference of logits that rounding inputs to 16 bits explains, relative to the spread of the stock logits:
+# 0.015 was seen, in SmolLM2-135M and Gemma 3 270M.
+TOLERANCE = 0.1
+_PAGE_SIZE = 16
+_LEN = 3 * FEW_ROWS
+
+
+class Refused(Exception):
+    """Why a model does not run with 8-bit weights."""
+
+
+def int8_decoder(model: PreTrainedModel, layers: Sequence[LayerShape], exact: FusedDecoder | None) -> FusedDecoder:
+    """The model's layers with weights of 8 bits, tried out.
+
+    Args:
+        model: is left as it is.
+        layers: its layers' shapes.
+        exact: the same layers in float32, as they have passed the probe; None where transformers' own have to run.
+
+    Raises:
+        Refused: when they cannot be made, or compute something else.
+    """
+    name = type(model).__name__
+    if exact is None:
+        raise Refused(f"{name} runs on transformers' layers")
+    decoder = FusedDecoder(model, layers, Int8Linear)
+    vocab_size = model.config.get_text_config().vocab_size
+    ids, neighbour = torch.randint(vocab_size, (2, _LEN), generator=torch.Generator().manual_seed(0)).tolist()
+    num_pages = _LEN // _PAGE_SIZE
+    kv = KVTensors(layers, 2 * num_pages, _PAGE_SIZE)
+    runner = ModelRunner(model, kv, use_native=True, decoder=decoder)
+    pages, neighbour_pages = list(range(num_pages)), list(range(num_pages, 2 * num_pages))
+
+    # Each piece by itself, then beside a piece that makes many rows of the few.
+    cuts = [0, FEW_ROWS, FEW_ROWS + 1, 2 * FEW_ROWS + 2, _LEN]
+    got = []
+    for first, last in pairwise(cuts):
+        row = Row(ids[first:last], first, pages)
+        alone = runner.run(Batch([row]))[0]
+        together = runner.run(Batch([Row(neighbour, 0, neighbour_pages), row]))[1]
+        if not torch.equal(alone, together):
+            raise Refused(f"logits of {name} with 8-bit weights change beside another session")
+        got.append(alone)
+    expected = _rounded_logits(model, ids)[[cut - 1 for cut in cuts[1:]]]
+    deviation = float((torch.stack(got) - expected).abs().max() / expected.std())
+    log.info("probe: logits of %s with 8-bit weights deviate by %.1e", name, deviation)
+    # Written so that NaN fails too.
+    if not deviation <= TOLERANCE:
+        raise Refused(
+            f"logits of {name} with 8-bit weights deviate from the stock model's with rounded ones by {deviation:.1e} "
+            f"(allowed: {TOLERANCE:.0e})"
+        )
+    return decoder
+
+
+def _rounded_logits(model: PreTrainedModel, ids: Sequence[int]) -> Tensor:
+    """Logits [n, vocab_size] of the stock model, in each linear module of which the weight is rounded."""
+
+    def multiply_rounded(module: nn.Linear, given: tuple[Tensor, ...], _: Tensor) -> Tensor:
+        return nn.functional.linear(given[0], dequantize(*quantize(module.weight)), module.bias)
+
+    linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    hooks = [module.register_forward_hook(multiply_rounded) for module in linears]
+    try:
+        return stock_logits(model, ids)
+    finally:
+        for hook in hooks:
+            hook.remove()
