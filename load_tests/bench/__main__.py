@@ -42,6 +42,7 @@ def main() -> None:
     endless = benchmarks.add_parser("endless", help="one session far beyond its model's positions")
     endless.add_argument("--turns", type=int, default=20_000)
     endless.add_argument("--window-tokens", type=int, default=1000)
+    endless.add_argument("--weights", default="auto")
     prefixes = benchmarks.add_parser("prefixes", help="many sessions that begin with one long prompt")
     prefixes.add_argument("--sessions", type=int, default=50)
     prefixes.add_argument("--prompt-len", type=int, default=1000)
@@ -69,7 +70,7 @@ def main() -> None:
         case "prefixes":
             run_prefixes(arguments.model, arguments.sessions, arguments.prompt_len)
         case "endless":
-            run_endless(arguments.model, arguments.turns, arguments.window_tokens)
+            run_endless(arguments.model, arguments.turns, arguments.window_tokens, arguments.weights)
         case "kv":
             run_kv(arguments.model, arguments.contexts, arguments.context_len)
         case "parked":

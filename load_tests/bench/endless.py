@@ -126,16 +126,17 @@ class _Ending:
         self.error = error
 
 
-def run_endless(model: str, num_turns: int, window_tokens: int) -> None:
+def run_endless(model: str, num_turns: int, window_tokens: int, weights: str) -> None:
     """Measures, prints a table, writes a JSON file and draws a picture.
 
     Args:
         model: a directory, or the name of an embedded model.
         num_turns: that are timed, twice `SPAN` or more.
         window_tokens: of all sessions.
+        weights: see `Settings`.
     """
     model_dir = resolve_model(model)
-    engine = load_engine(Settings(model_dir=str(model_dir), kv_tokens=8192))
+    engine = load_engine(Settings(model_dir=str(model_dir), kv_tokens=8192, weights=weights))
     inputs = _inputs(texts.token_ids(model_dir), num_turns + NUM_SCORED)
     timed = inputs[:num_turns]
     long = Talk(engine, 1, window_tokens)
@@ -174,6 +175,7 @@ def run_endless(model: str, num_turns: int, window_tokens: int) -> None:
         "model": model,
         "num_turns": num_turns,
         "window_tokens": window_tokens,
+        "weights": weights,
         "p50_ms": {"second": median(second), "last": median(last)},
         "perplexity": perplexity,
         "memory_mb": memory_mb,
