@@ -79,7 +79,7 @@ class KVCopies:
         `advance` goes on with it until it says that it is done, `end` is called in any case, then `finish`.
         """
         state = session.table.save() if session.stored is None else session.stored.state
-        state = state.cut(max(0, session.committed_len - 1))
+        state = state.cut(min(session.kv_len, max(0, session.committed_len - 1)))  # of a copy that is lost, nothing
         if not state.kv_len:
             return None
         if session.stored is not None:

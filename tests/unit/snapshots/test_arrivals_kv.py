@@ -142,6 +142,19 @@ def test_a_windows_kv_goes_on_where_it_had_slid_to(directory: SnapshotDirectory)
     assert after.turn(1, rewind_to=len(find(after).context) - 3, max_tokens=0).error is None
 
 
+def test_layers_with_a_window_of_their_own_go_on_with_what_they_keep(directory: SnapshotDirectory) -> None:
+    before = FakeDriver(max_context=128, window_slack=4, window=9)
+    before.turn(1, [*range(1, 90)], start=True, max_tokens=5, temperature=0)
+    assert len(find(before).table.used_pages) < 60
+    save_with_kv(before, directory)
+    after = restarted(directory, max_context=128, window_slack=4, window=9)
+    after.turn(1, **RESUME)
+    for _ in range(4):
+        assert go_on(after) == go_on(before)
+    length = len(find(before).context)
+    assert go_on(after, rewind_to=length - 4) == go_on(before, rewind_to=length - 4)
+
+
 def test_a_branch_of_what_was_just_taken_up_shares_its_kv(
     before: FakeDriver, after: FakeDriver, directory: SnapshotDirectory
 ) -> None:

@@ -97,6 +97,20 @@ def test_what_has_no_kv_is_not_copied() -> None:
     assert driver.engine.copies.begin(find(driver)) is None
 
 
+def test_what_was_lost_behind_the_pool_is_not_copied() -> None:
+    """A drain asks every session for its KV, also those whose copy has given way to others."""
+    driver = parked(host_tier_bytes=1 << 20)
+    assert driver.engine._tiers.reclaim()
+    storage = driver.engine._tiers.storage
+    driver.steps(3)
+    storage.host.capacity_bytes = 0
+    driver.steps(1)
+    stored = find(driver).stored
+    assert stored is not None
+    assert stored.image.is_lost
+    assert driver.engine.copies.begin(find(driver)) is None
+
+
 @pytest.mark.parametrize("tier", ["host", "disk"])
 @pytest.mark.parametrize("rewind_to", [30, 14])
 def test_kv_outside_the_pool_is_copied_where_it_is(tmp_path: Path, tier: str, rewind_to: int) -> None:
