@@ -22,6 +22,7 @@ from microturn.housekeeping import Housekeeping
 from microturn.kv_pool import PagePool
 from microturn.lifecycle import Lifecycle
 from microturn.options import TurnOptions
+from microturn.pace import Pace
 from microturn.prefix_cache import PrefixCache
 from microturn.reception import Reception
 from microturn.runner import Runner
@@ -54,6 +55,7 @@ class Engine:
         eos_ids: tokens that end a generation.
         model_fingerprint: says whose KV is kept in files, and whose sessions are.
         snapshots: where sessions are that were saved and that clients come back to; None is nowhere.
+        pace: what is known of the model's forward passes; None is nothing yet.
         clock: seconds, monotonic.
 
     Attributes:
@@ -71,6 +73,7 @@ class Engine:
         eos_ids: frozenset[int] = frozenset(),
         model_fingerprint: str = "",
         snapshots: SnapshotDirectory | None = None,
+        pace: Pace | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         groups = runner.kv.groups
@@ -98,7 +101,8 @@ class Engine:
             post=self._inbox.put,
         )
         self._tiers = Tiers(pool, runner.kv, self._sessions, self._prefixes, storage, clock)
-        self._scheduler = Scheduler(settings.max_batch_tokens, self._tiers)
+        self._pace = pace or Pace()
+        self._scheduler = Scheduler(settings.max_batch_tokens, self._tiers, self._pace, clock)
         self._lifecycle = Lifecycle(
             self._sessions,
             self._prefixes,
@@ -191,7 +195,7 @@ class Engine:
         self._lifecycle.expire_turns()
         self._reap()
         self._tiers.begin_step()
-        rows = self._scheduler.schedule(self._lifecycle.running)
+        rows = self._scheduler.schedule(self._lifecycle.running, in_company=len(self._sessions) > 1)
         if rows:
             self._run(rows)
         self._can_wait = not self._tiers.end_step() and not rows
@@ -256,6 +260,7 @@ class Engine:
 
     def _run(self, rows: list[ScheduledRow]) -> None:
         batch = Batch([row.build() for row in rows])
+        started_s = self.clock()
         try:
             logits = self.runner.run(batch)
             wanting = [scheduled for scheduled, row in zip(rows, batch.rows, strict=True) if row.wants_logits]
@@ -267,6 +272,7 @@ class Engine:
             for scheduled in rows:
                 self._lifecycle.fail(scheduled.session, scheduled.turn, failure)
             return
+        self._pace.observe(batch.num_tokens, self.clock() - started_s)
         for scheduled, row in zip(rows, batch.rows, strict=True):
             try:
                 self._commit(scheduled, next(sampled) if row.wants_logits else None)

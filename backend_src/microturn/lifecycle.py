@@ -24,12 +24,9 @@ from microturn.prefix_cache import PrefixCache
 from microturn.session import Session
 from microturn.session_table import SessionTable
 from microturn.status import status_of
-from microturn.turn import Turn, TurnOutput, is_empty
+from microturn.turn import BEAT_S, Turn, TurnOutput, is_empty
 
 log = logging.getLogger(__name__)
-
-# A turn without a deadline is due one beat after it came, and one more for each further step that its input takes.
-BEAT_S = 0.2
 
 # A turn that waited, and why its input could not be taken in; None when it was.
 Fate = tuple[Turn, MicroturnError | None]

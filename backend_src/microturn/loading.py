@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from concurrent.futures import Future
 from functools import partial
 from itertools import count, islice
@@ -23,6 +24,7 @@ from microturn.fingerprint import model_fingerprint
 from microturn.kv_pool import PagePool
 from microturn.kv_tensors import KV_DTYPES, KVTensors
 from microturn.layer_groups import LayerGroups
+from microturn.pace import Pace
 from microturn.probe import check_model
 from microturn.settings import Settings
 from microturn.snapshots.directory import SnapshotDirectory
@@ -90,7 +92,7 @@ def load_engine(settings: Settings) -> Engine:
         accepts_embeds=checked.accepts_embeds,
         no_window_reason=checked.no_window_reason,
     )
-    _warm_up(model_runner, settings.max_batch_tokens, max_context)
+    pace = _warm_up(model_runner, settings.max_batch_tokens, max_context)
 
     engine = Engine(
         settings,
@@ -101,6 +103,7 @@ def load_engine(settings: Settings) -> Engine:
         eos_ids=model_text.eos_ids,
         model_fingerprint=model_fingerprint(settings.model_dir),
         snapshots=snapshots,
+        pace=pace,
     )
     log.info(
         "%s: context of %d tokens, %d pages of %d tokens for %d groups of layers (%s, %.1f GB), %s layers, "
@@ -158,13 +161,27 @@ def _size_pool(settings: Settings, model: PreTrainedModel, token_bytes: int, num
     return PagePool(num_pages, settings.page_size), max_context
 
 
-def _warm_up(model_runner: runner.ModelRunner, max_batch_tokens: int, max_context: int) -> None:
-    """Runs the shapes that the first turns will have: kernels are compiled and memory is touched before, not then."""
+def _warm_up(model_runner: runner.ModelRunner, max_batch_tokens: int, max_context: int) -> Pace:
+    """Runs the shapes that the first turns will have: kernels are compiled and memory is touched before, not then.
+
+    Returns:
+        How long the passes take, once all is warm.
+    """
     page_size = model_runner.kv.page_size
-    for num_tokens in {1, min(16, max_context), min(max_batch_tokens, max_context)}:
+    passes = []
+    for num_tokens in sorted({1, min(16, max_context), min(max_batch_tokens, max_context)}):
         num_pages, unused = -(-num_tokens // page_size), count()
         first, *others = (
             RowPages(list(islice(unused, num_pages * kind.num_groups))) for kind in model_runner.kv.groups.kinds
         )
-        model_runner.run(Batch([Row([0] * num_tokens, 0, first.pages, others=others)]))
-    log.info("warmed up with %d threads", torch.get_num_threads())
+        batch = Batch([Row([0] * num_tokens, 0, first.pages, others=others)])
+        model_runner.run(batch)
+        started_s = time.perf_counter()
+        model_runner.run(batch)
+        passes.append((num_tokens, time.perf_counter() - started_s))
+    log.info(
+        "warmed up with %d threads: %s",
+        torch.get_num_threads(),
+        ", ".join(f"{n} tokens in {s * 1e3:.0f} ms" for n, s in passes),
+    )
+    return Pace(passes)

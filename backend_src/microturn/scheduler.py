@@ -3,17 +3,24 @@
 One rule serves prefill and decode alike: a running turn has tokens to compute, one or thousands. Short rows go first,
 the one due earliest before the others; what is left of the token budget goes to long appends, so that a long first
 prompt makes nobody late, and a quarter of the budget is kept for them, so that they are not starved either.
+
+A pass lasts as long as its longest row makes it, and everybody waits for its end. So in company a long append gets no
+more tokens than fit the time that the others have, by what earlier passes took.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from microturn.batch import Row, RowPages
+from microturn.pace import Pace
 from microturn.session import Session
-from microturn.turn import Turn
+from microturn.turn import BEAT_S, Turn
+
+# In company a pass lasts no longer than this where it can be helped: four fit between two beats.
+_COMPANY_PASS_S = BEAT_S / 4
 
 
 @dataclass(frozen=True)
@@ -73,30 +80,40 @@ class Scheduler:
     Args:
         max_batch_tokens: tokens of a step.
         memory: where pages come from when the pool has none.
+        pace: of forward passes.
+        clock: seconds, that of the turns' due times.
     """
 
-    def __init__(self, max_batch_tokens: int, memory: Memory) -> None:
+    def __init__(self, max_batch_tokens: int, memory: Memory, pace: Pace, clock: Callable[[], float]) -> None:
         self._max_batch_tokens = max_batch_tokens
         self._long_share = max_batch_tokens // 4
+        self._least_long = max(1, max_batch_tokens // 16)
         self._memory = memory
+        self._pace = pace
+        self._clock = clock
 
-    def schedule(self, running: Iterable[Session]) -> list[ScheduledRow]:
+    def schedule(self, running: Iterable[Session], *, in_company: bool) -> list[ScheduledRow]:
         """The rows of the next step; empty only when nothing is left to compute, or all KV for it is on its way.
+
+        Args:
+            running: the sessions that have a turn.
+            in_company: whether there is another session than one, whose turn may come while the step runs.
 
         Pages for the new tokens are reserved. When the pool is full, parked sessions give way first, then the least
         urgent running ones, which lose pages and no token. The most urgent session is never preempted, and one session
         fits the pool: so somebody always makes progress.
         """
         waiting = sorted((session for session in running if session.num_pending), key=self._urgency)
-        has_long = bool(waiting) and self._is_long(waiting[-1])
-        budget = self._max_batch_tokens
+        num_short = sum(not self._is_long(session) for session in waiting)
+        budget = self._max_batch_tokens - (self._long_share if num_short < len(waiting) else 0)
         rows: list[ScheduledRow] = []
         preempted: set[Session] = set()
         for index, session in enumerate(waiting):
+            if index == num_short:
+                budget = self._left_for_long(rows, in_company=in_company)
             if session in preempted or not self._memory.is_at_hand(session):
                 continue
-            kept_for_long = self._long_share if has_long and not self._is_long(session) else 0
-            num_tokens = min(session.num_computable, budget - kept_for_long)
+            num_tokens = min(session.num_computable, budget)
             if num_tokens <= 0:
                 continue
             session.evict()
@@ -114,6 +131,22 @@ class Scheduler:
 
     def _is_long(self, session: Session) -> bool:
         return session.num_pending > max(1, self._long_share)
+
+    def _left_for_long(self, rows: Sequence[ScheduledRow], *, in_company: bool) -> int:
+        """Tokens of a step that long appends may have beside short rows."""
+        num_tokens = sum(row.num_tokens for row in rows)
+        most = self._max_batch_tokens - num_tokens
+        if not in_company:
+            return most
+        longest_s, now_s = _COMPANY_PASS_S, self._clock()
+        least_s = self._pace.pass_s(num_tokens)
+        for row in rows:
+            each_s = (row.turn.due_s - now_s) / row.turn.num_passes_left
+            # Who would be late without any long append is no reason to hold one up.
+            if each_s >= least_s:
+                longest_s = min(longest_s, each_s)
+        within = self._pace.num_tokens_within(longest_s, self._max_batch_tokens) - num_tokens
+        return min(most, max(self._least_long, within))
 
     def _reserve(self, session: Session, num_tokens: int, victims: Sequence[Session], preempted: set[Session]) -> bool:
         """Gets the pages, from the least urgent running sessions if need be and if that is enough."""

@@ -18,6 +18,9 @@ from microturn.options import SessionOptions, TurnOptions
 
 SessionId = int | str
 
+# The time of a micro-turn. A turn without a deadline is due one beat after it came.
+BEAT_S = 0.2
+
 
 @dataclass(frozen=True)
 class TokenInput:
@@ -255,6 +258,11 @@ class Turn:
         if is_empty(self.request.input) and "max_tokens" not in self.request.options:
             return 0
         return 16 if self.options.max_tokens is None else self.options.max_tokens
+
+    @property
+    def num_passes_left(self) -> int:
+        """Forward passes that it still needs, once its input fits one: each of them makes a token."""
+        return max(1, self.max_tokens - self.num_output)
 
     @property
     def generates(self) -> bool:

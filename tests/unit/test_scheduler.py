@@ -10,6 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from microturn.kv_pool import PagePool
+from microturn.pace import Pace
 from microturn.scheduler import ScheduledRow, Scheduler
 from microturn.session import Session
 from support.sessions import make_session, make_turn
@@ -32,13 +33,22 @@ def running(
     return session
 
 
+def make_scheduler(max_batch_tokens: int, memory: TiersDriver, pace: Pace | None = None) -> Scheduler:
+    return Scheduler(max_batch_tokens, memory.tiers, pace or Pace(), memory.clock)
+
+
 def schedule(
-    sessions: Sequence[Session], max_batch_tokens: int, memory: TiersDriver | None = None
+    sessions: Sequence[Session],
+    max_batch_tokens: int,
+    memory: TiersDriver | None = None,
+    *,
+    pace: Pace | None = None,
+    in_company: bool = True,
 ) -> dict[object, int]:
     """Tokens of the next step by session id, in its order."""
     memory = memory or TiersDriver(sessions[0].table._pool if sessions else PagePool(1, PAGE_SIZE))
     memory.tiers.begin_step()
-    rows = Scheduler(max_batch_tokens, memory.tiers).schedule(sessions)
+    rows = make_scheduler(max_batch_tokens, memory, pace).schedule(sessions, in_company=in_company)
     return {row.session.id: row.num_tokens for row in rows}
 
 
@@ -128,6 +138,43 @@ def test_a_quarter_of_the_budget_is_kept_for_long_prompts(pool: PagePool) -> Non
     assert sum(schedule(sessions, 16).values()) == 16
 
 
+# A pass of n tokens takes 10 + n milliseconds.
+PACE = Pace([(1, 0.011), (101, 0.111)])
+
+
+def test_a_long_prompt_in_company_makes_a_pass_no_longer_than_a_quarter_of_a_beat(pool: PagePool) -> None:
+    assert schedule([running(pool, 1, 500)], 256, pace=PACE) == {1: 40}
+
+
+def test_a_long_prompt_alone_has_the_whole_budget(pool: PagePool) -> None:
+    assert schedule([running(pool, 1, 500)], 256, pace=PACE, in_company=False) == {1: 256}
+
+
+@pytest.mark.parametrize(
+    ("left_s", "max_tokens", "num_long_tokens"),
+    [
+        (0.122, 4, 19),  # passes of 30.5 ms, with one token of the short row's own
+        (0.122, 3, 29),
+        (0.600, 4, 39),  # time for more than a quarter of a beat
+        (0.082, 4, 16),  # at least a sixteenth of the budget
+        (0.030, 4, 39),  # late in any case: no reason to hold anybody up
+        (-1.00, 1, 39),
+    ],
+)
+def test_a_long_prompt_takes_no_more_time_than_others_have_left(
+    pool: PagePool, left_s: float, max_tokens: int, num_long_tokens: int
+) -> None:
+    memory = TiersDriver(pool)
+    due_s = memory.clock() + left_s
+    sessions = [running(pool, 1, 500), running(pool, 2, 10, 9, due_s=due_s, max_tokens=max_tokens)]
+    assert schedule(sessions, 256, memory, pace=PACE) == {2: 1, 1: num_long_tokens}
+
+
+def test_a_long_prompt_goes_on_where_passes_are_slow_without_it(pool: PagePool) -> None:
+    sessions = [running(pool, 1, 500), running(pool, 2, 10, 9, due_s=0.2, max_tokens=4)]
+    assert schedule(sessions, 256, pace=Pace([(1, 1.0), (101, 2.0)])) == {2: 1, 1: 16}
+
+
 def test_without_long_prompts_short_rows_have_the_whole_budget(pool: PagePool) -> None:
     sessions = [running(pool, number, 10, 7) for number in range(1, 20)]
     assert sum(schedule(sessions, 16).values()) == 16
@@ -200,7 +247,7 @@ def test_a_preempted_session_does_not_come_back_in_the_same_step() -> None:
 def test_no_more_pages_are_reserved_than_the_step_writes(pool: PagePool) -> None:
     """B17-B20: pages reserved ahead were leaked or counted twice."""
     sessions = [running(pool, number, 50) for number in range(3)]
-    for row in Scheduler(16, TiersDriver(pool).tiers).schedule(sessions):
+    for row in make_scheduler(16, TiersDriver(pool)).schedule(sessions, in_company=True):
         assert len(row.session.table.pages) == pool.num_pages_for(row.session.table.kv_len + row.num_tokens)
 
 
@@ -241,10 +288,10 @@ def test_every_turn_ends_in_a_pool_that_holds_one_context(
     """B9: two sessions waited for each other's pages, and nobody made progress."""
     pool = PagePool(num_pages, PAGE_SIZE)
     waiting = [running(pool, number, context_len, due_s=due_s) for number, (context_len, due_s) in enumerate(turns)]
-    scheduler = Scheduler(max_batch_tokens, TiersDriver(pool).tiers)
+    scheduler = make_scheduler(max_batch_tokens, TiersDriver(pool))
     num_steps = 0
     while waiting:
-        rows = scheduler.schedule(waiting)
+        rows = scheduler.schedule(waiting, in_company=True)
         assert 0 < sum(row.num_tokens for row in rows) <= max_batch_tokens
         assert len({row.session.id for row in rows}) == len(rows)
         pool.check_integrity([session.table.pages for session in waiting])

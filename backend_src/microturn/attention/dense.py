@@ -47,7 +47,7 @@ def attend(
         keys, values = (pages[:, part].flatten(0, 1)[: context_len - oldest] for part in (0, 1))
         num_sinks = max(0, int(step.num_sinks[row]) - oldest)
         if num_sinks:
-            moved_by = torch.full((num_sinks,), int(step.moved_by[row]))
+            moved_by = torch.full((num_sinks,), int(step.num_evicted[row]))
             keys = torch.cat((rotate(keys[:num_sinks], moved_by), keys[num_sinks:]))
         at = torch.arange(oldest, context_len)
         query_at = torch.arange(position, context_len)[:, None]

@@ -17,7 +17,8 @@ append of 16 tokens with three heads to a KV head reads each key once. A tile's 
 
 This is an online softmax (Milakov and Gimelshein, 2018) over tiles as in FlashAttention (Dao et al., 2022), split over
 keys as in Flash-Decoding (Dao et al., 2023). Tiles and splits depend on the row alone, so that a row's result does not
-depend on its company. Keys and values that the pages keep in bfloat16 or int8 are made floats a block at a time.
+depend on its company; in the exact mode on nothing but the query and what it sees. Keys and values that the pages keep
+in bfloat16 or int8 are made floats a block at a time.
 
 Threads: Numba's OpenMP layer binds to the OpenMP runtime that torch has loaded, so both share one team. Its other
 layers bring threads of their own, which fight with torch's waiting ones: measured twice as slow on two cores.
@@ -38,7 +39,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from microturn.attention.native_kernels import TILE_ROWS, append_and_attend
+from microturn.attention.native_kernels import KEY_BLOCK, TILE_ROWS, append_and_attend
 from microturn.attention.step import Int32Array, PagedStep
 from microturn.kv_tensors import LayerPages
 
@@ -74,10 +75,11 @@ class _Tasks:
     """The tasks of one step in all layers of a shape, and memory for their results.
 
     Attributes:
-        tasks: int32 [tasks, 8]: row of the batch; its first query (packed); first of the tile's rows, counted from
+        tasks: int32 [tasks, 9]: row of the batch; its first query (packed); first of the tile's rows, counted from
             there; number of these rows; where the first query's own key is among the row's; first key; end of the
-            keys; the first query as these keys see it. The splits of a tile are consecutive, in the order of their
-            keys. For sinks that have moved up the queries stand a second time behind all others, turned.
+            keys; the first query as these keys see it; what a key's index and this are a multiple of KEY_BLOCK where a
+            block begins. The splits of a tile are consecutive, in the order of their keys. For sinks that have moved
+            up the queries stand a second time behind all others, turned.
         tile_indptr: int32 [tiles + 1], tiles' splits in `tasks`.
         sums: float32 [kv_heads, tasks, head_dim * TILE_ROWS], weighted values.
         peaks: float32 [kv_heads, tasks, TILE_ROWS], highest scores.
@@ -91,14 +93,14 @@ class _Tasks:
     totals: NDArray[np.float32]
 
     @classmethod
-    def plan(cls, step: PagedStep, shape: _Shape) -> Self:
+    def plan(cls, step: PagedStep, shape: _Shape, *, exact: bool) -> Self:
         tasks: list[tuple[int, ...]] = []
         tile_indptr = [0]
         turned = int(step.query_indptr[-1])
         for row in range(len(step.context_len)):
             start, end = int(step.query_indptr[row]), int(step.query_indptr[row + 1])
             position = int(step.context_len[row]) - (end - start)
-            num_sinks = int(step.num_sinks[row])
+            num_sinks, num_evicted = int(step.num_sinks[row]), int(step.num_evicted[row])
             num_rows = (end - start) * shape.group
             max_splits = math.ceil(MAX_ROW_TASKS / math.ceil(num_rows / TILE_ROWS))
             for first in range(0, num_rows, TILE_ROWS):
@@ -107,16 +109,21 @@ class _Tasks:
                 key_end = position + (first + num - 1) // shape.group + 1
                 tile = row, start, first, num, position
                 if oldest < num_sinks:
-                    tasks.append((*tile, oldest, num_sinks, turned))
+                    tasks.append((*tile, 0 if exact else oldest, num_sinks, turned, 0))
                     oldest = num_sinks
-                num_splits = min(max_splits, math.ceil((key_end - oldest) / SPLIT_LEN))
-                borders = [oldest + (key_end - oldest) * split // num_splits for split in range(num_splits + 1)]
-                tasks += [(*tile, *keys, start) for keys in pairwise(borders)]
+                if exact:
+                    borders = _fixed_borders(oldest, key_end, num_sinks, num_evicted)
+                else:
+                    num_splits = min(max_splits, math.ceil((key_end - oldest) / SPLIT_LEN))
+                    borders = [oldest + (key_end - oldest) * split // num_splits for split in range(num_splits + 1)]
+                for first_key, last_key in pairwise(borders):
+                    phase = num_evicted if exact else -first_key
+                    tasks.append((*tile, first_key, last_key, start, phase % KEY_BLOCK))
                 tile_indptr.append(len(tasks))
             turned += end - start if num_sinks else 0
         results = (shape.num_kv_heads, len(tasks))
         return cls(
-            np.array(tasks, np.int32).reshape(-1, 8),
+            np.array(tasks, np.int32).reshape(-1, 9),
             np.array(tile_indptr, np.int32),
             np.empty((*results, shape.head_dim * TILE_ROWS), np.float32),
             np.empty((*results, TILE_ROWS), np.float32),
@@ -124,15 +131,26 @@ class _Tasks:
         )
 
 
+def _fixed_borders(oldest: int, key_end: int, num_sinks: int, num_evicted: int) -> list[int]:
+    """Where splits begin and end whatever the tile: at multiples of SPLIT_LEN of the keys' positions.
+
+    What a tile has at its ends and one of its queries does not see weighs nothing, to the bit.
+    """
+    first = oldest - (oldest + num_evicted) % SPLIT_LEN
+    return [max(num_sinks, first), *range(first + SPLIT_LEN, key_end, SPLIT_LEN), key_end]
+
+
 class NativePlan:
     """The work of one step for one kind of layers, planned at the first layer of each shape.
 
     Args:
         steps: where the rows of the batch find their keys, for each group of the layers.
+        exact: whether a query's result is the same to the bit with whatever others it is computed.
     """
 
-    def __init__(self, steps: Sequence[PagedStep]) -> None:
+    def __init__(self, steps: Sequence[PagedStep], *, exact: bool = False) -> None:
         self._steps = steps
+        self._exact = exact
         self._tasks: dict[_Shape, _Tasks] = {}
 
     def append_and_attend(
@@ -147,7 +165,7 @@ class NativePlan:
         shape = _Shape(num_kv_heads, q.shape[1] // num_kv_heads, head_dim, _UNBOUNDED if window is None else window)
         work = self._tasks.get(shape)
         if work is None:
-            work = self._tasks[shape] = _Tasks.plan(self._steps[0], shape)
+            work = self._tasks[shape] = _Tasks.plan(self._steps[0], shape, exact=self._exact)
         step = self._steps[group]
         append_and_attend(
             q.numpy(),
@@ -162,6 +180,7 @@ class NativePlan:
             work.tile_indptr,
             np.float32(scale * math.log2(math.e)),
             shape.window,
+            self._exact,
             out.numpy(),
             work.sums,
             work.peaks,

@@ -48,9 +48,9 @@ _wide_rest = products.wide_values(1)
 
 
 @numba.njit(nogil=True)
-def is_narrow(num_rows: int, head_dim: int) -> bool:
-    """Which of the two layouts a tile has."""
-    return num_rows <= NARROW_ROWS and head_dim % LANES == 0
+def is_narrow(num_rows: int, head_dim: int, exact: bool) -> bool:
+    """Which of the two layouts a tile has. They add in different orders, so that exact results need one for all."""
+    return num_rows <= NARROW_ROWS and head_dim % LANES == 0 and not exact
 
 
 @numba.njit(nogil=True)
@@ -68,18 +68,19 @@ def _attend(
     task: _Array,
     scale: np.float32,
     window: int,
+    exact: bool,
     sums: _Array,
     peak: _Array,
     total: _Array,
 ) -> None:
     """One task: adds its keys to sums [head_dim, rows], in a narrow tile [rows, head_dim], and to peak and total."""
     first_row, num_rows, position = task[2], task[3], task[4]
-    key_start, key_end, first_query = task[5], task[6], task[7]
+    key_start, key_end, first_query, phase = task[5], task[6], task[7], task[8]
     page_size, num_kv_heads, head_dim = kv.shape[2], kv.shape[3], kv.shape[4]
     group = q.shape[1] // num_kv_heads
     token_len = num_kv_heads * head_dim
     to_values = page_size * token_len
-    narrow, num_vectors = is_narrow(num_rows, head_dim), _num_vectors(num_rows)
+    narrow, num_vectors = is_narrow(num_rows, head_dim, exact), _num_vectors(num_rows)
     row_stride, element_stride = (head_dim, 1) if narrow else (1, num_vectors * LANES)
 
     # Where each key is; the last one stands in for those behind it, so that all blocks are whole.
@@ -114,8 +115,9 @@ def _attend(
         sums[at] = 0
     scores = np.zeros((KEY_BLOCK, num_vectors * LANES), np.float32)
     shrink = np.empty(num_vectors * LANES, np.float32)
-    for first_key in range(key_start, key_end, KEY_BLOCK):
-        num_keys = min(KEY_BLOCK, key_end - first_key)
+    first_key = key_start
+    while first_key < key_end:
+        num_keys = min(KEY_BLOCK - (first_key + phase) % KEY_BLOCK, key_end - first_key)
         block_at = key_at[first_key - key_start :]
         _unpack(kv, block, block_at, 0, head_dim, scales, num_keys + -num_keys % WIDE_BLOCK)
         if narrow:
@@ -150,14 +152,17 @@ def _attend(
                 _wide_values(sums, shrink, kv, block, block_at, to_values, head_dim, scores, d, num_keys, num_vectors)
             for d in range(whole, head_dim):
                 _wide_rest(sums, shrink, kv, block, block_at, to_values, head_dim, scores, d, num_keys, num_vectors)
+        first_key += num_keys
 
 
 @numba.njit(nogil=True)
-def _merge(task: _Array, head: int, group: int, sums: _Array, peaks: _Array, totals: _Array, out: _Array) -> None:
+def _merge(
+    task: _Array, head: int, group: int, exact: bool, sums: _Array, peaks: _Array, totals: _Array, out: _Array
+) -> None:
     """Merges the splits of a tile: sums [splits, head_dim * rows or more], peaks and totals [splits, rows or more]."""
     first_query, first_row, num_rows = task[1], task[2], task[3]
     num_splits, head_dim = sums.shape[0], out.shape[2]
-    narrow, lanes = is_narrow(num_rows, head_dim), _num_vectors(num_rows) * LANES
+    narrow, lanes = is_narrow(num_rows, head_dim, exact), _num_vectors(num_rows) * LANES
     weights = np.zeros((num_splits, lanes), np.float32)
     for row in range(num_rows):
         best = peaks[0, row]
@@ -201,6 +206,7 @@ def append_and_attend(
     tile_indptr: _Array,
     scale: np.float32,
     window: int,
+    exact: bool,
     out: _Array,
     sums: _Array,
     peaks: _Array,
@@ -221,12 +227,12 @@ def append_and_attend(
         index, head = part // num_kv_heads, part % num_kv_heads
         task = tasks[index]
         pages = page_ids[page_indptr[task[0]] :]
-        sums_len = head_dim * (NARROW_ROWS if is_narrow(task[3], head_dim) else _num_vectors(task[3]) * LANES)
+        sums_len = head_dim * (NARROW_ROWS if is_narrow(task[3], head_dim, exact) else _num_vectors(task[3]) * LANES)
         results = sums[head, index, :sums_len], peaks[head, index], totals[head, index]
-        _attend(q, kv, scales, pages, head, task, scale, window, *results)
+        _attend(q, kv, scales, pages, head, task, scale, window, exact, *results)
 
     for part in numba.prange((tile_indptr.shape[0] - 1) * num_kv_heads):
         tile, head = part // num_kv_heads, part % num_kv_heads
         splits = slice(tile_indptr[tile], tile_indptr[tile + 1])
         task = tasks[tile_indptr[tile]]
-        _merge(task, head, group, sums[head, splits], peaks[head, splits], totals[head, splits], out)
+        _merge(task, head, group, exact, sums[head, splits], peaks[head, splits], totals[head, splits], out)

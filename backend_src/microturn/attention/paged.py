@@ -37,9 +37,9 @@ class _KindPlan:
         moved_by: int64 [n], how far.
     """
 
-    def __init__(self, steps: Sequence[PagedStep], *, native: bool) -> None:
+    def __init__(self, steps: Sequence[PagedStep], *, native: bool, exact: bool) -> None:
         self.steps = steps
-        self.native = NativePlan(steps) if native else None
+        self.native = NativePlan(steps, exact=exact) if native else None
         self.moved, self.moved_by = (torch.from_numpy(part) for part in steps[0].moved_queries())
 
 
@@ -52,12 +52,15 @@ class PagedAttention:
         native: whether the native kernel attends, or torch.
         rotary: of the model; needed where sinks have moved. Then the native kernel gets those queries a second time,
             turned back by as much: nothing in the pages, which others may share, has to change.
+        exact: whether a token's result is the same to the bit however its session is cut into rows; native only.
     """
 
-    def __init__(self, batch: Batch, kv: KVTensors, *, native: bool, rotary: Rotary | None = None) -> None:
+    def __init__(
+        self, batch: Batch, kv: KVTensors, *, native: bool, rotary: Rotary | None = None, exact: bool = False
+    ) -> None:
         self._kv = kv
         self._kinds = [
-            _KindPlan(PagedStep.plan(batch, kv.page_size, number, kind.num_groups), native=native)
+            _KindPlan(PagedStep.plan(batch, kv.page_size, number, kind.num_groups), native=native, exact=exact)
             for number, kind in enumerate(kv.groups.kinds)
         ]
         self._rotary = rotary

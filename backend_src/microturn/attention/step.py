@@ -25,7 +25,7 @@ class PagedStep:
         page_ids: int32 [pages of all rows].
         slots: int64 [tokens], page * page_size + offset at which each new token's key and value go.
         num_sinks: int32 [rows], first keys of a row that have moved up to the others; 0 where none have.
-        moved_by: int64 [rows], how far they have moved.
+        num_evicted: int64 [rows], tokens behind these that the row's pages do not hold; as far the sinks have moved.
         page_size: tokens in a page.
     """
 
@@ -35,12 +35,12 @@ class PagedStep:
     page_ids: Int32Array
     slots: NDArray[np.int64]
     num_sinks: Int32Array
-    moved_by: NDArray[np.int64]
+    num_evicted: NDArray[np.int64]
     page_size: int
 
     def moved_queries(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The queries of rows whose sinks have moved, in their order: where they are, and how far their sinks moved."""
-        moved_by = np.repeat(self.moved_by, np.diff(self.query_indptr))
+        moved_by = np.repeat(np.where(self.num_sinks, self.num_evicted, 0), np.diff(self.query_indptr))
         (at,) = moved_by.nonzero()
         return at, moved_by[at]
 
@@ -64,7 +64,7 @@ class PagedStep:
             page_ids=np.ascontiguousarray(page_ids[:, 0]),
             slots=np.concatenate([row_slots[0] for row_slots in slots]),
             num_sinks=np.fromiter((row.num_sinks if row.num_evicted else 0 for row in rows), np.int32),
-            moved_by=np.fromiter((row.num_evicted if row.num_sinks else 0 for row in rows), np.int64),
+            num_evicted=np.fromiter((row.num_evicted for row in rows), np.int64),
             page_size=page_size,
         )
         others = [

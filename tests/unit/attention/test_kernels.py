@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import pytest
@@ -113,6 +114,33 @@ def test_a_row_is_the_same_to_the_bit_in_any_company(heads: Heads, new: int, com
 
     alone = attend([row], num_others)
     assert torch.equal(alone, attend([*others, row], 0)[num_others:])
+
+
+@pytest.mark.parametrize("heads", [SMALL, Heads(9, 3, 64), Heads(16, 2, 64), Heads(4, 4, 64)], ids=str)
+@pytest.mark.parametrize("window", [None, 7, 300])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8], ids=str)
+def test_in_the_exact_mode_cutting_a_session_into_rows_changes_no_bit(
+    heads: Heads, window: int | None, dtype: torch.dtype
+) -> None:
+    """Block borders, split borders, tiles of every width, single queries: nothing but what a query sees counts."""
+    generator = torch.Generator().manual_seed(4)
+    num_tokens = 2 * SPLIT_LEN + 90
+    q = torch.randn(num_tokens, heads.num_heads, heads.head_dim, generator=generator)
+    k, v = torch.randn(2, num_tokens, heads.num_kv_heads, heads.head_dim, generator=generator)
+
+    def attend(cuts: list[int]) -> Tensor:
+        kv = KVTensors([LayerShape(heads.num_kv_heads, heads.head_dim, window)], 200, 4, dtype)
+        out = []
+        for first, last in pairwise([0, *cuts, num_tokens]):
+            row = Row([0] * (last - first), first, list(range(-(-last // 4))))
+            attention = PagedAttention(Batch([row]), kv, native=True, exact=True)
+            parts = (part[first:last].contiguous() for part in (q, k, v))
+            out.append(attention.append_and_attend(0, *parts, heads.head_dim**-0.5, window))
+        return torch.cat(out)
+
+    whole = attend([])
+    for cuts in (range(100, num_tokens, 100), range(3, num_tokens, 17), range(1, num_tokens)):
+        assert torch.equal(whole, attend(list(cuts)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)

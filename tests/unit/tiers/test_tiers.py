@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from microturn.kv_pool import PagePool
+from microturn.pace import Pace
 from microturn.scheduler import Scheduler
 from microturn.session import Session
 from microturn.tiers import tiers
@@ -88,7 +89,7 @@ def step_until_quiet(driver: TiersDriver) -> int:
 def schedule(driver: TiersDriver, *sessions: Session) -> list[object]:
     """One step with turns: whose rows are computed."""
     driver.tiers.begin_step()
-    rows = Scheduler(64, driver.tiers).schedule(sessions)
+    rows = Scheduler(64, driver.tiers, Pace(), driver.clock).schedule(sessions, in_company=True)
     driver.tiers.end_step()
     driver.check_integrity()
     return [row.session.id for row in rows]
