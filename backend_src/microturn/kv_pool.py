@@ -151,6 +151,7 @@ class PageTable:
         self.page_size = pool.page_size
         self.tracks = list(tracks)
         assert not any(track.num_sinks % self.page_size for track in self.tracks), "sinks are whole pages"
+        self._sliding = [kind for kind, track in enumerate(self.tracks) if track.window is not None]
         self._pages: list[list[int]] = [[] for _ in self.tracks]
         self.kv_len = 0
 
@@ -186,7 +187,7 @@ class PageTable:
         """What each kind of layers keeps for who does not see so many tokens, at least as many as have been evicted."""
         found = []
         for track, pages in self._kinds():
-            if track.window is None:
+            if track.window is None and track.num_evicted != num_evicted:
                 hidden = track.hidden_pages(num_evicted, self.page_size)
                 track = replace(track, num_evicted=num_evicted)
                 pages = pages[: hidden.start] + pages[hidden.stop :]
@@ -208,8 +209,8 @@ class PageTable:
 
     def reserve(self, num_tokens: int) -> bool:
         """Takes the pages that so many tokens need in all; False, and nothing is taken, when the pool has too few."""
-        nums_pages = [track.num_pages(num_tokens, self.page_size) - len(pages) for track, pages in self._kinds()]
-        return self._take([max(0, num_pages) for num_pages in nums_pages])
+        missing = [track.num_pages(num_tokens, self.page_size) - len(pages) for track, pages in self._kinds()]
+        return max(missing) <= 0 or self._take([max(0, num_pages) for num_pages in missing])
 
     def could_have(self, num_pages: int, others: Iterable[Self]) -> bool:
         """Whether there would be so many pages for it, its own included, if these others gave up theirs."""
@@ -248,12 +249,11 @@ class PageTable:
 
         It may be cut back by the slack, too; and where less than that is in the cache, it is computed from there on.
         """
-        for kind, track in enumerate(self.tracks):
-            if track.window is not None:
-                least_kv_len = min(self.kv_len, context_len - track.slack - 1)
-                num_unseen = track.num_unseen(least_kv_len, self.page_size)
-                if num_unseen > track.num_evicted:
-                    self._give_up(kind, num_unseen)
+        for kind in self._sliding:
+            track = self.tracks[kind]
+            num_unseen = track.num_unseen(min(self.kv_len, context_len - track.slack - 1), self.page_size)
+            if num_unseen > track.num_evicted:
+                self._give_up(kind, num_unseen)
 
     def truncate(self, kv_len: int) -> None:
         """Forgets every token from position `kv_len` on, and the pages that only they needed.
