@@ -124,10 +124,8 @@ class TableState:
         Where some layers keep no more what the next token would see, nothing is kept, or no more than the sinks.
         """
         kv_len = min(self.kv_len, kv_len)
-        num_sinks = max(track.num_sinks for track in self.tracks)
-        left = next(
-            left for left in (kv_len, min(kv_len, num_sinks), 0) if all(track.reaches(left) for track in self.tracks)
-        )
+        candidates = kv_len, min(kv_len, max(track.num_sinks for track in self.tracks)), 0
+        left = next(left for left in candidates if all(track.reaches(left) for track in self.tracks))
         return replace(self, kv_len=left, tracks=tuple(track.cut(left) for track in self.tracks))
 
 
@@ -151,7 +149,6 @@ class PageTable:
         self.page_size = pool.page_size
         self.tracks = list(tracks)
         assert not any(track.num_sinks % self.page_size for track in self.tracks), "sinks are whole pages"
-        self._sliding = [kind for kind, track in enumerate(self.tracks) if track.window is not None]
         self._pages: list[list[int]] = [[] for _ in self.tracks]
         self.kv_len = 0
 
@@ -159,6 +156,11 @@ class PageTable:
     def pages(self) -> list[int]:
         """All of them, one kind of layers after the other."""
         return self._pages[0] if len(self._pages) == 1 else list(chain.from_iterable(self._pages))
+
+    @property
+    def slides(self) -> bool:
+        """Whether some layers have a window of their own."""
+        return any(track.window is not None for track in self.tracks)
 
     @property
     def is_empty(self) -> bool:
@@ -218,10 +220,7 @@ class PageTable:
         return num_pages - len(self.pages) <= num_available
 
     def adopt(self, kv_len: int, pages: Iterable[Sequence[int]]) -> None:
-        """Begins with full pages that somebody else has computed; they are shared, and never written from now on.
-
-        They are those that each kind of layers keeps of the first `kv_len` tokens.
-        """
+        """Shares the full pages, for each kind of layers, that somebody else has of the first `kv_len` tokens."""
         assert self.is_empty, "only an empty table adopts pages"
         assert kv_len % self.page_size == 0, "only full pages are shared"
         self.kv_len = kv_len
@@ -249,8 +248,7 @@ class PageTable:
 
         It may be cut back by the slack, too; and where less than that is in the cache, it is computed from there on.
         """
-        for kind in self._sliding:
-            track = self.tracks[kind]
+        for kind, track in enumerate(self.tracks):
             num_unseen = track.num_unseen(min(self.kv_len, context_len - track.slack - 1), self.page_size)
             if num_unseen > track.num_evicted:
                 self._give_up(kind, num_unseen)

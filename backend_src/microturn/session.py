@@ -102,6 +102,11 @@ class Session:
         return len(self.context) - 1 if self.running.num_input else 0
 
     @property
+    def committed_len(self) -> int:
+        """First tokens that stay whether the running turn ends or is undone."""
+        return len(self.context) if self.running is None else self.running.len_before
+
+    @property
     def kv_len(self) -> int:
         """Tokens whose KV there is, in the pool or outside it."""
         return self.table.kv_len if self.stored is None else self.stored.kv_len
@@ -147,8 +152,7 @@ class Session:
         The tokens behind the last full page are computed again: fewer than a page. Of KV outside the pool both have the
         same copy.
         """
-        same_len = context_len if parent.running is None else min(context_len, parent.running.len_before)
-        kv_len = min(parent.kv_len, max(0, same_len - 1))
+        kv_len = min(parent.kv_len, max(0, min(context_len, parent.committed_len) - 1))
         if parent.stored is None:
             self.table.adopt_from(parent.table, kv_len)
         elif kv_len:
@@ -207,13 +211,12 @@ class Session:
         Of layers with a window of their own it keeps what a cut back into the last answer needs: what is played to a
         listener lags behind what is generated. Whoever goes back further has everything computed again.
         """
-        committed_len = len(self.context) if self.running is None else self.running.len_before
-        if self.stored is None:
+        if self.stored is None and self.table.slides:
             has_answer = self.running is None and self.window is None
-            self.table.slide(self.history.answer_start if has_answer else committed_len)
+            self.table.slide(self.history.answer_start if has_answer else self.committed_len)
         if self.window is None:
             return
-        self.num_dropped = max(self.num_dropped, self.window.droppable(committed_len))
+        self.num_dropped = max(self.num_dropped, self.window.droppable(self.committed_len))
         if self.stored is None:
             self.table.evict(min(self.num_dropped, self.window.droppable(self.table.kv_len)))
         if self.running is None:
