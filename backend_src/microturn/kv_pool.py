@@ -124,10 +124,8 @@ class TableState:
         Where some layers keep no more what the next token would see, nothing is kept, or no more than the sinks.
         """
         kv_len = min(self.kv_len, kv_len)
-        num_sinks = max(track.num_sinks for track in self.tracks)
-        left = next(
-            left for left in (kv_len, min(kv_len, num_sinks), 0) if all(track.reaches(left) for track in self.tracks)
-        )
+        candidates = kv_len, min(kv_len, max(track.num_sinks for track in self.tracks)), 0
+        left = next(left for left in candidates if all(track.reaches(left) for track in self.tracks))
         return replace(self, kv_len=left, tracks=tuple(track.cut(left) for track in self.tracks))
 
 
@@ -160,6 +158,11 @@ class PageTable:
         return self._pages[0] if len(self._pages) == 1 else list(chain.from_iterable(self._pages))
 
     @property
+    def slides(self) -> bool:
+        """Whether some layers have a window of their own."""
+        return any(track.window is not None for track in self.tracks)
+
+    @property
     def is_empty(self) -> bool:
         """Whether it has no pages."""
         return not any(self._pages)
@@ -186,7 +189,7 @@ class PageTable:
         """What each kind of layers keeps for who does not see so many tokens, at least as many as have been evicted."""
         found = []
         for track, pages in self._kinds():
-            if track.window is None:
+            if track.window is None and track.num_evicted != num_evicted:
                 hidden = track.hidden_pages(num_evicted, self.page_size)
                 track = replace(track, num_evicted=num_evicted)
                 pages = pages[: hidden.start] + pages[hidden.stop :]
@@ -208,8 +211,8 @@ class PageTable:
 
     def reserve(self, num_tokens: int) -> bool:
         """Takes the pages that so many tokens need in all; False, and nothing is taken, when the pool has too few."""
-        nums_pages = [track.num_pages(num_tokens, self.page_size) - len(pages) for track, pages in self._kinds()]
-        return self._take([max(0, num_pages) for num_pages in nums_pages])
+        missing = [track.num_pages(num_tokens, self.page_size) - len(pages) for track, pages in self._kinds()]
+        return max(missing) <= 0 or self._take([max(0, num_pages) for num_pages in missing])
 
     def could_have(self, num_pages: int, others: Iterable[Self]) -> bool:
         """Whether there would be so many pages for it, its own included, if these others gave up theirs."""
@@ -217,10 +220,7 @@ class PageTable:
         return num_pages - len(self.pages) <= num_available
 
     def adopt(self, kv_len: int, pages: Iterable[Sequence[int]]) -> None:
-        """Begins with full pages that somebody else has computed; they are shared, and never written from now on.
-
-        They are those that each kind of layers keeps of the first `kv_len` tokens.
-        """
+        """Shares the full pages, for each kind of layers, that somebody else has of the first `kv_len` tokens."""
         assert self.is_empty, "only an empty table adopts pages"
         assert kv_len % self.page_size == 0, "only full pages are shared"
         self.kv_len = kv_len
@@ -249,11 +249,9 @@ class PageTable:
         It may be cut back by the slack, too; and where less than that is in the cache, it is computed from there on.
         """
         for kind, track in enumerate(self.tracks):
-            if track.window is not None:
-                least_kv_len = min(self.kv_len, context_len - track.slack - 1)
-                num_unseen = track.num_unseen(least_kv_len, self.page_size)
-                if num_unseen > track.num_evicted:
-                    self._give_up(kind, num_unseen)
+            num_unseen = track.num_unseen(min(self.kv_len, context_len - track.slack - 1), self.page_size)
+            if num_unseen > track.num_evicted:
+                self._give_up(kind, num_unseen)
 
     def truncate(self, kv_len: int) -> None:
         """Forgets every token from position `kv_len` on, and the pages that only they needed.

@@ -211,7 +211,7 @@ class Session:
         Of layers with a window of their own it keeps what a cut back into the last answer needs: what is played to a
         listener lags behind what is generated. Whoever goes back further has everything computed again.
         """
-        if self.stored is None:
+        if self.stored is None and self.table.slides:
             has_answer = self.running is None and self.window is None
             self.table.slide(self.history.answer_start if has_answer else self.committed_len)
         if self.window is None:

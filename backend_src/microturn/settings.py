@@ -45,7 +45,7 @@ class Settings:
         max_batch_tokens: tokens that one forward pass computes at most.
         max_context: longest context of a session in tokens; 0 is what the model was trained for.
         window_slack: tokens that go at a time when a session's window slides, in whole pages; a rewind by as many is
-            always possible.
+            always possible, and costs nothing either where layers have a window of their own.
         max_queued_turns: turns that may wait behind a running one in a session.
         idle_timeout_s: a session that is silent for longer expires; a session may ask for another time.
         num_threads: threads of a forward pass; 0 is one per core this process may use.

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from microturn.attention.native import NativePlan
 from microturn.kv_tensors import KVTensors
@@ -122,22 +122,6 @@ def check_layer_windows(
     return family
 
 
-def only_sliding() -> PreTrainedModel:
-    """Two layers that see 20 tokens back, and none that sees more."""
-    config = MistralConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=48,
-        intermediate_size=80,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=4096,
-        sliding_window=20,
-        initializer_range=0.25,
-    )
-    return models.build(MistralForCausalLM, config)
-
-
 @pytest.fixture(scope="module")
 def roomy() -> Family:
     """Sessions of which none has to give way, and none shares a prefix."""
@@ -155,7 +139,7 @@ def test_with_torchs_attention_they_say_the_same(monkeypatch: pytest.MonkeyPatch
 
 
 def test_so_they_do_where_no_layer_sees_all() -> None:
-    check_layer_windows(only_sliding(), seed=3, share_prefixes=True)
+    check_layer_windows(models.only_sliding(), seed=3, share_prefixes=True)
 
 
 def test_what_is_preempted_is_computed_again_as_it_was(roomy: Family) -> None:

@@ -10,6 +10,7 @@ import pytest
 from transformers import PreTrainedModel
 
 from microturn.window import Window
+from support import models
 from support.driver import model_runner
 from support.models import VOCAB_SIZE
 from support.oracle import RecordingDriver, check_sampled, tolerance_of
@@ -95,6 +96,11 @@ def check_window(
 )
 def test_any_split_equals_the_plain_reference(tiny_model: PreTrainedModel, window: Window, use_native: bool) -> None:
     check_window(tiny_model, range(VOCAB_SIZE), window, seed=1, num_sessions=3, num_turns=12, use_native=use_native)
+
+
+@pytest.mark.parametrize("window", [Window(8, 30, 8), Window(8, 5, 8)], ids=["longer", "shorter"])
+def test_where_all_layers_have_a_window_the_shorter_one_counts(window: Window) -> None:
+    check_window(models.only_sliding(), range(VOCAB_SIZE), window, seed=1, num_sessions=3, num_turns=12)
 
 
 @pytest.mark.parametrize("max_batch_tokens", [1, 7, 500])

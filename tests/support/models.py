@@ -8,6 +8,8 @@ from transformers import (
     Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedModel,
@@ -36,7 +38,7 @@ _COMMON = {
 def grouped_heads() -> PreTrainedModel:
     """Six query heads over two KV heads of size 24, with query and key norms."""
     config = Qwen3Config(num_attention_heads=6, num_key_value_heads=2, head_dim=24, **_COMMON)
-    return build(Qwen3ForCausalLM, config)
+    return _build(Qwen3ForCausalLM, config)
 
 
 def sliding_window(vocab_size: int = VOCAB_SIZE) -> PreTrainedModel:
@@ -49,25 +51,33 @@ def sliding_window(vocab_size: int = VOCAB_SIZE) -> PreTrainedModel:
         layer_types=["sliding_attention", "full_attention", "sliding_attention"],
         **{**_COMMON, "vocab_size": vocab_size},
     )
-    return build(Gemma3ForCausalLM, config)
+    return _build(Gemma3ForCausalLM, config)
+
+
+def only_sliding() -> PreTrainedModel:
+    """Layers that see 20 tokens back, and none that sees more."""
+    config = MistralConfig(num_attention_heads=4, num_key_value_heads=2, sliding_window=20, **_COMMON)
+    return _build(MistralForCausalLM, config)
 
 
 def llama() -> PreTrainedModel:
     """As many KV heads as query heads."""
-    return build(LlamaForCausalLM, LlamaConfig(num_attention_heads=4, num_key_value_heads=4, **_COMMON))
+    return _build(LlamaForCausalLM, LlamaConfig(num_attention_heads=4, num_key_value_heads=4, **_COMMON))
 
 
 def biases() -> PreTrainedModel:
     """A bias in every projection."""
-    return build(
+    return _build(
         LlamaForCausalLM,
+        MistralConfig,
+        MistralForCausalLM,
         LlamaConfig(num_attention_heads=4, num_key_value_heads=2, attention_bias=True, mlp_bias=True, **_COMMON),
     )
 
 
 def own_fusion() -> PreTrainedModel:
     """Projections in one matrix by its own nature: not an architecture that we fuse."""
-    return build(Phi3ForCausalLM, Phi3Config(num_attention_heads=4, num_key_value_heads=2, **_COMMON))
+    return _build(Phi3ForCausalLM, Phi3Config(num_attention_heads=4, num_key_value_heads=2, **_COMMON))
 
 
 def int8() -> PreTrainedModel:
@@ -75,7 +85,7 @@ def int8() -> PreTrainedModel:
     return rounded(grouped_heads())
 
 
-def build(model_class: type[PreTrainedModel], config: object) -> PreTrainedModel:
+def _build(model_class: type[PreTrainedModel], config: object) -> PreTrainedModel:
     """A model of some shape, with our attention."""
     paged.register()
     config._attn_implementation = paged.IMPLEMENTATION

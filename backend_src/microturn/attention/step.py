@@ -50,29 +50,30 @@ class PagedStep:
 
         Each row's pages must reach through its last new token.
         """
-        rows = [row.seen_by(kind) for row in batch.rows]
-        slots = []
+        rows = batch.rows if kind == 0 else [row.seen_by(kind) for row in batch.rows]
+        slots: list[list[NDArray[np.int64]]] = [[] for _ in range(num_groups)]
         for row in rows:
             at, first = np.arange(row.start, row.context_len), row.start // page_size
-            pages = np.array(row.pages[first * num_groups :], dtype=np.int64).reshape(-1, num_groups)
-            slots.append(pages[at // page_size - first].T * page_size + at % page_size)
-        page_ids = np.fromiter(chain.from_iterable(row.pages for row in rows), np.int32).reshape(-1, num_groups)
+            page, offset = at // page_size - first, at % page_size
+            for group in range(num_groups):
+                pages = np.array(row.pages[first * num_groups + group :: num_groups], dtype=np.int64)
+                slots[group].append(pages[page] * page_size + offset)
+        page_ids = [
+            np.fromiter(chain.from_iterable(row.pages[group::num_groups] for row in rows), np.int32)
+            for group in range(num_groups)
+        ]
         first_group = cls(
             query_indptr=np.fromiter(accumulate((len(row.token_ids) for row in rows), initial=0), np.int32),
             context_len=np.fromiter((row.context_len for row in rows), np.int32),
             page_indptr=np.fromiter(accumulate((len(row.pages) // num_groups for row in rows), initial=0), np.int32),
-            page_ids=np.ascontiguousarray(page_ids[:, 0]),
-            slots=np.concatenate([row_slots[0] for row_slots in slots]),
+            page_ids=page_ids[0],
+            slots=np.concatenate(slots[0]),
             num_sinks=np.fromiter((row.num_sinks if row.num_evicted else 0 for row in rows), np.int32),
             num_evicted=np.fromiter((row.num_evicted for row in rows), np.int64),
             page_size=page_size,
         )
-        others = [
-            replace(
-                first_group,
-                page_ids=np.ascontiguousarray(page_ids[:, group]),
-                slots=np.concatenate([row_slots[group] for row_slots in slots]),
-            )
-            for group in range(1, num_groups)
+        others = range(1, num_groups)
+        return [
+            first_group,
+            *(replace(first_group, page_ids=page_ids[group], slots=np.concatenate(slots[group])) for group in others),
         ]
-        return [first_group, *others]

@@ -288,7 +288,7 @@ def test_a_session_comes_back_bit_by_bit(start: Starter, is_on_disk: bool) -> No
     """Oracle 4, on all bit patterns: device, host, disk and device again."""
     driver = start(is_on_disk=is_on_disk)
     session = parked(driver, 1, 5)
-    before, pages = bits_of(driver.kv, session.table.pages), session.table.pages
+    before, pages = bits_of(driver.kv, session.table.pages), list(session.table.pages)
     driver.tiers.reclaim()
     driver.settle()
     for tensor in driver.kv._tensors:
