@@ -255,7 +255,8 @@ def _on_beat(crowd: Crowd, num_beating: int, slot_s: float) -> tuple[list[Status
     """Turns by the clock, once all beats are known: of sessions that go and come back, and of those that stay."""
     staying = cycle(range(num_beating, num_beating + NUM_STAYING))
     num_slots = NUM_LEARNT * num_beating + NUM_MEASURED
-    came_back, stayed = [], []
+    came_back: list[Status] = []
+    stayed: list[Status] = []
     began_s = time.monotonic()
     for slot in tqdm(range(num_slots), desc=f"{num_beating} on a beat", unit="slot", mininterval=5):
         for statuses, number, at in ((came_back, slot % num_beating, slot), (stayed, next(staying), slot + 0.5)):
