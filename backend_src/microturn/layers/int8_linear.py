@@ -1,7 +1,10 @@
 """Matrix products over weights of 8 bits: a quarter of the memory, two kernels, one result.
 
 Each row of a weight has a scale, and so has each row of the input: a token's result depends on nothing but that token.
-Inputs keep 16 bits (8 cost SmolLM2-135M 4 % of perplexity). Both kernels add integers, so that they agree to the bit.
+Inputs keep 16 bits (8 cost SmolLM2-135M 3.9 % of perplexity). Both kernels add integers: they agree to the bit.
+
+One layer of SmolLM2-135M (2 shared cores, AVX-512 with VNNI and AMX), ms by ours and by oneDNN's: 1 row 0.10 and 0.39,
+16 rows 0.38 and 0.54, 32 rows 0.75 and 0.73, 256 rows 5.4 and 2.8.
 """
 
 from __future__ import annotations
