@@ -15,7 +15,7 @@ from http.client import HTTPConnection
 from typing import Any
 
 _POLL_S = 0.5
-_START_S = 300.0
+_START_S = 600.0
 _ANSWER_S = 600.0
 
 
@@ -61,7 +61,9 @@ def wait_until_healthy(process: subprocess.Popen[Any], port: int) -> None:
     deadline_s = time.monotonic() + _START_S
     while time.monotonic() < deadline_s:
         if process.poll() is not None:
-            raise RuntimeError(f"{process.args!r} ended with exit code {process.returncode}")
+            raise RuntimeError(
+                f"{process.args!r} ended with exit code {process.returncode}: start it by hand to see why"
+            )
         if _is_healthy(port):
             return
         time.sleep(_POLL_S)
