@@ -80,7 +80,10 @@ def load_engine(settings: Settings) -> Engine:
     model = runner.load_model(settings.model_dir)
     layers = runner.trace_layers(model)
     # In float32, whatever the pages will keep: there a difference is a mistake and not a rounding.
-    checked = check_model(model, layers, use_native=use_native)
+    checked = check_model(model, layers, use_native=use_native, exact=settings.deterministic)
+    if settings.deterministic and (checked.decoder is None or not use_native):
+        lacking = "native attention" if checked.decoder else f"layers of ours for {type(model).__name__}"
+        raise InvalidArgument(f"setting 'deterministic' cannot be true here: it needs {lacking}")
     weights = "int8" if settings.weights == "int8" else "float32"
     if weights == "int8":
         checked = _with_int8_weights(model, layers, checked)
@@ -96,6 +99,7 @@ def load_engine(settings: Settings) -> Engine:
         kv,
         use_native=use_native,
         decoder=checked.decoder,
+        exact=settings.deterministic,
         accepts_embeds=checked.accepts_embeds,
         no_window_reason=checked.no_window_reason,
     )

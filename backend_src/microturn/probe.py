@@ -23,6 +23,7 @@ from microturn.errors import InvalidArgument
 from microturn.kv_tensors import KVTensors
 from microturn.layer_groups import LayerShape
 from microturn.layers.decoder import FusedDecoder
+from microturn.layers.linear import ExactLinear, Linear
 from microturn.runner import ModelRunner
 
 log = logging.getLogger(__name__)
@@ -51,22 +52,25 @@ class Checked:
     no_window_reason: str | None
 
 
-def check_model(model: PreTrainedModel, layers: Sequence[LayerShape], *, use_native: bool) -> Checked:
+def check_model(
+    model: PreTrainedModel, layers: Sequence[LayerShape], *, use_native: bool, exact: bool = False
+) -> Checked:
     """Compares splits, company near and far, and embeddings with the stock model.
 
     Args:
         model: loaded with our attention; it computes the same afterwards.
         layers: its layers' shapes.
         use_native: which kernels to check.
+        exact: whether fused layers give a token the same bits in any company.
 
     Raises:
         InvalidArgument: when a session's logits would not be the stock model's.
     """
     name = type(model).__name__
     try:
-        decoder = FusedDecoder.of(model, layers)
+        decoder = FusedDecoder.of(model, layers, ExactLinear if exact else Linear)
         if decoder is not None:
-            return _check(model, layers, decoder, use_native=use_native)
+            return _check(model, layers, decoder, use_native=use_native, exact=exact)
     except Exception as reason:  # whatever does not fit our layers: transformers' own decide
         log.warning("%s runs on transformers' layers, which are slower than fused ones: %s", name, reason)
     try:
@@ -80,7 +84,12 @@ class _Deviation(Exception):
 
 
 def _check(
-    model: PreTrainedModel, layers: Sequence[LayerShape], decoder: FusedDecoder | None, *, use_native: bool
+    model: PreTrainedModel,
+    layers: Sequence[LayerShape],
+    decoder: FusedDecoder | None,
+    *,
+    use_native: bool,
+    exact: bool = False,
 ) -> Checked:
     """What the model can do; raises `_Deviation` when tokens give other logits."""
     windows = [layer.window for layer in layers if layer.window is not None]
@@ -94,7 +103,7 @@ def _check(
 
     num_pages = 2 * -(-length // _PAGE_SIZE)
     kv = KVTensors(layers, num_pages, _PAGE_SIZE)
-    runner = ModelRunner(model, kv, use_native=use_native, decoder=decoder)
+    runner = ModelRunner(model, kv, use_native=use_native, decoder=decoder, exact=exact)
     pages, neighbour_pages = list(range(0, num_pages, 2)), list(range(1, num_pages, 2))
     cuts = sorted({1, 5, 21, length - 40, length - 1, length})
     got, got_neighbour = [], []

@@ -63,6 +63,7 @@ class ModelRunner:
         kv: the pages.
         use_native: whether short rows go through the native kernel.
         decoder: the model's layers as ours; None runs transformers' own.
+        exact: whether attention gives the same bits however a session is cut into rows; native only.
         accepts_embeds: what the probe found (see `Runner`); `no_window_reason` likewise.
     """
 
@@ -73,6 +74,7 @@ class ModelRunner:
         *,
         use_native: bool,
         decoder: Decoder | None = None,
+        exact: bool = False,
         accepts_embeds: bool = True,
         no_window_reason: str | None = None,
     ) -> None:
@@ -81,6 +83,7 @@ class ModelRunner:
         self._rotary = rotary.installed(model)
         self.kv = kv
         self.use_native = use_native
+        self._exact = exact
         self.accepts_embeds = accepts_embeds
         self.no_window_reason = no_window_reason
         embeddings = model.get_input_embeddings()
@@ -96,7 +99,7 @@ class ModelRunner:
         ends = torch.tensor([len(row.token_ids) for row in rows]).cumsum(0)
         wanted = ends[torch.tensor([row.wants_logits for row in rows])] - 1
         positions = self._positions(batch)
-        attention = PagedAttention(batch, self.kv, native=self.use_native, rotary=self._rotary)
+        attention = PagedAttention(batch, self.kv, native=self.use_native, rotary=self._rotary, exact=self._exact)
         if self.decoder is not None:
             return self.decoder(self._embed(batch, ids), positions, wanted, attention)
         has_embeds = any(row.embeds for row in rows)

@@ -33,6 +33,8 @@ class Settings:
         model_dir: a Hugging Face model directory.
         weights: their type, ``auto`` (float32 on a CPU), ``float32`` or ``int8``: a quarter of the bytes that each step
             reads, and logits change (`make bench-weights` measures how much).
+        deterministic: a session's logits are the same to the bit in whatever company and chunks it is computed, and
+            after whatever preemption or restoring; slower.
         attention: ``auto`` (native where it can run), ``native`` or ``torch``.
         kv_dtype: type of the KV cache, ``auto`` (float32 on a CPU), ``float32``, ``bfloat16`` or ``int8``: the smaller,
             the more tokens there is room for, and the more logits change (`make bench-kv` measures how much).
@@ -64,6 +66,7 @@ class Settings:
 
     model_dir: str = ""
     weights: str = "auto"
+    deterministic: bool = False
     attention: str = "auto"
     kv_dtype: str = "auto"
     kv_tokens: int = 0

@@ -17,6 +17,7 @@ from microturn.kv_tensors import KVTensors
 from microturn.layer_groups import LayerGroups
 from microturn.layers.decoder import FusedDecoder
 from microturn.layers.int8_linear import Int8Linear
+from microturn.layers.linear import ExactLinear, Linear
 from microturn.options import parse_parameters
 from microturn.runner import ModelRunner, Runner, trace_layers
 from microturn.settings import Settings
@@ -208,6 +209,7 @@ def model_runner(
     page_size: int = 16,
     use_native: bool = True,
     kv_dtype: torch.dtype = torch.float32,
+    is_deterministic: bool = False,
 ) -> ModelRunner:
     """A runner over a model with a pool of its own, and with fused layers where they know the model.
 
@@ -220,5 +222,6 @@ def model_runner(
     groups = LayerGroups.of(layers)
     kv = KVTensors(layers, groups.num_groups * num_pages, page_size, kv_dtype, groups=groups)
     exact = exact_of(model)
-    decoder = FusedDecoder.of(model, layers) if exact is None else FusedDecoder.of(exact, layers, Int8Linear)
-    return ModelRunner(model, kv, use_native=use_native, decoder=decoder)
+    products = ExactLinear if is_deterministic else Linear
+    decoder = FusedDecoder.of(model, layers, products) if exact is None else FusedDecoder.of(exact, layers, Int8Linear)
+    return ModelRunner(model, kv, use_native=use_native, decoder=decoder, exact=is_deterministic)

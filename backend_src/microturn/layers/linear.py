@@ -70,6 +70,26 @@ class Linear:
         return out if self.bias is None else out.add_(self.bias)
 
 
+class ExactLinear(Linear):
+    """A `Linear` whose rows are computed in one way, however many there are: a row has the same bits in any company.
+
+    For many rows that takes longer than torch's product.
+
+    Raises:
+        NotImplementedError: the kernel does not take the weight's shape.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__(weight, bias)
+        if self._weight_array is None:
+            raise NotImplementedError(f"exact products with a weight of {list(weight.shape)}")
+
+    def __call__(self, x: Tensor, out: Tensor) -> Tensor:
+        """See `Product`."""
+        few_rows.multiply(x.numpy(), self._weight_array, out.numpy())
+        return out if self.bias is None else out.add_(self.bias)
+
+
 def stacked(modules: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
     """Copies the weights [out, in] and biases [out] of several modules into one; no bias where none has one."""
     weight = torch.cat([module.weight.detach() for module in modules])

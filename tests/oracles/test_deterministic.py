@@ -1,0 +1,83 @@
+"""Oracle 2 to the bit, in the exact mode: company, chunks, preemption and restoring change no bit of a logit."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from microturn.turn import SessionId
+from support import models
+from support.driver import model_runner
+from support.models import VOCAB_SIZE
+from support.oracle import RecordingDriver
+
+NUM_SESSIONS = 4
+NUM_TURNS = 3
+PAGE_SIZE = 16
+Logits = dict[tuple[SessionId, int], Tensor]
+
+
+@pytest.fixture(scope="module", params=["smollm2", "grouped_heads", "sliding_window", "int8"])
+def model(request: pytest.FixtureRequest) -> PreTrainedModel:
+    if request.param == "smollm2":
+        return request.getfixturevalue("smollm2")
+    return getattr(models, request.param)()
+
+
+@pytest.fixture(scope="module")
+def alone(model: PreTrainedModel) -> Logits:
+    """Each session by itself, every append in one pass."""
+    logits: Logits = {}
+    for session in range(1, NUM_SESSIONS + 1):
+        logits |= _logits(model, [session], max_batch_tokens=2000)
+    return logits
+
+
+@pytest.mark.parametrize("max_batch_tokens", [5, 48, 500])
+def test_company_and_chunks_change_no_bit(model: PreTrainedModel, alone: Logits, max_batch_tokens: int) -> None:
+    _require_equal(_logits(model, range(1, NUM_SESSIONS + 1), max_batch_tokens=max_batch_tokens), alone)
+
+
+def test_preemption_changes_no_bit(model: PreTrainedModel, alone: Logits) -> None:
+    """Every session fits the pool by itself, and two of them do not."""
+    num_pages = -(-2 * 350 // PAGE_SIZE) - 1
+    _require_equal(_logits(model, range(1, NUM_SESSIONS + 1), max_batch_tokens=64, num_pages=num_pages), alone)
+
+
+def test_the_fast_mode_is_another_one(model: PreTrainedModel, alone: Logits) -> None:
+    """Else the tests above would show nothing: there chunks do change bits."""
+    fast = _logits(model, range(1, NUM_SESSIONS + 1), max_batch_tokens=48, is_deterministic=False)
+    assert any(not torch.equal(fast[at], alone[at]) for at in fast.keys() & alone.keys())
+
+
+def _logits(
+    model: PreTrainedModel,
+    sessions: range | list[int],
+    *,
+    max_batch_tokens: int,
+    num_pages: int = 256,
+    is_deterministic: bool = True,
+) -> Logits:
+    """The logits that the tokens of some sessions are sampled from; what a session is told depends on it alone."""
+    runner = model_runner(model, num_pages=num_pages, page_size=PAGE_SIZE, is_deterministic=is_deterministic)
+    driver = RecordingDriver(
+        runner, num_pages=num_pages, page_size=PAGE_SIZE, max_context=350, max_batch_tokens=max_batch_tokens
+    )
+    prompts = {session: random.Random(session) for session in sessions}
+    for number in range(NUM_TURNS):
+        for session, rng in prompts.items():
+            given = [rng.randrange(17, min(VOCAB_SIZE, 49152)) for _ in range(rng.choice([3, 60, 90]))]
+            driver.post(session, given, start=number == 0, max_tokens=5, ignore_eos=True)
+        driver.run()
+    return driver.logits
+
+
+def _require_equal(got: Logits, expected: Logits) -> None:
+    assert got.keys() == expected.keys()
+    assert len(got) == NUM_SESSIONS * NUM_TURNS * 5
+    differing = [at for at in got if not torch.equal(got[at], expected[at])]
+    assert not differing
