@@ -61,7 +61,7 @@ bench-turns: model  ## turn protocol: session, stateless, with prefix reuse, a p
 bench-beat: model  ## beat protocol: how many sessions get each turn within 200 ms
 	@$(BIN)/python -m load_tests.bench beat $(ARGS)
 
-bench-peers: model  ## both protocols beside vLLM and llama.cpp; ARGS='--llama-server PATH --gguf FILE …'
+bench-peers: model  ## both protocols beside a llama.cpp server; ARGS='--llama-server PATH --gguf FILE …'
 	@$(BIN)/python -m load_tests.bench turns --peers $(ARGS)
 	@$(BIN)/python -m load_tests.bench beat --peers $(ARGS)
 

@@ -30,8 +30,8 @@ def main() -> None:
     beat.add_argument("--most-sessions", type=int, default=16)
     beat.add_argument("--seconds", type=float, default=20.0, help="of each level")
     for protocol, modes in ((turns, OWN_MODES), (beat, ("session",))):
-        protocol.add_argument("--modes", nargs="+", choices=(*OWN_MODES, "vllm"), default=modes)
-        protocol.add_argument("--peers", action="store_true", help="our sessions beside vLLM and llama.cpp")
+        protocol.add_argument("--modes", nargs="+", choices=OWN_MODES, default=modes)
+        protocol.add_argument("--peers", action="store_true", help="our sessions beside a llama.cpp server")
         protocol.add_argument("--llama-server", type=Path, help="the program (what `make llama-server` built)")
         protocol.add_argument("--gguf", dest="ggufs", nargs="+", type=Path, help="models that it serves (likewise)")
         protocol.add_argument("--runs", type=int, default=3)
@@ -88,7 +88,11 @@ def _served(arguments: argparse.Namespace, num_sessions: int) -> Served:
 
 
 def _modes(arguments: argparse.Namespace, served: Served) -> list[str]:
-    return ["session", "vllm", *served.llama_modes] if arguments.peers else arguments.modes
+    if not arguments.peers:
+        return list(arguments.modes)
+    if served.llama_server is None or not served.ggufs:
+        raise SystemExit("no llama.cpp server: give --llama-server and --gguf, or build them with `make llama-server`")
+    return ["session", *served.llama_modes]
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from load_tests.bench.results import RESULTS_DIR, percentile
 mpl.use("Agg")  # there may be no screen
 
 import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullFormatter
 
 _COLOURS = {"session": "#1a7f5a", "prefix": "#c98a1b", "stateless": "#b3372f", "plain": "#6a5aa8"}
@@ -74,13 +75,18 @@ def draw_latencies(path: Path, lines: Mapping[str, Mapping[int, float]], title: 
         )
     axes.set(title=title, xlabel=against, ylabel="latency at the client, ms", yscale="log")
     axes.legend(frameon=False, loc="upper left")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    _label_plainly(axes)
     axes.grid(visible=True, which="both", alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=130)
     plt.close(figure)
+
+
+def _label_plainly(axes: Axes) -> None:
+    """Labels a logarithmic axis with 1, 2, 5, 10 and so on."""
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def draw_beat(name: str, levels: Mapping[str, Sequence[Sequence[Level]]], wanted_share: float) -> Path:
@@ -117,7 +123,7 @@ def draw_beat(name: str, levels: Mapping[str, Sequence[Sequence[Level]]], wanted
     latencies.axhline(BEAT_S * 1e3, color="grey", linewidth=0.8)
     shares.set(title="A turn of 4 tokens in and 4 out every 200 ms", ylabel="turns on time, %", ylim=(0, 102))
     latencies.set(xlabel="sessions", ylabel="from scheduled arrival to last token, ms", yscale="log")
-    latencies.yaxis.set_major_formatter("{x:g}")
+    _label_plainly(latencies)
     latencies.xaxis.get_major_locator().set_params(integer=True)
     for axes in (shares, latencies):
         axes.legend(frameon=False)
