@@ -69,8 +69,6 @@ def biases() -> PreTrainedModel:
     """A bias in every projection."""
     return _build(
         LlamaForCausalLM,
-        MistralConfig,
-        MistralForCausalLM,
         LlamaConfig(num_attention_heads=4, num_key_value_heads=2, attention_bias=True, mlp_bias=True, **_COMMON),
     )
 
