@@ -337,6 +337,10 @@ def test_the_engine_rests_while_a_file_is_read(tmp_path: Path) -> None:
         driver.ask(2, [7] * 28, start=True, max_tokens=4).wait()
         storage = driver.engine._tiers.storage
         assert storage.disk is not None
+        give_up_s = time.monotonic() + 10
+        while not counters_of(driver).moved_to_disk:  # until it has been written, it comes back from memory
+            assert time.monotonic() < give_up_s
+            time.sleep(0.01)
         hold, held = threading.Event(), threading.Event()
 
         def read_slowly() -> None:
