@@ -71,22 +71,18 @@ class Linear:
 
 
 class ExactLinear(Linear):
-    """A `Linear` whose rows are computed in one way, however many there are: a row has the same bits in any company.
+    """A `Linear` that computes each row in one way, however many there are: a row has the same bits in any company.
 
     For many rows that takes longer than torch's product.
-
-    Raises:
-        NotImplementedError: the kernel does not take the weight's shape.
     """
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        super().__init__(weight, bias)
-        if self._weight_array is None:
-            raise NotImplementedError(f"exact products with a weight of {list(weight.shape)}")
 
     def __call__(self, x: Tensor, out: Tensor) -> Tensor:
         """See `Product`."""
-        few_rows.multiply(x.numpy(), self._weight_array, out.numpy())
+        if self._weight_array is not None:
+            few_rows.multiply(x.numpy(), self._weight_array, out.numpy())
+        else:
+            for row, result in zip(x, out, strict=True):
+                torch.mv(self.weight, row, out=result)
         return out if self.bias is None else out.add_(self.bias)
 
 
