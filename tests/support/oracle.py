@@ -49,8 +49,8 @@ class RecordingDriver(Driver):
         runner.run = self._run  # type: ignore[method-assign]
         self.engine._scheduler.schedule = self._schedule  # type: ignore[method-assign]
 
-    def _schedule(self, running: Iterable[Session]) -> list[ScheduledRow]:
-        self._rows = self._schedules(running)
+    def _schedule(self, running: Iterable[Session], *, in_company: bool) -> list[ScheduledRow]:
+        self._rows = self._schedules(running, in_company=in_company)
         return self._rows
 
     def _run(self, batch: Batch) -> Tensor:
