@@ -69,8 +69,6 @@ def biases() -> PreTrainedModel:
     """A bias in every projection."""
     return _build(
         LlamaForCausalLM,
-        MistralConfig,
-        MistralForCausalLM,
         LlamaConfig(num_attention_heads=4, num_key_value_heads=2, attention_bias=True, mlp_bias=True, **_COMMON),
     )
 
@@ -86,7 +84,6 @@ def int8() -> PreTrainedModel:
 
 
 def _build(model_class: type[PreTrainedModel], config: object) -> PreTrainedModel:
-    """A model of some shape, with our attention."""
     paged.register()
     config._attn_implementation = paged.IMPLEMENTATION
     torch.manual_seed(7)
