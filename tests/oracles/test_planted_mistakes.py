@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from microturn.attention.paged import PagedAttention
 from microturn.attention.step import PagedStep
 from microturn.batch import Batch
+from microturn.errors import InternalError
 from microturn.runner import ModelRunner
 from support.models import VOCAB_SIZE
 from support.oracle import check_incremental
@@ -98,7 +99,8 @@ def test_the_oracle_sees_a_planted_mistake(
     tiny_model: PreTrainedModel, plant: Plant, use_native: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
-    with pytest.raises(AssertionError):
+    # What is read where nobody wrote may be any bits: at times a pass fails over them before a logit can be wrong.
+    with pytest.raises((AssertionError, InternalError)):
         check_incremental(tiny_model, range(VOCAB_SIZE), seed=2, num_sessions=5, use_native=use_native)
 
 

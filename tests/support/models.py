@@ -84,7 +84,6 @@ def int8() -> PreTrainedModel:
 
 
 def _build(model_class: type[PreTrainedModel], config: object) -> PreTrainedModel:
-    """A model of some shape, with our attention."""
     paged.register()
     config._attn_implementation = paged.IMPLEMENTATION
     torch.manual_seed(7)
