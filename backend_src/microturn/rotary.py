@@ -10,6 +10,7 @@ is how tokens can move closer together without touching what is cached. Knows te
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
@@ -19,6 +20,26 @@ from transformers import PreTrainedModel
 _SUFFIX = "inv_freq"
 # Kinds of scaling whose angles do not depend on how long the longest sequence of a batch is.
 _STATIC = {"default", "linear", "llama3", "yarn", "proportional"}
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """Turns vectors.
+
+    Attributes:
+        cos: float32 [n, 1, rotary_dim].
+        sin: the same; its first half is negative.
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Turns float32 [n, heads, head_dim], the pairs of the first rotary_dim elements half of rotary_dim apart."""
+        rotary_dim = self.cos.shape[-1]
+        given = x[..., :rotary_dim]
+        turned = torch.addcmul(given * self.cos, given.roll(rotary_dim // 2, -1), self.sin)
+        return turned if rotary_dim == x.shape[-1] else torch.cat((turned, x[..., rotary_dim:]), dim=-1)
 
 
 class Rotary(nn.Module):
@@ -65,21 +86,16 @@ class Rotary(nn.Module):
         scaling = self._scaling[layer_type]
         return (cos * scaling).to(x.dtype), (sin * scaling).to(x.dtype)
 
-    def rotate(self, layer: int, x: Tensor, distances: Tensor) -> Tensor:
+    def rotation(self, layer: int, distances: Tensor) -> Rotation:
         """Turns a layer's vectors on, as if each stood at a position further by a distance.
 
         Args:
             layer: index of the layer.
-            x: [n, heads, head_dim], the pairs of its first rotary_dim elements half of rotary_dim apart.
             distances: int64 [n].
-
-        Returns:
-            [n, heads, head_dim].
         """
-        cos, sin = (part[:, None].to(x.dtype) for part in self._turn(distances, self.kinds[layer]))
-        turned, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
-        first, second = turned.chunk(2, dim=-1)
-        return torch.cat((turned * cos + torch.cat((-second, first), dim=-1) * sin, rest), dim=-1)
+        cos, sin = (part[:, None] for part in self._turn(distances, self.kinds[layer]))
+        first, second = sin.chunk(2, dim=-1)
+        return Rotation(cos.float(), torch.cat((-first, second), dim=-1).float())
 
     def _turn(self, distances: Tensor, kind: str | None) -> tuple[Tensor, Tensor]:
         angles = distances[..., None].double() * self._inv_freq[kind]

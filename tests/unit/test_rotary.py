@@ -61,19 +61,19 @@ def test_angles_are_exact_where_float32_is_not(position: int) -> None:
     rotary = rotary_of(llama_rotary())
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(1, 1, HEAD_DIM, generator=generator)
-    near = rotary.rotate(0, x, torch.tensor([1]))
-    far = rotary.rotate(0, rotary.rotate(0, x, torch.tensor([position + 1])), torch.tensor([-position]))
+    near = rotary.rotation(0, torch.tensor([1]))(x)
+    far = rotary.rotation(0, torch.tensor([-position]))(rotary.rotation(0, torch.tensor([position + 1]))(x))
     assert (near - far).abs().max() < 1e-5
 
 
 def test_a_rotation_is_that_of_the_angles_and_leaves_the_rest_of_a_head_alone() -> None:
     rotary = rotary_of(llama_rotary())
     x = torch.randn(3, 2, HEAD_DIM + 4, generator=torch.Generator().manual_seed(2))
-    turned = rotary.rotate(1, x, torch.tensor([0, 5, -7]))
+    turned = rotary.rotation(1, torch.tensor([0, 5, -7]))(x)
     assert torch.equal(turned[0], x[0])
     assert torch.equal(turned[..., HEAD_DIM:], x[..., HEAD_DIM:])
     assert torch.allclose(turned.norm(dim=-1), x.norm(dim=-1))
-    assert torch.allclose(rotary.rotate(0, turned, torch.tensor([0, -5, 7])), x, atol=1e-6)
+    assert torch.allclose(rotary.rotation(0, torch.tensor([0, -5, 7]))(turned), x, atol=1e-6)
 
 
 def test_a_model_with_ours_installed_says_the_same(tiny_model: PreTrainedModel) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from microturn.attention.step import PagedStep
 from microturn.kv_tensors import LayerPages
+from microturn.rotary import Rotation
 
 
 def append(kv: LayerPages, k: Tensor, v: Tensor, step: PagedStep) -> None:
@@ -29,12 +30,12 @@ def attend(
     step: PagedStep,
     scale: float,
     window: int | None,
-    rotate: Callable[[Tensor, Tensor], Tensor],
+    rotation: Callable[[Tensor], Rotation],
     out: Tensor,
 ) -> None:
     """Attends the queries of all rows; q and out are [tokens, heads, head_dim].
 
-    `rotate` turns keys [n, kv_heads, head_dim] on by distances [n]: those of sinks that have moved.
+    `rotation` by distances [n] turns keys [n, kv_heads, head_dim] on: those of sinks that have moved.
     """
     for row in range(len(step.context_len)):
         first, last = int(step.query_indptr[row]), int(step.query_indptr[row + 1])
@@ -48,7 +49,7 @@ def attend(
         num_sinks = max(0, int(step.num_sinks[row]) - oldest)
         if num_sinks:
             moved_by = torch.full((num_sinks,), int(step.num_evicted[row]))
-            keys = torch.cat((rotate(keys[:num_sinks], moved_by), keys[num_sinks:]))
+            keys = torch.cat((rotation(moved_by)(keys[:num_sinks]), keys[num_sinks:]))
         at = torch.arange(oldest, context_len)
         query_at = torch.arange(position, context_len)[:, None]
         visible = at <= query_at

@@ -19,7 +19,7 @@ from microturn.attention.native import NativePlan
 from microturn.attention.step import PagedStep
 from microturn.batch import Batch
 from microturn.kv_tensors import KVTensors
-from microturn.rotary import Rotary
+from microturn.rotary import Rotary, Rotation
 
 IMPLEMENTATION = "microturn_paged"
 
@@ -64,6 +64,7 @@ class PagedAttention:
             for number, kind in enumerate(kv.groups.kinds)
         ]
         self._rotary = rotary
+        self._rotations: dict[tuple[int, str | None], Rotation] = {}
 
     def append_and_attend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None
@@ -86,16 +87,23 @@ class PagedAttention:
         if kind.native is None:
             step = kind.steps[place.group]
             dense.append(kv, k, v, step)
-            dense.attend(q, kv, step, scale, window, partial(self._rotate, layer), out)
+            dense.attend(q, kv, step, scale, window, partial(self._rotation, layer), out)
         else:
             if len(kind.moved):
-                q = torch.cat((q, self._rotate(layer, q[kind.moved], -kind.moved_by)))
+                q = torch.cat((q, self._turn_back(layer, place.kind)(q[kind.moved])))
             kind.native.append_and_attend(place.group, q, k, v, kv, scale, window, out)
         return out
 
-    def _rotate(self, layer: int, x: Tensor, distances: Tensor) -> Tensor:
+    def _turn_back(self, layer: int, kind: int) -> Rotation:
+        """Turns the queries whose sinks have moved; the same for all layers of a kind with the same frequencies."""
+        rotary_kind = None if self._rotary is None else self._rotary.kinds[layer]
+        if (kind, rotary_kind) not in self._rotations:
+            self._rotations[kind, rotary_kind] = self._rotation(layer, -self._kinds[kind].moved_by)
+        return self._rotations[kind, rotary_kind]
+
+    def _rotation(self, layer: int, distances: Tensor) -> Rotation:
         assert self._rotary is not None, "sinks that move need the model's rotary embedding"
-        return self._rotary.rotate(layer, x, distances)
+        return self._rotary.rotation(layer, distances)
 
 
 def _forward(
