@@ -18,17 +18,6 @@ RESUME = {"start": True, "resume": True}
 
 
 @pytest.fixture
-def directory(tmp_path: Path) -> SnapshotDirectory:
-    return SnapshotDirectory(tmp_path, ttl_s=60)
-
-
-@pytest.fixture
-def before() -> FakeDriver:
-    """The server that saves."""
-    return FakeDriver(max_context=256)
-
-
-@pytest.fixture
 def after(directory: SnapshotDirectory) -> FakeDriver:
     """The server that is started next."""
     return restarted(directory)

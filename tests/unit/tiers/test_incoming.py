@@ -2,66 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 
 from microturn.kv_image import KVImage
 from microturn.kv_pool import TableState
 from microturn.tiers.image_file import DamagedFile
-from microturn.tiers.stored_kv import StoredImage
-from support.tiers import StorageDriver, make_kv
-
-KV = make_kv(16)
-PAGE = KV.bytes_per_page
-
-Starter = Callable[..., StorageDriver]
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Starter]:
-    """Starts storages whose bytes are told in pages; with `disk_pages` they have files."""
-    started = []
-
-    def start(host_pages: float, disk_pages: int | None = None, max_image_pages: int = 4) -> StorageDriver:
-        sizes: dict[str, Any] = {"kv": KV, "max_image_bytes": max_image_pages * PAGE}
-        disk = {} if disk_pages is None else {"disk_dir": tmp_path, "disk_bytes": disk_pages * PAGE}
-        started.append(StorageDriver(int(host_pages * PAGE), **disk, **sizes))
-        return started[-1]
-
-    yield start
-    for driver in started:
-        driver.storage.close()
-    assert list(tmp_path.iterdir()) == []
-
-
-def add(driver: StorageDriver, *pages: int) -> StoredImage:
-    """Adds a copy for which there must be room."""
-    copy = KV.read(pages)
-    assert driver.storage.has_room(copy.num_bytes)
-    image = driver.storage.add(copy, TableState(4, 4 * len(pages)))
-    driver.storage.check_integrity()
-    return image
-
-
-def fetch(driver: StorageDriver, image: StoredImage, *, is_urgent: bool = True) -> None:
-    """Has a copy in memory."""
-    driver.storage.begin_step()
-    if not driver.storage.fetch(image, is_urgent=is_urgent):
-        driver.settle()
-        assert driver.storage.fetch(image, is_urgent=is_urgent)
-
-
-def pass_steps(driver: StorageDriver) -> None:
-    for _ in range(3):
-        driver.storage.begin_step()
-
-
-def places(*images: StoredImage) -> list[str]:
-    return [image.place.name for image in images]
+from support.storages import KV, PAGE, Starter, add, fetch, pass_steps, places
 
 
 class Source:
