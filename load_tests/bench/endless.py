@@ -136,7 +136,7 @@ def run_endless(model: str, num_turns: int, window_tokens: int, weights: str) ->
         weights: see `Settings`.
     """
     model_dir = resolve_model(model)
-    engine = load_engine(Settings(model_dir=str(model_dir), kv_tokens=8192, weights=weights))
+    engine = load_engine(Settings(model_dir=str(model_dir), kv_tokens=8192, weights=weights, idle_timeout_s=3600))
     inputs = _inputs(texts.token_ids(model_dir), num_turns + NUM_SCORED)
     timed = inputs[:num_turns]
     long = Talk(engine, 1, window_tokens)
