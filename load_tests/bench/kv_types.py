@@ -11,15 +11,15 @@ Time is that of one decode step of four sessions, step by step in alternation be
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping
 from statistics import median
 
 from load_tests.bench import perplexity, texts
 from load_tests.bench.results import print_table, write_result
+from load_tests.bench.steps import alternating_ms
 from microturn import runner
 from microturn.attention import native
-from microturn.batch import Batch, Row
+from microturn.batch import Row
 from microturn.kv_tensors import KV_DTYPES, KVTensors
 from microturn.layers.decoder import FusedDecoder
 from microturn.model_store import resolve_model
@@ -86,7 +86,7 @@ def _cells(figures: Mapping[str, float]) -> list[str]:
 
 
 def _decode_ms(runners: Mapping[str, runner.ModelRunner], position: int) -> dict[str, list[float]]:
-    """Milliseconds of steps in which each session computes its token at a position; the first ones are not counted.
+    """Milliseconds of steps in which each session computes its token at a position.
 
     All sessions hold what the first pages hold, in pages of their own.
     """
@@ -99,10 +99,4 @@ def _decode_ms(runners: Mapping[str, runner.ModelRunner], position: int) -> dict
         for tensor in (tensor for layer in model_runner.kv.layers for tensor in layer.tensors):
             for session in range(1, _NUM_SESSIONS):
                 tensor[session * num_pages : (session + 1) * num_pages] = tensor[:num_pages]
-    samples: dict[str, list[float]] = {name: [] for name in runners}
-    for _ in range(3 + _NUM_TIMED_STEPS):
-        for name, model_runner in runners.items():
-            started_s = time.perf_counter()
-            model_runner.run(Batch(rows))
-            samples[name].append((time.perf_counter() - started_s) * 1e3)
-    return {name: of_type[3:] for name, of_type in samples.items()}
+    return alternating_ms(runners, rows, _NUM_TIMED_STEPS)

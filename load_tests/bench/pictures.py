@@ -76,10 +76,15 @@ def draw_latencies(path: Path, lines: Mapping[str, Mapping[int, float]], title: 
     axes.set(title=title, xlabel=against, ylabel="latency at the client, ms", yscale="log")
     axes.legend(frameon=False, loc="upper left")
     _label_plainly(axes)
-    axes.grid(visible=True, which="both", alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
+    _frame_lightly(axes)
     figure.savefig(path, dpi=130)
     plt.close(figure)
+
+
+def _frame_lightly(axes: Axes) -> None:
+    """A faint grid, and no frame but the two axes."""
+    axes.grid(visible=True, which="both", alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _label_plainly(axes: Axes) -> None:
@@ -127,8 +132,7 @@ def draw_beat(name: str, levels: Mapping[str, Sequence[Sequence[Level]]], wanted
     latencies.xaxis.get_major_locator().set_params(integer=True)
     for axes in (shares, latencies):
         axes.legend(frameon=False)
-        axes.grid(visible=True, which="both", alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
+        _frame_lightly(axes)
     figure.savefig(path, dpi=120)
     plt.close(figure)
     return path
@@ -208,8 +212,7 @@ def draw_parked(name: str, restore_ms: Mapping[str, Sequence[float]], bound_ms: 
     )
     axes.xaxis.set_major_formatter("{x:g}")
     axes.legend(frameon=False)
-    axes.grid(visible=True, which="both", alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
+    _frame_lightly(axes)
     figure.savefig(path, dpi=120)
     plt.close(figure)
     return path

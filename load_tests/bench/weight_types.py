@@ -10,7 +10,6 @@ appends several, all behind as many tokens of context.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping
 from statistics import median
 
@@ -18,8 +17,9 @@ from torch import Tensor
 
 from load_tests.bench import perplexity, texts
 from load_tests.bench.results import print_table, write_result
+from load_tests.bench.steps import alternating_ms
 from microturn import runner
-from microturn.batch import Batch, Row
+from microturn.batch import Row
 from microturn.kv_tensors import KVTensors
 from microturn.layers.decoder import FusedDecoder
 from microturn.layers.int8_linear import Int8Linear
@@ -98,14 +98,8 @@ def run_weights(model_name: str, num_contexts: int, context_len: int) -> None:
 def _step_ms(
     runners: Mapping[str, runner.ModelRunner], num_sessions: int, num_tokens: int, pages_of_one: int
 ) -> dict[str, list[float]]:
-    """Milliseconds of steps in which each session computes so many tokens; the first ones are not counted."""
+    """Milliseconds of steps in which each session computes so many tokens."""
     num_pages = -(-(_TIMED_CONTEXT_LEN + num_tokens) // _PAGE_SIZE)
     firsts = [session * pages_of_one for session in range(num_sessions)]
     rows = [Row([1] * num_tokens, _TIMED_CONTEXT_LEN, list(range(first, first + num_pages))) for first in firsts]
-    samples: dict[str, list[float]] = {name: [] for name in runners}
-    for _ in range(3 + _NUM_TIMED_STEPS):
-        for name, model_runner in runners.items():
-            started_s = time.perf_counter()
-            model_runner.run(Batch(rows))
-            samples[name].append((time.perf_counter() - started_s) * 1e3)
-    return {name: of_type[3:] for name, of_type in samples.items()}
+    return alternating_ms(runners, rows, _NUM_TIMED_STEPS)

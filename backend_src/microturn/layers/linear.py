@@ -63,11 +63,14 @@ class Linear:
 
     def __call__(self, x: Tensor, out: Tensor) -> Tensor:
         """See `Product`."""
+        self._multiply(x, out)
+        return out if self.bias is None else out.add_(self.bias)
+
+    def _multiply(self, x: Tensor, out: Tensor) -> None:
         if x.shape[0] > FEW_ROWS or self._weight_array is None:
             torch.mm(x, self.weight.t(), out=out)
         else:
             few_rows.multiply(x.numpy(), self._weight_array, out.numpy())
-        return out if self.bias is None else out.add_(self.bias)
 
 
 class ExactLinear(Linear):
@@ -76,14 +79,12 @@ class ExactLinear(Linear):
     For many rows that takes longer than torch's product.
     """
 
-    def __call__(self, x: Tensor, out: Tensor) -> Tensor:
-        """See `Product`."""
+    def _multiply(self, x: Tensor, out: Tensor) -> None:
         if self._weight_array is not None:
             few_rows.multiply(x.numpy(), self._weight_array, out.numpy())
         else:
             for row, result in zip(x, out, strict=True):
                 torch.mv(self.weight, row, out=result)
-        return out if self.bias is None else out.add_(self.bias)
 
 
 def stacked(modules: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
