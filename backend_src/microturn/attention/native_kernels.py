@@ -25,8 +25,10 @@ from microturn.attention.native_vectors import LANES
 # Rows of a tile, at most: what the block of sums in registers is wide.
 TILE_ROWS = MAX_VECTORS * LANES
 
-# Keys whose scores are kept at a time: with 48 rows and head_dim 64, scores, queries and sums fill 36 KiB of cache.
+# Keys whose scores are kept at a time: with 48 rows and head_dim 64, scores, queries and sums fill 36 KiB of cache. A
+# narrow tile has fewer, since as many again are on their way to the cache, in which the values still have to be.
 KEY_BLOCK = 64
+NARROW_KEY_BLOCK = 32
 
 # A masked score lies so far below the start of the peak that its weight is 0 even where all keys so far are masked.
 _MASKED = np.float32(-3e38)
@@ -40,6 +42,7 @@ _prefetch = sources.prefetch()
 _unpack = sources.unpack()
 _softmax = products.softmax()
 _narrow_scores = products.narrow_scores()
+_narrow_softmax = products.narrow_softmax()
 _narrow_values = products.narrow_values(NARROW_BLOCK)
 _narrow_rest = products.narrow_values(1)
 _wide_scores = products.wide_scores()
@@ -81,6 +84,7 @@ def _attend(
     token_len = num_kv_heads * head_dim
     to_values = page_size * token_len
     narrow, num_vectors = is_narrow(num_rows, head_dim, exact), _num_vectors(num_rows)
+    block_len = NARROW_KEY_BLOCK if narrow else KEY_BLOCK
     row_stride, element_stride = (head_dim, 1) if narrow else (1, num_vectors * LANES)
 
     # Where each key is; the last one stands in for those behind it, so that all blocks are whole.
@@ -96,9 +100,10 @@ def _attend(
         key_at[t] = key_at[num_task_keys - 1]
 
     block = np.empty(KEY_BLOCK * head_dim, np.float32)
-    _prefetch(kv, block, key_at, 0, head_dim, 0, min(KEY_BLOCK, num_task_keys))
+    num_first = min(block_len, num_task_keys)
+    _prefetch(kv, block, key_at, 0, head_dim, 0, num_first)
     if narrow:
-        _prefetch(kv, block, key_at, to_values, head_dim, 0, min(KEY_BLOCK, num_task_keys))
+        _prefetch(kv, block, key_at, to_values, head_dim, 0, num_first)
 
     queries = np.zeros(sums.shape[0], np.float32)
     for row in range(num_rows):
@@ -113,18 +118,18 @@ def _attend(
         total[row] = 0
     for at in range(sums.shape[0]):
         sums[at] = 0
-    scores = np.zeros((KEY_BLOCK, num_vectors * LANES), np.float32)
+    scores = np.zeros((block_len, NARROW_ROWS if narrow else num_vectors * LANES), np.float32)
     shrink = np.empty(num_vectors * LANES, np.float32)
     first_key = key_start
     while first_key < key_end:
-        num_keys = min(KEY_BLOCK - (first_key + phase) % KEY_BLOCK, key_end - first_key)
+        num_keys = min(block_len - (first_key + phase) % block_len, key_end - first_key)
         block_at = key_at[first_key - key_start :]
-        _unpack(kv, block, block_at, 0, head_dim, scales, num_keys + -num_keys % WIDE_BLOCK)
         if narrow:
             for t in range(0, num_keys, NARROW_BLOCK):
-                _prefetch(kv, block, block_at, 0, head_dim, t + KEY_BLOCK, NARROW_BLOCK)
-                _narrow_scores(scores, kv, block, block_at, 0, head_dim, queries, t)
+                _prefetch(kv, block, block_at, 0, head_dim, t + NARROW_KEY_BLOCK, NARROW_BLOCK)
+                _narrow_scores(scores, kv, block, block_at, 0, head_dim, scales, queries, t)
         else:
+            _unpack(kv, block, block_at, 0, head_dim, scales, num_keys + -num_keys % WIDE_BLOCK)
             for t in range(0, num_keys, WIDE_BLOCK):
                 _prefetch(kv, block, block_at, to_values, head_dim, t, WIDE_BLOCK)
                 _prefetch(kv, block, block_at, 0, head_dim, t + KEY_BLOCK, WIDE_BLOCK)
@@ -137,18 +142,25 @@ def _attend(
                     if not newest - window < first_key + t <= newest:
                         scores[t, row] = _MASKED
 
-        _softmax(scores, peak, total, shrink, num_keys, num_vectors)
-
-        _unpack(kv, block, block_at, to_values, head_dim, scales, num_keys)
-        step = NARROW_BLOCK * LANES if narrow else WIDE_BLOCK
-        whole = head_dim - head_dim % step
         if narrow:
-            for d in range(0, whole, step):
-                _narrow_values(sums, shrink, kv, block, block_at, to_values, head_dim, KEY_BLOCK, scores, d, num_keys)
-            for d in range(whole, head_dim, LANES):
-                _narrow_rest(sums, shrink, kv, block, block_at, to_values, head_dim, KEY_BLOCK, scores, d, num_keys)
+            for t in range(num_keys, num_keys + -num_keys % NARROW_BLOCK):
+                for row in range(num_rows):
+                    scores[t, row] = _MASKED
+            _narrow_softmax(scores, peak, total, shrink, (num_keys + NARROW_BLOCK - 1) // NARROW_BLOCK)
         else:
-            for d in range(0, whole, step):
+            _softmax(scores, peak, total, shrink, num_keys, num_vectors)
+
+        if narrow:
+            whole = head_dim - head_dim % (NARROW_BLOCK * LANES)
+            values = kv, block, block_at, to_values, head_dim, scales, block_len
+            for d in range(0, whole, NARROW_BLOCK * LANES):
+                _narrow_values(sums, shrink, *values, scores, d, num_keys)
+            for d in range(whole, head_dim, LANES):
+                _narrow_rest(sums, shrink, *values, scores, d, num_keys)
+        else:
+            _unpack(kv, block, block_at, to_values, head_dim, scales, num_keys)
+            whole = head_dim - head_dim % WIDE_BLOCK
+            for d in range(0, whole, WIDE_BLOCK):
                 _wide_values(sums, shrink, kv, block, block_at, to_values, head_dim, scores, d, num_keys, num_vectors)
             for d in range(whole, head_dim):
                 _wide_rest(sums, shrink, kv, block, block_at, to_values, head_dim, scores, d, num_keys, num_vectors)

@@ -1,8 +1,9 @@
 """Where native attention finds the keys, or the values, of a block: in the pages, or unpacked from them.
 
-What pages keep in float32 is read where it lies. Numbers of other types are made floats first, a block at a time, that
-stays in the cache for all rows of a tile: then memory is read half as much, or a quarter. Which of them it is, the type
-of the pages says while code is made: nothing is left of the others.
+What pages keep in float32 is read where it lies. Numbers of other types, of which memory is read half as much or a
+quarter, are made floats: in a narrow tile on their way to the registers, since it uses each once; for a wide one a
+block at a time, which stays in the cache for all rows. Which type it is, the pages say while code is made: nothing is
+left of the others.
 """
 
 from __future__ import annotations
@@ -69,12 +70,18 @@ class Source(NamedTuple):
         """Address to compute from."""
         return self.stored(b, key) if self.has_floats else b.gep(self.block, [b.mul(key, self.head_dim)])
 
+    def scale(self, b: ir.IRBuilder, scales: ir.Value, key: ir.Value) -> ir.Value | None:
+        """What the numbers of a key are multiplied with; `scales` has one per `head_dim` elements of the pages."""
+        return b.load(b.gep(scales, [b.udiv(self.at(b, key), self.head_dim)])) if self.has_scales else None
+
+    def to_floats(self, b: ir.IRBuilder, address: ir.Value, scale: ir.Value | None, lanes: int = LANES) -> ir.Value:
+        """Loads elements of a key in the pages."""
+        numbers = widen(b, address, lanes)
+        return numbers if scale is None else b.fmul(numbers, broadcast(b, scale, lanes))
+
 
 def unpack() -> Any:
-    """Makes ``(*source, scales, num_keys)``: writes the floats of a block, unless the pages have them.
-
-    Numbers of 8 bits are multiplied with `scales`, of which there is one per `head_dim` elements of the pages.
-    """
+    """Makes ``(*source, scales, num_keys)``: writes the floats of a block, unless the pages have them."""
 
     def emit(b: ir.IRBuilder, *args: ir.Value) -> None:
         source, (scales, num_keys) = Source(*args[:5]), args[5:]
@@ -85,13 +92,10 @@ def unpack() -> Any:
 
         def unpack_key(key: ir.Value, _: Values) -> Values:
             stored, floats = source.stored(b, key), source.floats(b, key)
-            if source.has_scales:
-                scale = b.load(b.gep(scales, [b.udiv(source.at(b, key), source.head_dim)]))
+            scale = source.scale(b, scales, key)
 
             def unpack_elements(first: ir.Value, lanes: int) -> Values:
-                numbers = widen(b, b.gep(stored, [first]), lanes)
-                if source.has_scales:
-                    numbers = b.fmul(numbers, broadcast(b, scale, lanes))
+                numbers = source.to_floats(b, b.gep(stored, [first]), scale, lanes)
                 b.store(numbers, b.bitcast(b.gep(floats, [first]), numbers.type.as_pointer()), align=4)
                 return []
 
@@ -111,17 +115,19 @@ def prefetch() -> Any:
 
     def emit(b: ir.IRBuilder, *args: ir.Value) -> None:
         source, (first_key, num_keys) = Source(*args[:5]), args[5:]
-        line_len = INT(source.line_len)
-        num_lines = b.udiv(b.add(source.head_dim, INT(source.line_len - 1)), line_len)
+        pair_len = 2 * source.line_len  # pairs of lines are what the hardware fetches anyway
+        num_pairs = b.udiv(b.add(source.head_dim, INT(pair_len - 1)), INT(pair_len))
 
         def fetch_key(index: ir.Value, _: Values) -> Values:
             start = source.stored(b, b.add(first_key, index))
 
-            def fetch_line(line: ir.Value, _: Values) -> Values:
-                fetch(b, b.gep(start, [b.mul(line, line_len)]))
+            def fetch_pair(pair: ir.Value, _: Values) -> Values:
+                first = b.gep(start, [b.mul(pair, INT(pair_len))])
+                fetch(b, first)
+                fetch(b, b.gep(first, [INT(source.line_len)]))
                 return []
 
-            return loop(b, num_lines, [], fetch_line)
+            return loop(b, num_pairs, [], fetch_pair)
 
         loop(b, num_keys, [], fetch_key)
 

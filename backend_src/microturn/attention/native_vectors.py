@@ -90,8 +90,10 @@ def store(b: ir.IRBuilder, matrix: ir.Value, row: ir.Value, values: Values) -> N
 
 
 def widen(b: ir.IRBuilder, address: ir.Value, lanes: int) -> ir.Value:
-    """Loads so many integers of 8 bits by their value, or bfloat16 kept as integers of 16 by their bits, as floats."""
+    """Loads so many floats, integers of 8 bits by their value, or bfloat16 kept as integers of 16, as floats."""
     narrow = address.type.pointee
+    if isinstance(narrow, ir.FloatType):
+        return b.load(b.bitcast(address, ir.VectorType(narrow, lanes).as_pointer()), align=4)
     wide = ir.VectorType(_INT32, lanes)
     floats = ir.VectorType(ir.FloatType(), lanes)
     numbers = b.load(b.bitcast(address, ir.VectorType(narrow, lanes).as_pointer()), align=narrow.width // 8)
@@ -101,11 +103,11 @@ def widen(b: ir.IRBuilder, address: ir.Value, lanes: int) -> ir.Value:
 
 
 def fetch(b: ir.IRBuilder, address: ir.Value) -> None:
-    """Has a cache line fetched, into all caches."""
+    """Has a cache line fetched, into the second cache: on the way to the first one there is room for few of them."""
     pointer = b.bitcast(address, _BYTE.as_pointer())
     kind = ir.FunctionType(ir.VoidType(), [pointer.type, _INT32, _INT32, _INT32])
     prefetch = cgutils.get_or_insert_function(b.module, kind, "llvm.prefetch.p0i8")
-    b.call(prefetch, [pointer, _INT32(0), _INT32(3), _INT32(1)])  # for reading, to be kept, data
+    b.call(prefetch, [pointer, _INT32(0), _INT32(2), _INT32(1)])  # for reading, the second cache, data
 
 
 def splat(value: float) -> ir.Constant:
@@ -123,14 +125,44 @@ def in_all_lanes(b: ir.IRBuilder, address: ir.Value) -> ir.Value:
     return broadcast(b, b.load(address))
 
 
-def sum_of_lanes(b: ir.IRBuilder, vector: ir.Value) -> ir.Value:
-    """Adds the upper half to the lower one until a single lane is left."""
-    half = LANES // 2
-    while half:
-        upper = _INT_VECTOR([(lane + half) % LANES for lane in range(LANES)])
-        vector = b.fadd(vector, b.shuffle_vector(vector, _UNDEFINED, upper))
-        half //= 2
-    return b.extract_element(vector, _INT32(0))
+def load_repeated(b: ir.IRBuilder, address: ir.Value, count: int) -> ir.Value:
+    """Loads so many floats, again and again until the lanes are full."""
+    few = b.load(b.bitcast(address, ir.VectorType(ir.FloatType(), count).as_pointer()), align=4)
+    return b.shuffle_vector(few, few.type(ir.Undefined), _INT_VECTOR([lane % count for lane in range(LANES)]))
+
+
+def store_first(b: ir.IRBuilder, vector: ir.Value, address: ir.Value, count: int) -> None:
+    """Stores the first lanes."""
+    few = b.shuffle_vector(vector, _UNDEFINED, ir.VectorType(_INT32, count)(list(range(count))))
+    b.store(few, b.bitcast(address, few.type.as_pointer()), align=4)
+
+
+def fold(b: ir.IRBuilder, vector: ir.Value, period: int, combine: Callable[[ir.Value, ir.Value], ir.Value]) -> ir.Value:
+    """Combines all lanes that lie a multiple of `period` apart; each of them then has the result."""
+    distance = LANES // 2
+    while distance >= period:
+        rotation = _INT_VECTOR([(lane + distance) % LANES for lane in range(LANES)])
+        vector = combine(vector, b.shuffle_vector(vector, _UNDEFINED, rotation))
+        distance //= 2
+    return vector
+
+
+def split_runs(b: ir.IRBuilder, x: ir.Value, y: ir.Value, run_len: int) -> tuple[ir.Value, ir.Value]:
+    """Two vectors of so long runs of lanes, x's and y's in turns: the even runs of both, and the odd ones."""
+    starts = range(0, LANES, 2 * run_len)
+    even = [start + i for start in starts for i in (*range(run_len), *range(LANES, LANES + run_len))]
+    odd = [lane + run_len for lane in even]
+    return b.shuffle_vector(x, y, _INT_VECTOR(even)), b.shuffle_vector(x, y, _INT_VECTOR(odd))
+
+
+def sums_of_lanes(b: ir.IRBuilder, vectors: Values) -> ir.Value:
+    """The sum over the lanes of each of LANES vectors, as one vector: a tree of pairwise sums, for all at once."""
+    run_len = 1
+    while len(vectors) > 1:
+        pairs = zip(vectors[::2], vectors[1::2], strict=True)
+        vectors = [b.fadd(*split_runs(b, x, y, run_len)) for x, y in pairs]
+        run_len *= 2
+    return vectors[0]
 
 
 def add_products(b: ir.IRBuilder, factors: Values, vectors: Values, sums: Values) -> Values:

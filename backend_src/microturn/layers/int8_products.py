@@ -18,7 +18,16 @@ from numba import config
 from numba.core import cgutils
 from numba.core.codegen import get_host_cpu_features
 
-from microturn.attention.native_vectors import HAS_AVX512, INT, LANES, Values, callable_by_kernels, fetch, loop
+from microturn.attention.native_vectors import (
+    HAS_AVX512,
+    INT,
+    LANES,
+    Values,
+    callable_by_kernels,
+    fetch,
+    loop,
+    split_runs,
+)
 
 _FEATURES = (config.CPU_FEATURES or get_host_cpu_features()).split(",")
 HAS_VNNI = ("+avx512vnni" if HAS_AVX512 else "+avxvnni") in _FEATURES
@@ -110,11 +119,7 @@ def _sums_of_lanes(b: ir.IRBuilder, vectors: Values) -> ir.Value:
     """The sums over the lanes of each of four vectors, as one vector."""
 
     def add_runs(x: ir.Value, y: ir.Value, run_len: int) -> ir.Value:
-        """Adds every second run of lanes to the one before it; runs of x and y alternate in what comes out."""
-        starts = range(0, LANES, 2 * run_len)
-        even = [start + i for start in starts for i in (*range(run_len), *range(LANES, LANES + run_len))]
-        odd = [lane + run_len for lane in even]
-        return b.add(b.shuffle_vector(x, y, _SUMS(even)), b.shuffle_vector(x, y, _SUMS(odd)))
+        return b.add(*split_runs(b, x, y, run_len))
 
     first, second, third, fourth = vectors
     total = add_runs(add_runs(first, second, 1), add_runs(third, fourth, 1), 2)
