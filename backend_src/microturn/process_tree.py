@@ -23,9 +23,15 @@ def become_subreaper() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def die_with_parent() -> None:
-    """Asks the kernel to kill this process when the thread that forked it ends. For ``preexec_fn``."""
+def die_with_parent(parent_pid: int) -> None:
+    """Asks the kernel to kill this process when the thread that forked it ends; ends it at once if that has happened.
+
+    Args:
+        parent_pid: of the process that started this one.
+    """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def is_alive(process: psutil.Process) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import subprocess
 import sys
 
@@ -36,13 +37,21 @@ print(kill_descendants(), psutil.Process().children(recursive=True))
 
 def test_a_child_dies_with_its_parent():
     script = """
-import subprocess
+import os, subprocess
+from functools import partial
 from microturn.process_tree import die_with_parent
-print(subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL, preexec_fn=die_with_parent).pid)
+child = partial(die_with_parent, os.getpid())
+print(subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL, preexec_fn=child).pid)
 """
     pid = int(run(script))
     with contextlib.suppress(psutil.NoSuchProcess):
         assert alive_after([psutil.Process(pid)], 5) == []
+
+
+def test_a_child_whose_parent_is_dead_already_ends_at_once():
+    script = "from microturn.process_tree import die_with_parent; die_with_parent(2**22 + 1)"
+    done = subprocess.run([sys.executable, "-c", script], timeout=30, check=False)
+    assert done.returncode == -signal.SIGKILL
 
 
 def test_descendants_are_found_by_name_until_they_end():

@@ -14,6 +14,7 @@ import select
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 from microturn.process_tree import become_subreaper, die_with_parent, kill_descendants
@@ -40,7 +41,7 @@ def main(run_path: Path, command: list[str]) -> int:
     # A service manager signals every process of a service at once; stopping is the supervisor's decision.
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
-    server = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_become_server)
+    server = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=partial(_become_server, os.getpid()))
     is_orphan = _follow_orders(server)
     server.kill()
     server.wait()
@@ -50,8 +51,8 @@ def main(run_path: Path, command: list[str]) -> int:
     return server.returncode if server.returncode >= 0 else 128 - server.returncode
 
 
-def _become_server() -> None:
-    die_with_parent()
+def _become_server(warden_pid: int) -> None:
+    die_with_parent(warden_pid)
     for number in _IGNORED:
         signal.signal(number, signal.SIG_DFL)
 
