@@ -84,9 +84,7 @@ def load_engine(settings: Settings) -> Engine:
     if settings.deterministic and (checked.decoder is None or not use_native):
         lacking = "native attention" if checked.decoder else f"layers of ours for {type(model).__name__}"
         raise InvalidArgument(f"setting 'deterministic' cannot be true here: it needs {lacking}")
-    weights = "int8" if settings.weights == "int8" else "float32"
-    if weights == "int8":
-        checked = _with_int8_weights(model, layers, checked)
+    checked, weights = _with_weights(settings.weights, model, layers, checked)
     model_text = ModelText.from_directory(Path(settings.model_dir))
 
     kv_dtype = KV_DTYPES["float32" if settings.kv_dtype == "auto" else settings.kv_dtype]
@@ -151,14 +149,27 @@ def _use_native(settings: Settings) -> bool:
     return settings.attention != "torch" and reason is None
 
 
-def _with_int8_weights(model: PreTrainedModel, layers: Sequence[LayerShape], checked: Checked) -> Checked:
-    """As checked in float32, but with layers of 8-bit weights; the model's own are freed."""
+def _with_weights(
+    wanted: str, model: PreTrainedModel, layers: Sequence[LayerShape], checked: Checked
+) -> tuple[Checked, str]:
+    """As checked in float32, with layers of the type of weights that a setting names, and that type.
+
+    With 8-bit weights the model's own are freed.
+
+    Raises:
+        InvalidArgument: when 8-bit weights are wanted that the model does not run with.
+    """
+    if wanted == "float32":
+        return checked, "float32"
     try:
         decoder = int8_decoder(model, layers, checked.decoder)
     except Refused as reason:
-        raise InvalidArgument(f"setting 'weights' cannot be int8 here: {reason}; set weights=float32") from None
+        if wanted == "int8":
+            raise InvalidArgument(f"setting 'weights' cannot be int8 here: {reason}; set weights=float32") from None
+        log.warning("weights in float32: %s", reason)
+        return checked, "float32"
     release_linears(model)
-    return replace(checked, decoder=decoder)
+    return replace(checked, decoder=decoder), "int8"
 
 
 def _size_pool(settings: Settings, model: PreTrainedModel, token_bytes: int, num_groups: int) -> tuple[PagePool, int]:

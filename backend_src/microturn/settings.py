@@ -31,8 +31,8 @@ class Settings:
 
     Attributes:
         model_dir: a Hugging Face model directory.
-        weights: their type, ``auto`` (float32 on a CPU), ``float32`` or ``int8``: a quarter of the bytes that each step
-            reads, and logits change (`make bench-weights` measures how much).
+        weights: their type, ``auto`` (int8 on a CPU where the model's layers can have it), ``int8`` (a step reads a
+            quarter of the bytes, and logits change: `make bench-weights` measures how much) or ``float32``.
         deterministic: a session's logits are the same to the bit in whatever company and chunks it is computed, and
             after whatever preemption or restoring; slower.
         attention: ``auto`` (native where it can run), ``native`` or ``torch``.

@@ -14,8 +14,8 @@ from support.raw import RawStream
 
 @pytest.fixture(scope="session")
 def server(smollm2_dir: str) -> Iterator[str]:
-    """The gRPC address of a server."""
-    with running_server(smollm2_dir) as address:
+    """The gRPC address of a server that answers as plain transformers do."""
+    with running_server(smollm2_dir, "weights=float32") as address:
         yield address
 
 

@@ -10,11 +10,10 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from microturn import loading, runner
+from microturn import loading, probe_int8
 from microturn.batch import Batch, Row, RowPages
 from microturn.errors import InvalidArgument
 from microturn.fingerprint import model_fingerprint
-from microturn.probe import Checked
 from microturn.settings import Settings
 from microturn.text.model_text import ModelText
 from support import models
@@ -44,7 +43,7 @@ def test_layers_with_a_window_take_pages_out_of_one_pool_with_the_others(smollm2
     for file in Path(smollm2_dir).iterdir():
         if not (tmp_path / file.name).exists():
             (tmp_path / file.name).symlink_to(file)
-    engine = loading.load_engine(Settings(model_dir=str(tmp_path), kv_tokens=1000, max_context=1000))
+    engine = loading.load_engine(Settings(model_dir=str(tmp_path), kv_tokens=1000, max_context=1000, weights="float32"))
     kv = engine.runner.kv
     assert [(kind.window, kind.num_groups) for kind in kv.groups.kinds] == [(None, 1), (20, 2)]
     assert [tuple(layer.elements.shape) for layer in kv.layers] == [(3 * 63, 2, 16, 1, 16)] * 3
@@ -58,7 +57,7 @@ def test_layers_with_a_window_take_pages_out_of_one_pool_with_the_others(smollm2
 def test_weights_of_8_bits_take_the_place_of_float32_but_for_the_embeddings(
     smollm2: PreTrainedModel, smollm2_dir: str
 ) -> None:
-    engine = loading.load_engine(Settings(model_dir=smollm2_dir, kv_tokens=256, max_context=256, weights="int8"))
+    engine = loading.load_engine(Settings(model_dir=smollm2_dir, kv_tokens=256, max_context=256))
     model = engine.runner.model
     layer = model.model.layers[7]
     assert layer.self_attn.q_proj.weight.is_meta
@@ -75,7 +74,19 @@ def test_weights_of_8_bits_take_the_place_of_float32_but_for_the_embeddings(
     assert 0.001 < difference.std() / logits.std() < 0.1
 
 
-def test_weights_of_8_bits_need_layers_of_ours() -> None:
-    model = models.own_fusion()
-    with pytest.raises(InvalidArgument, match=r"cannot be int8 here: Phi3ForCausalLM .*; set weights=float32"):
-        loading._with_int8_weights(model, runner.trace_layers(model), Checked(None, True, None))
+@pytest.mark.parametrize("weights", ["int8", "auto"])
+def test_where_8_bits_are_refused_auto_is_float32(
+    smollm2_dir: str, weights: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(probe_int8, "TOLERANCE", 1e-6)
+    settings = Settings(model_dir=smollm2_dir, kv_tokens=256, max_context=256, weights=weights)
+    if weights == "int8":
+        with pytest.raises(
+            InvalidArgument, match=r"cannot be int8 here: logits of Llama.* with .*; set weights=float32"
+        ):
+            loading.load_engine(settings)
+        return
+    with caplog.at_level("WARNING"):
+        engine = loading.load_engine(settings)
+    assert "weights in float32: logits of LlamaForCausalLM with 8-bit weights deviate" in caplog.text
+    assert not engine.runner.model.model.layers[7].mlp.down_proj.weight.is_meta

@@ -30,7 +30,8 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Served]]:
 def served_model(tmp_path_factory: pytest.TempPathFactory, smollm2_dir: str) -> Iterator[Served]:
     """The real model behind a supervisor, ready."""
     run_dir = tmp_path_factory.mktemp("run")
-    served = Served(run_dir, f"--model-repository={default_model_repository()}", f"--model={smollm2_dir}")
+    arguments = (f"--model-repository={default_model_repository()}", f"--model={smollm2_dir}")
+    served = Served(run_dir, *arguments, "--set", "weights=float32")
     with contextlib.closing(served):
         served.wait_until_ready(60)
         yield served

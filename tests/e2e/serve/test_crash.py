@@ -1,6 +1,7 @@
 """The model process dies: what its clients see, how soon the server is back, and what has become of their sessions.
 
-The real model behind the real supervisor, seen through the client library. That a supervisor replaces whatever died is
+The real model behind the real supervisor, seen through the client library, which is told to survive nothing here (what
+it survives is in test_client_survival.py). That a supervisor replaces whatever died is
 in test_serve.py.
 """
 
@@ -76,7 +77,7 @@ class Scene:
 def talk(address: str, number: int, scene: Scene) -> Experience:
     """One client with threads: streams until its turn fails, and begins anew when the server is back."""
     prompt = prompt_of(number)
-    with Client(address) as client:
+    with Client(address, recovery=None) as client:
         session = client.session()
         session.append(prompt)
         experience = Experience(session.id)
@@ -97,7 +98,7 @@ def talk(address: str, number: int, scene: Scene) -> Experience:
 async def talk_asyncio(address: str, number: int, scene: Scene) -> Experience:
     """The same with asyncio."""
     prompt = prompt_of(number)
-    async with AsyncClient(address) as client:
+    async with AsyncClient(address, recovery=None) as client:
         session = client.session()
         await session.append(prompt)
         experience = Experience(session.id)
@@ -206,7 +207,7 @@ def test_a_session_that_was_parked_is_not_continued_with_an_empty_context(
     the server is back. The keep-alives of one do not bring it back either.
     """
     prompt = prompt_of(1)
-    with Client(served_model.address, timeout_s=TURN_TIMEOUT_S) as client:
+    with Client(served_model.address, timeout_s=TURN_TIMEOUT_S, recovery=None) as client:
         soon = [client.session(session_id=f"parked-{time.monotonic_ns()}"), client.session()]
         late = [client.session(), client.session(idle_timeout_s=3.0)]
         for session in (*soon, *late):
