@@ -16,6 +16,8 @@ from load_tests.bench.serving import OWN_MODES, Served
 from load_tests.bench.turns import run_turns
 from load_tests.bench.weight_types import run_weights
 
+_PEERS = ("vllm", "llama.cpp")
+
 
 def main() -> None:
     """Runs one benchmark."""
@@ -31,7 +33,7 @@ def main() -> None:
     beat.add_argument("--seconds", type=float, default=20.0, help="of each level")
     for protocol, modes in ((turns, OWN_MODES), (beat, ("session",))):
         protocol.add_argument("--modes", nargs="+", choices=OWN_MODES, default=modes)
-        protocol.add_argument("--peers", action="store_true", help="our sessions beside a llama.cpp server")
+        protocol.add_argument("--peers", nargs="*", choices=_PEERS, help="also these; all, if none is named")
         protocol.add_argument("--llama-server", type=Path, help="the program (what `make llama-server` built)")
         protocol.add_argument("--gguf", dest="ggufs", nargs="+", type=Path, help="models that it serves (likewise)")
         protocol.add_argument("--runs", type=int, default=3)
@@ -88,11 +90,15 @@ def _served(arguments: argparse.Namespace, num_sessions: int) -> Served:
 
 
 def _modes(arguments: argparse.Namespace, served: Served) -> list[str]:
-    if not arguments.peers:
+    if arguments.peers is None:
         return list(arguments.modes)
+    peers = arguments.peers or _PEERS
+    modes = [*arguments.modes, *(["vllm"] if "vllm" in peers else [])]
+    if "llama.cpp" not in peers:
+        return modes
     if served.llama_server is None or not served.ggufs:
         raise SystemExit("no llama.cpp server: give --llama-server and --gguf, or build them with `make llama-server`")
-    return ["session", *served.llama_modes]
+    return [*modes, *served.llama_modes]
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def run_beat(served: Served, modes: Sequence[str], level_s: float, num_runs: int
         "capacities": capacities,
         "levels": {mode: [[level.as_json() for level in sweep] for sweep in of] for mode, of in sweeps.items()},
     }
-    name = "beat" if set(modes) <= set(OWN_MODES) else "peers-beat"
+    name = ("beat" if set(modes) <= set(OWN_MODES) else "peers-beat") + served.suffix
     print("\nwritten:", write_result(name, result))
     print("drawn:  ", draw_beat(name, {mode: by_sessions(of) for mode, of in sweeps.items()}, WANTED_SHARE))
 

@@ -5,6 +5,7 @@
   that it has seen before, as servers without sessions do. It is warm as long as nobody else needs the pages.
 * `stateless`: the same requests, computed anew.
 * `plain`: no server; a loop over a stock transformers model in float32, with a cache per conversation.
+* `vllm`: vLLM's CPU build in float32, with prefix caching.
 * `llama.cpp …`: a llama.cpp server, by the name of its GGUF file; a slot per conversation.
 """
 
@@ -19,6 +20,7 @@ from load_tests.bench.llama_cpp import llama_cpp
 from load_tests.bench.plain_loop import plain_loop
 from load_tests.bench.server import running_server
 from load_tests.bench.talks import Requests, Service, SessionTalk, Talk
+from load_tests.bench.vllm_cpu import vllm_cpu
 from microturn.model_store import resolve_model
 
 OWN_MODES = ("session", "prefix", "stateless", "plain")
@@ -43,6 +45,11 @@ class Served:
     ggufs: Sequence[Path] = ()
 
     @property
+    def suffix(self) -> str:
+        """What the settings add to the name of a result."""
+        return "".join(f"-{setting.replace('=', '-')}" for setting in self.settings)
+
+    @property
     def llama_modes(self) -> dict[str, Path]:
         """The modes of a llama.cpp server, and what each serves."""
         return {f"llama.cpp {gguf.stem}": gguf for gguf in self.ggufs}
@@ -57,6 +64,8 @@ def serving(mode: str, served: Served) -> AbstractContextManager[Service]:
     match mode:
         case "plain":
             return plain_loop(resolve_model(served.model))
+        case "vllm":
+            return vllm_cpu(resolve_model(served.model), served.num_sessions)
         case "session" | "prefix" | "stateless":
             return _ours(mode, served)
     if served.llama_server is None:

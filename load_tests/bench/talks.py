@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from microturn_client import AsyncClient, AsyncSession, TurnEnd
+from microturn_client import AsyncClient, AsyncSession, Tokens
 
 
 class Talk(Protocol):
@@ -123,7 +123,7 @@ class Requests(HistoryTalk):
 async def _generated(session: AsyncSession, given: Sequence[int], num_output: int) -> list[int]:
     generated: list[int] = []
     async for event in session.turn(list(given), max_tokens=num_output, ignore_eos=True):
-        if not isinstance(event, TurnEnd):
+        if isinstance(event, Tokens):
             generated += event.ids
     return generated
 

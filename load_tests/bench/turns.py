@@ -67,7 +67,7 @@ def run_turns(served: Served, modes: Sequence[str], num_turns: int, num_runs: in
         "",
     ]
     print_table(header, rows)
-    name = f"{'turns' if set(modes) <= set(OWN_MODES) else 'peers-turns'}-{num_sessions}x{num_turns}"
+    name = f"{'turns' if set(modes) <= set(OWN_MODES) else 'peers-turns'}-{num_sessions}x{num_turns}{served.suffix}"
     result = {
         "protocol": __doc__,
         "model": served.model,

@@ -12,7 +12,7 @@ from load_tests.bench.beat_level import Level
 from load_tests.bench.serving import OWN_MODES
 
 PNG = b"\x89PNG"
-MODES = (*OWN_MODES, "llama.cpp q8_0", "llama.cpp f32")
+MODES = (*OWN_MODES, "vllm", "llama.cpp q8_0")
 
 
 @pytest.fixture(autouse=True)
