@@ -8,7 +8,7 @@ INSTALLED := .venv/.installed
 export GOMP_SPINCOUNT ?= 10000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo serve test test-unit test-oracles test-e2e check clean \
+.PHONY: help setup model demo serve gateway test test-unit test-oracles test-e2e check clean \
 	bench-overhead bench-turns bench-beat bench-peers llama-server bench-engine bench-prefixes bench-endless bench-kv \
 	bench-weights bench-parked soak
 
@@ -22,7 +22,7 @@ $(INSTALLED): constraints.txt pyproject.toml backend_src/pyproject.toml client/p
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt pip
 	$(BIN)/pip install --disable-pip-version-check --progress-bar on --constraint constraints.txt \
-	  --editable client --editable backend_src --group dev
+	  --editable 'client[gateway]' --editable backend_src --group dev
 	# The wheel that carries the real server; what it asks for is pytriton's, which we do not use.
 	$(BIN)/pip install --disable-pip-version-check --no-deps --constraint constraints.txt nvidia-pytriton
 	@touch $@
@@ -35,6 +35,9 @@ demo: setup  ## stream a text to the real server, see the answer come, get a pic
 
 serve: setup  ## serve the embedded model on loopback; ARGS='--set key=value …'
 	@$(BIN)/microturn serve $(ARGS)
+
+gateway: setup  ## a page and OpenAI's APIs on loopback:8080, before the server of `make serve`; ARGS='--port 8090 …'
+	@$(BIN)/microturn gateway $(ARGS)
 
 test: test-unit test-oracles test-e2e  ## run all tests
 
@@ -61,7 +64,7 @@ bench-turns: model  ## turn protocol: session, stateless, with prefix reuse, a p
 bench-beat: model  ## beat protocol: how many sessions get each turn within 200 ms
 	@$(BIN)/python -m load_tests.bench beat $(ARGS)
 
-bench-peers: model  ## both protocols beside a llama.cpp server; ARGS='--llama-server PATH --gguf FILE …'
+bench-peers: model  ## both protocols beside vLLM and llama.cpp; ARGS='--llama-server PATH --gguf FILE …'
 	@$(BIN)/python -m load_tests.bench turns --peers $(ARGS)
 	@$(BIN)/python -m load_tests.bench beat --peers $(ARGS)
 
@@ -74,7 +77,7 @@ bench-engine: model  ## steps of the engine without Triton: linears, attention, 
 bench-prefixes: model  ## fifty sessions that begin with one long prompt, shared and apart
 	@$(BIN)/python -m load_tests.bench prefixes
 
-bench-endless: model  ## one session of 20,000 turns (an hour): latency, memory and quality stay
+bench-endless: model  ## one session of 20,000 turns (half an hour): latency, memory and quality stay
 	@$(BIN)/python -m load_tests.bench endless $(ARGS)
 
 bench-kv: model  ## a KV cache in 16 or 8 bits: what it costs in quality and gains in room and time

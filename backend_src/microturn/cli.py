@@ -10,6 +10,7 @@ from microturn import __version__
 from microturn.admin.command import add_sessions_arguments, run_sessions
 from microturn.bench.command import add_bench_arguments, run_bench
 from microturn.serve.options import add_serve_arguments
+from microturn_gateway.arguments import add_gateway_arguments
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -21,6 +22,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["chat"]:
+        return _run_chat(argv[1:])  # the client's own command, with arguments that only the client knows
     arguments = _build_parser().parse_args(argv)
     try:
         exit_code: int = arguments.run(arguments)
@@ -44,6 +48,14 @@ def _build_parser() -> argparse.ArgumentParser:
     )
     add_serve_arguments(serve)
     serve.set_defaults(run=_run_serve)
+    gateway = commands.add_parser(
+        "gateway",
+        help="serve a page and OpenAI's APIs",
+        description="Stand before a server as a page for browsers and as OpenAI's realtime and chat APIs.",
+        allow_abbrev=False,
+    )
+    add_gateway_arguments(gateway)
+    gateway.set_defaults(run=_run_gateway)
     fetch = commands.add_parser(
         "fetch", help="fetch an embedded model", description="Fetch and convert a model, or find it in the cache."
     )
@@ -57,6 +69,7 @@ def _build_parser() -> argparse.ArgumentParser:
     )
     add_sessions_arguments(sessions)
     sessions.set_defaults(run=run_sessions)
+    commands.add_parser("chat", help="talk with a server from a terminal")
     bench = commands.add_parser(
         "bench",
         help="measure the engine on this machine",
@@ -68,10 +81,22 @@ def _build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _run_chat(argv: Sequence[str]) -> int:
+    from microturn_client.chat import main as chat
+
+    return chat(argv)
+
+
 def _run_serve(arguments: argparse.Namespace) -> int:
     from microturn.serve.command import run_serve
 
     return run_serve(arguments)
+
+
+def _run_gateway(arguments: argparse.Namespace) -> int:
+    from microturn_gateway.command import run_gateway
+
+    return run_gateway(arguments)
 
 
 def _run_fetch(arguments: argparse.Namespace) -> int:

@@ -1,6 +1,8 @@
 """Client for Microturn streaming sessions: chunks in, tokens out, over one gRPC stream per session."""
 
-from microturn_client._aio import AsyncClient, AsyncSession, AsyncTurn
+from microturn_client._aio import AsyncClient
+from microturn_client._aio_session import AsyncSession, AsyncTurn
+from microturn_client._beat import Beat
 from microturn_client._errors import (
     ConnectionLost,
     ContextFull,
@@ -18,11 +20,13 @@ from microturn_client._errors import (
     TurnTimeout,
     Unavailable,
 )
-from microturn_client._events import Event, Status, Timing, Tokens, TurnEnd, Usage
+from microturn_client._events import Event, Resumed, Status, Timing, Tokens, TurnEnd, Usage
 from microturn_client._inputs import TurnInput
 from microturn_client._model_info import Limits, ModelInfo
 from microturn_client._options import AppendOptions, GenerationOptions, SessionOptions, TurnOptions
-from microturn_client._sync import Client, Session, Turn
+from microturn_client._retry import Recovery
+from microturn_client._sync import Client
+from microturn_client._sync_session import Session, Turn
 from microturn_client._wire import SessionId
 
 __all__ = [
@@ -30,6 +34,7 @@ __all__ = [
     "AsyncClient",
     "AsyncSession",
     "AsyncTurn",
+    "Beat",
     "Client",
     "ConnectionLost",
     "ContextFull",
@@ -46,7 +51,9 @@ __all__ = [
     "NotFound",
     "PermissionDenied",
     "ProtocolError",
+    "Recovery",
     "ResourceExhausted",
+    "Resumed",
     "Session",
     "SessionClosed",
     "SessionId",

@@ -1,4 +1,4 @@
-"""The client for asyncio: ``AsyncClient``, ``AsyncSession``, ``AsyncTurn``. A shell around the session core."""
+"""The client for asyncio: ``AsyncClient``. Holds the connection and its sessions."""
 
 from __future__ import annotations
 
@@ -11,142 +11,15 @@ from typing import Any, Self, Unpack
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from microturn_client._aio_stream import AsyncStream
-from microturn_client._errors import MicroturnError, SessionClosed, from_grpc
-from microturn_client._events import Event, Status, TurnEnd
-from microturn_client._inputs import TurnInput, encode_input
+from microturn_client._aio_session import AsyncSession
+from microturn_client._errors import SessionClosed, from_grpc
 from microturn_client._model_info import ModelInfo, parse_model_info
-from microturn_client._options import AppendOptions, SessionOptions, TurnOptions
-from microturn_client._pending_turn import PendingTurn
-from microturn_client._session_core import DEFAULT_CLOSE_TIMEOUT_S, DEFAULT_TIMEOUT_S, SessionCore
-from microturn_client._wire import CHANNEL_OPTIONS, ModelInferRequest, SessionId, new_session_id, stream_metadata
-
-
-class AsyncTurn(AsyncIterator[Event]):
-    """The events of one turn as they come: any number of :class:`Tokens`, then one :class:`TurnEnd`.
-
-    The turn is on its way already. Leave the iterator at any time: the server finishes the turn, what still comes is
-    dropped, and the next turn sees only its own events.
-    """
-
-    def __init__(self, session: AsyncSession, pending: PendingTurn) -> None:
-        self._session = session
-        self._pending = pending
-
-    async def __anext__(self) -> Event:
-        """Waits for the next event.
-
-        Raises:
-            MicroturnError: when the turn failed; :class:`TurnTimeout` when it did not end within its ``timeout_s``.
-        """
-        event = await self._session._stream.next_event(self._pending)
-        if event is None:
-            raise StopAsyncIteration
-        return event
-
-    async def wait(self) -> Status:
-        """Lets the turn end and drops what it says on the way.
-
-        Raises:
-            MicroturnError: as iterating does.
-            ValueError: when the end was handed out before, or the turn was closed.
-        """
-        async for event in self:
-            if isinstance(event, TurnEnd):
-                return event.status
-        raise ValueError("the end of this turn was handed out before")
-
-    def close(self) -> None:
-        """Leaves the turn; happens by itself when nobody holds it any more."""
-        self._session._stream.leave(self._pending)
-
-    def __del__(self) -> None:
-        self._pending.abandon()
-
-
-class AsyncSession:
-    """One streaming session: a context that lives on the server and grows turn by turn.
-
-    Made by :meth:`AsyncClient.session`; use it in an ``async with`` block. Several tasks of one event loop may use it:
-    turns are answered in the order in which they were begun, each to its own iterator. While a program holds it, it is
-    kept alive.
-    """
-
-    def __init__(self, client: AsyncClient, core: SessionCore, timeout_s: float) -> None:
-        self._client = client
-        self._core = core
-        self._timeout_s = timeout_s
-        self._stream = AsyncStream(core, client._open_stream)
-        weakref.finalize(self, self._stream.cancel)
-
-    @property
-    def id(self) -> SessionId:
-        """The session's id on the server."""
-        return self._core.id
-
-    @property
-    def context_len(self) -> int:
-        """Absolute length of the context in tokens, as of the last turn that ended."""
-        return self._core.context_len
-
-    @property
-    def seed(self) -> int | None:
-        """The seed that sampling uses; None before the server has told it."""
-        return self._core.seed
-
-    def turn(
-        self, input: TurnInput = None, /, *, timeout_s: float | None = None, **options: Unpack[TurnOptions]
-    ) -> AsyncTurn:
-        """Begins a turn: appends the input and generates. Not awaited itself; iterate over what it returns.
-
-        Args:
-            input: text (or its UTF-8 bytes); token ids as a sequence or an integer array ``[n]``; embeddings as a
-                floating array ``[n, hidden]``; None to go on generating (with ``max_tokens``) or only to keep alive.
-            timeout_s: seconds from now in which the turn must end; the session's unless told.
-            options: see :class:`TurnOptions`.
-
-        Raises:
-            InvalidArgument, TypeError: when the turn has no form on the wire.
-            MicroturnError: when the session is closed or lost. What the server refuses is raised by the iterator.
-        """
-        tensor = encode_input(input)
-        pending = self._core.begin_turn(tensor, options, self._timeout_s if timeout_s is None else timeout_s)
-        self._stream.flush()
-        return AsyncTurn(self, pending)
-
-    async def append(
-        self, input: TurnInput, /, *, timeout_s: float | None = None, **options: Unpack[AppendOptions]
-    ) -> Status:
-        """Appends the input, generates nothing, and waits until that is done.
-
-        Raises:
-            MicroturnError: when the turn failed, in which case nothing was appended.
-        """
-        return await self.turn(input, timeout_s=timeout_s, max_tokens=0, **options).wait()
-
-    async def close(self, timeout_s: float = DEFAULT_CLOSE_TIMEOUT_S) -> Status | None:
-        """Ends the session on the server, behind the turns that are on the wire, and closes its stream.
-
-        Returns:
-            The server's last status; None when it did not confirm within ``timeout_s`` seconds, or held no session. It
-            ends by itself then, when its idle time is over.
-        """
-        end = self._core.begin_close(timeout_s)
-        self._stream.flush()
-        try:
-            return None if end is None else await AsyncTurn(self, end).wait()
-        except (MicroturnError, ValueError):
-            return None
-        finally:
-            await self._stream.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.close()
+from microturn_client._opening import attached_core, new_core
+from microturn_client._options import SessionOptions
+from microturn_client._retry import DEFAULT_RECOVERY, Recovery
+from microturn_client._session_core import SessionCore
+from microturn_client._session_state import DEFAULT_CLOSE_TIMEOUT_S, DEFAULT_TIMEOUT_S
+from microturn_client._wire import CHANNEL_OPTIONS, ModelInferRequest, SessionId, stream_metadata
 
 
 class AsyncClient:
@@ -156,6 +29,8 @@ class AsyncClient:
         address: ``host:port`` of the server's gRPC endpoint.
         model: name of the model on the server.
         timeout_s: seconds in which a turn must end, for sessions and turns that do not say.
+        recovery: how long and how often a session that was interrupted by a failure is taken up again, and how much of
+            it is kept for that; None for sessions that end with their stream, whose turns are undone with it.
         credentials: of the channel; without them it is plain text.
     """
 
@@ -165,11 +40,13 @@ class AsyncClient:
         *,
         model: str = "streaming_llm",
         timeout_s: float = DEFAULT_TIMEOUT_S,
+        recovery: Recovery | None = DEFAULT_RECOVERY,
         credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
         self._address = address
         self._model = model
         self._timeout_s = timeout_s
+        self._recovery = recovery
         self._credentials = credentials
         self._channel: grpc.aio.Channel | None = None
         self._is_closed = False
@@ -185,8 +62,8 @@ class AsyncClient:
         """A new session; the server hears of it with the first turn.
 
         Args:
-            session_id: integer in [1, 2**63) or printable text of 1 to 128 characters; a random integer unless told.
-                Use an id once.
+            session_id: integer in [1, 2**63) or printable text of 1 to 128 characters. Use an id once. Unless told it
+                is a random integer, and the session has a random key, so that nobody else can use it.
             timeout_s: seconds in which a turn of this session must end, for turns that do not say.
             options: see :class:`SessionOptions`.
 
@@ -194,12 +71,33 @@ class AsyncClient:
             InvalidArgument: for an id of another form, or an option of turns.
             SessionClosed: when the client is closed.
         """
-        if self._is_closed:
-            raise SessionClosed("the client is closed: make another one")
-        core = SessionCore(self._model, new_session_id() if session_id is None else session_id, options)
+        self._check_open()
+        return self._new_session(new_core(self._model, session_id, options, self._recovery), timeout_s)
+
+    def attach(self, token: str, *, timeout_s: float | None = None) -> AsyncSession:
+        """Takes up a session that was opened before, here or elsewhere; the first turn goes on with it.
+
+        What it knows is on the server only: where the server loses it, it cannot be opened anew from here.
+
+        Args:
+            token: that of the session.
+            timeout_s: as with :meth:`session`.
+
+        Raises:
+            InvalidArgument: it is no token.
+            SessionClosed: when the client is closed.
+        """
+        self._check_open()
+        return self._new_session(attached_core(token, {}, self._recovery), timeout_s)
+
+    def _new_session(self, core: SessionCore, timeout_s: float | None) -> AsyncSession:
         session = AsyncSession(self, core, self._timeout_s if timeout_s is None else timeout_s)
         self._sessions.add(session)
         return session
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise SessionClosed("the client is closed: make another one")
 
     async def model_info(self) -> ModelInfo:
         """Asks which model the server has and what it allows; no session is needed.

@@ -1,7 +1,8 @@
 """The gRPC stream of one session, for asyncio: writes what the core hands out, and one task reads what comes.
 
 Everything happens on one event loop, so nothing is locked. The reader always ends by telling the core why, so nobody
-waits for a task that died. A timer, armed at the end of each turn, keeps an idle session alive.
+waits for a task that died. A timer wakes the core when it has something to do: keep an idle session alive, or try
+again where a stream broke; each stream is a call of its own.
 """
 
 from __future__ import annotations
@@ -17,42 +18,65 @@ import grpc
 from microturn_client._errors import ConnectionLost, InternalError, MicroturnError, from_grpc
 from microturn_client._events import Event
 from microturn_client._pending_turn import PendingTurn
-from microturn_client._session_core import SessionCore, SessionState
+from microturn_client._session_core import SessionCore
+from microturn_client._session_state import SessionState
 from microturn_client._wire import ModelInferRequest, SessionId
 
 # After END is answered the server ends the stream by itself; a server that does not is not waited for.
 _STREAM_END_S = 1.0
 
+OpenCall = Callable[[SessionId, AsyncIterator[ModelInferRequest]], Any]
+
+
+class _Call:
+    """One gRPC call and the requests that wait to be written to it."""
+
+    def __init__(self, open_call: OpenCall, session_id: SessionId) -> None:
+        self._requests: asyncio.Queue[ModelInferRequest | None] = asyncio.Queue()
+        self.messages = open_call(session_id, self._outgoing())
+        self.reader: asyncio.Task[None] | None = None
+
+    def write(self, request: ModelInferRequest) -> None:
+        self._requests.put_nowait(request)
+
+    def end(self) -> None:
+        """Nothing more will be written."""
+        self._requests.put_nowait(None)
+
+    async def _outgoing(self) -> AsyncIterator[ModelInferRequest]:
+        while (request := await self._requests.get()) is not None:
+            yield request
+
 
 class AsyncStream:
-    """One stream, opened with the first request on the loop that runs then.
+    """The streams of a session, one at a time, opened on the loop that runs then.
 
     Args:
         core: the session's protocol.
         open_call: opens the gRPC stream of a session over an iterator of requests.
     """
 
-    def __init__(
-        self, core: SessionCore, open_call: Callable[[SessionId, AsyncIterator[ModelInferRequest]], Any]
-    ) -> None:
+    def __init__(self, core: SessionCore, open_call: OpenCall) -> None:
         self.core = core
         self._open_call = open_call
-        self._requests: asyncio.Queue[ModelInferRequest | None] = asyncio.Queue()
         self._changed = asyncio.Event()
-        self._call: Any = None
+        self._call: _Call | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._reader: asyncio.Task[None] | None = None
-        self._keepalive: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     def flush(self) -> None:
         """Writes what the core wants sent."""
+        if not self.core.wants_stream:
+            self._drop_call()
         requests = self.core.requests_to_send()
-        if requests and self._reader is None:
+        if requests and self._call is None:
             self._loop = asyncio.get_running_loop()
-            self._call = self._open_call(self.core.id, self._outgoing())
-            self._reader = self._loop.create_task(self._read(), name=f"microturn-{self.core.id}")
+            self._call = _Call(self._open_call, self.core.id)
+            self._call.reader = self._loop.create_task(self._read(self._call), name=f"microturn-{self.core.id}")
         for request in requests:
-            self._requests.put_nowait(request)
+            assert self._call is not None
+            self._call.write(request)
+        self._arm_timer()
 
     async def next_event(self, turn: PendingTurn) -> Event | None:
         """Waits for the next event of a turn; None when the turn is over.
@@ -64,6 +88,7 @@ class AsyncStream:
             remaining_s = self.core.remaining_s(turn)
             if remaining_s <= 0:
                 self.core.time_out(turn)
+                self.flush()
             else:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(remaining_s):
@@ -72,35 +97,48 @@ class AsyncStream:
 
     def leave(self, turn: PendingTurn) -> None:
         """Gives up a turn, also for a task that waits for its events."""
-        turn.abandon()
+        turn.leave()
+        if self._loop is not None:
+            self.flush()
         self._wake()
 
     async def close(self) -> None:
         """Ends the stream: in an orderly way when END was answered, else by force."""
-        self._requests.put_nowait(None)
+        call = self._call
         try:
-            if self._reader is not None and self.core.state is SessionState.CLOSED:
-                await asyncio.wait((self._reader,), timeout=_STREAM_END_S)
+            if call is not None:
+                call.end()
+                if call.reader is not None and self.core.state is SessionState.CLOSED:
+                    await asyncio.wait((call.reader,), timeout=_STREAM_END_S)
         finally:
+            self.core.connection_lost(ConnectionLost("the session was closed"))
+            self._wake()
             self.cancel()
 
     def cancel(self) -> None:
         """Ends the stream at once, from any thread; the reader then ends by itself."""
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._call.cancel)
+            self._loop.call_soon_threadsafe(self._stop)
 
-    async def _outgoing(self) -> AsyncIterator[ModelInferRequest]:
-        while (request := await self._requests.get()) is not None:
-            yield request
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._drop_call()
 
-    async def _read(self) -> None:
+    def _drop_call(self) -> None:
+        call, self._call = self._call, None
+        if call is not None:
+            call.messages.cancel()
+
+    async def _read(self, call: _Call) -> None:
         error: MicroturnError = ConnectionLost("the server ended the stream")
         try:
-            async for message in self._call:
+            async for message in call.messages:
+                if call is not self._call:
+                    break
                 self.core.receive(message)
                 self.flush()
                 self._wake()
-                self._arm_keepalive()
         except grpc.RpcError as failure:
             error = from_grpc(failure.code(), failure.details())
         except asyncio.CancelledError:
@@ -109,25 +147,27 @@ class AsyncStream:
         except Exception as failure:
             error = InternalError(f"the client itself failed while reading: {failure!r}")
         finally:
-            self._call.cancel()
-            self._requests.put_nowait(None)
-            self.core.connection_lost(error)
+            call.messages.cancel()
+            call.end()
+            if call is self._call:
+                self._call = None
+                self.core.connection_lost(error)
+                self._arm_timer()
             self._wake()
-            self._arm_keepalive()
 
     def _wake(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def _arm_keepalive(self) -> None:
-        if self._keepalive is not None:
-            self._keepalive.cancel()
-            self._keepalive = None
-        due = self.core.keepalive_at
+    def _arm_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        due = self.core.wake_at
         if due is not None and self._loop is not None:
-            self._keepalive = self._loop.call_later(max(0.0, due - time.monotonic()), self._keep_alive)
+            self._timer = self._loop.call_later(max(0.0, due - time.monotonic()), self._tick)
 
-    def _keep_alive(self) -> None:
-        self.core.begin_keepalive()
+    def _tick(self) -> None:
+        self.core.tick()
         self.flush()
-        self._arm_keepalive()
+        self._wake()

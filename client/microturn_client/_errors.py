@@ -107,7 +107,7 @@ class DeadlineExceeded(MicroturnError):
 
 
 class TurnTimeout(DeadlineExceeded):
-    """No end of the turn within ``timeout_s`` seconds. The server may still finish it; the session can be used on."""
+    """No end of the turn within ``timeout_s`` seconds. What was handed out of it stays; the session can be used on."""
 
 
 class Unavailable(MicroturnError):
@@ -117,7 +117,7 @@ class Unavailable(MicroturnError):
 
 
 class ConnectionLost(Unavailable):
-    """The session's stream broke or could not be opened. This session object is of no more use; open a new one."""
+    """No stream to the server for as long as is tried. What became of the turn is not known."""
 
 
 class InternalError(MicroturnError):

@@ -1,4 +1,4 @@
-"""What a turn yields: tokens as they come, and one status at its end. Frozen data."""
+"""What a turn yields: tokens as they come, what befell the session, and one status at its end. Frozen data."""
 
 from __future__ import annotations
 
@@ -99,7 +99,20 @@ class TurnEnd:
     status: Status
 
 
-Event = Tokens | TurnEnd
+@dataclass(frozen=True)
+class Resumed:
+    """The session was interrupted by a failure and goes on.
+
+    Attributes:
+        exact: it goes on as it would have gone on without the failure. Otherwise ``reason`` says what differs.
+        reason: what happened, in words.
+    """
+
+    exact: bool
+    reason: str
+
+
+Event = Tokens | TurnEnd | Resumed
 
 
 def parse_status(text: bytes, appended_ids: tuple[int, ...] | None) -> Status:

@@ -116,6 +116,9 @@ class SessionOptions(GenerationOptions, total=False):
 # Options that make no sense as a session's default.
 ONE_TURN_OPTIONS = TurnOptions.__annotations__.keys() - SessionOptions.__annotations__.keys()
 
+# What a branch has from its parent and may not say itself.
+BRANCH_OPTIONS = frozenset(("tools", "cache_salt", "overflow", "sink_tokens", "window_tokens", "resume", "fork_of"))
+
 # What the contract says for options that nobody sets. `max_tokens` depends on the input, `seed` is drawn by the server.
 DEFAULT_MAX_TOKENS = 16
 DEFAULTS: Mapping[str, object] = {

@@ -1,7 +1,7 @@
 """The gRPC stream of one session, for threads: writes what the core hands out, and one thread reads what comes.
 
 ``changed`` guards the core and wakes whoever waits for an event. The reader always ends by telling the core why, so
-nobody waits for a thread that died.
+nobody waits for a thread that died. Where a stream broke, the next one is a call of its own with a reader of its own.
 """
 
 from __future__ import annotations
@@ -16,45 +16,64 @@ import grpc
 from microturn_client._errors import ConnectionLost, InternalError, MicroturnError, from_grpc
 from microturn_client._events import Event
 from microturn_client._pending_turn import PendingTurn
-from microturn_client._session_core import SessionCore, SessionState
+from microturn_client._session_core import SessionCore
+from microturn_client._session_state import SessionState
 from microturn_client._wire import ModelInferRequest, SessionId
 
 # After END is answered the server ends the stream by itself; a server that does not is not waited for.
 _STREAM_END_S = 1.0
 
+OpenCall = Callable[[SessionId, Iterator[ModelInferRequest]], Any]
+
+
+class _Call:
+    """One gRPC call and the requests that wait to be written to it."""
+
+    def __init__(self, open_call: OpenCall, session_id: SessionId) -> None:
+        self._requests: SimpleQueue[ModelInferRequest | None] = SimpleQueue()
+        self.messages = open_call(session_id, iter(self._requests.get, None))
+        self.reader: threading.Thread | None = None
+
+    def write(self, request: ModelInferRequest) -> None:
+        self._requests.put(request)
+
+    def end(self) -> None:
+        """Nothing more will be written; gRPC's writer thread waits for that."""
+        self._requests.put(None)
+
 
 class SyncStream:
-    """One stream, opened with the first request.
+    """The streams of a session, one at a time, opened with the first request.
 
     Args:
         core: the session's protocol; touched with ``changed`` held.
         open_call: opens the gRPC stream of a session over an iterator of requests.
-        on_keepalive_at: is told when the session will need a keep-alive.
+        wake_at: is told when the core will have something to do.
     """
 
-    def __init__(
-        self,
-        core: SessionCore,
-        open_call: Callable[[SessionId, Iterator[ModelInferRequest]], Any],
-        on_keepalive_at: Callable[[float], None],
-    ) -> None:
+    def __init__(self, core: SessionCore, open_call: OpenCall, wake_at: Callable[[float], None]) -> None:
         self.core = core
         self.changed = threading.Condition()
         self._open_call = open_call
-        self._on_keepalive_at = on_keepalive_at
-        self._requests: SimpleQueue[ModelInferRequest | None] = SimpleQueue()
-        self._call: Any = None
-        self._reader: threading.Thread | None = None
+        self._wake_at = wake_at
+        self._call: _Call | None = None
 
     def flush(self) -> None:
         """Writes what the core wants sent; call it with ``changed`` held, so that the order stands."""
+        if not self.core.wants_stream:
+            self._drop_call()
         requests = self.core.requests_to_send()
         if requests and self._call is None:
-            self._call = self._open_call(self.core.id, iter(self._requests.get, None))
-            self._reader = threading.Thread(target=self._read, name=f"microturn-{self.core.id}", daemon=True)
-            self._reader.start()
+            self._call = _Call(self._open_call, self.core.id)
+            self._call.reader = threading.Thread(
+                target=self._read, args=(self._call,), name=f"microturn-{self.core.id}", daemon=True
+            )
+            self._call.reader.start()
         for request in requests:
-            self._requests.put(request)
+            assert self._call is not None
+            self._call.write(request)
+        if (due := self.core.wake_at) is not None:
+            self._wake_at(due)
 
     def next_event(self, turn: PendingTurn) -> Event | None:
         """Waits for the next event of a turn; None when the turn is over.
@@ -67,6 +86,7 @@ class SyncStream:
                 remaining_s = self.core.remaining_s(turn)
                 if remaining_s <= 0:
                     self.core.time_out(turn)
+                    self.flush()
                 else:
                     self.changed.wait(min(remaining_s, threading.TIMEOUT_MAX))
             return event
@@ -74,39 +94,60 @@ class SyncStream:
     def leave(self, turn: PendingTurn) -> None:
         """Gives up a turn, also for a thread that waits for its events."""
         with self.changed:
-            turn.abandon()
+            turn.leave()
+            self.flush()
             self.changed.notify_all()
+
+    def tick(self) -> float | None:
+        """Lets the core do what is due; tells when to look again, or None while nothing is foreseen."""
+        with self.changed:
+            self.core.tick()
+            self.flush()
+            self.changed.notify_all()
+            return self.core.wake_at
 
     def close(self) -> None:
         """Ends the stream: in an orderly way when END was answered, else by force."""
-        self._requests.put(None)
-        if self._reader is not None and self.core.state is SessionState.CLOSED:
-            self._reader.join(_STREAM_END_S)
+        call = self._call
+        if call is not None:
+            call.end()
+            if call.reader is not None and self.core.state is SessionState.CLOSED:
+                call.reader.join(_STREAM_END_S)
+        with self.changed:
+            self.core.connection_lost(ConnectionLost("the session was closed"))
+            self.changed.notify_all()
         self.cancel()
 
     def cancel(self) -> None:
         """Ends the stream at once, from any thread; the reader then ends by itself."""
-        if self._call is not None:
-            self._call.cancel()
+        self._drop_call()
 
-    def _read(self) -> None:
+    def _drop_call(self) -> None:
+        call, self._call = self._call, None
+        if call is not None:
+            call.messages.cancel()
+
+    def _read(self, call: _Call) -> None:
         error: MicroturnError = ConnectionLost("the server ended the stream")
         try:
-            for message in self._call:
+            for message in call.messages:
                 with self.changed:
+                    if call is not self._call:
+                        break
                     self.core.receive(message)
                     self.flush()
                     self.changed.notify_all()
-                    keepalive_at = self.core.keepalive_at
-                if keepalive_at is not None:
-                    self._on_keepalive_at(keepalive_at)
         except grpc.RpcError as failure:
             error = from_grpc(failure.code(), failure.details())
         except Exception as failure:
             error = InternalError(f"the client itself failed while reading: {failure!r}")
-            self._call.cancel()
+            call.messages.cancel()
         finally:
             with self.changed:
-                self.core.connection_lost(error)
+                if call is self._call:
+                    self._call = None
+                    self.core.connection_lost(error)
+                    if (due := self.core.wake_at) is not None:
+                        self._wake_at(due)
                 self.changed.notify_all()
-            self._requests.put(None)  # gRPC's writer thread waits there
+            call.end()

@@ -41,7 +41,7 @@ STREAMING_PROGRAM = """
 import json, sys
 from microturn_client import Client
 address, session_id, prompt, abandoned, options = sys.argv[1:]
-with Client(address) as client:
+with Client(address, recovery=None) as client:
     session = client.session(session_id=session_id)
     session.append(json.loads(prompt))
     turn = session.turn(json.loads(abandoned), **json.loads(options))
@@ -51,6 +51,13 @@ with Client(address) as client:
 """
 
 Vanish = Callable[[], object]
+
+
+@pytest.fixture
+def client(server: str) -> Iterator[Client]:
+    """One whose turns have no numbers: what it has begun is undone when it leaves."""
+    with Client(server, recovery=None) as client:
+        yield client
 
 
 def new_id(suffix: str = "") -> str:

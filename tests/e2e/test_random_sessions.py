@@ -24,7 +24,7 @@ NUM_TRANSCRIPTS = 12
 def crowded_server(smollm2_dir: str) -> Iterator[str]:
     """Three of the sessions fit in its pool."""
     settings = (f"max_context={MAX_CONTEXT}", f"kv_tokens={3 * MAX_CONTEXT}", f"max_queued_turns={MAX_QUEUED_TURNS}")
-    with running_server(smollm2_dir, *settings, "share_prefixes=true") as address:
+    with running_server(smollm2_dir, *settings, "share_prefixes=true", "weights=float32") as address:
         yield address
 
 

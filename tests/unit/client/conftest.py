@@ -138,6 +138,9 @@ class ScriptedServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         if session_id not in self._context_lens:
             yield error(request.id, f"NOT_FOUND: no session '{session_id}' is here: open one with START")
             return
+        rewind_to = option(request, "rewind_to")
+        if rewind_to is not None:
+            self._context_lens[session_id] = min(self._context_lens[session_id], int(rewind_to))
         self._context_lens[session_id] += request.inputs[0].shape[1]
         num_tokens = int(option(request, "max_tokens") or 0)
         for number in range(num_tokens - 1):

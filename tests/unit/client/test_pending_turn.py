@@ -1,14 +1,14 @@
 import pytest
-from tritonclient.grpc import service_pb2
 
 from microturn_client import InvalidArgument, NotFound, Tokens, TurnEnd
+from microturn_client._inputs import encode_input
 from microturn_client._pending_turn import PendingTurn
 from microturn_client._wire import Response, read_response
 
 
 @pytest.fixture
 def turn():
-    return PendingTurn(service_pb2.ModelInferRequest(id="1"), deadline=0.0)
+    return PendingTurn(encode_input([1]), {"max_tokens": 4}, deadline=0.0)
 
 
 def test_events_come_out_in_order_and_once(turn, wire):
@@ -62,7 +62,7 @@ def test_each_turn_fails_with_an_error_of_its_own(turn):
 
 def test_nothing_comes_out_of_a_turn_that_was_left(turn):
     turn.take_in(Response("1", ids=(5,), position=0), context_len=0)
-    turn.abandon()
+    turn.leave()
     turn.take_in(Response("1", error=InvalidArgument("no")), context_len=0)
     assert turn.next_event() is None
     assert turn.is_over

@@ -24,7 +24,7 @@ from microturn_client import (
 
 @pytest.fixture
 def client(server):
-    with Client(server.address, timeout_s=20.0) as client:
+    with Client(server.address, timeout_s=20.0, recovery=None) as client:
         yield client
 
 
@@ -93,7 +93,7 @@ def test_leaving_a_turn_early_leaves_the_next_one_clean(client):
             assert event.ids == (0,)
             break
         assert [event.ids for event in session.turn([2], max_tokens=2) if isinstance(event, Tokens)] == [(0,), (1,)]
-        assert session.context_len == 54
+        assert session.context_len == 2 + 1 + 2
 
 
 def test_a_turn_that_was_closed_is_over(client):
@@ -195,7 +195,7 @@ class TestSilence:
     def test_a_server_that_never_answers_hangs_nobody(self, server):
         server.script = lambda _request, context: iter(_until_the_end(context))
         started_s = time.monotonic()
-        with Client(server.address, timeout_s=0.2) as client:
+        with Client(server.address, timeout_s=0.2, recovery=None) as client:
             session = client.session()
             with pytest.raises(TurnTimeout):
                 session.append([1])
@@ -226,7 +226,7 @@ class TestSilence:
             turn = session.turn([1], max_tokens=1)
             release.set()
             assert len(list(turn)) == 2
-            assert session.context_len == 1 + 4 + 2
+            assert session.context_len == 1 + 1 + 2
 
     def test_a_turn_without_limit_waits(self, client):
         assert client.session(timeout_s=float("inf")).append([1]).context_len == 1
@@ -234,7 +234,7 @@ class TestSilence:
 
 class TestBrokenStreams:
     def test_nothing_listens_there(self):
-        with Client("127.0.0.1:1") as client, client.session() as session:
+        with Client("127.0.0.1:1", recovery=None) as client, client.session() as session:
             turn = session.turn([1])
             with pytest.raises(ConnectionLost):
                 turn.wait()
@@ -297,7 +297,7 @@ class TestBrokenStreams:
             turn.wait()
 
         def is_of_a_stream(thread):
-            return thread not in before and not thread.name.startswith(("ThreadPoolExecutor", "microturn-keepalive"))
+            return thread not in before and not thread.name.startswith(("ThreadPoolExecutor", "microturn-timer"))
 
         wait_until(lambda: not any(map(is_of_a_stream, threading.enumerate())))
 
@@ -385,7 +385,7 @@ class TestClosing:
         assert flags(wire, server)[-1] == (False, True)
 
     def test_closing_the_client_closes_its_sessions(self, server, wire):
-        client = Client(server.address)
+        client = Client(server.address, recovery=None)
         sessions = [client.session() for _ in range(3)]
         for session in sessions:
             session.append([1])
@@ -408,7 +408,7 @@ class TestClosing:
         assert flags(wire, server)[-1] == (False, True)
 
     def test_no_thread_is_left(self, server):
-        with Client(server.address) as client:
+        with Client(server.address, recovery=None) as client:
             with client.session() as session:
                 session.append([1])
             client.session().append([1])

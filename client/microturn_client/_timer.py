@@ -1,4 +1,4 @@
-"""One thread per synchronous client that keeps its idle sessions alive. Knows when; each session knows how."""
+"""One thread per synchronous client that wakes its sessions when something is due. Each session knows what."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import weakref
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from microturn_client._sync import Session
+    from microturn_client._sync_session import Session
 
 
-class KeepaliveThread:
+class TimerThread:
     """Holds sessions weakly: one that its user dropped is left to its idle time."""
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class KeepaliveThread:
         with self._changed:
             self._sessions.add(session)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="microturn-keepalive", daemon=True)
+                self._thread = threading.Thread(target=self._run, name="microturn-timer", daemon=True)
                 self._thread.start()
 
     def sessions(self) -> list[Session]:
@@ -55,7 +55,7 @@ class KeepaliveThread:
     def _look_after_sessions(self) -> None:
         # A frame of its own, so that while waiting nothing here holds what a user has dropped.
         for session in self.sessions():
-            next_s = session._keep_alive()
+            next_s = session._tick()
             if next_s is not None:
                 self.wake_at(next_s)
 

@@ -1,0 +1,74 @@
+"""How a session begins: as a new one, as one that was opened before, or from the token of one. Knows no stream."""
+
+from __future__ import annotations
+
+import base64
+import json
+import secrets
+from collections.abc import Mapping
+
+from microturn_client._durable_core import DurableCore
+from microturn_client._errors import InvalidArgument
+from microturn_client._requests import Requests
+from microturn_client._retry import Recovery
+from microturn_client._session_core import SessionCore
+from microturn_client._wire import SessionId, new_session_id
+
+_KEY_BYTES = 24
+
+
+def new_core(
+    model: str, session_id: SessionId | None, options: Mapping[str, object], recovery: Recovery | None
+) -> SessionCore:
+    """A session as its user asks for it.
+
+    An id that nobody chose comes with a key, so that nobody else can use the session. With a recovery the seed is drawn
+    here too: then it is known even where START was never answered.
+
+    Args:
+        model: name of the model on the server.
+        session_id: None draws one.
+        options: see ``SessionOptions``.
+        recovery: how it survives; None does not.
+
+    Raises:
+        InvalidArgument, TypeError: for an id or an option that has no form on the wire.
+    """
+    options = {name: value for name, value in options.items() if value is not None}
+    goes_on = "fork_of" in options or "resume" in options
+    if session_id is None:
+        session_id = new_session_id()
+        if not goes_on:
+            options.setdefault("session_key", new_key())
+    if recovery is None:
+        return SessionCore(Requests(model, session_id, options))
+    if not goes_on:
+        options.setdefault("seed", secrets.randbits(63))
+    is_attached = bool(options.pop("resume", False))
+    requests = Requests(model, session_id, options, is_recorded=True)
+    return DurableCore(requests, recovery=recovery, is_attached=is_attached)
+
+
+def new_key() -> str:
+    """A random key."""
+    return secrets.token_urlsafe(_KEY_BYTES)
+
+
+def token_of(requests: Requests) -> str:
+    """A session as one text, by which another process can go on with it: its model, its id and its key."""
+    said = {"model": requests.model, "id": requests.session_id, "key": requests.key}
+    return base64.urlsafe_b64encode(json.dumps(said).encode()).decode().rstrip("=")
+
+
+def attached_core(token: str, options: Mapping[str, object], recovery: Recovery | None) -> SessionCore:
+    """The session that a token names.
+
+    Raises:
+        InvalidArgument: it is no token.
+    """
+    try:
+        said = json.loads(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
+        model, session_id, key = said["model"], said["id"], said["key"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidArgument("this is no token of a session") from error
+    return new_core(str(model), session_id, {**options, "session_key": key, "resume": True}, recovery)

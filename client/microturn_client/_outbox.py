@@ -1,0 +1,137 @@
+"""The turns of one session that have no answer yet: those to be sent, those on the wire, and the numbers they have.
+
+Turns are numbered in the order in which they are sent, so that each is done once however often it is sent. One that is
+refused gives its number back; those behind it on the wire will be refused as well, since they leave a gap, and are then
+sent again under other numbers. Nothing is sent while the wire has such turns. Knows no requests and no answers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from microturn_client._pending_turn import PendingTurn
+
+# So many patient turns are on the wire at once; a server lets at least as many wait.
+_MAX_PATIENT = 4
+
+
+class Outbox:
+    """Turns in their order.
+
+    Attributes:
+        next_number: of the next turn that is numbered.
+
+    Args:
+        is_numbered: whether turns are numbered at all.
+    """
+
+    def __init__(self, *, is_numbered: bool) -> None:
+        self.next_number = 0
+        self._is_numbered = is_numbered
+        self._unsent: deque[PendingTurn] = deque()
+        self._sent: dict[str, PendingTurn] = {}
+        self._refused_for_gap: list[PendingTurn] = []
+
+    def __iter__(self) -> Iterator[PendingTurn]:
+        """All turns without an answer, in their order."""
+        yield from (*self._sent.values(), *self._refused_for_gap, *self._unsent)
+
+    @property
+    def sent(self) -> list[PendingTurn]:
+        """The turns on the wire, in their order."""
+        return list(self._sent.values())
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether any turn waits to be sent."""
+        return bool(self._unsent or self._refused_for_gap)
+
+    def put(self, turn: PendingTurn) -> None:
+        """Adds a turn behind all others."""
+        self._unsent.append(turn)
+
+    def put_first(self, turns: list[PendingTurn]) -> None:
+        """Adds turns before all that were never sent."""
+        again = [turn for turn in self._unsent if turn.number is not None]
+        new = [turn for turn in self._unsent if turn.number is None]
+        self._unsent = deque([*again, *turns, *new])
+
+    def remove_unsent(self, turn: PendingTurn) -> bool:
+        """Takes a turn out that was never sent; says whether it was one."""
+        if turn not in self._unsent or turn.number is not None:
+            return False
+        self._unsent.remove(turn)
+        return True
+
+    def next_turn(self) -> PendingTurn | None:
+        """The turn to be sent now; None when there is none, or it has to wait."""
+        is_doomed = any(turn.number is not None and turn.number >= self.next_number for turn in self._sent.values())
+        if is_doomed or (self._refused_for_gap and self._has_numbered_sent()):
+            return None
+        if self._refused_for_gap:
+            self._unsent.extendleft(reversed(self._refused_for_gap))
+            self._refused_for_gap.clear()
+        turn = self._unsent[0] if self._unsent else None
+        return None if turn is not None and turn.is_patient and len(self._sent) >= _MAX_PATIENT else turn
+
+    def number(self, turn: PendingTurn) -> None:
+        """Gives a turn that is about to be sent its number, unless it has one, and its options for the wire."""
+        if turn.number is not None:
+            return
+        turn.fix_options()
+        if self._is_numbered and not turn.is_passing and not turn.is_end:
+            turn.number = self.next_number
+            self.next_number += 1
+
+    def has_sent(self, turn: PendingTurn, request_id: str) -> None:
+        """The next turn is on the wire."""
+        if self._unsent and self._unsent[0] is turn:
+            self._unsent.popleft()
+        self._sent[request_id] = turn
+
+    def find(self, request_id: str) -> PendingTurn | None:
+        """The turn on the wire that a request id belongs to."""
+        return self._sent.get(request_id)
+
+    def is_answered(self, request_id: str) -> PendingTurn:
+        """A turn on the wire has come to its end."""
+        return self._sent.pop(request_id)
+
+    def is_void(self, turn: PendingTurn) -> None:
+        """A turn was refused or undone: its number is free."""
+        if turn.number is not None:
+            self.next_number = min(self.next_number, turn.number)
+
+    def left_gap(self, turn: PendingTurn, expected: int) -> None:
+        """A turn was refused since one before it was: it is sent again, as ``expected``."""
+        turn.number = None
+        self._refused_for_gap.append(turn)
+        self.next_number = expected
+
+    def is_broken(self) -> None:
+        """What is on the wire will not be answered: it is sent again, first of all and under the same numbers."""
+        again = [turn for turn in (*self._sent.values(), *self._refused_for_gap) if not turn.is_passing]
+        self._unsent.extendleft(reversed(again))
+        self._sent.clear()
+        self._refused_for_gap.clear()
+        for turn in again:
+            turn.send_again()
+
+    def replace_unsent(self, turns: list[PendingTurn], next_number: int) -> None:
+        """Where the session was opened anew: these turns are sent, under new numbers."""
+        self._unsent = deque(turns)
+        self.next_number = next_number
+        for turn in turns:
+            turn.number = None
+
+    def clear(self) -> list[PendingTurn]:
+        """Gives up all turns, and returns them."""
+        turns = list(self)
+        self._unsent.clear()
+        self._sent.clear()
+        self._refused_for_gap.clear()
+        return turns
+
+    def _has_numbered_sent(self) -> bool:
+        return any(turn.number is not None for turn in self._sent.values())

@@ -1,0 +1,112 @@
+"""When a client tries again, and how: the one rule for every call. Knows errors and delays; knows no session."""
+
+from __future__ import annotations
+
+import enum
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from microturn_client._errors import (
+    Expired,
+    FailedPrecondition,
+    InternalError,
+    MicroturnError,
+    NotFound,
+    ResourceExhausted,
+    Unavailable,
+)
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """How a session survives a stream that breaks and a server that restarts.
+
+    Attributes:
+        give_up_after_s: seconds without any answer after which the turns that wait fail.
+        give_up_opening_s: the same for a session that no server has ever answered.
+        first_delay_s: about the time before the first attempt; it doubles with each, up to ``max_delay_s``.
+        max_delay_s: about the longest time between two attempts.
+        max_transcript_bytes: how much of a session is kept here, to open it anew where no server has it any more: four
+            bytes a token, the text as it was sent, and embeddings whole. What has grown beyond that is not replayed.
+    """
+
+    give_up_after_s: float = 60.0
+    give_up_opening_s: float = 2.0
+    first_delay_s: float = 0.05
+    max_delay_s: float = 2.0
+    max_transcript_bytes: int = 256 << 20
+
+
+DEFAULT_RECOVERY = Recovery()
+
+
+class Remedy(enum.Enum):
+    """What is done about an error."""
+
+    TELL = "whoever waits for the turn is told"
+    RESUME = "the session is gone on with, on a new stream"
+    REOPEN = "the session is opened anew and told all that it knew"
+
+
+def remedy_for(error: MicroturnError, *, is_resuming: bool, num_faults: int = 0) -> Remedy:
+    """What helps against an error that came instead of an answer.
+
+    Args:
+        error: what came.
+        is_resuming: it answers the attempt to go on with the session after a loss.
+        num_faults: how often the server has failed at this turn before.
+    """
+    if isinstance(error, Unavailable):
+        return Remedy.RESUME
+    if isinstance(error, InternalError):
+        # Also where Triton has ended a sequence under a turn: its answer is empty then.
+        return Remedy.TELL if num_faults else Remedy.RESUME
+    if not is_resuming:
+        # Triton forgets sequences that the server still has, so this may be said of a session that lives.
+        return Remedy.RESUME if isinstance(error, NotFound | Expired) else Remedy.TELL
+    if isinstance(error, ResourceExhausted):
+        return Remedy.RESUME
+    if isinstance(error, NotFound | Expired):
+        return Remedy.REOPEN
+    # A session that was saved and does not fit here, or is an older one; a turn that is refused names a position.
+    is_of_the_turn = "position" in getattr(error, "details", {})
+    return Remedy.REOPEN if isinstance(error, FailedPrecondition) and not is_of_the_turn else Remedy.TELL
+
+
+class Backoff:
+    """The delays between attempts: exponential, and random by half, so that clients do not come back all at once.
+
+    Args:
+        recovery: the settings.
+        clock: seconds, monotonic.
+        uniform: a random number in [0, 1).
+    """
+
+    def __init__(
+        self, recovery: Recovery, clock: Callable[[], float], uniform: Callable[[], float] = random.random
+    ) -> None:
+        self._recovery = recovery
+        self._clock = clock
+        self._uniform = uniform
+        self._num_failures = 0
+        self._failing_since: float | None = None
+
+    def next_attempt_at(self, retry_after_ms: int | None) -> float:
+        """Notes a failure; returns when to try next, by the clock."""
+        now = self._clock()
+        if self._failing_since is None:
+            self._failing_since = now
+        settings = self._recovery
+        delay_s = min(settings.max_delay_s, settings.first_delay_s * 2.0 ** min(self._num_failures, 30))
+        self._num_failures += 1
+        return now + max(delay_s * (0.5 + 0.5 * self._uniform()), (retry_after_ms or 0) / 1e3)
+
+    def succeeded(self) -> None:
+        """An answer came."""
+        self._num_failures = 0
+        self._failing_since = None
+
+    def is_exhausted(self, patience_s: float) -> bool:
+        """Whether attempts have failed for so long."""
+        return self._failing_since is not None and self._clock() - self._failing_since >= patience_s

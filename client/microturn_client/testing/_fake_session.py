@@ -1,0 +1,137 @@
+"""One session of the fake server, and its turns: what input does to a context, and how that is undone."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from microturn_client._wire import ModelStreamInferResponse, SessionId
+from microturn_client.testing._fake_model import EMBEDDING, encode, split_at_boundary
+from microturn_client.testing._messages import FakeRequest
+
+Send = Callable[[ModelStreamInferResponse], None]
+
+
+class RefusedError(Exception):
+    """Why a turn must not run, as the wire says it."""
+
+
+@dataclass(eq=False)
+class FakeTurn:
+    request: FakeRequest
+    sinks: list[tuple[str, Send]]
+    options: dict[str, Any] = field(default_factory=dict)
+    number: int = 0
+    before: tuple[list[int], str, list[tuple[int, int, str]]] | None = None
+    appended: list[int] = field(default_factory=list)
+    num_input: int = 0
+    output: list[int] = field(default_factory=list)
+
+    @property
+    def is_numbered(self) -> bool:
+        return "turn" in self.request.options
+
+    @property
+    def max_tokens(self) -> int:
+        default = 0 if self.request.is_empty else 16
+        said = self.request.options if self.request.is_empty else self.options
+        return int(said.get("max_tokens", default))
+
+    @property
+    def interrupts(self) -> bool:
+        return bool(self.request.options.get("on_overlap") == "interrupt")
+
+    @property
+    def is_keepalive(self) -> bool:
+        asks = self.max_tokens or self.interrupts or "rewind_to" in self.request.options or self.request.end
+        return self.request.is_empty and not asks and not self.is_numbered
+
+
+@dataclass(eq=False)
+class FakeSession:
+    id: SessionId
+    key: Any
+    seed: int
+    defaults: dict[str, Any]
+    idle_timeout_s: float
+    max_context: int
+    context: list[int] = field(default_factory=list)
+    held: str = ""
+    marks: list[tuple[int, int, str]] = field(default_factory=list)
+    num_turns: int = 0
+    running: FakeTurn | None = None
+    queue: deque[FakeTurn] = field(default_factory=deque)
+    results: dict[int, tuple[tuple[object, ...], dict[str, Any]]] = field(default_factory=dict)
+    last_activity_s: float = 0.0
+
+    def cut(self, position: int) -> None:
+        kept = [mark for mark in self.marks if mark[1] <= position]
+        torn = next((mark for mark in self.marks[len(kept) :] if mark[0] < position), None)
+        self.held = "" if torn is not None or not kept or kept[-1][1] < position else kept[-1][2]
+        self.marks = kept if torn is None else [*kept, (torn[0], position, "")]
+        del self.context[position:]
+
+    def take_in(self, turn: FakeTurn, max_tokens: int) -> None:
+        request = turn.request
+        self.check_number(turn, self.num_turns)
+        turn.number = self.num_turns
+        turn.before = (self.context[:], self.held, self.marks[:])
+        position = request.options.get("rewind_to")
+        if position is not None and position > len(self.context) and not turn.interrupts:
+            raise RefusedError(
+                f"FAILED_PRECONDITION: rewind_to={position} is behind the end [position={len(self.context)}]"
+            )
+        if position is not None and position < len(self.context):
+            self.cut(position)
+        start = len(self.context)
+        if request.text:
+            certain, held = (
+                (self.held + request.text, "") if max_tokens else split_at_boundary(self.held + request.text)
+            )
+            turn.appended, self.held = encode(certain), held
+        elif not request.is_empty or max_tokens:
+            turn.appended, self.held = [*encode(self.held), *(request.input_ids or [])], ""
+        turn.num_input = len(turn.appended) + request.num_embeds
+        try:
+            if max_tokens and start + turn.num_input == 0:
+                raise RefusedError("INVALID_ARGUMENT: there is nothing to generate from")
+            if start + turn.num_input + max_tokens > self.max_context:
+                raise RefusedError(f"CONTEXT_FULL: the turn exceeds max_context={self.max_context}")
+        except RefusedError:
+            self.context, self.held, self.marks = turn.before
+            raise
+        self.context += [*turn.appended, *[EMBEDDING] * request.num_embeds]
+        if not request.is_empty or max_tokens:
+            self.marks.append((start, len(self.context), self.held))
+        self.num_turns += not turn.is_keepalive
+
+    def roll_back(self, turn: FakeTurn) -> None:
+        assert turn.before is not None
+        self.context, self.held, self.marks = turn.before
+        self.num_turns = turn.number
+
+    @staticmethod
+    def check_number(turn: FakeTurn, expected: int) -> None:
+        if turn.is_numbered and turn.request.options["turn"] != expected:
+            raise RefusedError(f"FAILED_PRECONDITION: turn {expected} comes first [turn={expected}]")
+
+    def status_of(self, turn: FakeTurn, reason: str, length: int) -> dict[str, object]:
+        """How a turn ended, as the wire says it."""
+        return {
+            "finish_reason": reason,
+            "stop_reason": None,
+            "turn": turn.number if not turn.is_keepalive else self.num_turns,
+            "context_len": length,
+            "kept_len": length,
+            "usage": {
+                "input_tokens": turn.num_input,
+                "output_tokens": len(turn.output),
+                "computed_tokens": turn.num_input + len(turn.output),
+                "cached_tokens": 0,
+            },
+            "timing_ms": {"queue": 0.0, "restore": 0.0, "prefill": 0.0, "decode": 0.0, "total": 0.0},
+            "expires_in_s": self.idle_timeout_s,
+            "seed": int(turn.request.options.get("seed", self.seed)),
+        }

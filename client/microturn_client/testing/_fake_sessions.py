@@ -1,0 +1,300 @@
+"""The sessions of a server without a model: START and END, queue and interrupt, rewind and fork, exactly once, keys,
+idle times and ``resume``, as the contract has them. What it leaves out: chat templates, windows, deadlines, penalties.
+
+Steps are taken by hand: ``take`` a request, then ``step`` until nothing runs. Knows no threads and no clock of its own.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+from microturn_client._wire import ModelInferRequest, SessionId
+from microturn_client.testing._fake_model import decode, next_token
+from microturn_client.testing._fake_session import FakeSession, FakeTurn, RefusedError, Send
+from microturn_client.testing._messages import FakeRequest, answer, error, read_request
+
+_START_OPTIONS = ("fork_of", "idle_timeout_s", "max_context", "overflow", "sink_tokens", "window_tokens", "tools")
+_TURN_ALONE = ("turn", "rewind_to", "role", "session_key", "traceparent", "seed", "resume", *_START_OPTIONS)
+
+
+class FakeSessions:
+    """All sessions of one server.
+
+    Attributes:
+        max_queued_turns: that may wait behind a running one.
+        num_turns_done: turns that ended well, replays and repetitions not counted.
+
+    Args:
+        clock: seconds, monotonic.
+        max_context: longest context in tokens.
+        idle_timeout_s: silence after which a session ends that asks for nothing else.
+    """
+
+    max_queued_turns = 8
+
+    def __init__(self, clock: Callable[[], float], *, max_context: int = 8192, idle_timeout_s: float = 60.0) -> None:
+        self._clock = clock
+        self._max_context = max_context
+        self._idle_timeout_s = idle_timeout_s
+        self._sessions: dict[SessionId, FakeSession] = {}
+        self._sequences: set[SessionId] = set()
+        self._expired: dict[SessionId, Any] = {}
+        self.num_turns_done = 0
+
+    def context_of(self, session_id: SessionId) -> list[int]:
+        """The token ids that a session has; -1 for an embedding."""
+        return list(self._sessions[session_id].context)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether any turn runs."""
+        return any(session.running is not None for session in self._sessions.values())
+
+    # ---- what can befall a server --------------------------------------------------------------------------------
+
+    def forget_sequences(self) -> None:
+        """Triton knows no sequence any more; the sessions live."""
+        self._sequences.clear()
+
+    def forget_sessions(self) -> None:
+        """The model process died: nothing is left, and no turn is answered."""
+        self._sessions.clear()
+        self._sequences.clear()
+
+    def drop(self, send: Send) -> None:
+        """A stream has broken: its unnumbered turns are undone, its numbered ones run on."""
+        for session in self._sessions.values():
+            for turn in [*session.queue, *([session.running] if session.running else [])]:
+                turn.sinks = [(request_id, sink) for request_id, sink in turn.sinks if sink is not send]
+                if turn.is_numbered or turn.sinks:
+                    continue
+                if turn is session.running:
+                    session.roll_back(turn)
+                    session.running = None
+                    self._advance(session)
+                else:
+                    session.queue.remove(turn)
+
+    # ---- turns come ----------------------------------------------------------------------------------------------
+
+    def take(self, message: ModelInferRequest, send: Send) -> None:
+        """Takes a turn; what it is told goes to ``send``."""
+        request = read_request(message)
+        turn = FakeTurn(request, [(request.id, send)])
+        self._expire()
+        try:
+            if request.start:
+                self._sequences.add(request.session_id)
+            elif request.session_id not in self._sequences:
+                raise RefusedError("the sequence must specify the START flag on the first request of the sequence")
+            self._receive(turn)
+        except RefusedError as refusal:
+            send(error(request.id, str(refusal)))
+            session = self._sessions.get(request.session_id)
+            if request.end and session is not None and session.key == request.options.get("session_key"):
+                self._end(session)
+
+    def _receive(self, turn: FakeTurn) -> None:
+        request = turn.request
+        session = self._sessions.get(request.session_id)
+        key = request.options.get("session_key")
+        if session is not None and session.key != key:
+            raise RefusedError("PERMISSION_DENIED: the session belongs to somebody else")
+        if request.start and not request.options.get("resume"):
+            if session is not None and self._is_repetition(session, turn):
+                return
+            self._open(turn, session)
+            return
+        if session is None:
+            if request.session_id in self._expired and self._expired[request.session_id] == key:
+                raise RefusedError("EXPIRED: the session was idle for too long")
+            raise RefusedError(f"NOT_FOUND: no session '{request.session_id}' is here: open one with START")
+        if self._is_repetition(session, turn):
+            return
+        turn.options = {**session.defaults, **request.options}
+        session.check_number(turn, session.num_turns + sum(not waiting.is_keepalive for waiting in session.queue))
+        if turn.interrupts and session.running is not None:
+            self._interrupt(session, turn)
+            return
+        if len(session.queue) >= self.max_queued_turns:
+            raise RefusedError("RESOURCE_EXHAUSTED: too many turns wait in this session [retry_after_ms=20]")
+        session.queue.append(turn)
+        self._advance(session)
+
+    def _open(self, turn: FakeTurn, replaced: FakeSession | None) -> None:
+        request = turn.request
+        options = request.options
+        if options.get("turn", 0) != 0:
+            raise RefusedError("INVALID_ARGUMENT: START is turn 0")
+        parent = None
+        if "fork_of" in options:
+            parent = next((other for name, other in self._sessions.items() if str(name) == options["fork_of"]), None)
+            if parent is None:
+                raise RefusedError(f"NOT_FOUND: no session '{options['fork_of']}' is here: open one with START")
+            if parent.key != options.get("session_key"):
+                raise RefusedError("PERMISSION_DENIED: the session belongs to somebody else")
+        defaults = {name: value for name, value in options.items() if name not in _TURN_ALONE}
+        session = FakeSession(
+            id=request.session_id,
+            key=options.get("session_key"),
+            seed=int(options.get("seed", secrets.randbits(63) if parent is None else parent.seed)),
+            defaults=defaults if parent is None else {**parent.defaults, **defaults},
+            idle_timeout_s=float(options.get("idle_timeout_s", self._idle_timeout_s)),
+            max_context=int(options.get("max_context", self._max_context)),
+        )
+        if parent is not None:
+            state = parent.running.before if parent.running is not None else None
+            context, held, marks = state or (parent.context, parent.held, parent.marks)
+            session.context, session.held, session.marks = context[:], held, marks[:]
+        turn.options = {**session.defaults, **options}
+        session.take_in(turn, turn.max_tokens)
+        if replaced is not None:
+            for open_turn in [*([replaced.running] if replaced.running else []), *replaced.queue]:
+                self._tell_end(replaced, open_turn, "cancelled")
+        self._sessions[session.id] = session
+        self._begin(session, turn)
+
+    def _is_repetition(self, session: FakeSession, turn: FakeTurn) -> bool:
+        request = turn.request
+        number = request.options.get("turn")
+        if number is None:
+            return False
+        for earlier in [*([session.running] if session.running else []), *session.queue]:
+            if earlier.is_numbered and earlier.request.options["turn"] == number:
+                self._check_same(request, earlier.request.content)
+                request_id, send = turn.sinks[0]
+                if earlier.output:
+                    start = len(session.context) - len(earlier.output)
+                    send(answer(request_id, token_ids=earlier.output, position=start, text=decode(earlier.output)))
+                earlier.sinks.append((request_id, send))
+                return True
+        if number in session.results:
+            content, told = session.results[number]
+            self._check_same(request, content)
+            request_id, send = turn.sinks[0]
+            send(answer(request_id, **{**told, "status": {**told["status"], "replayed": True}}))
+            return True
+        if number < session.num_turns:
+            raise RefusedError(
+                f"FAILED_PRECONDITION: the answer to turn {number} is not kept [turn={session.num_turns}]"
+            )
+        return False
+
+    def _check_same(self, request: FakeRequest, content: tuple[object, ...]) -> None:
+        if request.content != content:
+            raise RefusedError(f"INVALID_ARGUMENT: turn {request.options['turn']} came before with other content")
+
+    # ---- turns run and end ---------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """Gives every session that runs one token."""
+        for session in list(self._sessions.values()):
+            turn = session.running
+            if turn is None:
+                continue
+            temperature = float(turn.options.get("temperature", 0.0))
+            seed = int(turn.request.options.get("seed", session.seed)) if temperature else 0
+            position = len(session.context)
+            token_id = next_token(session.context, seed)
+            session.context.append(token_id)
+            turn.output.append(token_id)
+            if len(turn.output) >= turn.max_tokens:
+                self._finish(session, turn, "length", last=token_id)
+            else:
+                for request_id, send in turn.sinks:
+                    send(answer(request_id, token_ids=[token_id], position=position, text=decode([token_id])))
+
+    def _begin(self, session: FakeSession, turn: FakeTurn) -> None:
+        session.running = turn
+        session.last_activity_s = self._clock()
+        if not turn.max_tokens:
+            self._finish(session, turn, "closed" if turn.request.end and turn.request.is_empty else "append")
+
+    def _advance(self, session: FakeSession) -> None:
+        while session.queue and session.running is None:
+            turn = session.queue.popleft()
+            try:
+                session.take_in(turn, turn.max_tokens)
+            except RefusedError as refusal:
+                for request_id, send in turn.sinks:
+                    send(error(request_id, str(refusal)))
+                if turn.request.end:
+                    self._end(session)
+            else:
+                self._begin(session, turn)
+
+    def _finish(self, session: FakeSession, turn: FakeTurn, reason: str, last: int | None = None) -> None:
+        session.running = None
+        self._tell_end(session, turn, reason, last=last)
+        if turn.request.end:
+            self._end(session)
+        else:
+            self._advance(session)
+
+    def _interrupt(self, session: FakeSession, turn: FakeTurn) -> None:
+        victim, queued = session.running, list(session.queue)
+        assert victim is not None
+        saved = (session.context[:], session.held, session.marks[:], session.num_turns)
+        fates: list[tuple[FakeTurn, str | None]] = []
+        for waiting in queued:
+            try:
+                session.take_in(waiting, 0)
+                fates.append((waiting, None))
+            except RefusedError as refusal:
+                fates.append((waiting, str(refusal)))
+        try:
+            session.take_in(turn, turn.max_tokens)
+        except RefusedError:
+            session.context, session.held, session.marks, session.num_turns = saved
+            raise
+        session.queue.clear()
+        session.running = None
+        length = len(session.context) - turn.num_input
+        self._tell_end(session, victim, "interrupted", length=length)
+        for waiting, refused in fates:
+            if refused is None:
+                self._tell_end(session, waiting, "interrupted", length=length)
+            else:
+                for request_id, send in waiting.sinks:
+                    send(error(request_id, refused))
+        self._begin(session, turn)
+
+    def _tell_end(
+        self, session: FakeSession, turn: FakeTurn, reason: str, *, last: int | None = None, length: int | None = None
+    ) -> None:
+        session.last_activity_s = self._clock()
+        length = len(session.context) if length is None else length
+        status = session.status_of(turn, reason, length)
+        ids = turn.appended if turn.options.get("return_appended_ids") else None
+        start = (len(turn.before[0]) if turn.before else 0) + turn.num_input
+        tail = [] if last is None else [last]
+        position = len(session.context) - 1
+        for request_id, send in turn.sinks:
+            send(
+                answer(
+                    request_id, token_ids=tail, position=position, text=decode(tail), status=status, appended_ids=ids
+                )
+            )
+        self.num_turns_done += reason != "cancelled"
+        if turn.is_numbered:
+            rewound = turn.request.options.get("rewind_to")
+            start = (
+                start if rewound is None or turn.before is None else min(rewound, len(turn.before[0])) + turn.num_input
+            )
+            told = {"token_ids": turn.output, "position": start, "text": decode(turn.output)}
+            session.results[turn.number] = (turn.request.content, {**told, "status": status, "appended_ids": ids})
+            for number in sorted(session.results)[: -self.max_queued_turns - 1]:
+                del session.results[number]
+
+    def _end(self, session: FakeSession) -> None:
+        self._sessions.pop(session.id, None)
+        self._sequences.discard(session.id)
+
+    def _expire(self) -> None:
+        now = self._clock()
+        for session in list(self._sessions.values()):
+            if session.running is None and session.last_activity_s + session.idle_timeout_s < now:
+                self._expired[session.id] = session.key
+                del self._sessions[session.id]

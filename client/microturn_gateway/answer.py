@@ -1,0 +1,186 @@
+"""One response of a realtime session: the model's answer as it comes, and the events that tell it. Knows no session."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from microturn_client import Status, Tokens
+from microturn_gateway.client_events import AnswerOptions
+from microturn_gateway.context import Cut, Piece
+from microturn_gateway.conversation import Item, new_id
+from microturn_gateway.failures import Refusal
+
+Event = dict[str, Any]
+
+# How a turn ended, as the Realtime API says it: status of the response, and the reason where it is not complete.
+_OUTCOMES: dict[str, tuple[str, str | None]] = {
+    "stop": ("completed", None),
+    "length": ("incomplete", "max_output_tokens"),
+    "deadline": ("incomplete", "deadline"),
+    "interrupted": ("cancelled", "client_cancelled"),
+    "cancelled": ("cancelled", "client_cancelled"),
+}
+
+
+class GeneratedText:
+    """The text of an answer and where in the context it stands, for both APIs."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self._cuts: list[Cut] = []
+
+    def take(self, tokens: Tokens) -> None:
+        """Adds what came."""
+        if not self._cuts:
+            self._cuts.append(Cut(0, tokens.position))
+        if tokens.text:  # without any, a token may be the first half of a character: no place to cut
+            self.text += tokens.text
+            self._cuts.append(Cut(len(self.text), tokens.position + len(tokens.ids)))
+
+    def piece(self, status: Status) -> Piece:
+        """What stays in the context: of an answer that a stop text ended, what comes before that text."""
+        if isinstance(status.stop_reason, str) and self._cuts:
+            last = self._cuts[-1]
+            return Piece("assistant", self.text, last.position, tuple(self._cuts))
+        return Piece("assistant", self.text, status.context_len, tuple(self._cuts))
+
+
+class PromptCount:
+    """How much of a prompt was in the KV cache already, over the turns that it took.
+
+    Args:
+        held_len: length of the context before the first of them.
+    """
+
+    def __init__(self, held_len: int) -> None:
+        self._held_len = held_len
+        self._computed = 0
+
+    def take(self, status: Status) -> None:
+        """Counts a turn."""
+        self._computed += status.usage.computed_tokens - status.usage.output_tokens
+
+    def totals(self, status: Status) -> tuple[int, int]:
+        """Tokens of the prompt, and how many of them nothing had to be computed for.
+
+        Args:
+            status: of the last turn, which answered.
+        """
+        prompt_len = status.context_len - status.usage.output_tokens
+        return prompt_len, max(0, min(self._held_len, prompt_len - self._computed))
+
+
+class Response:
+    """One response.
+
+    Args:
+        options: those of its own event over those of the session.
+        metadata: the client's, given back as it is.
+        conversation_id: of the one conversation.
+    """
+
+    def __init__(self, options: AnswerOptions, metadata: Any, conversation_id: str) -> None:
+        self.id = new_id("resp")
+        self.item_id = new_id("item")
+        self.options = options
+        self.is_cancelled = False
+        self._metadata = metadata
+        self._conversation_id = conversation_id
+        self._generated = GeneratedText()
+        self._has_begun = False
+        self._first_text_ms: float | None = None
+
+    def created(self) -> list[Event]:
+        """It was asked for."""
+        return [{"type": "response.created", "response": self._as_json("in_progress")}]
+
+    def take(self, tokens: Tokens, elapsed_ms: float, previous_id: str | None) -> list[Event]:
+        """Tokens came.
+
+        Args:
+            tokens: they.
+            elapsed_ms: since its turn was sent.
+            previous_id: of the item before it.
+        """
+        events = [] if self._has_begun else self._begin(previous_id)
+        self._generated.take(tokens)
+        if tokens.text and self._first_text_ms is None:
+            self._first_text_ms = elapsed_ms
+        told = {"token_ids": list(tokens.ids), "position": tokens.position}
+        return [*events, {"type": "response.output_text.delta", **self._place, "delta": tokens.text, "microturn": told}]
+
+    def ended(
+        self, status: Status, count: PromptCount, report: dict[str, Any], previous_id: str | None
+    ) -> tuple[list[Event], Piece, Item | None]:
+        """Its turn has ended: the events, what stays in the context, and the item that it became, if any."""
+        outcome, reason = _OUTCOMES.get(status.finish_reason, ("incomplete", status.finish_reason))
+        text = self._generated.text
+        item = None
+        events = []
+        if self._has_begun:
+            item = Item(self.item_id, "assistant", text, "completed" if outcome == "completed" else "incomplete")
+            part = {"type": "text", "text": text}
+            events = [
+                {"type": "response.output_text.done", **self._place, "text": text},
+                {"type": "response.content_part.done", **self._place, "part": part},
+                {"type": "response.output_item.done", **self._output, "item": item.as_json()},
+                {"type": "conversation.item.done", "previous_item_id": previous_id, "item": item.as_json()},
+            ]
+        done = self._as_json(outcome, reason, item)
+        done["usage"] = _usage(status, count)
+        done["microturn"] = {**report, "first_text_ms": self._first_text_ms}
+        return [*events, {"type": "response.done", "response": done}], self._generated.piece(status), item
+
+    def cancelled(self) -> list[Event]:
+        """It was cancelled before its turn began."""
+        return [{"type": "response.done", "response": self._as_json("cancelled", "client_cancelled")}]
+
+    def failed(self, refusal: Refusal) -> list[Event]:
+        """Its turn failed: nothing of it is in the context."""
+        done = self._as_json("failed")
+        done["status_details"]["error"] = refusal.as_json()
+        return [{"type": "response.done", "response": done}]
+
+    def _begin(self, previous_id: str | None) -> list[Event]:
+        self._has_begun = True
+        item = {**Item(self.item_id, "assistant", "", "in_progress").as_json(), "content": []}
+        part = {"type": "text", "text": ""}
+        return [
+            {"type": "response.output_item.added", **self._output, "item": item},
+            {"type": "conversation.item.added", "previous_item_id": previous_id, "item": item},
+            {"type": "response.content_part.added", **self._place, "part": part},
+        ]
+
+    @property
+    def _output(self) -> Event:
+        return {"response_id": self.id, "output_index": 0}
+
+    @property
+    def _place(self) -> Event:
+        return {**self._output, "item_id": self.item_id, "content_index": 0}
+
+    def _as_json(self, status: str, reason: str | None = None, item: Item | None = None) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": "realtime.response",
+            "conversation_id": self._conversation_id,
+            "status": status,
+            "status_details": None if status in ("in_progress", "completed") else {"type": status, "reason": reason},
+            "output": [] if item is None else [item.as_json()],
+            "output_modalities": ["text"],
+            "max_output_tokens": self.options.max_output_tokens,
+            "metadata": self._metadata,
+            "usage": None,
+        }
+
+
+def _usage(status: Status, count: PromptCount) -> dict[str, Any]:
+    prompt_len, cached_len = count.totals(status)
+    output_len = status.usage.output_tokens
+    return {
+        "total_tokens": prompt_len + output_len,
+        "input_tokens": prompt_len,
+        "output_tokens": output_len,
+        "input_token_details": {"text_tokens": prompt_len, "audio_tokens": 0, "cached_tokens": cached_len},
+        "output_token_details": {"text_tokens": output_len, "audio_tokens": 0},
+    }

@@ -1,0 +1,162 @@
+"""The gateway as an ASGI application: its routes, who may use them, and the page."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Mount, Route, WebSocketRoute
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
+from starlette.websockets import WebSocket
+
+from microturn_client import AsyncClient
+from microturn_gateway.access import SUBPROTOCOL, Access
+from microturn_gateway.chat_sessions import ChatSessions
+from microturn_gateway.client_events import AnswerOptions, UpdateSession, parse_session
+from microturn_gateway.client_secrets import ClientSecrets
+from microturn_gateway.completions import Completions
+from microturn_gateway.conversation import new_id
+from microturn_gateway.failures import Refusal
+from microturn_gateway.fields import Fields
+from microturn_gateway.http import read_body, refused
+from microturn_gateway.realtime import Realtime
+from microturn_gateway.session_config import SessionConfig
+from microturn_gateway.sessions import Sessions
+from microturn_gateway.settings import GatewaySettings
+from microturn_gateway.websocket import RealtimeSocket
+
+_PAGE_DIR = Path(__file__).parent / "page"
+_PAGE_HEADERS = {
+    "content-security-policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+_LEAST_SECRET_S, _USUAL_SECRET_S, _MOST_SECRET_S = 10, 600, 7200
+_AS_EVER = UpdateSession(None, AnswerOptions(None, {}))
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def build_app(settings: GatewaySettings) -> Starlette:
+    """The application; it speaks to the server from its start to its end."""
+    client = AsyncClient(settings.server)
+    sessions = Sessions(client)
+    chats = ChatSessions(sessions, settings.max_sessions, settings.idle_timeout_s)
+    client_secrets = ClientSecrets(time.time)
+    gateway = _Gateway(settings, sessions, client_secrets)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        reaping = asyncio.create_task(chats.reap())
+        try:
+            yield
+        finally:
+            reaping.cancel()
+            await client.close()
+
+    routes = [
+        WebSocketRoute("/v1/realtime", gateway.realtime),
+        Route("/v1/realtime/client_secrets", gateway.guarded(gateway.create_secret), methods=["POST"]),
+        Route("/v1/models", gateway.guarded(gateway.models), methods=["GET"]),
+        Route("/v1/chat/completions", Completions(gateway.access, sessions, chats, settings), methods=["POST"]),
+        Mount("/", _Page(directory=_PAGE_DIR, html=True)),
+    ]
+    return Starlette(routes=routes, lifespan=lifespan)
+
+
+class _Page(StaticFiles):
+    """The page, with headers that keep it to itself."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        """A file of it."""
+        response = await super().get_response(path, scope)
+        response.headers.update(_PAGE_HEADERS)
+        return response
+
+
+class _Gateway:
+    """The endpoints but for chat completions.
+
+    Attributes:
+        access: who may use them.
+    """
+
+    def __init__(self, settings: GatewaySettings, sessions: Sessions, client_secrets: ClientSecrets) -> None:
+        self.access = Access(settings.token, settings.allowed_origins, client_secrets)
+        self._settings = settings
+        self._sessions = sessions
+        self._client_secrets = client_secrets
+        self._num_sockets = 0
+
+    def guarded(self, endpoint: Endpoint) -> Endpoint:
+        """An endpoint behind the token, whose refusals become responses."""
+
+        async def answer(request: Request) -> Response:
+            try:
+                self.access.check_place(request.headers)
+                self.access.check_token(request.headers)
+                return await endpoint(request)
+            except Refusal as refusal:
+                return refused(refusal)
+
+        return answer
+
+    async def models(self, _request: Request) -> Response:
+        """The one model, in OpenAI's list."""
+        model = await self._sessions.model()
+        about = {"id": model.name, "object": "model", "created": 0, "owned_by": "microturn"}
+        return JSONResponse({"object": "list", "data": [{**about, "max_context": model.max_context}]})
+
+    async def create_secret(self, request: Request) -> Response:
+        """A secret for a browser."""
+        fields = Fields(await read_body(request, self._settings.max_body_bytes))
+        session = parse_session(fields.take("session", dict, {}))
+        expiry = Fields(fields.take("expires_after", dict, {}), "expires_after")
+        expiry.ignore("anchor")
+        lifetime_s = expiry.take_int("seconds", _LEAST_SECRET_S, _MOST_SECRET_S, _USUAL_SECRET_S)
+        expiry.end()
+        fields.end()
+        model = await self._sessions.model()
+        secret = self._client_secrets.create(lifetime_s, session)
+        config = self._config(new_id("sess"), model.name, model.max_context).updated(session)
+        told = {"value": secret.value, "expires_at": int(secret.expires_at_s), "session": config.as_json()}
+        return JSONResponse(told, headers={"cache-control": "no-store"})
+
+    async def realtime(self, websocket: WebSocket) -> None:
+        """One session."""
+        try:
+            self.access.check_place(websocket.headers)
+            offered = websocket.scope["subprotocols"]
+            asked = self.access.check_realtime(websocket.headers, offered)
+            if self._num_sockets >= self._settings.max_sessions:
+                raise Refusal("too_many_sessions", "all places are taken: try again later", http_status=429)
+        except Refusal as refusal:
+            await websocket.send_denial_response(refused(refusal))
+            return
+        self._num_sockets += 1
+        try:
+            model = await self._sessions.model(websocket.query_params.get("model"))
+            await websocket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
+            config = self._config(new_id("sess"), model.name, model.max_context).updated(asked or _AS_EVER)
+            realtime = Realtime(
+                config,
+                max_context=model.max_context,
+                max_answer_tokens=self._settings.max_answer_tokens,
+                beat_s=self._settings.beat_ms / 1e3,
+            )
+            await RealtimeSocket(websocket, realtime, self._sessions.open(config.id), self._settings).serve()
+        except Refusal as refusal:
+            await websocket.send_denial_response(refused(refusal))
+        finally:
+            self._num_sockets -= 1
+
+    def _config(self, session_id: str, model: str, max_context: int | None) -> SessionConfig:
+        return SessionConfig(session_id, model, beat_ms=self._settings.beat_ms, max_context=max_context)

@@ -1,0 +1,50 @@
+"""The options of `microturn gateway`. Imports nothing heavy: `microturn --help` reads them too."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from microturn_gateway.settings import GatewaySettings
+
+TOKEN_VARIABLE = "MICROTURN_GATEWAY_TOKEN"
+_DEFAULTS = GatewaySettings()
+
+
+def add_gateway_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options to a parser."""
+    add = parser.add_argument
+    add("--server", default=_DEFAULTS.server, metavar="HOST:PORT", help="gRPC of the server (%(default)s)")
+    add("--host", default=_DEFAULTS.host, help="to listen on (%(default)s)")
+    add("--port", type=int, default=_DEFAULTS.port, help="to listen on (%(default)s); 0 takes a free one")
+    add("--token-file", type=Path, metavar="FILE", help=f"holds the token of clients; else ${TOKEN_VARIABLE}")
+    add("--allow-origin", action="append", default=[], metavar="URL", help="pages that may connect besides ours")
+    add("--beat-ms", type=float, default=_DEFAULTS.beat_ms, help="between micro-turns (%(default)g)")
+    add("--max-sessions", type=int, default=_DEFAULTS.max_sessions, help="at once (%(default)s)")
+    add("--idle-timeout-s", type=float, default=_DEFAULTS.idle_timeout_s, help="silence that ends one (%(default)g)")
+    add("--max-answer-tokens", type=int, default=_DEFAULTS.max_answer_tokens, help="unless told (%(default)s)")
+
+
+def settings_from(arguments: argparse.Namespace) -> GatewaySettings:
+    """The settings that the options say.
+
+    Raises:
+        ValueError: they are not valid.
+        OSError: the token's file cannot be read.
+    """
+    file: Path | None = arguments.token_file
+    token = os.environ.get(TOKEN_VARIABLE, "") if file is None else file.read_text()
+    if file is not None and not token.strip():
+        raise ValueError(f"'{file}' is empty")
+    return GatewaySettings(
+        server=arguments.server,
+        host=arguments.host,
+        port=arguments.port,
+        token=token.strip() or None,
+        allowed_origins=tuple(arguments.allow_origin),
+        beat_ms=arguments.beat_ms,
+        max_sessions=arguments.max_sessions,
+        idle_timeout_s=arguments.idle_timeout_s,
+        max_answer_tokens=arguments.max_answer_tokens,
+    )

@@ -1,0 +1,83 @@
+"""The answer of a chat completion, whole and in chunks, in OpenAI's shape. Knows no session."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from microturn_client import Status
+from microturn_gateway.answer import PromptCount
+from microturn_gateway.conversation import new_id
+
+_FINISH_REASONS: Mapping[str, str] = {"stop": "stop", "interrupted": "stop", "cancelled": "stop"}
+END_OF_STREAM = "data: [DONE]\n\n"
+
+
+class ChatAnswer:
+    """One answer.
+
+    Args:
+        model: what the server calls its model.
+    """
+
+    def __init__(self, model: str) -> None:
+        self._frame = {"id": new_id("chatcmpl"), "created": int(time.time()), "model": model}
+
+    def whole(self, text: str, status: Status, count: PromptCount) -> dict[str, Any]:
+        """The answer in one piece."""
+        choice = {
+            "index": 0,
+            "message": {"role": "assistant", "content": text, "refusal": None},
+            "logprobs": None,
+            "finish_reason": _finish_reason(status),
+        }
+        return {**self._frame, "object": "chat.completion", "choices": [choice], "usage": usage(status, count)}
+
+    def begin(self) -> str:
+        """The first chunk."""
+        return self._chunk({"role": "assistant", "content": ""}, None)
+
+    def delta(self, text: str) -> str:
+        """A chunk with text."""
+        return self._chunk({"content": text}, None)
+
+    def end(self, status: Status) -> str:
+        """The chunk that says why the answer ended."""
+        return self._chunk({}, _finish_reason(status))
+
+    def usage(self, status: Status, count: PromptCount) -> str:
+        """The chunk with the numbers of tokens."""
+        return _as_event({**self._chunk_frame, "choices": [], "usage": usage(status, count)})
+
+    def error(self, error: Mapping[str, Any]) -> str:
+        """What a stream ends with that failed after it had begun."""
+        return _as_event({"error": error})
+
+    @property
+    def _chunk_frame(self) -> dict[str, Any]:
+        return {**self._frame, "object": "chat.completion.chunk"}
+
+    def _chunk(self, delta: Mapping[str, str], finish_reason: str | None) -> str:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+        return _as_event({**self._chunk_frame, "choices": [choice]})
+
+
+def usage(status: Status, count: PromptCount) -> dict[str, Any]:
+    """Numbers of tokens; cached ones are those of which the session held the KV."""
+    prompt_len, cached_len = count.totals(status)
+    return {
+        "prompt_tokens": prompt_len,
+        "completion_tokens": status.usage.output_tokens,
+        "total_tokens": prompt_len + status.usage.output_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_len},
+    }
+
+
+def _finish_reason(status: Status) -> str:
+    return _FINISH_REASONS.get(status.finish_reason, "length")
+
+
+def _as_event(value: Mapping[str, Any]) -> str:
+    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"

@@ -1,0 +1,115 @@
+"""A request for a chat completion, read into typed values. Knows which of OpenAI's names mean something here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from microturn_gateway.context import Message
+from microturn_gateway.failures import Refusal
+from microturn_gateway.fields import Fields
+from microturn_gateway.options import take_generation_options
+
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+
+# What frameworks send along and what changes nothing in an answer of ours.
+_WITHOUT_MEANING = (
+    *("store", "metadata", "service_tier", "parallel_tool_calls", "tool_choice", "safety_identifier", "verbosity"),
+    *("prompt_cache_key", "prompt_cache_retention", "reasoning_effort", "modalities"),
+)
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """What is asked for.
+
+    Attributes:
+        model: that is asked for; None for whichever there is.
+        messages: the whole conversation.
+        max_tokens: most tokens of the answer; None is as many as there is room for.
+        generation: options of the turn, as the wire contract names them.
+        streams: whether the answer comes as it is made.
+        includes_usage: whether the stream ends with the numbers of tokens.
+        user: whose session it is, where no header says; None for nobody's.
+    """
+
+    model: str | None
+    messages: tuple[Message, ...]
+    max_tokens: int | None
+    generation: Mapping[str, Any]
+    streams: bool
+    includes_usage: bool
+    user: str | None
+
+
+def parse_chat_request(raw: Mapping[str, Any]) -> ChatRequest:
+    """Reads a request.
+
+    Raises:
+        Refusal: it asks for what is not here.
+    """
+    fields = Fields(raw)
+    fields.ignore(*_WITHOUT_MEANING)
+    model = fields.take("model", str, None)
+    messages = fields.take("messages", list)
+    if not messages:
+        raise Refusal("invalid_value", "'messages' must not be empty", param="messages")
+    parsed = _as_lines([_parse_message(message, f"messages.{index}") for index, message in enumerate(messages)])
+    most = fields.take("max_completion_tokens", int, None)
+    older = fields.take("max_tokens", int, None)
+    most = older if most is None else most
+    if most is not None and most < 1:
+        raise Refusal("invalid_value", "'max_tokens' must be 1 or more", param="max_tokens")
+    fields.take_int("n", 1, 1, 1)
+    if fields.take("logprobs", bool, False):
+        raise Refusal("unsupported_parameter", "'logprobs' is not supported here", param="logprobs")
+    if fields.take("response_format", dict, {"type": "text"}).get("type") != "text":
+        raise Refusal("unsupported_parameter", "answers are text", param="response_format")
+    stream_options = Fields(fields.take("stream_options", dict, {}), "stream_options")
+    stream_options.ignore("include_obfuscation")
+    request = ChatRequest(
+        model=model,
+        messages=tuple(parsed),
+        max_tokens=most,
+        generation=take_generation_options(fields),
+        streams=fields.take("stream", bool, False),
+        includes_usage=stream_options.take("include_usage", bool, False),
+        user=fields.take("user", str, None),
+    )
+    stream_options.end()
+    fields.end()
+    return request
+
+
+def _parse_message(value: object, path: str) -> Message:
+    fields = Fields(value, path)
+    fields.ignore("name", "refusal", "annotations", "tool_call_id")
+    role = fields.take("role", str)
+    if role not in _ROLES:
+        raise Refusal("invalid_value", f"'{path}.role' must be one of {', '.join(_ROLES)}", param=f"{path}.role")
+    content = fields.take("content", (str, list), "")
+    if isinstance(content, list):
+        content = "".join(_read_part(part, f"{path}.content.{index}") for index, part in enumerate(content))
+    fields.end()
+    return Message(_ROLES[role], content)
+
+
+def _read_part(part: object, path: str) -> str:
+    fields = Fields(part, path)
+    if fields.take("type", str) != "text":
+        raise Refusal("unsupported_parameter", "content is text", param=f"{path}.type")
+    text: str = fields.take("text", str)
+    fields.end()
+    return text
+
+
+def _as_lines(messages: list[Message]) -> list[Message]:
+    """Messages of one role that follow each other, as lines of one."""
+    lined: list[Message] = []
+    for message in messages:
+        if message.content and lined and lined[-1].role == message.role:
+            lined.append(Message(message.role, f"\n{message.content}"))
+        elif message.content:
+            lined.append(message)
+    return lined

@@ -1,0 +1,261 @@
+"""What a realtime client sends, read into typed values. Knows the shape of each event, and no state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from microturn_gateway.context import Content
+from microturn_gateway.conversation import Item, new_id
+from microturn_gateway.failures import Refusal
+from microturn_gateway.fields import Fields
+from microturn_gateway.options import take_generation_options
+
+_ROLES = ("user", "system", "assistant", "tool")
+_PART_TYPES = ("input_text", "output_text", "text")
+_MAX_ID_LEN = 128
+
+
+@dataclass(frozen=True)
+class AnswerOptions:
+    """How answers are made; None where the event says nothing.
+
+    Attributes:
+        max_output_tokens: "inf" is as many as there is room for.
+        generation: options of the turn, as the wire contract names them.
+    """
+
+    max_output_tokens: int | str | None
+    generation: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class UpdateSession:
+    """Changes how the session answers; None leaves it."""
+
+    instructions: str | None
+    answers: AnswerOptions
+
+
+@dataclass(frozen=True)
+class CreateItem:
+    """Adds a message: at the end, or behind another one."""
+
+    item: Item
+    previous_id: str | None
+
+
+@dataclass(frozen=True)
+class RetrieveItem:
+    """Asks for an item."""
+
+    item_id: str
+
+
+@dataclass(frozen=True)
+class DeleteItem:
+    """Takes an item out."""
+
+    item_id: str
+
+
+@dataclass(frozen=True)
+class TruncateItem:
+    """Cuts an answer back to what was heard of it: so many characters, or so many milliseconds of speech."""
+
+    item_id: str
+    content_index: int
+    audio_end_ms: int
+    text_end_chars: int | None
+
+
+@dataclass(frozen=True)
+class AppendBuffer:
+    """A micro-turn: text or ids that the user's message goes on with."""
+
+    content: Content
+
+
+@dataclass(frozen=True)
+class CommitBuffer:
+    """The user's message ends."""
+
+
+@dataclass(frozen=True)
+class ClearBuffer:
+    """Takes back what of the user's message is not committed."""
+
+
+@dataclass(frozen=True)
+class CreateResponse:
+    """Asks for an answer."""
+
+    answers: AnswerOptions
+    metadata: Mapping[str, str] | None
+
+
+@dataclass(frozen=True)
+class CancelResponse:
+    """Stops an answer; None is the one that there is."""
+
+    response_id: str | None
+
+
+ClientEvent = (
+    UpdateSession
+    | CreateItem
+    | RetrieveItem
+    | DeleteItem
+    | TruncateItem
+    | AppendBuffer
+    | CommitBuffer
+    | ClearBuffer
+    | CreateResponse
+    | CancelResponse
+)
+
+
+def parse_event(raw: Mapping[str, Any]) -> ClientEvent:
+    """Reads an event.
+
+    Raises:
+        Refusal: it is none that this gateway knows, or not of the right shape.
+    """
+    fields = Fields(raw)
+    fields.ignore("event_id")
+    kind = fields.take("type", str)
+    parse = _PARSERS.get(kind)
+    if parse is None:
+        raise Refusal("unknown_event", f"this gateway has no event '{kind}'", param="type")
+    event = parse(fields)
+    fields.end()
+    return event
+
+
+def parse_session(value: object) -> UpdateSession:
+    """Reads a session object, of `session.update` or of a client secret.
+
+    Raises:
+        Refusal: it asks for what is not here.
+    """
+    fields = Fields(value, "session")
+    fields.ignore("type", "object", "id", "model", "expires_at")
+    instructions = fields.take("instructions", str, None)
+    answers = _take_answers(fields)
+    if fields.take("tool_choice", str, "none") not in ("none", "auto"):
+        raise Refusal("unsupported_parameter", "tools are not supported", param="session.tool_choice")
+    fields.end()
+    return UpdateSession(instructions, answers)
+
+
+def _parse_update(fields: Fields) -> UpdateSession:
+    return parse_session(fields.take("session", dict))
+
+
+def _parse_create_item(fields: Fields) -> CreateItem:
+    given = Fields(fields.take("item", dict), "item")
+    given.ignore("object", "status")
+    if given.take("type", str) != "message":
+        raise Refusal("unsupported_parameter", "only items of type 'message' are supported", param="item.type")
+    role = given.take("role", str)
+    if role not in _ROLES:
+        raise Refusal("invalid_value", f"'item.role' must be one of {', '.join(_ROLES)}", param="item.role")
+    text = "".join(_read_part(part, index) for index, part in enumerate(given.take("content", list)))
+    if not text:
+        raise Refusal("missing_parameter", "an item needs text", param="item.content")
+    item = Item(_checked_id(given.take("id", str, new_id("item")), "item.id"), role, text)
+    given.end()
+    return CreateItem(item, fields.take("previous_item_id", str, None))
+
+
+def _read_part(part: object, index: int) -> str:
+    path = f"item.content.{index}"
+    fields = Fields(part, path)
+    if fields.take("type", str) not in _PART_TYPES:
+        raise Refusal("unsupported_parameter", "content is text", param=f"{path}.type")
+    text: str = fields.take("text", str)
+    fields.end()
+    return text
+
+
+def _parse_retrieve(fields: Fields) -> RetrieveItem:
+    return RetrieveItem(fields.take("item_id", str))
+
+
+def _parse_delete(fields: Fields) -> DeleteItem:
+    return DeleteItem(fields.take("item_id", str))
+
+
+def _parse_truncate(fields: Fields) -> TruncateItem:
+    return TruncateItem(
+        fields.take("item_id", str),
+        fields.take_int("content_index", 0, 0, 0),
+        fields.take_int("audio_end_ms", 0, 2**53, 0),
+        fields.take("text_end_chars", int, None),
+    )
+
+
+def _parse_append(fields: Fields) -> AppendBuffer:
+    text, ids = fields.take("text", str, ""), fields.take_ids("token_ids")
+    if bool(text) == bool(ids):
+        raise Refusal("missing_parameter", "give 'text' or 'token_ids', one of them and not empty", param="text")
+    return AppendBuffer(text or ids)
+
+
+def _parse_commit(_fields: Fields) -> CommitBuffer:
+    return CommitBuffer()
+
+
+def _parse_clear(_fields: Fields) -> ClearBuffer:
+    return ClearBuffer()
+
+
+def _parse_create_response(fields: Fields) -> CreateResponse:
+    given = Fields(fields.take("response", dict, {}), "response")
+    if given.take("conversation", str, "auto") != "auto":
+        raise Refusal("unsupported_parameter", "a response belongs to the conversation", param="response.conversation")
+    if given.take("tool_choice", str, "none") not in ("none", "auto"):
+        raise Refusal("unsupported_parameter", "tools are not supported", param="response.tool_choice")
+    answers, metadata = _take_answers(given), given.take("metadata", dict, None)
+    given.end()
+    return CreateResponse(answers, metadata)
+
+
+def _parse_cancel(fields: Fields) -> CancelResponse:
+    return CancelResponse(fields.take("response_id", str, None))
+
+
+def _take_answers(fields: Fields) -> AnswerOptions:
+    modalities = fields.take("output_modalities", list, ["text"])
+    if modalities != ["text"]:
+        raise Refusal("unsupported_parameter", "answers are text", param=fields.path("output_modalities"))
+    most = fields.take("max_output_tokens", (int, str), None)
+    if (isinstance(most, str) and most != "inf") or (isinstance(most, int) and most < 1):
+        path = fields.path("max_output_tokens")
+        raise Refusal("invalid_value", f"'{path}' must be an integer of 1 or more, or 'inf'", param=path)
+    ours = Fields(fields.take("microturn", dict, {}), fields.path("microturn"))
+    ours.ignore("beat_ms", "max_context")  # what a client was told of its session it may send back
+    generation = take_generation_options(ours)
+    ours.end()
+    return AnswerOptions(most, generation)
+
+
+def _checked_id(value: str, param: str) -> str:
+    if not 1 <= len(value) <= _MAX_ID_LEN or value == "root":
+        raise Refusal("invalid_value", f"'{param}' must have 1 to {_MAX_ID_LEN} characters", param=param)
+    return value
+
+
+_PARSERS: Mapping[str, Callable[[Fields], ClientEvent]] = {
+    "session.update": _parse_update,
+    "conversation.item.create": _parse_create_item,
+    "conversation.item.retrieve": _parse_retrieve,
+    "conversation.item.delete": _parse_delete,
+    "conversation.item.truncate": _parse_truncate,
+    "input_text_buffer.append": _parse_append,
+    "input_text_buffer.commit": _parse_commit,
+    "input_text_buffer.clear": _parse_clear,
+    "response.create": _parse_create_response,
+    "response.cancel": _parse_cancel,
+}

@@ -1,0 +1,178 @@
+"""What of a conversation the server's context holds already, and what must be cut off and appended to make it another.
+
+    conversation   system "Be brief."   user "Hello there"      assistant "Hi! How are"   user "Wait"
+    pieces         ├── 24 ────────────┤├ 27 ┤├ 29 ───────────┤├─ · · · · · 41 ─┤
+                                                                    ▲ cut of an answer, between two of its tokens
+
+A piece is what one turn appended or generated, and the position behind it. Both of the gateway's APIs keep a
+conversation as a list of messages; whatever a client does to it, the longest common prefix decides what stays, so that
+its KV stays too. Knows characters, ids and positions, no tokenizer: text that a client sent can be cut between pieces
+only, an answer between its tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+Content = str | tuple[int, ...]
+
+
+def joined(one: Content, other: Content) -> Content | None:
+    """One behind the other; None where one is text and the other ids."""
+    if isinstance(one, str):
+        return one + other if isinstance(other, str) else None
+    return None if isinstance(other, str) else one + other
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Something that a role says: text, or token ids."""
+
+    role: str
+    content: Content
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A place in an answer: the tokens before `position` say its first `num_chars` characters."""
+
+    num_chars: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one turn left in the context.
+
+    Attributes:
+        end: absolute position behind it.
+        cuts: of an answer, in their order; empty for what a client sent.
+    """
+
+    role: str
+    content: Content
+    end: int
+    cuts: tuple[Cut, ...] = ()
+
+    @property
+    def is_answer(self) -> bool:
+        """Whether the model said it."""
+        return bool(self.cuts)
+
+    def cut_before(self, num_chars: int) -> Cut | None:
+        """The last cut that keeps no more than so many characters; None when not even one token fits."""
+        fitting = [cut for cut in self.cuts if cut.num_chars <= num_chars]
+        return fitting[-1] if fitting else None
+
+
+class HeldContext:
+    """The context of one session, as far as its turns have told.
+
+    Attributes:
+        pieces: what shall stay, in its order.
+        context_len: absolute length of the server's context. Where it exceeds `end`, the next turn must rewind.
+    """
+
+    def __init__(self) -> None:
+        self.pieces: list[Piece] = []
+        self.context_len = 0
+
+    @property
+    def end(self) -> int:
+        """The absolute position behind what shall stay."""
+        return self.pieces[-1].end if self.pieces else 0
+
+    @property
+    def rewind_to(self) -> int | None:
+        """Where the next turn must cut the server's context; None when it holds nothing too much."""
+        return None if self.end == self.context_len else self.end
+
+    def become(self, target: Sequence[Message]) -> list[Message] | None:
+        """Lets go of what does not begin the target, and says what to append behind the rest.
+
+        Returns:
+            What is missing, in its order; None when only a new session can become it: the server cannot cut off what
+            has left no token.
+        """
+        num_kept, reached, answer = self._common_prefix(target)
+        while 0 < num_kept < len(self.pieces) and self.pieces[num_kept].end == self.pieces[num_kept - 1].end:
+            # A rewind keeps every turn that had ended there, this one too: go on from a place before both.
+            num_kept, answer = num_kept - 1, None
+            reached -= len(self.pieces[num_kept].content)
+        if num_kept == 0 and answer is None and self.pieces and self.pieces[0].end == 0:
+            return None
+        del self.pieces[num_kept:]
+        if answer is not None:
+            self.pieces.append(answer)
+            reached += len(answer.content)
+        return _behind(target, reached)
+
+    def recognised(self, messages: Sequence[Message]) -> list[Message]:
+        """A conversation as clients send it back: answers whose surrounding whitespace got lost are as they were."""
+        said = {
+            piece.content.strip(): piece.content
+            for piece in self.pieces
+            if isinstance(piece.content, str) and piece.is_answer
+        }
+        return [
+            replace(message, content=said.get(message.content.strip(), message.content))
+            if message.role == "assistant" and isinstance(message.content, str)
+            else message
+            for message in messages
+        ]
+
+    def append(self, message: Message, context_len: int) -> None:
+        """A turn has appended this, and the server's context has this length now."""
+        self.pieces.append(Piece(message.role, message.content, context_len))
+        self.context_len = context_len
+
+    def answer(self, piece: Piece, context_len: int) -> None:
+        """A turn has generated this, and the server's context has this length now."""
+        self.pieces.append(piece)
+        self.context_len = context_len
+
+    def rewound(self, context_len: int) -> None:
+        """A turn that appended nothing has ended."""
+        self.context_len = context_len
+
+    def _common_prefix(self, target: Sequence[Message]) -> tuple[int, int, Piece | None]:
+        """How many pieces the target begins with, how much of its content they are, and what is left of an answer."""
+        index = offset = reached = 0
+        for num_kept, piece in enumerate(self.pieces):
+            while index < len(target) and offset == len(target[index].content):
+                index, offset = index + 1, 0
+            if index == len(target):
+                return num_kept, reached, None
+            message = target[index]
+            rest = message.content[offset:]
+            if piece.role != message.role or type(rest) is not type(piece.content):
+                return num_kept, reached, None
+            if rest[: len(piece.content)] != piece.content:
+                return num_kept, reached, _shortened(piece, rest)
+            offset += len(piece.content)
+            reached += len(piece.content)
+        return len(self.pieces), reached, None
+
+
+def _shortened(piece: Piece, rest: Content) -> Piece | None:
+    """What of an answer can stay where another text goes on; None when nothing can."""
+    same = 0
+    while same < min(len(piece.content), len(rest)) and piece.content[same] == rest[same]:
+        same += 1
+    cut = piece.cut_before(same)
+    if cut is None or cut.num_chars == 0:
+        return None
+    kept = tuple(other for other in piece.cuts if other.num_chars <= cut.num_chars)
+    return replace(piece, content=piece.content[: cut.num_chars], end=cut.position, cuts=kept)
+
+
+def _behind(target: Sequence[Message], reached: int) -> list[Message]:
+    """What of the target stands behind its first so many characters and ids."""
+    missing = []
+    for message in target:
+        rest = message.content[reached:]
+        reached = max(0, reached - len(message.content))
+        if rest:
+            missing.append(Message(message.role, rest))
+    return missing

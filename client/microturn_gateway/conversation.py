@@ -1,0 +1,117 @@
+"""The items of a realtime conversation, as a value: every edit gives another one. Knows no session and no positions."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from microturn_gateway.context import Content, Message
+from microturn_gateway.failures import Refusal
+
+
+def new_id(kind: str) -> str:
+    """A random id, such as `item_4fd1…`."""
+    return f"{kind}_{secrets.token_hex(12)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One message.
+
+    Attributes:
+        status: `completed`, `incomplete` (cut short) or `in_progress` (the text buffer's, not committed yet).
+    """
+
+    id: str
+    role: str
+    content: Content
+    status: str = "completed"
+
+    def as_json(self) -> dict[str, Any]:
+        """The item in the shape of the Realtime API; token ids are a content part of our own."""
+        kind = "output_text" if self.role == "assistant" else "input_text"
+        part: Mapping[str, object] = {"type": kind, "text": self.content}
+        if not isinstance(self.content, str):
+            part = {"type": "input_tokens", "token_ids": list(self.content)}
+        return {
+            "id": self.id,
+            "object": "realtime.item",
+            "type": "message",
+            "role": self.role,
+            "status": self.status,
+            "content": [part],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Items in their order."""
+
+    items: tuple[Item, ...] = ()
+
+    def messages(self, instructions: str) -> list[Message]:
+        """What the model's context shall hold.
+
+        Items of one role that follow each other are lines of one message; answers go on where the one before ended.
+        """
+        told = [Item("", "system", instructions)] if instructions else []
+        messages: list[Message] = []
+        for item in (*told, *self.items):
+            content = item.content
+            if messages and messages[-1].role == item.role != "assistant" and isinstance(content, str):
+                content = "\n" + content
+            if item.content:
+                messages.append(Message(item.role, content))
+        return messages
+
+    def item(self, item_id: str) -> Item:
+        """The item of this id.
+
+        Raises:
+            Refusal: there is none.
+        """
+        return self.items[self._index(item_id)]
+
+    def has(self, item_id: str) -> bool:
+        """Whether there is an item of this id."""
+        return any(item.id == item_id for item in self.items)
+
+    def id_before(self, item_id: str) -> str | None:
+        """The id of the item before this one; None before the first."""
+        index = self._index(item_id)
+        return self.items[index - 1].id if index else None
+
+    def with_item(self, item: Item, previous_id: str | None = None) -> Conversation:
+        """With an item more: at the end, or behind another one; `root` is the beginning.
+
+        Raises:
+            Refusal: there is no such other one, or the id is taken.
+        """
+        if self.has(item.id):
+            raise Refusal("invalid_value", f"the conversation has an item '{item.id}' already", param="item.id")
+        at = len(self.items)
+        if previous_id is not None:
+            at = 0 if previous_id == "root" else self._index(previous_id) + 1
+        return replace(self, items=(*self.items[:at], item, *self.items[at:]))
+
+    def with_changed(self, item: Item) -> Conversation:
+        """With this item in the place of the one of its id."""
+        index = self._index(item.id)
+        return replace(self, items=(*self.items[:index], item, *self.items[index + 1 :]))
+
+    def without(self, item_id: str) -> Conversation:
+        """With an item less.
+
+        Raises:
+            Refusal: there is none of this id.
+        """
+        index = self._index(item_id)
+        return replace(self, items=(*self.items[:index], *self.items[index + 1 :]))
+
+    def _index(self, item_id: str) -> int:
+        for index, item in enumerate(self.items):
+            if item.id == item_id:
+                return index
+        raise Refusal("item_not_found", f"the conversation has no item '{item_id}'", param="item_id", http_status=404)

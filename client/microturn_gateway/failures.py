@@ -1,0 +1,74 @@
+"""What a client is told when something is wrong, as an error of OpenAI's shape. Knows no transport.
+
+One vocabulary of codes: those of the wire contract in lower case, and beside them the few that only a gateway has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from microturn_client import MicroturnError
+
+_STATUS_OF: Mapping[str, int] = {
+    "INVALID_ARGUMENT": 400,
+    "CONTEXT_FULL": 400,
+    "PERMISSION_DENIED": 403,
+    "NOT_FOUND": 404,
+    "EXPIRED": 404,
+    "FAILED_PRECONDITION": 409,
+    "RESOURCE_EXHAUSTED": 429,
+    "INTERNAL": 500,
+    "UNAVAILABLE": 503,
+    "DEADLINE_EXCEEDED": 504,
+}
+
+
+class Refusal(Exception):
+    """What a client asked for is not done.
+
+    Attributes:
+        code: short and stable, for programs.
+        message: one sentence that says what to do.
+        param: the field that it is about, with dots for levels; None when it is about none.
+        http_status: where it answers a request of its own.
+        retry_after_s: seconds after which a retry may pass; None when nobody knows.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        *,
+        param: str | None = None,
+        http_status: int = 400,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.param = param
+        self.http_status = http_status
+        self.retry_after_s = retry_after_s
+
+    @property
+    def type(self) -> str:
+        """The kind of error, in OpenAI's words."""
+        if self.http_status == 429:
+            return "rate_limit_error"
+        return "server_error" if self.http_status >= 500 else "invalid_request_error"
+
+    def as_json(self) -> dict[str, Any]:
+        """The `error` object of a response, an event or a failed answer."""
+        return {"type": self.type, "code": self.code, "message": self.message, "param": self.param}
+
+
+def from_client(error: MicroturnError) -> Refusal:
+    """What the server or the client library said."""
+    after_ms = error.retry_after_ms
+    return Refusal(
+        error.code.lower(),
+        error.message,
+        http_status=_STATUS_OF[error.code],
+        retry_after_s=None if after_ms is None else after_ms / 1000,
+    )

@@ -1,0 +1,107 @@
+"""Reads the fields of a JSON object and refuses what does not belong there, naming the field. Knows no event."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from microturn_gateway.failures import Refusal
+
+_MISSING: Any = object()
+
+
+def parse_object(text: str | bytes) -> Mapping[str, Any]:
+    """The JSON object of a message.
+
+    Raises:
+        Refusal: it is none.
+    """
+    raw = text if isinstance(text, bytes) else text.encode(errors="surrogatepass")
+    try:
+        value = json.loads(raw)
+        if b"\\u" in raw:  # an escape can stand for half a character, which nobody can be told again
+            json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise Refusal("invalid_json", f"this is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise Refusal("invalid_json", "a JSON object belongs here")
+    return value
+
+
+class Fields:
+    """The fields of one object, each read once; what is left at the end is unknown.
+
+    Args:
+        value: as it came.
+        path: of the object within its message, for error messages.
+
+    Raises:
+        Refusal: it is no object.
+    """
+
+    def __init__(self, value: object, path: str = "") -> None:
+        if not isinstance(value, Mapping):
+            raise Refusal("invalid_type", f"'{path}' must be an object", param=path or None)
+        self._rest: dict[str, Any] = dict(value)
+        self._path = path
+
+    def path(self, name: str) -> str:
+        """The path of a field."""
+        return f"{self._path}.{name}" if self._path else name
+
+    def take(self, name: str, kind: type | tuple[type, ...], default: Any = _MISSING) -> Any:
+        """A field of this type; null counts as absent.
+
+        Raises:
+            Refusal: it is of another type, or absent without a default.
+        """
+        value = self._rest.pop(name, None)
+        if value is None:
+            if default is _MISSING:
+                raise Refusal("missing_parameter", f"'{self.path(name)}' is missing", param=self.path(name))
+            return default
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            names = " or ".join(kind.__name__ for kind in kinds)
+            raise Refusal("invalid_type", f"'{self.path(name)}' must be of type {names}", param=self.path(name))
+        return value
+
+    def take_ids(self, name: str) -> tuple[int, ...]:
+        """A field of token ids; empty where it is absent.
+
+        Raises:
+            Refusal: it is no list of token ids.
+        """
+        ids = self.take(name, list, [])
+        if not all(isinstance(token_id, int) and 0 <= token_id < 2**31 for token_id in ids):
+            raise Refusal("invalid_type", f"'{self.path(name)}' must be a list of token ids", param=self.path(name))
+        return tuple(ids)
+
+    def take_int(self, name: str, low: int, high: int, default: int) -> int:
+        """An integer field within a range.
+
+        Raises:
+            Refusal: it is none, or out of it.
+        """
+        value: int = self.take(name, int, default)
+        if not low <= value <= high:
+            raise Refusal("invalid_value", f"'{self.path(name)}' must be {low} to {high}", param=self.path(name))
+        return value
+
+    def ignore(self, *names: str) -> None:
+        """Fields that change nothing here."""
+        for name in names:
+            self._rest.pop(name, None)
+
+    def end(self) -> None:
+        """Nothing else may be there, but for what is null or empty.
+
+        Raises:
+            Refusal: something is.
+        """
+        for name, value in self._rest.items():
+            if value not in (None, [], {}, ""):
+                raise Refusal(
+                    "unsupported_parameter", f"'{self.path(name)}' is not supported here", param=self.path(name)
+                )

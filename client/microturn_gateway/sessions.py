@@ -1,0 +1,100 @@
+"""Opens sessions on the Microturn server for the gateway, each with a key of its own. Knows no protocol of clients."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from microturn_client import (
+    AsyncClient,
+    AsyncSession,
+    AsyncTurn,
+    ConnectionLost,
+    Expired,
+    MicroturnError,
+    NotFound,
+    Resumed,
+    SessionClosed,
+    Tokens,
+    TurnEnd,
+    TurnTimeout,
+    Unavailable,
+)
+from microturn_gateway.conversation import new_id
+from microturn_gateway.failures import Refusal, from_client
+
+# A gateway that dies leaves its sessions to their idle time; while it lives, the client library keeps them alive.
+_IDLE_TIMEOUT_S = 60.0
+
+# Seconds for a turn, a long answer on a busy server included, after which the session is given up.
+TURN_TIMEOUT_S = 600.0
+
+# After these nobody knows what the session's context is, or it is gone.
+LOST = (NotFound, Expired, SessionClosed, TurnTimeout, Unavailable)
+
+
+@dataclass(frozen=True)
+class Model:
+    """What the server has.
+
+    Attributes:
+        name: as clients call it.
+        max_context: longest context in tokens; None where the server does not say.
+    """
+
+    name: str
+    max_context: int | None
+
+
+class Sessions:
+    """Where sessions come from.
+
+    Args:
+        client: of the server.
+    """
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+
+    async def model(self, asked_for: str | None = None) -> Model:
+        """The server's model.
+
+        Args:
+            asked_for: a client's idea of its name.
+
+        Raises:
+            Refusal: the server is not there, or has another one.
+        """
+        try:
+            info = await self._client.model_info()
+        except MicroturnError as error:
+            raise from_client(error) from error
+        name = info.model_name or "streaming_llm"
+        if asked_for not in (None, "", name):
+            raise Refusal(
+                "model_not_found", f"there is no model '{asked_for}' here, but '{name}'", param="model", http_status=404
+            )
+        return Model(name, info.limits.max_context)
+
+    def open(self, session_id: str | None = None) -> AsyncSession:
+        """A new session; the server hears of it with its first turn."""
+        return self._client.session(
+            session_id=session_id or new_id("sess"),
+            timeout_s=TURN_TIMEOUT_S,
+            idle_timeout_s=_IDLE_TIMEOUT_S,
+            session_key=secrets.token_urlsafe(24),
+        )
+
+
+async def events_of(turn: AsyncTurn) -> AsyncIterator[Tokens | TurnEnd]:
+    """What a turn says. That its session survived a loss concerns nobody here, as long as it is the same.
+
+    Raises:
+        MicroturnError: as iterating over the turn does; `ConnectionLost` also where the session is not the same.
+    """
+    async for event in turn:
+        if not isinstance(event, Resumed):
+            yield event
+        elif not event.exact:
+            raise ConnectionLost(event.reason)

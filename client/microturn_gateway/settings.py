@@ -1,0 +1,54 @@
+"""How a gateway runs: one frozen value, checked once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
+
+
+@dataclass(frozen=True)
+class GatewaySettings:
+    """The settings of one gateway.
+
+    Attributes:
+        server: `host:port` of the Microturn server's gRPC endpoint.
+        host: to listen on.
+        port: to listen on; 0 takes a free one.
+        token: what clients must come with; None lets every program of this machine in.
+        allowed_origins: of pages besides our own.
+        beat_ms: least time between two micro-turns of a session, milliseconds.
+        max_sessions: realtime sessions at once, and kept chat sessions as many again.
+        idle_timeout_s: silence of a client after which its session ends, seconds.
+        max_answer_tokens: longest answer where the client does not say.
+        max_message_bytes: of one event.
+        max_body_bytes: of one HTTP request.
+        send_timeout_s: how long a client may take nothing before it is given up, seconds.
+
+    Raises:
+        ValueError: others could reach it without a token, or a number is out of range.
+    """
+
+    server: str = "localhost:8001"
+    host: str = "127.0.0.1"
+    port: int = 8080
+    token: str | None = None
+    allowed_origins: tuple[str, ...] = ()
+    beat_ms: float = 200.0
+    max_sessions: int = 64
+    idle_timeout_s: float = 900.0
+    max_answer_tokens: int = 1024
+    max_message_bytes: int = 262_144
+    max_body_bytes: int = 4_194_304
+    send_timeout_s: float = 20.0
+
+    def __post_init__(self) -> None:
+        if self.token is None and self.host not in _LOOPBACK_HOSTS:
+            raise ValueError(f"'{self.host}' can be reached from outside: give a token (--token-file)")
+        if self.token is not None and len(self.token) < 16:
+            raise ValueError("a token has 16 characters or more")
+        for name in ("max_sessions", "idle_timeout_s", "max_answer_tokens", "send_timeout_s"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be above 0")
+        if self.beat_ms < 0:
+            raise ValueError("beat_ms must be 0 or more")

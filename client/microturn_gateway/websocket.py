@@ -1,0 +1,166 @@
+"""One WebSocket as one session: three tasks around the protocol's state machine.
+
+reader   client's events ─► protocol          worker   protocol's steps ─► turns of the session
+writer   protocol's events ─► client          whichever ends first ends them all, and the session
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine
+
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from microturn_client import AsyncSession, AsyncTurn, MicroturnError, Tokens
+from microturn_gateway.failures import Refusal, from_client
+from microturn_gateway.outbox import Outbox
+from microturn_gateway.realtime import Realtime, Step
+from microturn_gateway.sessions import LOST, events_of
+from microturn_gateway.settings import GatewaySettings
+
+# How the gateway closes a connection; 1012, "going away", is uvicorn's.
+_CLOSE_IDLE = 1000
+_CLOSE_SLOW = 1008
+_CLOSE_LOST = 1011
+_LAST_WORDS_S = 1.0
+
+
+class _Ending(Exception):
+    """The connection ends from this side, with a close code and, for the client, a reason."""
+
+    def __init__(self, close_code: int, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.close_code = close_code
+        self.refusal = refusal
+
+
+class RealtimeSocket:
+    """Serves one accepted WebSocket.
+
+    Args:
+        websocket: accepted.
+        realtime: the protocol, new.
+        session: on the server, new.
+        settings: the gateway's.
+    """
+
+    def __init__(
+        self, websocket: WebSocket, realtime: Realtime, session: AsyncSession, settings: GatewaySettings
+    ) -> None:
+        self._websocket = websocket
+        self._realtime = realtime
+        self._session = session
+        self._settings = settings
+        self._outbox = Outbox()
+        self._has_events = asyncio.Event()
+        self._has_work = asyncio.Event()
+        self._has_room = asyncio.Event()
+        self._interrupting: AsyncTurn | None = None
+
+    async def serve(self) -> None:
+        """Returns when the client has left or had to, and the session has ended."""
+        self._flush()
+        tasks = [asyncio.create_task(work) for work in self._works()]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            ending = next((error for task in done if isinstance(error := task.exception(), _Ending)), None)
+            errors = [error for task in done if (error := task.exception()) is not None]
+        finally:
+            if self._realtime.is_answering:
+                self._interrupt()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._session.close()
+        if ending is not None:
+            await self._say_goodbye(ending)
+        elif errors:
+            raise errors[0]
+
+    def _works(self) -> tuple[Coroutine[None, None, None], ...]:
+        return self._read(), self._work(), self._write()
+
+    async def _read(self) -> None:
+        while True:
+            while self._outbox.is_full:
+                self._has_room.clear()
+                await self._has_room.wait()
+            try:
+                async with asyncio.timeout(self._settings.idle_timeout_s):
+                    message = await self._websocket.receive()
+            except TimeoutError:
+                refusal = Refusal("session_idle", f"nothing came for {self._settings.idle_timeout_s:g} s")
+                raise _Ending(_CLOSE_IDLE, refusal) from None
+            if message["type"] == "websocket.disconnect":
+                return
+            self._realtime.receive(message.get("text") or message.get("bytes") or "")
+            if self._realtime.take_interrupt():
+                self._interrupt()
+            self._has_work.set()
+            self._flush()
+
+    def _interrupt(self) -> None:
+        with contextlib.suppress(MicroturnError):  # what befell the session the worker hears too
+            self._interrupting = self._session.turn(None, max_tokens=0, on_overlap="interrupt")
+
+    async def _work(self) -> None:
+        now_s = asyncio.get_running_loop().time
+        while True:
+            self._has_work.clear()
+            step = self._realtime.next_step(now_s())
+            self._flush()
+            if step is not None:
+                await self._run(step)
+                continue
+            wake_at = self._realtime.wake_at
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(wake_at):
+                    await self._has_work.wait()
+
+    async def _run(self, step: Step) -> None:
+        loop = asyncio.get_running_loop()
+        begun_s = loop.time()
+        try:
+            content = None if step.message is None else step.message.content
+            async for event in events_of(self._session.turn(content, **step.options)):
+                elapsed_ms = (loop.time() - begun_s) * 1e3
+                if isinstance(event, Tokens):
+                    self._realtime.tokens(event, elapsed_ms)
+                else:
+                    self._realtime.ended(event.status, elapsed_ms)
+                self._flush()
+        except MicroturnError as error:
+            self._realtime.failed(from_client(error))
+            self._flush()
+            if isinstance(error, LOST):
+                lost = Refusal("session_lost", "the session is gone from its server: connect again", http_status=500)
+                raise _Ending(_CLOSE_LOST, lost) from error
+
+    def _flush(self) -> None:
+        for event in self._realtime.take_events():
+            self._outbox.put(event)
+        self._has_events.set()
+
+    async def _write(self) -> None:
+        while True:
+            await self._has_events.wait()
+            self._has_events.clear()
+            while (text := self._outbox.take()) is not None:
+                try:
+                    async with asyncio.timeout(self._settings.send_timeout_s):
+                        await self._websocket.send_text(text)
+                except TimeoutError:
+                    raise _Ending(_CLOSE_SLOW, Refusal("slow_reader", "events are not read")) from None
+                except WebSocketDisconnect:
+                    return
+                self._has_room.set()
+
+    async def _say_goodbye(self, ending: _Ending) -> None:
+        self._realtime.complain(ending.refusal)
+        self._flush()
+        with contextlib.suppress(TimeoutError, WebSocketDisconnect, RuntimeError):
+            async with asyncio.timeout(_LAST_WORDS_S):
+                while ending.close_code != _CLOSE_SLOW and (text := self._outbox.take()) is not None:
+                    await self._websocket.send_text(text)
+                await self._websocket.close(ending.close_code, ending.refusal.code)

@@ -1,0 +1,134 @@
+"""Who may connect, and what becomes of connections that are idle, too loud, slow or gone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI, AuthenticationError
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from support.gateway import running_gateway
+
+
+@pytest.fixture
+def bearer(token: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {token}"}
+
+
+@asynccontextmanager
+async def connected(address: str, **options: Any) -> AsyncIterator[ClientConnection]:
+    async with asyncio.timeout(60), connect(f"ws://{address}/v1/realtime", proxy=None, **options) as socket:
+        yield socket
+
+
+async def received(socket: ClientConnection) -> dict[str, Any]:
+    event: dict[str, Any] = json.loads(await socket.recv())
+    return event
+
+
+async def refusal_of(address: str, **options: Any) -> tuple[int, str]:
+    with pytest.raises(InvalidStatus) as refused:
+        async with connected(address, **options):
+            pass
+    response = refused.value.response
+    assert response.body is not None
+    return response.status_code, json.loads(response.body)["error"]["code"]
+
+
+async def test_a_browser_comes_with_a_secret(gateway: str, openai: AsyncOpenAI) -> None:
+    secret = await openai.realtime.client_secrets.create(
+        expires_after={"anchor": "created_at", "seconds": 60},
+        session={"type": "realtime", "instructions": "Be brief.", "max_output_tokens": 4},
+    )
+    assert secret.value.startswith("ek_")
+    offered = ["realtime", f"openai-insecure-api-key.{secret.value}"]
+    async with connected(gateway, subprotocols=offered, origin=f"http://{gateway}") as socket:
+        assert socket.subprotocol == "realtime"
+        created = await received(socket)
+        assert (created["session"]["instructions"], created["session"]["max_output_tokens"]) == ("Be brief.", 4)
+    # It opens sessions and nothing else.
+    with pytest.raises(AuthenticationError, match="gateway's token"):
+        await openai.with_options(api_key=secret.value).models.list()
+
+
+async def test_who_may_not_is_told_before_anything_is_opened(gateway: str, bearer: dict[str, str]) -> None:
+    assert await refusal_of(gateway) == (401, "invalid_api_key")
+    wrong = ["realtime", "openai-insecure-api-key.ek_nothing"]
+    assert await refusal_of(gateway, subprotocols=wrong) == (401, "invalid_client_secret")
+    evil = {"origin": "https://evil.example", "additional_headers": bearer}
+    assert await refusal_of(gateway, **evil) == (403, "origin_not_allowed")
+    async with connected(gateway, origin="https://app.example", additional_headers=bearer) as socket:
+        assert (await received(socket))["type"] == "session.created"
+
+
+async def test_a_model_that_is_not_here_is_refused(gateway: str, bearer: dict[str, str]) -> None:
+    with pytest.raises(InvalidStatus) as refused:
+        await connect(f"ws://{gateway}/v1/realtime?model=gpt-8", proxy=None, additional_headers=bearer)
+    assert refused.value.response.status_code == 404
+
+
+async def test_a_message_that_is_too_long_ends_the_connection(gateway: str, bearer: dict[str, str]) -> None:
+    async with connected(gateway, additional_headers=bearer) as socket:
+        await received(socket)
+        await socket.send("x" * 300_000)
+        with pytest.raises(ConnectionClosed) as closed:
+            await socket.recv()
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1009
+
+
+async def test_who_says_nothing_for_long_has_to_go(server: str) -> None:
+    with running_gateway(server, idle_timeout_s=0.3) as address:
+        async with connected(address) as socket:
+            await received(socket)
+            assert (await received(socket))["error"]["code"] == "session_idle"
+            with pytest.raises(ConnectionClosed) as closed:
+                await socket.recv()
+            assert closed.value.rcvd is not None
+            assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1000, "session_idle")
+
+
+async def test_who_vanishes_in_the_middle_of_an_answer_frees_the_place(server: str) -> None:
+    with running_gateway(server, max_sessions=1) as address:
+        async with connected(address) as socket:
+            await received(socket)
+            assert await refusal_of(address) == (429, "too_many_sessions")
+            await socket.send('{"type": "input_text_buffer.append", "text": "Tell me a long story."}')
+            endless = {"max_output_tokens": 1500, "microturn": {"ignore_eos": True}}
+            await socket.send(json.dumps({"type": "response.create", "response": endless}))
+            while (await received(socket))["type"] != "response.output_text.delta":
+                pass
+            socket.transport.abort()
+        async with asyncio.timeout(10):  # 1,500 tokens would take longer
+            while True:
+                try:
+                    async with connected(address) as socket:
+                        assert (await received(socket))["type"] == "session.created"
+                        break
+                except InvalidStatus:
+                    await asyncio.sleep(0.05)
+
+
+async def test_who_does_not_read_is_not_listened_to_and_has_to_go(server: str) -> None:
+    with running_gateway(server, send_timeout_s=0.5) as address:
+        async with connected(address, max_queue=1, compression=None) as socket:
+            update = json.dumps({"type": "session.update", "session": {"instructions": "x" * 200_000}})
+            num_sent = 0
+            try:
+                while num_sent < 1000:  # 200 MB, were they taken
+                    await socket.send(update)
+                    num_sent += 1
+            except ConnectionClosed:
+                pass
+            assert num_sent < 200
+
+
+async def test_a_server_that_is_not_there_is_said_so() -> None:
+    with running_gateway("127.0.0.1:1") as address:
+        assert await refusal_of(address) == (503, "unavailable")

@@ -1,0 +1,92 @@
+"""What clients notice when the way to the server breaks, or their session has to make way."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import openai as sdk
+import pytest
+from openai import AsyncOpenAI
+from openai.types.chat import ChatCompletion
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
+
+from support.cuttable import cuttable_way
+from support.gateway import running_gateway
+
+MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+@asynccontextmanager
+async def speaking_to(address: str) -> AsyncIterator[AsyncOpenAI]:
+    async with AsyncOpenAI(api_key="none", base_url=f"http://{address}/v1", max_retries=0, timeout=60) as client:
+        yield client
+
+
+async def ask(client: AsyncOpenAI, session: str) -> ChatCompletion:
+    completion: ChatCompletion = await client.chat.completions.create(
+        model="smollm2-135m", messages=MESSAGES, max_tokens=6, extra_headers={"x-session-id": session}
+    )
+    return completion
+
+
+def cached(completion: ChatCompletion) -> int:
+    assert completion.usage is not None
+    assert completion.usage.prompt_tokens_details is not None
+    assert completion.usage.prompt_tokens_details.cached_tokens is not None
+    return completion.usage.prompt_tokens_details.cached_tokens
+
+
+async def test_a_chat_goes_on_over_a_broken_way(server: str) -> None:
+    with cuttable_way(server) as way, running_gateway(way.address) as address:
+        async with speaking_to(address) as client:
+            first = await ask(client, "a")
+            way.cut()
+            second = await ask(client, "a")
+        assert second.choices[0].message.content == first.choices[0].message.content
+
+
+async def test_a_realtime_session_that_is_lost_says_so_and_ends(server: str) -> None:
+    with cuttable_way(server) as way, running_gateway(way.address) as address:
+        async with asyncio.timeout(30), connect(f"ws://{address}/v1/realtime", proxy=None) as socket:
+            assert json.loads(await socket.recv())["type"] == "session.created"
+            way.cut(for_good=True)
+            await socket.send('{"type": "input_text_buffer.append", "text": "Hello", "event_id": "mine"}')
+            refused, lost = json.loads(await socket.recv())["error"], json.loads(await socket.recv())["error"]
+            assert (refused["code"], refused["event_id"], lost["code"]) == ("unavailable", "mine", "session_lost")
+            with pytest.raises(ConnectionClosed) as closed:
+                await socket.recv()
+            assert closed.value.rcvd is not None
+            assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1011, "session_lost")
+
+
+async def test_the_session_unused_for_longest_makes_way(server: str) -> None:
+    with running_gateway(server, max_sessions=1) as address:
+        async with speaking_to(address) as client:
+            await ask(client, "a")
+            assert cached(await ask(client, "a")) > 10
+            await ask(client, "b")
+            assert cached(await ask(client, "a")) == 0
+            running = await client.chat.completions.create(
+                model="smollm2-135m",
+                messages=MESSAGES,
+                max_tokens=1500,
+                stream=True,
+                extra_body={"ignore_eos": True},
+                extra_headers={"x-session-id": "a"},
+            )
+            with pytest.raises(sdk.RateLimitError) as refused:
+                await ask(client, "b")
+            assert refused.value.code == "too_many_sessions"
+            await running.close()
+
+
+async def test_a_session_that_nobody_uses_ends(server: str) -> None:
+    with running_gateway(server, idle_timeout_s=0.2) as address:
+        async with speaking_to(address) as client:
+            await ask(client, "a")
+            await asyncio.sleep(1)
+            assert cached(await ask(client, "a")) == 0

@@ -1,0 +1,176 @@
+"""Nothing is lost: streams are reset, model processes are killed, a server is replaced by another; the talk goes on.
+
+A tiny model behind the real supervisor, so that what is killed is back in seconds. Whatever happens, the tokens of 200
+turns are those of a talk that nobody disturbed.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+import pytest
+
+from microturn.serve.options import default_model_repository
+from microturn_client import Client, Recovery, Resumed, Session, Tokens, TurnEnd
+from support.cutting_proxy import CuttingProxy
+from support.served import Served
+from support.tiny_model_dir import write_tiny_model
+
+NUM_TURNS = 200
+NUM_RESETS = 50
+SEEDED = {"temperature": 0.9, "top_p": 0.95, "seed": 11}
+PATIENT = Recovery(give_up_after_s=120.0)
+
+
+@dataclass
+class Heard:
+    """What one talk has said, and what befell it."""
+
+    answers: list[list[int]] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    context_len: int = 0
+    resumed: list[Resumed] = field(default_factory=list)
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Served]]:
+    """Starts a server of the tiny model, with exact weights."""
+    model = write_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
+    with ExitStack() as running:
+
+        def begin() -> Served:
+            served = Served(
+                tmp_path_factory.mktemp("run"),
+                f"--model-repository={default_model_repository()}",
+                f"--model={model}",
+                *("--set", "weights=float32", "--set", "kv_tokens=16384", "--set", "max_context=8192"),
+            )
+            running.enter_context(closing(served))
+            return served
+
+        yield begin
+
+
+@pytest.fixture(scope="module")
+def served(start: Callable[[], Served]) -> Served:
+    server = start()
+    server.wait_until_ready(60)
+    return server
+
+
+@pytest.fixture(scope="module")
+def undisturbed(served: Served) -> dict[str, Heard]:
+    """The two talks as nobody disturbs them."""
+    with opened(served.address) as session, opened(served.address, **SEEDED) as seeded:
+        return {"greedy": talk(session), "seeded": talk(seeded)}
+
+
+@contextmanager
+def opened(address: str, **options: object) -> Iterator[Session]:
+    with Client(address, timeout_s=120, recovery=PATIENT) as client, client.session(**options) as session:
+        yield session
+
+
+def talk(session: Session, disturb: Callable[[int, int], None] = lambda _turn, _token: None) -> Heard:
+    """Two hundred micro-turns: ids, text that ends in the middle of words, and turns that only append."""
+    heard = Heard()
+    chance = random.Random("what is said")
+    for number in range(NUM_TURNS):
+        given: object = (
+            chance.choices(range(100, 400), k=3) if number % 3 else f" the quick br{'own fox' * (number % 2)}"
+        )
+        num_tokens = 0 if number % 5 == 4 else 4
+        disturb(number, -1)
+        answer: list[int] = []
+        text = ""
+        for event in session.turn(given, max_tokens=num_tokens, ignore_eos=True):
+            match event:
+                case Tokens():
+                    assert event.position >= heard.context_len
+                    answer += event.ids
+                    text += event.text
+                    disturb(number, len(answer))
+                case Resumed():
+                    heard.resumed.append(event)
+                case TurnEnd(status):
+                    assert status.usage.output_tokens == len(answer) == num_tokens
+                    heard.context_len = status.context_len
+        heard.answers.append(answer)
+        heard.texts.append(text)
+    return heard
+
+
+def check_same(heard: Heard, expected: Heard) -> None:
+    assert heard.answers == expected.answers
+    assert heard.texts == expected.texts
+    assert heard.context_len == expected.context_len
+    assert all(event.exact for event in heard.resumed)
+
+
+def talk_through_resets(address: str, kind: str) -> Heard:
+    chance = random.Random(f"resets {kind}")
+    moments = {(chance.randrange(NUM_TURNS), chance.choice([-1, 1, 2, 3])) for _ in range(2 * NUM_RESETS)}
+    with CuttingProxy(address) as proxy:
+
+        def disturb(number: int, token: int) -> None:
+            if (number, token) in moments and proxy.num_cut < NUM_RESETS:
+                time.sleep(0.003 * chance.random())
+                proxy.cut()
+
+        with opened(proxy.address, **(SEEDED if kind == "seeded" else {})) as session:
+            heard = talk(session, disturb)
+        assert proxy.num_cut >= NUM_RESETS
+    return heard
+
+
+def test_fifty_resets_change_nothing(served: Served, undisturbed: dict[str, Heard]) -> None:
+    kinds = list(undisturbed)
+    with ThreadPoolExecutor(len(kinds)) as pool:
+        for kind, heard in zip(kinds, pool.map(partial(talk_through_resets, served.address), kinds), strict=True):
+            check_same(heard, undisturbed[kind])
+            assert heard.resumed
+
+
+def test_five_deaths_change_nothing(served: Served, start: Callable[[], Served], undisturbed: dict[str, Heard]) -> None:
+    """Four times the model process is killed, and its supervisor replaces it; the fifth time another server answers.
+
+    A greedy talk says when; a seeded one goes on beside it, and is hit wherever it is then.
+    """
+    deaths = iter([(20, 2), (55, -1), (90, 1), (130, 3), (170, 2)])
+    another = []
+    next_death = next(deaths)
+    with CuttingProxy(served.address) as proxy:
+
+        def disturb(number: int, token: int) -> None:
+            nonlocal next_death
+            if (number, token) < next_death:
+                return
+            if next_death[0] == 170:
+                another.append(start())
+                served.process.kill()
+                another[0].wait_until_ready(60)
+                proxy.target = another[0].address
+                proxy.cut()
+            else:
+                served.model_process().kill()
+            next_death = next(deaths, (NUM_TURNS, 0))
+
+        with (
+            opened(proxy.address) as session,
+            opened(proxy.address, **SEEDED) as seeded,
+            ThreadPoolExecutor(1) as pool,
+        ):
+            beside = pool.submit(talk, seeded)
+            heard = talk(session, disturb)
+            heard_beside = beside.result()
+        assert len(another) == 1
+    check_same(heard, undisturbed["greedy"])
+    assert sum("opened anew" in event.reason for event in heard.resumed) == 5
+    check_same(heard_beside, undisturbed["seeded"])
+    assert heard_beside.resumed

@@ -1,0 +1,172 @@
+"""What a program may rely on, whoever answers: run against the fake server, and against the real one."""
+
+from __future__ import annotations
+
+import pytest
+
+from microturn_client import (
+    Client,
+    ContextFull,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    PermissionDenied,
+    Session,
+    SessionClosed,
+    Tokens,
+    TurnEnd,
+)
+
+PROMPT = list(range(40, 60))
+GENERATE = {"max_tokens": 12, "ignore_eos": True}
+
+
+def generate(session: Session, given: object, **options: object) -> list[int]:
+    turn = session.turn(given, **{**GENERATE, **options})
+    return [token_id for event in turn if isinstance(event, Tokens) for token_id in event.ids]
+
+
+class ClientContract:
+    """Tests with a fixture ``client``."""
+
+    def test_a_turn_is_tokens_at_their_positions_and_an_end(self, client: Client) -> None:
+        with client.session() as session:
+            *tokens, end = session.turn(PROMPT, **GENERATE)
+            assert isinstance(end, TurnEnd)
+            position = len(PROMPT)
+            for event in tokens:
+                assert isinstance(event, Tokens)
+                assert event.position == position
+                position += len(event.ids)
+            assert session.context_len == position == len(PROMPT) + 12
+            assert end.status.finish_reason == "length"
+
+    def test_the_split_into_turns_plays_no_part(self, client: Client) -> None:
+        with client.session() as session, client.session() as other:
+            expected = generate(session, PROMPT)
+            other.append(PROMPT[:7])
+            other.append(PROMPT[7:])
+            assert generate(other, None, max_tokens=5) + generate(other, None, max_tokens=7) == expected
+
+    def test_sampling_depends_on_the_seed(self, client: Client) -> None:
+        answers = []
+        for seed in (1, 1, 2):
+            with client.session(temperature=1.0, seed=seed) as session:
+                answers.append(generate(session, PROMPT))
+        assert answers[0] == answers[1] != answers[2]
+
+    def test_turns_may_be_begun_while_others_run(self, client: Client) -> None:
+        with client.session() as session, client.session() as other:
+            turns = [session.turn([60 + number], **{**GENERATE, "max_tokens": 3}) for number in range(5)]
+            answers = [[i for event in turn if isinstance(event, Tokens) for i in event.ids] for turn in turns]
+            assert answers == [generate(other, [60 + number], max_tokens=3) for number in range(5)]
+
+    def test_a_rewind_is_as_if_nothing_had_been_behind_it(self, client: Client) -> None:
+        with client.session() as session:
+            session.append(PROMPT)
+            expected = generate(session, [70, 71])
+            assert session.rewind(to=len(PROMPT)).context_len == len(PROMPT)
+            assert generate(session, [70, 71]) == expected
+            with pytest.raises(FailedPrecondition):
+                session.rewind(to=10_000)
+
+    def test_leaving_an_answer_cuts_it_behind_what_was_handed_out(self, client: Client) -> None:
+        with client.session() as session, client.session() as other:
+            for event in session.turn(PROMPT, **{**GENERATE, "max_tokens": 200}):
+                assert isinstance(event, Tokens)
+                handed = list(event.ids)
+                break
+            other.append([*PROMPT, *handed])
+            assert generate(session, [70]) == generate(other, [70])
+            assert session.context_len == other.context_len
+
+    def test_barge_in_on_a_finished_answer_keeps_what_was_heard_and_what_was_said_since(self, client: Client) -> None:
+        with client.session() as session, client.session() as other:
+            answer = generate(session, PROMPT)
+            session.append([70, 71])
+            session.append([72])
+            assert session.interrupt(heard_tokens=4).context_len == len(PROMPT) + 4
+            other.append([*PROMPT, *answer[:4], 70, 71, 72])
+            assert generate(session, [73]) == generate(other, [73])
+            assert session.context_len == other.context_len
+
+    def test_barge_in_on_a_running_answer_says_the_rest_is_interrupted(self, client: Client) -> None:
+        with client.session() as session, client.session() as other:
+            turn = session.turn(PROMPT, **{**GENERATE, "max_tokens": 1000})
+            waiting = session.turn([70, 71], **GENERATE)
+            first = next(turn)
+            assert isinstance(first, Tokens)
+            session.interrupt()
+            assert turn.wait().finish_reason == "interrupted"
+            assert waiting.wait().finish_reason == "interrupted"
+            other.append([*PROMPT, *first.ids, 70, 71])
+            assert generate(session, [73]) == generate(other, [73])
+
+    def test_more_than_was_handed_out_was_not_heard(self, client: Client) -> None:
+        with client.session() as session:
+            with pytest.raises(InvalidArgument, match="nothing was handed out"):
+                session.interrupt(heard_tokens=1)
+            generate(session, PROMPT)
+            with pytest.raises(InvalidArgument, match="12 were handed out"):
+                session.interrupt(heard_tokens=13)
+            with pytest.raises(InvalidArgument, match="one way"):
+                session.interrupt(heard_tokens=1, heard_chars=1)
+
+    def test_a_branch_goes_its_own_way(self, client: Client) -> None:
+        with client.session(temperature=1.0) as session:
+            session.append(PROMPT)
+            with session.fork() as branch:
+                assert generate(branch, [70]) == generate(session, [70])
+                branch.append([71, 72])
+                assert branch.context_len == session.context_len + 2
+
+    def test_a_token_takes_a_session_up_again(self, client: Client) -> None:
+        with client.session() as session, client.session() as other:
+            session.append(PROMPT)
+            generate(session, [70])
+            with client.attach(session.token) as attached:
+                generate(other, [*PROMPT, 70])
+                assert generate(attached, [71]) == generate(other, [71])
+            with pytest.raises(InvalidArgument):
+                client.attach("no token")
+
+    def test_a_session_is_its_owners(self, client: Client) -> None:
+        with client.session() as session:
+            session.append(PROMPT)
+            with client.session(session_id=session.id, resume=True) as thief, pytest.raises(PermissionDenied):
+                thief.append([1])
+            assert len(generate(session, None)) == 12
+
+    def test_what_is_not_there_cannot_be_taken_up(self, client: Client) -> None:
+        with client.session(session_id="never-opened", resume=True) as session, pytest.raises(NotFound):
+            session.append([1])
+
+    def test_a_refused_turn_changes_nothing_and_those_behind_it_are_done(self, client: Client) -> None:
+        with client.session(max_context=64) as session, client.session() as other:
+            session.append(PROMPT)
+            refused, later = session.turn(max_tokens=500), session.turn([70], **GENERATE)
+            with pytest.raises(ContextFull):
+                refused.wait()
+            answer = [i for event in later if isinstance(event, Tokens) for i in event.ids]
+            assert answer == generate(other, [*PROMPT, 70])
+
+    def test_text_that_grows_by_parts_of_words_is_one_text(self, client: Client) -> None:
+        with client.session() as session, client.session() as other:
+            for part in ("the quick br", "own fo", "x jumps"):
+                session.append(part)
+            assert generate(session, " over") == generate(other, "the quick brown fox jumps over")
+
+    def test_a_closed_session_takes_no_turns(self, client: Client) -> None:
+        session = client.session()
+        session.append(PROMPT)
+        status = session.close()
+        assert status is not None
+        assert status.finish_reason == "closed"
+        with pytest.raises(SessionClosed):
+            session.append([1])
+
+    def test_what_comes_meanwhile_is_one_micro_turn(self, client: Client) -> None:
+        with client.session() as session, client.session() as other:
+            events = list(session.stream(([70 + n] for n in range(6)), every_ms=5, max_tokens=0))
+            assert sum(isinstance(event, TurnEnd) for event in events) * 2 == len(events) <= 12
+            assert generate(session, [90]) == generate(other, [*range(70, 76), 90])

@@ -1,0 +1,494 @@
+"""Whatever breaks, and whenever: each turn is done once, in its order, and its reader gets every token once.
+
+A core and the sessions of the fake server, stepped by hand in any order, while streams break, the server dies, Triton
+forgets the sequence, and readers leave; compared with turns that are simply done one after the other.
+"""
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from microturn_client import (
+    ConnectionLost,
+    FailedPrecondition,
+    InternalError,
+    InvalidArgument,
+    NotFound,
+    Recovery,
+    Resumed,
+    Tokens,
+    TurnEnd,
+    Unavailable,
+)
+from microturn_client._durable_core import DurableCore
+from microturn_client._inputs import encode_input
+from microturn_client._requests import Requests
+from microturn_client._session_state import SessionState
+from microturn_client.testing._fake_model import encode, next_token, split_at_boundary
+from microturn_client.testing._fake_sessions import FakeSessions
+from microturn_client.testing._messages import error
+
+SEED = 5
+PATIENT = Recovery(give_up_after_s=1e9, give_up_opening_s=1e9)
+
+
+class Scene:
+    """One core and one server, and what is on the way between them."""
+
+    def __init__(self, recovery=PATIENT, sessions=None):
+        self.now_s = 0.0
+        self.sessions = sessions or FakeSessions(lambda: self.now_s)
+        requests = Requests("m", 1, {"session_key": "k", "seed": SEED}, is_recorded=True)
+        self.core = DurableCore(requests, lambda: self.now_s, recovery=recovery)
+        self.is_up = True
+        self.cut()
+
+    def cut(self):
+        """The stream is gone, with all that was on the way."""
+        if getattr(self, "send", None):
+            self.sessions.drop(self.send)
+        self.up, self.down = [], []
+        self.send = None
+
+    def flush(self):
+        if not self.core.wants_stream:
+            self.cut()
+        requests = self.core.requests_to_send()
+        if requests and not self.is_up:
+            self.core.connection_lost(ConnectionLost("nothing listens there"))
+        elif requests:
+            if self.send is None:
+                self.send = self.down.append
+            self.up += requests
+
+    def begin(self, given, **options):
+        turn = self.core.begin_turn(encode_input(given), options, 1e9)
+        self.flush()
+        return turn
+
+    def deliver_up(self):
+        if self.up:
+            self.sessions.take(self.up.pop(0), self.send)
+
+    def deliver_down(self):
+        if self.down:
+            self.core.receive(self.down.pop(0))
+            self.flush()
+
+    def wait(self):
+        if self.core.wake_at is not None:
+            self.now_s = max(self.now_s, self.core.wake_at)
+        self.core.tick()
+        self.flush()
+
+    def break_stream(self):
+        self.cut()
+        self.core.connection_lost(ConnectionLost("the stream broke"))
+        self.flush()
+
+    def kill(self):
+        self.sessions.forget_sessions()
+        self.break_stream()
+
+    def settle(self):
+        self.flush()
+        for _ in range(100_000):
+            if self.up:
+                self.deliver_up()
+            elif self.down:
+                self.deliver_down()
+            elif self.sessions.is_busy:
+                self.sessions.step()
+            elif self.core.state is SessionState.BROKEN and self.core.wake_at is not None:
+                self.wait()
+            else:
+                return
+        raise AssertionError("it never comes to rest")
+
+    @property
+    def context(self):
+        return self.sessions.context_of(1)
+
+
+def events(turn):
+    return list(iter(turn.next_event, None))
+
+
+def ids(happened):
+    return [token_id for event in happened if isinstance(event, Tokens) for token_id in event.ids]
+
+
+def expected_of(turns):
+    """The context and the answers, where turns are done one after the other: (input, tokens, temperature) each."""
+    context, held, answers = [], "", []
+    for given_, num_tokens, temperature in turns:
+        if isinstance(given_, str):
+            text = held + given_
+            certain, held = (text, "") if num_tokens else split_at_boundary(text)
+            context += encode(certain)
+        elif given_ or num_tokens:
+            context += [*encode(held), *given_]
+            held = ""
+        answer = []
+        for _ in range(num_tokens):
+            answer.append(next_token(context, SEED if temperature else 0))
+            context.append(answer[-1])
+        answers.append(answer)
+    return context, answers
+
+
+class Talk:
+    """Random turns, of which some are left."""
+
+    def __init__(self, chance):
+        self.chance = chance
+        self.scene = Scene()
+        self.turns = []
+        self.said = []
+        self.heard = []
+
+    def run(self):
+        for _ in range(self.chance.randint(5, 60)):
+            acts = [self.say, self.say, self.say, self.read, self.read, self.leave, self.fail, self.pass_on]
+            self.chance.choice([*acts, self.pass_on])()
+        self.scene.settle()
+        for _ in range(3):
+            self.scene.wait()
+            self.scene.settle()
+
+    def say(self):
+        if sum(turn.result is None or turn.is_held for turn in self.turns) >= 7:
+            return
+        is_text = self.chance.random() < 0.5
+        given_ = self.chance.choice(["ab", "a b", " c", "de ", "f"]) if is_text else self.chance.choices(range(99), k=2)
+        num_tokens, temperature = self.chance.choice([0, 0, 1, 3, 8]), self.chance.choice([0.0, 1.0])
+        self.said.append((given_, num_tokens, temperature))
+        self.heard.append([])
+        self.turns.append(self.scene.begin(given_, max_tokens=num_tokens, temperature=temperature))
+
+    def read(self):
+        """The next event of the first turn that has one; nobody reads behind an answer that is being cut."""
+        for turn, heard, (_, num_tokens, _) in zip(self.turns, self.heard, self.said, strict=True):
+            if turn.is_left and num_tokens and not turn.is_settled and len(turn.ids) > turn.num_handed:
+                return
+            if turn.is_left:
+                continue
+            event = turn.next_event()
+            if event is not None:
+                heard.append(event)
+            if event is not None or not turn.is_over:
+                return
+
+    def leave(self):
+        """Leaves the last turn that answers, unless what came behind it is known to somebody."""
+        if self.scene.core.state is not SessionState.OPEN:
+            return
+        for number in reversed(range(len(self.turns))):
+            turn, (given_, num_tokens, temperature) = self.turns[number], self.said[number]
+            later = self.turns[number + 1 :]
+            if turn.num_handed or any(after.result is not None for after in later) or turn.is_left:
+                return
+            if num_tokens and not isinstance(given_, str):
+                turn.leave()
+                self.said[number] = (given_, turn.num_handed, temperature)
+                self.scene.flush()
+                return
+
+    def fail(self):
+        if self.chance.random() < 0.5:
+            failures = [self.scene.break_stream, self.scene.kill, self.scene.sessions.forget_sequences]
+            self.chance.choice(failures)()
+
+    def pass_on(self):
+        scene = self.scene
+        steps = [scene.deliver_up, scene.deliver_up, scene.deliver_down, scene.deliver_down, scene.sessions.step]
+        for _ in range(self.chance.randint(1, 12)):
+            self.chance.choice([*steps, scene.wait])()
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.randoms(use_true_random=False))
+def test_whatever_breaks_every_turn_is_done_once(chance):
+    talk = Talk(chance)
+    talk.run()
+    context, answers = expected_of(talk.said)
+    for turn, heard, answer in zip(talk.turns, talk.heard, answers, strict=True):
+        if turn.is_left:
+            continue
+        heard += events(turn)
+        assert ids(heard) == answer
+        assert "".join(event.text for event in heard if isinstance(event, Tokens)) == bytes(answer).decode()
+        assert isinstance(heard[-1], TurnEnd)
+        assert all(event.exact for event in heard if isinstance(event, Resumed))
+    if talk.turns:
+        assert talk.scene.context == context
+        assert talk.scene.core.context_len == len(context)
+
+
+@pytest.fixture
+def scene():
+    return Scene()
+
+
+def test_a_session_that_lives_is_resumed(scene):
+    turn = scene.begin([1, 2], max_tokens=6)
+    for step in (scene.deliver_up, scene.sessions.step, scene.sessions.step, scene.deliver_down):
+        step()
+    first = events(turn)
+    scene.break_stream()
+    scene.settle()
+    resumed, *tokens, end = events(turn)
+    assert resumed.exact
+    assert "the session lives" in resumed.reason
+    assert [*ids(first), *ids(tokens)] == expected_of([([1, 2], 6, 0)])[1][0]
+    assert end.status.usage.output_tokens == 6
+    assert scene.sessions.num_turns_done == 1
+
+
+def test_a_session_that_died_is_told_all_again(scene):
+    for given_, num_tokens in (("the fo", 0), ("x ju", 4), ([7, 8], 0), ("mps", 0)):
+        scene.begin(given_, max_tokens=num_tokens, temperature=1.0)
+        scene.settle()
+    before = scene.context
+    scene.kill()
+    turn = scene.begin(" over", max_tokens=5, temperature=1.0)
+    scene.settle()
+    resumed, *tokens, _ = events(turn)
+    assert resumed.exact
+    assert "opened anew" in resumed.reason
+    assert scene.context[: len(before)] == before
+    said = [("the fo", 0, 1), ("x ju", 4, 1), ([7, 8], 0, 1), ("mps", 0, 1), (" over", 5, 1)]
+    assert ids(tokens) == expected_of(said)[1][-1]
+
+
+def test_a_role_is_said_again(scene):
+    scene.begin("hello", max_tokens=0, role="user")
+    scene.begin(None, max_tokens=3, role="assistant")
+    scene.settle()
+    said = []
+    take = scene.sessions.take
+    scene.sessions.take = lambda message, send: (said.append(message), take(message, send))
+    scene.begin([1], max_tokens=1)
+    scene.kill()
+    scene.settle()
+    roles = [message.parameters["role"].string_param for message in said if "role" in message.parameters]
+    assert roles == ["user", "assistant"]
+
+
+def test_embeddings_are_said_again(scene):
+    scene.begin(np.ones((3, 4), np.float32), max_tokens=2)
+    scene.settle()
+    before = scene.context
+    scene.kill()
+    turn = scene.begin([1], max_tokens=1)
+    scene.settle()
+    assert events(turn)[0].exact
+    assert scene.context[:5] == before
+
+
+def test_what_has_grown_too_long_is_not_replayed():
+    scene = Scene(Recovery(max_transcript_bytes=40))
+    scene.begin([1] * 20, max_tokens=0)
+    scene.settle()
+    scene.kill()
+    turn = scene.begin([1], max_tokens=1)
+    scene.settle()
+    with pytest.raises(NotFound):
+        turn.next_event()
+    assert scene.core.state is SessionState.GONE
+
+
+def test_a_server_that_stays_away_is_given_up_and_found_again():
+    scene = Scene(Recovery(give_up_after_s=3.0))
+    scene.begin([1, 2], max_tokens=2)
+    scene.settle()
+    scene.is_up = False
+    scene.sessions.forget_sessions()
+    turn = scene.begin([3], max_tokens=2)
+    scene.settle()
+    with pytest.raises(Unavailable):
+        turn.next_event()
+    assert scene.now_s >= 3.0
+    scene.is_up = True
+    later = scene.begin([4], max_tokens=2)
+    scene.settle()
+    assert ids(events(later)) == expected_of([([1, 2], 2, 0), ([4], 2, 0)])[1][-1]
+
+
+def test_a_server_that_was_never_there_is_said_so_soon():
+    scene = Scene(Recovery(give_up_opening_s=1.0))
+    scene.is_up = False
+    turn = scene.begin([1])
+    scene.settle()
+    with pytest.raises(ConnectionLost):
+        turn.next_event()
+    assert scene.now_s < 4.0
+    with pytest.raises(ConnectionLost):
+        scene.begin([1])
+
+
+def test_a_server_that_drains_is_left_for_the_next(scene):
+    scene.begin([1, 2], max_tokens=2)
+    scene.settle()
+    take, is_draining = scene.sessions.take, [True]
+
+    def refuse(message, send):
+        if is_draining:
+            is_draining.pop()
+            send(error(message.id, "UNAVAILABLE: the server is stopping"))
+        else:
+            take(message, send)
+
+    scene.sessions.take = refuse
+    turn = scene.begin([3], max_tokens=2)
+    scene.settle()
+    assert ids(events(turn)) == expected_of([([1, 2], 2, 0), ([3], 2, 0)])[1][-1]
+
+
+def test_a_session_of_another_past_is_not_gone_on_with(scene):
+    """A server that has an older copy of a session: its turns would follow on another context."""
+    scene.begin([1, 2], max_tokens=2)
+    scene.settle()
+    older = scene.sessions._sessions[1]
+    scene.begin([3], max_tokens=2)
+    scene.settle()
+    older.num_turns, older.context = 1, older.context[:4]
+    older.results.clear()
+    scene.break_stream()
+    turn = scene.begin([4], max_tokens=2)
+    scene.settle()
+    said = [([1, 2], 2, 0), ([3], 2, 0), ([4], 2, 0)]
+    assert ids(events(turn)) == expected_of(said)[1][-1]
+    assert scene.context == expected_of(said)[0]
+
+
+def test_a_keepalive_that_nobody_answers_breaks_the_stream(scene):
+    scene.begin([1], max_tokens=0)
+    scene.settle()
+    scene.wait()
+    assert scene.up
+    scene.up.clear()  # it goes to nowhere
+    scene.wait()
+    assert scene.core.state is SessionState.BROKEN
+    scene.settle()
+    assert scene.core.state is SessionState.OPEN
+
+
+def test_the_client_numbers_turns_by_itself(scene):
+    with pytest.raises(InvalidArgument, match="recovery=None"):
+        scene.begin([1], turn=3)
+
+
+def test_a_turn_at_which_the_server_fails_is_tried_once_more(scene):
+    take, num_faults = scene.sessions.take, [2]
+
+    def fail(message, send):
+        if list(message.inputs[0].shape) == [1, 3] and num_faults[0]:
+            num_faults[0] -= 1
+            send(error(message.id, "INTERNAL: a fault"))
+        else:
+            take(message, send)
+
+    scene.sessions.take = fail
+    scene.begin([1], max_tokens=1)
+    turn = scene.begin([1, 2, 3], max_tokens=2)
+    num_faults[0] = 1
+    scene.settle()
+    assert len(ids(events(turn))) == 2
+    num_faults[0] = 2
+    turn = scene.begin([1, 2, 3], max_tokens=2)
+    scene.settle()
+    with pytest.raises(InternalError, match="a fault"):
+        events(turn)
+    assert len(scene.context) == 2 + 5
+
+
+class TestBargeIn:
+    def test_it_survives_whatever_breaks(self, scene):
+        """A talk over an answer whose server dies before the cut is confirmed."""
+        turn = scene.begin([1, 2], max_tokens=50)
+        for _ in range(40):
+            scene.deliver_up()
+            scene.sessions.step()
+            scene.deliver_down()
+        heard = ids([turn.next_event() for _ in range(10)])
+        later = scene.begin([3], max_tokens=2)
+        cut = scene.core.begin_interrupt(1e9, heard_tokens=4)
+        scene.flush()
+        scene.kill()
+        scene.settle()
+        assert events(cut)[-1].status.context_len == 2 + 4
+        assert events(later)[-1].status.finish_reason == "interrupted"
+        assert scene.context == [1, 2, *heard[:4], 3]
+
+    def test_the_position_of_text(self, scene):
+        turn = scene.begin([1], max_tokens=8)
+        scene.settle()
+        happened = events(turn)
+        text = "".join(event.text for event in happened if isinstance(event, Tokens))
+        with pytest.raises(InvalidArgument, match="not how the answer begins"):
+            scene.core.begin_interrupt(1e9, heard_text=text + "?")
+        cut = scene.core.begin_interrupt(1e9, heard_text=text[:5])
+        scene.settle()
+        assert events(cut)[-1].status.context_len == 1 + 5
+        cut = scene.core.begin_interrupt(1e9, heard_chars=3)
+        scene.settle()
+        assert events(cut)[-1].status.context_len == 1 + 3
+        cut = scene.core.begin_interrupt(1e9, at=2)
+        scene.settle()
+        assert scene.context == [1, *ids(happened)[:1]]
+
+    def test_a_turn_that_interrupts_by_itself_is_written_down_as_the_server_does_it(self, scene):
+        """Victims, what waited behind them, and the cut, as users of ``on_overlap`` and ``rewind_to`` have them."""
+        turn = scene.begin([1, 2], max_tokens=50)
+        for _ in range(20):
+            scene.deliver_up()
+            scene.sessions.step()
+            scene.deliver_down()
+        scene.begin([3], max_tokens=0)
+        scene.begin([4], max_tokens=2, on_overlap="interrupt", rewind_to=5)
+        scene.settle()
+        before = scene.context
+        scene.kill()
+        last = scene.begin([9], max_tokens=1)
+        scene.settle()
+        assert scene.context[: len(before)] == before
+        assert events(last)[0].exact
+        assert events(turn)[-1].status.finish_reason == "interrupted"
+
+    def test_a_cut_that_is_refused_leaves_all_as_it_was(self, scene):
+        turn = scene.begin([1, 2], max_tokens=3)
+        scene.settle()
+        answer = ids(events(turn))
+        take = scene.sessions.take
+
+        def refuse(message, send):
+            if "rewind_to" in message.parameters:
+                send(error(message.id, "FAILED_PRECONDITION: evicted [position=99]"))
+            else:
+                take(message, send)
+
+        scene.sessions.take = refuse
+        later = scene.begin([3], max_tokens=2)
+        cut = scene.core.begin_interrupt(1e9, heard_tokens=1)
+        scene.settle()
+        with pytest.raises(FailedPrecondition):
+            cut.next_event()
+        assert len(ids(events(later))) == 2
+        assert scene.context[:6] == [1, 2, *answer, 3]
+
+
+def test_a_branch_whose_parent_died_is_told_all(scene):
+    scene.begin([1, 2], max_tokens=3)
+    scene.settle()
+    before = scene.context
+    branch = Scene(sessions=scene.sessions)
+    branch.core, opening = scene.core.branch(2, 1e9)
+    scene.kill()
+    branch.settle()
+    assert events(opening)[-1].status.context_len == 5
+    turn = branch.begin([7], max_tokens=1)
+    branch.settle()
+    assert scene.sessions.context_of(2)[:6] == [*before, 7]
+    assert len(ids(events(turn))) == 1

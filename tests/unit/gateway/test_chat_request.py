@@ -1,0 +1,98 @@
+"""Requests for chat completions, as frameworks write them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from microturn_gateway.chat_request import ChatRequest, parse_chat_request
+from microturn_gateway.context import Message
+from microturn_gateway.failures import Refusal
+
+
+def parsed(**fields: Any) -> ChatRequest:
+    return parse_chat_request({"messages": [{"role": "user", "content": "Hello"}], **fields})
+
+
+def test_all_that_means_something_here() -> None:
+    asked = parsed(
+        model="tiny",
+        max_completion_tokens=9,
+        max_tokens=8,
+        temperature=0,
+        top_p=0.5,
+        stop="END",
+        ignore_eos=True,
+        stream=True,
+        stream_options={"include_usage": True},
+        user="somebody",
+        n=1,
+        store=False,
+        metadata={"a": "b"},
+        tools=[],
+        response_format={"type": "text"},
+    )
+    assert asked == ChatRequest(
+        model="tiny",
+        messages=(Message("user", "Hello"),),
+        max_tokens=9,
+        generation={"temperature": 0, "top_p": 0.5, "ignore_eos": True, "stop": ["END"]},
+        streams=True,
+        includes_usage=True,
+        user="somebody",
+    )
+
+
+def test_messages_of_all_roles_and_of_parts() -> None:
+    asked = parsed(
+        messages=[
+            {"role": "developer", "content": "Be brief."},
+            {
+                "role": "user",
+                "name": "Ann",
+                "content": [{"type": "text", "text": "One"}, {"type": "text", "text": "."}],
+            },
+            {"role": "user", "content": "Two."},
+            {"role": "assistant", "content": None},
+            {"role": "tool", "content": "3", "tool_call_id": "x"},
+        ]
+    )
+    assert asked.messages == (
+        Message("system", "Be brief."),
+        Message("user", "One."),
+        Message("user", "\nTwo."),
+        Message("tool", "3"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "param"),
+    [
+        ({"messages": []}, "invalid_value", "messages"),
+        ({"messages": "Hello"}, "invalid_type", "messages"),
+        ({"messages": [{"role": "cat", "content": ""}]}, "invalid_value", "messages.0.role"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "unsupported_parameter",
+            "messages.0.content.0.type",
+        ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{}]}]},
+            "unsupported_parameter",
+            "messages.0.tool_calls",
+        ),
+        ({"n": 2}, "invalid_value", "n"),
+        ({"max_tokens": 0}, "invalid_value", "max_tokens"),
+        ({"logprobs": True}, "unsupported_parameter", "logprobs"),
+        ({"tools": [{}]}, "unsupported_parameter", "tools"),
+        ({"response_format": {"type": "json_object"}}, "unsupported_parameter", "response_format"),
+        ({"temprature": 1}, "unsupported_parameter", "temprature"),
+        ({"stop": [1]}, "invalid_type", "stop"),
+        ({"temperature": True}, "invalid_type", "temperature"),
+    ],
+)
+def test_what_is_not_here_is_refused_by_name(fields: dict[str, Any], code: str, param: str) -> None:
+    with pytest.raises(Refusal) as refused:
+        parsed(**fields)
+    assert (refused.value.code, refused.value.param) == (code, param)

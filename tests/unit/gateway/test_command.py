@@ -1,0 +1,47 @@
+"""`microturn gateway` refuses what it cannot serve, in one line."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from microturn_gateway.command import main
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--host", "0.0.0.0"], "can be reached from outside"),
+        (["--max-sessions", "0"], "max_sessions must be above 0"),
+        (["--token-file", "/nowhere"], "No such file"),
+    ],
+)
+def test_settings_that_are_wrong(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("microturn gateway: error: ")
+    assert said in told
+    assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize(("token", "said"), [("", "is empty"), ("short", "16 characters")])
+def test_a_token_that_is_none(tmp_path: Path, token: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "token").write_text(token)
+    assert main(["--token-file", str(tmp_path / "token")]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert main(["--port", str(taken.getsockname()[1])]) == 1
+    assert "cannot listen on 127.0.0.1:" in capsys.readouterr().err
+
+
+def test_the_client_does_not_import_the_gateway() -> None:
+    program = "import sys, microturn_client; print({'starlette', 'uvicorn', 'microturn_gateway'} & set(sys.modules))"
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert said.stdout == "set()\n"
