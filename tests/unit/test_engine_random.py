@@ -274,6 +274,8 @@ class EngineMachine(RuleBasedStateMachine):
             self.plain.check_answers()
             metrics = self.driver.engine.recorder.metrics
             assert metrics.sessions_opened.total() == metrics.sessions_ended.total()
+            num_answered = metrics.turns.total() + metrics.turn_errors.total() + metrics.repetitions.total()
+            assert num_answered == self.num_said
             return
         self._finish()
         self._step()  # who was silent for too long is gone
@@ -288,7 +290,9 @@ class EngineMachine(RuleBasedStateMachine):
             pass
         assert self.driver.pool.num_free == self.driver.pool.num_pages
         assert self._gauge("microturn_sessions") == 0
-        assert self._gauge("microturn_pages") == self._gauge("microturn_pages", use="free") == self.driver.pool.num_pages
+        assert (
+            self._gauge("microturn_pages") == self._gauge("microturn_pages", use="free") == self.driver.pool.num_pages
+        )
         assert self._gauge("microturn_kv_bytes") == 0
         assert self._gauge("microturn_turns_open") == 0
 
