@@ -114,6 +114,9 @@ class Resumed:
 
 Event = Tokens | TurnEnd | Resumed
 
+_USAGE = tuple(field.name for field in fields(Usage))
+_TIMING = tuple(field.name for field in fields(Timing))
+
 
 def parse_status(text: bytes, appended_ids: tuple[int, ...] | None) -> Status:
     """Reads the JSON of the ``status`` output; names it does not know are left aside.
@@ -131,8 +134,8 @@ def parse_status(text: bytes, appended_ids: tuple[int, ...] | None) -> Status:
             turn=_typed(raw["turn"], int),
             context_len=_typed(raw["context_len"], int),
             kept_len=_typed(raw["kept_len"], int),
-            usage=Usage(**{field.name: _typed(usage[field.name], int) for field in fields(Usage)}),
-            timing_ms=Timing(**{field.name: _number(timing[field.name]) for field in fields(Timing)}),
+            usage=Usage(*[_typed(usage[name], int) for name in _USAGE]),
+            timing_ms=Timing(*[_number(timing[name]) for name in _TIMING]),
             expires_in_s=_number(raw["expires_in_s"]),
             seed=_typed(raw["seed"], int),
             appended_ids=appended_ids,

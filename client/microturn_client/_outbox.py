@@ -43,6 +43,16 @@ class Outbox:
         return list(self._sent.values())
 
     @property
+    def first_sent(self) -> PendingTurn | None:
+        """The first turn of a user's on the wire."""
+        return next((turn for turn in self._sent.values() if not turn.is_passing), None)
+
+    @property
+    def has_sent_any(self) -> bool:
+        """Whether any turn is on the wire."""
+        return bool(self._sent)
+
+    @property
     def has_unsent(self) -> bool:
         """Whether any turn waits to be sent."""
         return bool(self._unsent or self._refused_for_gap)

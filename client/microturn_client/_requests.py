@@ -61,9 +61,9 @@ class Requests:
         """What every turn brings; None when the session has none."""
         return self.options.get("session_key")
 
-    def check(self, tensor: InputTensor, options: Mapping[str, object]) -> None:
-        """Raises what a turn would: InvalidArgument, TypeError for what has no form on the wire."""
-        build_request(self.model, "", self.session_id, tensor, options)
+    def check(self, options: Mapping[str, object]) -> None:
+        """Raises what a turn with such options would: InvalidArgument, TypeError for what has no form on the wire."""
+        add_options(ModelInferRequest(), options)
 
     def max_tokens(self, tensor: InputTensor, options: Mapping[str, object]) -> object:
         """Said with every turn, so that it never depends on what START said."""
