@@ -110,6 +110,7 @@ class Engine:
             self._prefixes,
             clock,
             step_len=settings.max_batch_tokens,
+            model_fingerprint=model_fingerprint,
         )
         self.snapshots = snapshots
         num_results = settings.max_queued_turns + 1

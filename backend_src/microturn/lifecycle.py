@@ -43,6 +43,7 @@ class Lifecycle:
         prefixes: full pages of first turns, which a new session may begin with.
         clock: seconds, monotonic.
         step_len: tokens that one step computes at most.
+        model_fingerprint: of the model here, which who opens a session is told; empty where nobody knows.
     """
 
     def __init__(
@@ -52,12 +53,14 @@ class Lifecycle:
         clock: Callable[[], float],
         *,
         step_len: int,
+        model_fingerprint: str = "",
     ) -> None:
         self.running: dict[Session, None] = {}
         self._sessions = sessions
         self._prefixes = prefixes
         self._clock = clock
         self._step_len = step_len
+        self._model_fingerprint = model_fingerprint or None
 
     # ---- turns come ----------------------------------------------------------------------------------------------
 
@@ -284,6 +287,8 @@ class Lifecycle:
         session.last_activity_s = self._clock()
         appended_ids = tuple(turn.appended_ids) if turn.options.return_appended_ids else None
         status = status_of(session, turn, reason, self._clock(), context_len)
+        if turn.request.opens:
+            status = replace(status, model_fingerprint=self._model_fingerprint)
         turn.put(replace(output, status=status, appended_ids=appended_ids))
         if turn.is_numbered:
             session.results.record(turn)

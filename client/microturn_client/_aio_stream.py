@@ -177,6 +177,7 @@ class AsyncStream:
         if loop is not self._loop:
             self._cancel_timer()
             self._loop = loop
+            self._wake_core_in_time()
         return loop
 
     def _wake_core_in_time(self) -> None:

@@ -135,6 +135,13 @@ class Outbox:
         for turn in turns:
             turn.number = None
 
+    def give_up_unsent(self) -> list[PendingTurn]:
+        """Gives up all turns that wait to be sent, but for the end of the session, and returns them."""
+        turns = [turn for turn in (*self._refused_for_gap, *self._unsent) if not turn.is_end]
+        self._refused_for_gap.clear()
+        self._unsent = deque(turn for turn in self._unsent if turn.is_end)
+        return turns
+
     def clear(self) -> list[PendingTurn]:
         """Gives up all turns, and returns them."""
         turns = list(self)

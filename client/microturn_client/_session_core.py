@@ -244,6 +244,8 @@ class SessionCore:
         elif isinstance(error, NotFound | Expired) and self.state is SessionState.OPEN:
             self.state = SessionState.GONE
             self._failure = error
+            for waiting in self._outbox.give_up_unsent():
+                waiting.fail(error)
 
     def connection_lost(self, error: MicroturnError) -> None:
         """The stream ended, or an error came that names no turn: whoever waits for an answer fails with ``error``."""

@@ -57,8 +57,8 @@ async def _measure(client: AsyncClient, num_sessions: int, seconds: int) -> Cost
         watching = asyncio.create_task(_watch(client, talks, costs, seconds))
         with bystanders() as others:
             await talks.keep_beat(seconds)
-        costs.others_share, costs.latencies_ms = others.share, talks.latencies_ms.tolist()
         await watching
+        costs.others_share, costs.latencies_ms = others.share, talks.latencies_ms.tolist()
     return costs
 
 
