@@ -41,7 +41,7 @@ COPY --from=model /model /model
 RUN --mount=type=bind,from=wheels,source=/wheels,target=/wheels \
     python3 -m pip --python /opt/microturn/bin/python install --no-cache-dir --no-deps --no-index /wheels/*.whl \
     && install --directory --owner=1000 --group=1000 --mode=0700 /var/cache/microturn /snapshots
-ENV PATH=/opt/microturn/bin:/opt/tritonserver/bin:${PATH} \
+ENV PATH=/opt/microturn/bin:${PATH} \
     HOME=/var/cache/microturn \
     NUMBA_CACHE_DIR=/var/cache/microturn/numba \
     HF_HUB_OFFLINE=1

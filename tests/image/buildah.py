@@ -54,7 +54,8 @@ def pip_volumes() -> list[str]:
     files = subprocess.run([*say, "debug"], capture_output=True, text=True, check=True).stdout
     values = subprocess.run([*say, "list"], capture_output=True, text=True, check=True).stdout
     named = [line.split(",")[0].strip() for line in files.splitlines() if "exists: True" in line]
-    for word in (word.strip("'") for line in values.splitlines() for word in line.partition("=")[2].split()):
-        # An index of files links to what lies beside it.
-        named.append(str(Path(urlsplit(word).path).parent) if word.startswith("file:") else word)
-    return [f"--volume={path}:{path}:ro" for path in dict.fromkeys(named) if path.startswith("/") and Path(path).exists()]
+    words = [word.strip("'") for line in values.splitlines() for word in line.partition("=")[2].split()]
+    # An index of files links to what lies beside it.
+    named += [str(Path(urlsplit(word).path).parent) if word.startswith("file:") else word for word in words]
+    paths = [path for path in dict.fromkeys(named) if path.startswith("/") and Path(path).exists()]
+    return [f"--volume={path}:{path}:ro" for path in paths]

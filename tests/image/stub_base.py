@@ -1,7 +1,7 @@
 """A stand-in for NVIDIA's Triton image: Debian with the wheel's server where NVIDIA's has its own.
 
-What is as there: the place of the server and of its Python backend's stub, PATH, the user 1000, the system's Python with
-its shared library and pip. What is not: CUDA, the Python version, Triton's version.
+What is as there: the place of the server and of its Python backend's stub, PATH, the user 1000, the system's
+Python with its shared library and pip. What is not: CUDA, the Python version, Triton's version.
 """
 
 from __future__ import annotations
@@ -44,6 +44,6 @@ def build_stub_base(buildah: Buildah, directory: Path) -> str:
     # Where the wheel's binaries look for their libraries, seen from /opt/tritonserver.
     buildah("copy", "--quiet", container, str(home.parents[1] / "nvidia_pytriton.libs"), "/nvidia_pytriton.libs")
     buildah("run", container, "--", "useradd", "triton-server")
-    buildah("config", "--env", "PATH=/opt/tritonserver/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin", container)
+    buildah("config", "--env", "PATH=/opt/tritonserver/bin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", container)
     buildah("commit", "--quiet", "--rm", container, IMAGE)
     return IMAGE

@@ -118,7 +118,8 @@ def test_session_ids_are_random_and_good():
 
 @pytest.mark.parametrize(("session_id", "header"), [(5, "5"), ("abc-1_x", "abc-1_x"), ("köln /1", "k%C3%B6ln%20%2F1")])
 def test_the_affinity_header_is_plain_ascii(session_id, header):
-    assert stream_metadata(session_id) == (("x-session-id", header),)
+    assert stream_metadata(session_id, None) == (("x-session-id", header),)
+    assert stream_metadata(session_id, "a route")[1:] == (("x-session-route", "a route"),)
 
 
 def test_a_response_with_tokens(wire):
