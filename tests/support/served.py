@@ -41,6 +41,7 @@ class Served:
         named_ports = zip(("grpc", "http", "metrics", "health"), ports, strict=True)
         self.grpc_port, self.http_port, self.metrics_port, self.health_port = ports
         self.address = f"127.0.0.1:{self.grpc_port}"
+        self.metrics_url = f"http://127.0.0.1:{self.metrics_port}/metrics"
         self.channel = grpc.insecure_channel(self.address)
         self._health_channel = grpc.insecure_channel(f"127.0.0.1:{self.health_port}")
         self.process = subprocess.Popen(
