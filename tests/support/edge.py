@@ -16,11 +16,30 @@ from pathlib import Path
 
 import yaml
 
+from deploy import tokens
 from load_tests.bench.server import free_ports
 from support.served import Served
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 SECRETS = "/etc/envoy/secrets"
+
+
+class TokenIssuer:
+    """A key pair, and the tokens that deploy/tokens.py makes with it.
+
+    Args:
+        key: the private key's file, which is made.
+    """
+
+    def __init__(self, key: Path) -> None:
+        self._key = str(key)
+        subprocess.run(["openssl", "genrsa", "-out", self._key, "2048"], check=True, capture_output=True)
+
+    def jwks(self) -> str:
+        return tokens.jwks(self._key)
+
+    def issue(self, tenant: str, valid_s: float = 3600.0, audience: str = "microturn") -> str:
+        return tokens.issue(self._key, tenant, valid_s, audience=audience)
 
 
 class Edge:
@@ -59,7 +78,7 @@ class Edge:
         for address in (*addresses, at_admin["endpoint"]["address"]):
             address["socket_address"]["address"] = "127.0.0.1"
             address["socket_address"]["port_value"] = ports[address["socket_address"]["port_value"]]
-        for name in ("load_assignment", "dns_lookup_family", "dns_refresh_rate"):
+        for name in ("load_assignment", "cluster_type"):
             del servers[name]
         listed = {"path_config_source": {"path": str(self._endpoints)}, "resource_api_version": "V3"}
         return config | {

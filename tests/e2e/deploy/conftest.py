@@ -10,10 +10,9 @@ import pytest
 
 from microturn.serve.options import default_model_repository
 from support.certificates import Authority
-from support.edge import Edge
+from support.edge import Edge, TokenIssuer
 from support.served import Served
 from support.tiny_model_dir import write_tiny_model
-from support.tokens import TokenIssuer
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,8 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from microturn_client import AsyncClient, Client, MicroturnError, PermissionDenied, Recovery, Unavailable
 from support.certificates import Authority
-from support.edge import Edge
+from support.edge import Edge, TokenIssuer
 from support.served import Served
-from support.tokens import TokenIssuer
 
 HASTY = Recovery(give_up_opening_s=0.5)
 
