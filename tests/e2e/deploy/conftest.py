@@ -1,4 +1,4 @@
-"""Servers of a tiny model, as many as a test wants, with exact weights; and the real Envoy before them."""
+"""Servers of a tiny model, as many as a test wants, whose logits are the same in any company; and the real Envoy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Se
                 tmp_path_factory.mktemp("run"),
                 f"--model-repository={default_model_repository()}",
                 f"--model={model}",
-                *("--set", "weights=float32", "--set", "kv_tokens=16384", "--set", "max_context=8192"),
+                *("--set", "weights=float32", "--set", "deterministic=true"),
+                *("--set", "kv_tokens=16384", "--set", "max_context=8192"),
                 *arguments,
             )
             return running.enter_context(closing(served))
