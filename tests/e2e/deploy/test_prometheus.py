@@ -84,7 +84,7 @@ def test_every_rule_is_evaluated_and_nothing_fires(prometheus: Prometheus) -> No
         for group in yaml.safe_load((DEPLOY / "prometheus" / name).read_text())["groups"]
         for rule in group["rules"]
     ]
-    assert [rule["name"] for rule in rules] == written
+    assert sorted(rule["name"] for rule in rules) == sorted(written)
     assert {rule["health"] for rule in rules} == {"ok"}
     assert prometheus.query('ALERTS{alertstate="firing"}') == []
 
@@ -112,4 +112,3 @@ def test_a_dead_model_process_is_seen_though_triton_stays_green(served: Served, 
         assert ready.status == 200
     assert prometheus.value('up{job="microturn"}') == 1
     served.process.send_signal(signal.SIGCONT)
-    prometheus.wait_for("changes(microturn_heartbeat_timestamp_seconds[5s]) > 0", timeout_s=120)

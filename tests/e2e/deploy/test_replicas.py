@@ -23,10 +23,10 @@ from support.edge import Edge, TokenIssuer
 from support.served import Served
 
 NUM_SESSIONS = 30
-NUM_TURNS = 20
+NUM_TURNS = 14
 BEAT_S = 1.0
-STOPPED_AT, KILLED_AT, ADDED_AT = 5, 9, 13
-TURN = {"max_tokens": 3, "ignore_eos": True}
+STOPPED_AT, KILLED_AT, ADDED_AT = 2, 7, 10
+TURN = {"max_tokens": 4, "ignore_eos": True}
 # What a shared machine may take; what it takes is printed.
 PATIENT = Recovery(give_up_after_s=120.0, give_up_opening_s=60.0)
 
@@ -52,7 +52,7 @@ def servers(start: Callable[..., Served], tmp_path_factory: pytest.TempPathFacto
 
 
 def said(session: int, number: int) -> list[int]:
-    return random.Random(f"{session} {number}").choices(range(100, 400), k=3)
+    return random.Random(f"{session} {number}").choices(range(100, 400), k=8)
 
 
 async def talk(session: AsyncSession, which: int, heard: Heard, before_turn: Callable[[int], Awaitable[None]]) -> None:
@@ -120,7 +120,7 @@ async def test_sessions_outlive_their_servers(
 
     for which in range(NUM_SESSIONS):
         assert heard[which].answers == undisturbed[which].answers, which
-        assert heard[which].context_lens == undisturbed[which].context_lens == [6 * n + 6 for n in range(NUM_TURNS)]
+        assert heard[which].context_lens == undisturbed[which].context_lens == [12 * n + 12 for n in range(NUM_TURNS)]
         assert all(event.exact for _, event in heard[which].resumed)
     assert stopped.process.wait(30) == 0
     moved = [number for one in heard for number, _ in one.resumed]
