@@ -13,7 +13,7 @@ export GOMP_SPINCOUNT ?= 10000
 .DEFAULT_GOAL := help
 .PHONY: help setup model demo serve gateway test test-unit test-oracles test-e2e check check-deploy deploy-tools image-test clean \
 	bench-overhead bench-turns bench-beat bench-peers llama-server bench-engine bench-prefixes bench-endless bench-kv \
-	bench-weights bench-parked soak
+	bench-weights bench-parked bench-telemetry soak
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -104,6 +104,9 @@ bench-weights: model  ## weights in 8 bits: what they cost in quality and gain i
 
 bench-parked: model  ## 500 parked sessions on a pool for 20 (half an hour): right tokens, and how long restoring takes
 	@$(BIN)/python -m load_tests.bench parked $(ARGS)
+
+bench-telemetry: model  ## what metrics, log lines and spans take of a step, on and off in one server
+	@$(BIN)/python -m load_tests.bench telemetry $(ARGS)
 
 soak: model  ## ten minutes of sessions that talk, interrupt and vanish; memory, pages and places must come back
 	@$(BIN)/python -m load_tests.soak $(ARGS)

@@ -13,6 +13,7 @@ from load_tests.bench.overhead import run_overhead
 from load_tests.bench.parked import run_parked
 from load_tests.bench.prefixes import run_prefixes
 from load_tests.bench.serving import OWN_MODES, Served
+from load_tests.bench.telemetry import run_telemetry
 from load_tests.bench.turns import run_turns
 from load_tests.bench.weight_types import run_weights
 
@@ -59,6 +60,8 @@ def main() -> None:
     weights = benchmarks.add_parser("weights", help="weights in 8 bits: perplexity of a real text, bytes and time")
     weights.add_argument("--contexts", type=int, default=20)
     weights.add_argument("--context-len", type=int, default=512)
+    telemetry = benchmarks.add_parser("telemetry", help="what metrics, log lines and spans take of a step")
+    telemetry.add_argument("--phases", type=int, default=24, help="of ten seconds; a multiple of four (%(default)s)")
     arguments = parser.parse_args()
     match arguments.benchmark:
         case "turns":
@@ -79,6 +82,8 @@ def main() -> None:
             run_parked(arguments.model, arguments.sessions, arguments.context_len, arguments.host_mb, arguments.beating)
         case "weights":
             run_weights(arguments.model, arguments.contexts, arguments.context_len)
+        case "telemetry":
+            run_telemetry(arguments.model, arguments.phases)
         case "overhead":
             run_overhead(arguments.model, arguments.turns)
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 
 @contextmanager
-def running_server(model: str, *settings: str) -> Iterator[str]:
+def running_server(model: str, *settings: str, arguments: Sequence[str] = ()) -> Iterator[str]:
     """Serves a model until the block ends.
 
     Args:
         model: a directory, or the name of an embedded model.
         settings: `key=value`, as `--set` takes them.
+        arguments: further ones of `microturn serve`.
 
     Yields:
         The gRPC address.
@@ -28,6 +29,7 @@ def running_server(model: str, *settings: str) -> Iterator[str]:
     command += ["--grpc-port", str(grpc_port), "--http-port", str(http_port)]
     command += ["--metrics-port", str(metrics_port), "--health-port", str(health_port)]
     command += ["--grace-s", "1"]  # at the end nobody's session is worth waiting for
+    command += arguments
     for setting in settings:
         command += ["--set", setting]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

@@ -34,7 +34,7 @@ class Collector:
 
     Attributes:
         endpoint: where exporters find it.
-        headers: of the last request.
+        headers: of the last request, by their names in small letters.
         answers: what the next requests are answered with; 200 when there are no more.
     """
 
@@ -91,7 +91,7 @@ def running_collector() -> Iterator[Collector]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
-            collector.headers = dict(self.headers.items())
+            collector.headers = {name.lower(): value for name, value in self.headers.items()}
             collector.num_requests += 1
             code = collector.answers.pop(0) if collector.answers else 200
             if code == 200:
@@ -109,7 +109,7 @@ def running_collector() -> Iterator[Collector]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     collector.endpoint = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
         yield collector

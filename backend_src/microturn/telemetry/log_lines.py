@@ -16,6 +16,9 @@ from typing import TextIO
 
 _MAX_WAITING = 10_000
 
+# What closing waits for a writer that is stuck.
+_PATIENCE_S = 1.0
+
 
 class JsonLines(logging.Formatter):
     """A record as a line: when, how grave, who, what happened; then the fields that it brings."""
@@ -48,7 +51,7 @@ class LogThread:
         self._records: queue.Queue[logging.LogRecord] = queue.Queue(_MAX_WAITING)
         writer = logging.StreamHandler(stream)
         writer.setFormatter(JsonLines())
-        self._listener = QueueListener(self._records, writer)
+        self._listener = _Writing(self._records, writer)
         self._handler = _Putting(self._records, self)
         self._listener.start()
         root = logging.getLogger()
@@ -56,10 +59,17 @@ class LogThread:
         root.setLevel(logging.INFO)
 
     def close(self) -> None:
-        """Writes what waits, and logs no more."""
+        """Writes what waits, and logs no more; where nobody reads the lines, that is given up."""
         logging.getLogger().removeHandler(self._handler)
-        with contextlib.suppress(queue.Full):  # nobody reads the lines, and the thread goes with the process
+        with contextlib.suppress(queue.Full):
             self._listener.stop()
+
+
+class _Writing(QueueListener):
+    """Takes records from a queue that may be full when it is to end."""
+
+    def enqueue_sentinel(self) -> None:
+        self.queue.put(self._sentinel, timeout=_PATIENCE_S)  # type: ignore[attr-defined]
 
 
 class _Putting(QueueHandler):

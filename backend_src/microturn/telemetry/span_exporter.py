@@ -101,7 +101,10 @@ class SpanExporter:
                 return
             except OSError as error:  # an answer that is none of success, too
                 trouble = error
-            is_refused = isinstance(trouble, urllib.error.HTTPError) and trouble.code not in _TRY_AGAIN
+            is_refused = False
+            if isinstance(trouble, urllib.error.HTTPError):
+                is_refused = trouble.code not in _TRY_AGAIN
+                trouble.close()
             if pause_s is None or is_refused or self._is_stopping.wait(pause_s):
                 break
         self.num_dropped += len(answered)

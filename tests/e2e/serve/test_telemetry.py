@@ -20,7 +20,9 @@ from support.pipelined import PipelinedStream
 from support.raw import RawStream, ids, turn_request
 from support.scrape import Page, scrape, scrape_until
 from support.served import Served
+from support.tiny_model_dir import write_tiny_model
 
+MODEL_NAME = "tiny"
 SECRET = "my password is swordfish"
 GENERATE = {"max_tokens": 3, "ignore_eos": True}
 
@@ -32,13 +34,13 @@ def collector() -> Iterator[Collector]:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory, smollm2_dir: str, collector: Collector) -> Iterator[Served]:
-    """The real model, with a pool for a few sessions, host memory behind it, and a collector."""
-    settings = {"kv_tokens": 1024, "max_context": 1000, "host_tier_bytes": 1 << 30, "otlp_endpoint": collector.endpoint}
+def served(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[Served]:
+    """A tiny model with a pool for a few sessions, host memory behind it, and a collector."""
+    settings = {"kv_tokens": 3008, "max_context": 3000, "host_tier_bytes": 1 << 30, "otlp_endpoint": collector.endpoint}
     served = Served(
         tmp_path_factory.mktemp("run"),
         f"--model-repository={default_model_repository()}",
-        f"--model={smollm2_dir}",
+        f"--model={write_tiny_model(tmp_path_factory.mktemp('tiny') / MODEL_NAME)}",
         *(argument for name, value in settings.items() for argument in ("--set", f"{name}={value}")),
     )
     with closing(served):
@@ -62,7 +64,7 @@ def test_the_page_has_all_metrics_from_the_start(served: Served) -> None:
     assert {has["model"] for has in labels} == {"streaming_llm"}
     assert not any("instance" in has for has in labels)
     (info,) = page.labels("microturn_info")
-    assert (info["model_name"], info["protocol_version"]) == ("smollm2-135m", "1")
+    assert (info["model_name"], info["protocol_version"]) == (MODEL_NAME, "1")
     assert abs(page.sum("microturn_heartbeat_timestamp_seconds") - time.time()) < 60
     assert page.sum("microturn_pages") == page.sum("microturn_pages", use="free") > 0
 
@@ -130,7 +132,7 @@ def churn(address: str) -> list[dict[str, Any]]:
         every status that was told.
     """
     statuses: list[dict[str, Any]] = []
-    prompt = range(5000, 5040)
+    prompt = range(40)
 
     def say(name: str, *given: int, **how: Any) -> dict[str, Any]:
         answer = stream.send(turn(name, *given, **how)).wait()
@@ -140,11 +142,11 @@ def churn(address: str) -> list[dict[str, Any]]:
         return answer.status
 
     with PipelinedStream(address) as stream:
-        # Eight sessions of two hundred tokens, of which the pool holds five or six.
+        # Eight sessions of more than five hundred tokens, of which the pool holds five.
         for number in range(8):
             say(f"s{number}", *prompt, start=True, **GENERATE)
         for number in range(8):
-            say(f"s{number}", *range(6000 + 150 * number, 6150 + 150 * number), max_tokens=0)
+            say(f"s{number}", *(5 * [*range(60, 160)]), max_tokens=0)
         for number in range(8):
             say(f"s{number}", 7, deadline_ms=60_000.0 if number == 0 else 0.0, **GENERATE)
         say("branch", 8, start=True, fork_of="s1", **GENERATE)
@@ -152,9 +154,9 @@ def churn(address: str) -> list[dict[str, Any]]:
         say("s2", 9, rewind_to=context_len - 2, max_tokens=0)
         said = stream.send(turn("s3", text=SECRET, start=True, max_tokens=0)).wait()
         statuses.append(said.status or {})
-        assert stream.send(turn("s4", 7, max_tokens=1000)).wait().code == "CONTEXT_FULL"
+        assert stream.send(turn("s4", 7, max_tokens=3000)).wait().code == "CONTEXT_FULL"
         assert stream.send(turn("s4", 7, max_token=3)).wait().code == "INVALID_ARGUMENT"
-        answered = stream.send(turn("s5", 7, max_tokens=100, ignore_eos=True))
+        answered = stream.send(turn("s5", 7, max_tokens=2000, ignore_eos=True))
         assert answered.has_begun.wait(60)
         say("s5", 8, on_overlap="interrupt", max_tokens=0)
         statuses.append(answered.wait().status or {})
@@ -164,7 +166,7 @@ def churn(address: str) -> list[dict[str, Any]]:
     # Two vanish without a word: one that is silent, and one in the middle of a turn.
     with PipelinedStream(address) as stream:
         say("silent", 7, start=True, idle_timeout_s=1.0, max_tokens=0)
-        talking = stream.send(turn("talking", 7, start=True, idle_timeout_s=1.0, max_tokens=990, ignore_eos=True))
+        talking = stream.send(turn("talking", 7, start=True, idle_timeout_s=1.0, max_tokens=2990, ignore_eos=True))
         assert talking.has_begun.wait(60)
     return statuses
 
@@ -212,7 +214,7 @@ def test_a_turn_joins_the_trace_of_its_client(served: Served, collector: Collect
     assert whole.attributes["microturn.finish_reason"] == "length"
     assert whole.attributes["microturn.output_tokens"] == 4
     assert whole.resource["service.name"] == "microturn"
-    assert whole.resource["microturn.model_name"] == "smollm2-135m"
+    assert whole.resource["microturn.model_name"] == MODEL_NAME
     in_order = [spans[name] for name in ("queue", "prefill", "decode", "send")]
     assert whole.begun_ns == in_order[0].begun_ns
     assert whole.ended_ns == in_order[-1].ended_ns

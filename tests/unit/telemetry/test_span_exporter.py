@@ -1,0 +1,172 @@
+"""Tests of spans and their export, against a collector that decodes what comes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from microturn.errors import ContextFull, InvalidArgument
+from microturn.telemetry import span_exporter
+from microturn.telemetry.span_exporter import SpanExporter, open_exporter
+from microturn.telemetry.spans import AnsweredTurn, is_sampled, spans_of
+from microturn.turn import Turn
+from support.collector import Collector, running_collector
+from support.fake_runner import FakeDriver
+
+TRACE_ID, PARENT_ID = "ab" * 16, "cd" * 8
+
+
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
+    monkeypatch.setattr(span_exporter, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(span_exporter, "_RETRY_PAUSES_S", (0.01, 0.01))
+    with running_collector() as collector:
+        yield collector
+
+
+def answered(*, flags: str = "01", **options: Any) -> AnsweredTurn:
+    """A turn that took 60 ms until its first token, 30 more until its end, and 5 to be sent."""
+    driver = FakeDriver()
+    answer, turn = driver.post(
+        7, [5, 6], start=True, max_tokens=2, traceparent=f"00-{TRACE_ID}-{PARENT_ID}-{flags}", **options
+    )
+    driver.clock.now_s += 0.06
+    driver.engine.step()
+    driver.clock.now_s += 0.03
+    driver.run()
+    return AnsweredTurn(turn, answer.status, driver.clock(), driver.clock() + 0.005)
+
+
+def times_ms(span: dict[str, Any], since: AnsweredTurn) -> tuple[float, float]:
+    arrived_ns = since.turn.request.arrived_s * 1e9
+    begun, ended = (int(span[f"{which}TimeUnixNano"]) - arrived_ns for which in ("start", "end"))
+    return begun / 1e6, ended / 1e6
+
+
+def test_the_parts_of_a_turn_follow_each_other() -> None:
+    turn = answered()
+    whole, *parts = spans_of(turn, unix_offset_s=0.0)
+    assert (whole["name"], whole["traceId"], whole["parentSpanId"]) == ("turn", TRACE_ID, PARENT_ID)
+    assert times_ms(whole, turn) == pytest.approx((0, 95), abs=0.01)
+    assert [part["name"] for part in parts] == ["queue", "decode", "send"]
+    assert {part["parentSpanId"] for part in parts} == {whole["spanId"]}
+    times = [times_ms(part, turn) for part in parts]
+    assert times == [pytest.approx(expected, abs=0.01) for expected in ((0, 60), (60, 90), (90, 95))]
+    assert all(one[1] == next_one[0] for one, next_one in pairwise(times))
+    assert len({span["spanId"] for span in (whole, *parts)}) == 4
+
+
+def test_a_refused_turn_is_a_span_with_its_error() -> None:
+    turn = answered().turn
+    error = ContextFull("too much")
+    whole, send = spans_of(AnsweredTurn(Turn(turn.request), error, 1001.0, 1001.5), unix_offset_s=0.0)
+    assert whole["status"] == {"code": 2, "message": "CONTEXT_FULL: too much"}
+    assert send["name"] == "send"
+
+
+@pytest.mark.parametrize(("flags", "expected"), [("01", True), ("00", False), ("03", True), ("02", False)])
+def test_the_client_says_whether_its_trace_is_sampled(flags: str, expected: bool) -> None:
+    assert is_sampled(answered(flags=flags).turn) is expected
+
+
+def test_a_turn_without_a_trace_is_not_sampled() -> None:
+    driver = FakeDriver()
+    _, turn = driver.post(7, [5], start=True)
+    assert not is_sampled(turn)
+
+
+def test_spans_arrive(collector: Collector) -> None:
+    exporter = open_exporter(collector.endpoint, {"microturn.model_name": "tiny"})
+    assert exporter is not None
+    turn = answered()
+    exporter.put(turn)
+    exporter.put(turn)
+    spans = collector.wait_for(8)
+    exporter.stop()
+    whole = spans[0]
+    assert whole.attributes == {
+        "microturn.session": "7",
+        "microturn.turn": 0,
+        "microturn.finish_reason": "length",
+        "microturn.input_tokens": 2,
+        "microturn.output_tokens": 2,
+        "microturn.computed_tokens": 3,
+        "microturn.cached_tokens": 0,
+    }
+    assert whole.resource["service.name"] == "microturn"
+    assert whole.resource["microturn.model_name"] == "tiny"
+    assert exporter.num_dropped == 0
+
+
+def test_what_waits_is_sent_at_the_end(collector: Collector) -> None:
+    exporter = SpanExporter(f"{collector.endpoint}/v1/traces", {}, {})
+    exporter.put(answered())
+    exporter.stop()
+    assert len(collector.spans) == 4
+
+
+def test_a_collector_that_is_away_for_a_moment_loses_nothing(collector: Collector) -> None:
+    collector.answers = [503, 429]
+    exporter = SpanExporter(f"{collector.endpoint}/v1/traces", {}, {})
+    exporter.put(answered())
+    assert len(collector.wait_for(4)) == 4
+    exporter.stop()
+    assert (collector.num_requests, exporter.num_dropped) == (3, 0)
+
+
+@pytest.mark.parametrize(("answers", "num_requests"), [([400], 1), ([503, 503, 503], 3)])
+def test_what_is_lost_is_counted(
+    collector: Collector, caplog: pytest.LogCaptureFixture, answers: list[int], num_requests: int
+) -> None:
+    collector.answers = answers
+    exporter = SpanExporter(f"{collector.endpoint}/v1/traces", {}, {})
+    exporter.put(answered())
+    exporter.put(answered())
+    deadline_s = time.monotonic() + 30
+    while exporter.num_dropped < 2:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    exporter.put(answered())
+    collector.wait_for(4)
+    exporter.stop()
+    assert collector.num_requests == num_requests + 1
+    assert "spans of" in caplog.text
+
+
+def test_nobody_waits_for_a_collector_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(span_exporter, "_MAX_WAITING", 3)
+    monkeypatch.setattr(span_exporter, "_PAUSE_S", 3600.0)
+    exporter = SpanExporter("http://127.0.0.1:9/v1/traces", {}, {})
+    turn = answered()
+    for _ in range(10):
+        exporter.put(turn)
+    assert exporter.num_dropped == 7
+    exporter.stop()
+    assert exporter.num_dropped == 10
+
+
+def test_opentelemetrys_own_variables_are_read(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"{collector.endpoint}/")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "Authorization=Basic%20abc,x-team=voice")
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "talks")
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=test")
+    exporter = open_exporter("", {})
+    assert exporter is not None
+    exporter.put(answered())
+    (span, *_) = collector.wait_for(4)
+    exporter.stop()
+    assert (span.resource["service.name"], span.resource["deployment.environment"]) == ("talks", "test")
+    assert collector.headers["authorization"] == "Basic abc"
+    assert collector.headers["x-team"] == "voice"
+
+
+def test_spans_go_nowhere_unless_somebody_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+    assert open_exporter("", {}) is None
+    with pytest.raises(InvalidArgument, match="spans go to an address"):
+        open_exporter("localhost:4318", {})
