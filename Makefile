@@ -3,12 +3,15 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+# What `make check-deploy` wants besides: in the environment, and as programs in the cache.
+DEPLOY_INSTALLED := .venv/.deploy-installed
+TOOLS := $(or $(MICROTURN_CACHE),$(HOME)/.cache/microturn)/tools
 
 # How long OpenMP's threads wait actively; see _SPIN_COUNT in backend_src/microturn/serve/triton_server.py.
 export GOMP_SPINCOUNT ?= 10000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo serve gateway test test-unit test-oracles test-e2e check clean \
+.PHONY: help setup model demo serve gateway test test-unit test-oracles test-e2e check check-deploy deploy-tools image-test clean \
 	bench-overhead bench-turns bench-beat bench-peers llama-server bench-engine bench-prefixes bench-endless bench-kv \
 	bench-weights bench-parked bench-client bench-telemetry soak
 
@@ -47,13 +50,26 @@ test-unit: model  ## the parts by themselves
 test-oracles: model  ## what "correct" means: the engine against plain transformers
 	$(BIN)/python -m pytest tests/oracles
 
-test-e2e: model  ## the real server over real gRPC
+test-e2e: model deploy-tools  ## the real server over real gRPC
 	$(BIN)/python -m pytest tests/e2e
 
 check: setup  ## lint and strict types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+deploy-tools: $(DEPLOY_INSTALLED)
+	@deploy/tools.sh $(TOOLS)
+
+$(DEPLOY_INSTALLED): $(INSTALLED)
+	$(BIN)/pip install --disable-pip-version-check --progress-bar on --constraint constraints.txt --group deploy
+	@touch $@
+
+check-deploy: deploy-tools  ## lint and validate what deploy/ has: image, compose file, chart, Envoy, rules and alerts
+	@deploy/check.sh $(TOOLS) $(BIN)
+
+image-test: model  ## build the image without a Docker engine and run it (root, buildah, debootstrap; ten minutes)
+	$(BIN)/python -m pytest tests/image
 
 bench-overhead: model  ## what Triton, adapter and client add to the engine alone
 	@$(BIN)/python -m load_tests.bench overhead

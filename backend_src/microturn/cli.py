@@ -48,6 +48,15 @@ def _build_parser() -> argparse.ArgumentParser:
     )
     add_serve_arguments(serve)
     serve.set_defaults(run=_run_serve)
+    health = commands.add_parser(
+        "health",
+        help="ask a server whether it is healthy",
+        description="Ask a supervisor's health port. Exits with 0 where the model answers turns.",
+        allow_abbrev=False,
+    )
+    health.add_argument("address", nargs="?", default="127.0.0.1:8003", metavar="HOST:PORT", help="(%(default)s)")
+    health.add_argument("--timeout-s", type=float, default=3.0, help="how long to wait (%(default)g)")
+    health.set_defaults(run=_run_health)
     gateway = commands.add_parser(
         "gateway",
         help="serve a page and OpenAI's APIs",
@@ -91,6 +100,12 @@ def _run_serve(arguments: argparse.Namespace) -> int:
     from microturn.serve.command import run_serve
 
     return run_serve(arguments)
+
+
+def _run_health(arguments: argparse.Namespace) -> int:
+    from microturn.serve.health_command import run_health
+
+    return run_health(arguments)
 
 
 def _run_gateway(arguments: argparse.Namespace) -> int:

@@ -19,7 +19,7 @@ from microturn_client._options import SessionOptions
 from microturn_client._retry import DEFAULT_RECOVERY, Recovery
 from microturn_client._session_core import SessionCore
 from microturn_client._session_state import DEFAULT_CLOSE_TIMEOUT_S, DEFAULT_TIMEOUT_S
-from microturn_client._wire import CHANNEL_OPTIONS, ModelInferRequest, SessionId, stream_metadata
+from microturn_client._wire import CHANNEL_OPTIONS, Metadata, ModelInferRequest, SessionId
 
 
 class AsyncClient:
@@ -122,8 +122,8 @@ class AsyncClient:
             if self._channel is not None:
                 await self._channel.close()
 
-    def _open_stream(self, session_id: SessionId, requests: AsyncIterator[ModelInferRequest]) -> Any:
-        return self._stub.ModelStreamInfer(requests, metadata=stream_metadata(session_id))
+    def _open_stream(self, metadata: Metadata, requests: AsyncIterator[ModelInferRequest]) -> Any:
+        return self._stub.ModelStreamInfer(requests, metadata=metadata)
 
     @property
     def _stub(self) -> Any:

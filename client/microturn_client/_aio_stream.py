@@ -21,20 +21,20 @@ from microturn_client._events import Event
 from microturn_client._pending_turn import PendingTurn
 from microturn_client._session_core import SessionCore
 from microturn_client._session_state import SessionState
-from microturn_client._wire import ModelInferRequest, SessionId
+from microturn_client._wire import Metadata, ModelInferRequest, read_route
 
 # After END is answered the server ends the stream by itself; a server that does not is not waited for.
 _STREAM_END_S = 1.0
 
-OpenCall = Callable[[SessionId, AsyncIterator[ModelInferRequest]], Any]
+OpenCall = Callable[[Metadata, AsyncIterator[ModelInferRequest]], Any]
 
 
 class _Call:
     """One gRPC call and the requests that wait to be written to it."""
 
-    def __init__(self, open_call: OpenCall, session_id: SessionId) -> None:
+    def __init__(self, open_call: OpenCall, metadata: Metadata) -> None:
         self._requests: asyncio.Queue[ModelInferRequest | None] = asyncio.Queue()
-        self.messages = open_call(session_id, self._outgoing())
+        self.messages = open_call(metadata, self._outgoing())
         self.reader: asyncio.Task[None] | None = None
 
     def write(self, request: ModelInferRequest) -> None:
@@ -54,7 +54,7 @@ class AsyncStream:
 
     Args:
         core: the session's protocol.
-        open_call: opens the gRPC stream of a session over an iterator of requests.
+        open_call: opens a gRPC stream with this metadata, over an iterator of requests.
     """
 
     def __init__(self, core: SessionCore, open_call: OpenCall) -> None:
@@ -72,7 +72,7 @@ class AsyncStream:
         requests = self.core.requests_to_send()
         if requests and self._call is None:
             loop = self._enter_loop()
-            self._call = _Call(self._open_call, self.core.id)
+            self._call = _Call(self._open_call, self.core.requests.metadata)
             self._call.reader = loop.create_task(self._read(self._call), name=f"microturn-{self.core.id}")
         for request in requests:
             assert self._call is not None
@@ -132,10 +132,15 @@ class AsyncStream:
 
     async def _read(self, call: _Call) -> None:
         error: MicroturnError = ConnectionLost("the server ended the stream")
+        is_first = True
         try:
             async for message in call.messages:
                 if call is not self._call:
                     break
+                if is_first:
+                    route = read_route(await call.messages.initial_metadata())
+                    self.core.requests.route = route or self.core.requests.route
+                    is_first = False
                 self.core.receive(message)
                 self.flush()
                 self._wake()

@@ -214,4 +214,6 @@ def from_wire(text: str) -> MicroturnError:
 def from_grpc(status: grpc.StatusCode, details: str | None) -> MicroturnError:
     """The exception for the end of a stream that still had something to deliver."""
     kind = _GRPC_STATUS.get(status, ConnectionLost)
+    if details and "failed to connect" in details and "Socket closed" in details:
+        details += "; what listens there takes no plain text: for TLS, give the client credentials="
     return kind(f"the stream ended: {details or 'no reason given'} (gRPC {status.name})")

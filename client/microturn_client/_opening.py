@@ -55,8 +55,8 @@ def new_key() -> str:
 
 
 def token_of(requests: Requests) -> str:
-    """A session as one text, by which another process can go on with it: its model, its id and its key."""
-    said = {"model": requests.model, "id": requests.session_id, "key": requests.key}
+    """A session as one text, by which another process can go on with it: its model, id, key, and where it is."""
+    said = {"model": requests.model, "id": requests.session_id, "key": requests.key, "route": requests.route}
     return base64.urlsafe_b64encode(json.dumps(said).encode()).decode().rstrip("=")
 
 
@@ -68,7 +68,9 @@ def attached_core(token: str, options: Mapping[str, object], recovery: Recovery 
     """
     try:
         said = json.loads(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
-        model, session_id, key = said["model"], said["id"], said["key"]
+        model, session_id, key, route = said["model"], said["id"], said["key"], said.get("route")
     except (ValueError, KeyError, TypeError) as error:
         raise InvalidArgument("this is no token of a session") from error
-    return new_core(str(model), session_id, {**options, "session_key": key, "resume": True}, recovery)
+    core = new_core(str(model), session_id, {**options, "session_key": key, "resume": True}, recovery)
+    core.requests.route = route if isinstance(route, str) and route.isascii() else None
+    return core

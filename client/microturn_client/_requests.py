@@ -15,6 +15,7 @@ from microturn_client._inputs import InputTensor
 from microturn_client._options import BRANCH_OPTIONS, DEFAULT_MAX_TOKENS, DEFAULTS, ONE_TURN_OPTIONS
 from microturn_client._pending_turn import PendingTurn
 from microturn_client._wire import (
+    Metadata,
     ModelInferRequest,
     SessionId,
     add_options,
@@ -22,6 +23,7 @@ from microturn_client._wire import (
     check_session_id,
     mark_end,
     mark_start,
+    stream_metadata,
 )
 
 
@@ -32,6 +34,7 @@ class Requests:
         session_id: integer in [1, 2**63), or a printable text of 1 to 128 characters.
         options: of the session.
         model_fingerprint: of the model that it was opened with; None before it is known.
+        route: the proxy's word for the session's server; None before it has said one, or where there is no proxy.
 
     Args:
         model: name of the model on the server.
@@ -53,6 +56,7 @@ class Requests:
         self.session_id = check_session_id(session_id)
         self.options = dict(options)
         self.model_fingerprint: str | None = None
+        self.route: str | None = None
         self.later_options: dict[str, object] = {}
         self._inherited: dict[str, object] = {}
         self._is_recorded = is_recorded
@@ -62,6 +66,11 @@ class Requests:
     def key(self) -> object:
         """What every turn brings; None when the session has none."""
         return self.options.get("session_key")
+
+    @property
+    def metadata(self) -> Metadata:
+        """What the session's next stream begins with."""
+        return stream_metadata(self.session_id, self.route)
 
     def check(self, options: Mapping[str, object]) -> None:
         """Raises what a turn with such options would: InvalidArgument, TypeError for what has no form on the wire."""
@@ -116,6 +125,7 @@ class Requests:
         options = {name: value for name, value in self.options.items() if name not in BRANCH_OPTIONS}
         branch = Requests(self.model, session_id, options, is_recorded=self._is_recorded)
         branch.options["fork_of"] = str(self.session_id)
+        branch.route = self.route  # its parent's KV is there
         branch.later_options = dict(self.later_options)
         branch.model_fingerprint = self.model_fingerprint
         branch._inherited = {**self._inherited, **self.options}

@@ -19,7 +19,7 @@ from microturn_client._session_core import SessionCore
 from microturn_client._session_state import DEFAULT_CLOSE_TIMEOUT_S, DEFAULT_TIMEOUT_S
 from microturn_client._sync_session import Session
 from microturn_client._timer import TimerThread
-from microturn_client._wire import CHANNEL_OPTIONS, ModelInferRequest, SessionId, stream_metadata
+from microturn_client._wire import CHANNEL_OPTIONS, Metadata, ModelInferRequest, SessionId
 
 
 class Client:
@@ -122,8 +122,8 @@ class Client:
             session._finish_close(end)
         self._release()
 
-    def _open_stream(self, session_id: SessionId, requests: Iterator[ModelInferRequest]) -> Any:
-        return self._stub.ModelStreamInfer(requests, metadata=stream_metadata(session_id))
+    def _open_stream(self, metadata: Metadata, requests: Iterator[ModelInferRequest]) -> Any:
+        return self._stub.ModelStreamInfer(requests, metadata=metadata)
 
     def __enter__(self) -> Self:
         return self

@@ -18,20 +18,20 @@ from microturn_client._events import Event
 from microturn_client._pending_turn import PendingTurn
 from microturn_client._session_core import SessionCore
 from microturn_client._session_state import SessionState
-from microturn_client._wire import ModelInferRequest, SessionId
+from microturn_client._wire import Metadata, ModelInferRequest, read_route
 
 # After END is answered the server ends the stream by itself; a server that does not is not waited for.
 _STREAM_END_S = 1.0
 
-OpenCall = Callable[[SessionId, Iterator[ModelInferRequest]], Any]
+OpenCall = Callable[[Metadata, Iterator[ModelInferRequest]], Any]
 
 
 class _Call:
     """One gRPC call and the requests that wait to be written to it."""
 
-    def __init__(self, open_call: OpenCall, session_id: SessionId) -> None:
+    def __init__(self, open_call: OpenCall, metadata: Metadata) -> None:
         self._requests: SimpleQueue[ModelInferRequest | None] = SimpleQueue()
-        self.messages = open_call(session_id, iter(self._requests.get, None))
+        self.messages = open_call(metadata, iter(self._requests.get, None))
         self.reader: threading.Thread | None = None
 
     def write(self, request: ModelInferRequest) -> None:
@@ -47,7 +47,7 @@ class SyncStream:
 
     Args:
         core: the session's protocol; touched with ``changed`` held.
-        open_call: opens the gRPC stream of a session over an iterator of requests.
+        open_call: opens a gRPC stream with this metadata, over an iterator of requests.
         wake_at: is told when the core will have something to do.
     """
 
@@ -64,7 +64,7 @@ class SyncStream:
             self._drop_call()
         requests = self.core.requests_to_send()
         if requests and self._call is None:
-            self._call = _Call(self._open_call, self.core.id)
+            self._call = _Call(self._open_call, self.core.requests.metadata)
             self._call.reader = threading.Thread(
                 target=self._read, args=(self._call,), name=f"microturn-{self.core.id}", daemon=True
             )
@@ -129,11 +129,17 @@ class SyncStream:
 
     def _read(self, call: _Call) -> None:
         error: MicroturnError = ConnectionLost("the server ended the stream")
+        route: str | None = None
+        is_first = True
         try:
             for message in call.messages:
+                if is_first:
+                    route = read_route(call.messages.initial_metadata())
+                    is_first = False
                 with self.changed:
                     if call is not self._call:
                         break
+                    self.core.requests.route = route or self.core.requests.route
                     self.core.receive(message)
                     self.flush()
                     self.changed.notify_all()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 from urllib.parse import quote
@@ -21,6 +21,7 @@ ModelInferRequest: TypeAlias = service_pb2.ModelInferRequest
 ModelStreamInferResponse: TypeAlias = service_pb2.ModelStreamInferResponse
 
 SessionId = int | str
+Metadata: TypeAlias = tuple[tuple[str, str], ...]
 
 # A first prompt can be far above the 4 MiB that gRPC allows by itself; the server has limits of its own.
 CHANNEL_OPTIONS = (
@@ -33,6 +34,9 @@ CHANNEL_OPTIONS = (
 _RESERVED_NAMES = ("priority", "timeout", "headers")
 _RESERVED_PREFIXES = ("sequence_", "triton_")
 _INT64 = range(-(2**63), 2**63)
+
+# A proxy with several servers behind it tells by this which one it chose; said again, it chooses the same.
+_ROUTE = "x-session-route"
 
 
 def new_session_id() -> int:
@@ -55,9 +59,15 @@ def check_session_id(session_id: SessionId) -> SessionId:
     return session_id
 
 
-def stream_metadata(session_id: SessionId) -> tuple[tuple[str, str], ...]:
-    """The gRPC metadata of a session's stream: a proxy keeps the session with its server by this header."""
-    return (("x-session-id", quote(str(session_id), safe="")),)
+def stream_metadata(session_id: SessionId, route: str | None) -> Metadata:
+    """The gRPC metadata of a session's stream: by these headers a proxy keeps the session with its server."""
+    metadata = (("x-session-id", quote(str(session_id), safe="")),)
+    return metadata if route is None else (*metadata, (_ROUTE, route))
+
+
+def read_route(initial_metadata: Iterable[tuple[str, str | bytes]] | None) -> str | None:
+    """What a proxy says about the server that it chose; None where there is no proxy, or its choice stands."""
+    return next((str(value) for name, value in initial_metadata or () if name == _ROUTE), None)
 
 
 def build_request(

@@ -20,8 +20,8 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2_grpc
 
-from microturn_client import AsyncClient, SessionId
-from microturn_client._wire import ModelInferRequest, ModelStreamInferResponse
+from microturn_client import AsyncClient
+from microturn_client._wire import Metadata, ModelInferRequest, ModelStreamInferResponse
 from microturn_client.testing._messages import answer
 
 _STATUS = {
@@ -69,7 +69,7 @@ class CountingClient(AsyncClient):
         super().__init__("127.0.0.1:9")  # nothing is ever sent there
         self.server_s = 0.0
 
-    def _open_stream(self, _session_id: SessionId, requests: AsyncIterator[ModelInferRequest]) -> Any:
+    def _open_stream(self, _metadata: Metadata, requests: AsyncIterator[ModelInferRequest]) -> Any:
         return _Call(self, requests)
 
 
@@ -82,6 +82,9 @@ class _Call:
 
     def cancel(self) -> None:
         pass
+
+    async def initial_metadata(self) -> Metadata:
+        return ()
 
     async def __aiter__(self) -> AsyncIterator[ModelStreamInferResponse]:
         session = _Session()

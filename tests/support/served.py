@@ -39,10 +39,11 @@ class Served:
             held = [sockets.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(4)]
             ports = [listener.getsockname()[1] for listener in held]
         named_ports = zip(("grpc", "http", "metrics", "health"), ports, strict=True)
-        self.address = f"127.0.0.1:{ports[0]}"
-        self.metrics_url = f"http://127.0.0.1:{ports[2]}/metrics"
+        self.grpc_port, self.http_port, self.metrics_port, self.health_port = ports
+        self.address = f"127.0.0.1:{self.grpc_port}"
+        self.metrics_url = f"http://127.0.0.1:{self.metrics_port}/metrics"
         self.channel = grpc.insecure_channel(self.address)
-        self._health_channel = grpc.insecure_channel(f"127.0.0.1:{ports[3]}")
+        self._health_channel = grpc.insecure_channel(f"127.0.0.1:{self.health_port}")
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "microturn.cli", "serve"),

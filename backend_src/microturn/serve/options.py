@@ -34,6 +34,7 @@ class ServeOptions:
         log_dir: where Triton's whole log goes; None sends its warnings to stderr.
         triton_args: passed on to Triton after our own arguments.
         grace_s: what a stop may take before Triton is killed.
+        drain_notice_s: the part of it in which sessions go on, so that who asks for health learns first.
         health_timeout_s: the server is restarted when no health turn was answered for so long.
         start_timeout_s: what loading the model may take.
     """
@@ -52,6 +53,7 @@ class ServeOptions:
     log_dir: Path | None
     triton_args: tuple[str, ...]
     grace_s: float
+    drain_notice_s: float
     health_timeout_s: float
     start_timeout_s: float
 
@@ -122,6 +124,12 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         "--grace-s", type=_seconds, default=10.0, help="on SIGTERM, kill Triton after so long (default: %(default)g)"
     )
     how.add_argument(
+        "--drain-notice-s",
+        type=_seconds,
+        default=0.0,
+        help="on SIGTERM, go on for so long while the health says no, that proxies learn first (default: %(default)g)",
+    )
+    how.add_argument(
         "--health-timeout-s",
         type=_seconds,
         default=10.0,
@@ -156,6 +164,7 @@ def read_options(arguments: argparse.Namespace) -> ServeOptions:
         log_dir=arguments.log_dir,
         triton_args=tuple(arguments.triton_arg),
         grace_s=arguments.grace_s,
+        drain_notice_s=arguments.drain_notice_s,
         health_timeout_s=arguments.health_timeout_s,
         start_timeout_s=arguments.start_timeout_s,
     )

@@ -173,7 +173,9 @@ class Supervisor:
         self._log.show_server_lines(False)
         deadline_s = time.monotonic() + self._options.grace_s
         try:
-            if self._save_sessions is not None and self._wait_for_saving(self._save_sessions):
+            # Sessions that are told to move before a proxy knows would be sent back here.
+            self._pause(min(self._options.drain_notice_s, self._options.grace_s / 2))
+            if self._save_sessions is not None and self._wait_for_saving(self._save_sessions, deadline_s):
                 # Nothing of them is left here, and clients come back only once their streams have ended.
                 deadline_s = min(deadline_s, time.monotonic() + _LAST_ANSWERS_S)
             server.ask_to_stop()
@@ -185,11 +187,10 @@ class Supervisor:
         except StopRequested:
             return
 
-    def _wait_for_saving(self, save_sessions: Callable[[float], bool]) -> bool:
+    def _wait_for_saving(self, save_sessions: Callable[[float], bool], deadline_s: float) -> bool:
         saved: list[bool] = []
-        saving = threading.Thread(
-            target=lambda: saved.append(save_sessions(_SHARE_OF_SAVING * self._options.grace_s)), daemon=True
-        )
+        timeout_s = _SHARE_OF_SAVING * (deadline_s - time.monotonic())
+        saving = threading.Thread(target=lambda: saved.append(save_sessions(timeout_s)), daemon=True)
         saving.start()
         while saving.is_alive():
             self._tick()

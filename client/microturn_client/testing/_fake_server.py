@@ -14,7 +14,7 @@ import grpc
 from microturn_client._aio import AsyncClient
 from microturn_client._model_info import Limits, ModelInfo
 from microturn_client._sync import Client
-from microturn_client._wire import ModelInferRequest, ModelStreamInferResponse, SessionId
+from microturn_client._wire import Metadata, ModelInferRequest, ModelStreamInferResponse, SessionId
 from microturn_client.testing._fake_sessions import FakeSessions
 
 # Nothing is ever sent there.
@@ -182,6 +182,9 @@ class _SyncCall(_Call):
         self._server._close(self)
         self.finish(None)
 
+    def initial_metadata(self) -> Metadata:
+        return ()
+
     def _put(self, item: Any) -> None:
         self._messages.put(item)
 
@@ -206,6 +209,9 @@ class _AsyncCall(_Call):
         self._server._close(self)
         self.finish(None)
 
+    async def initial_metadata(self) -> Metadata:
+        return ()
+
     def _put(self, item: Any) -> None:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._messages.put_nowait, item)
@@ -222,7 +228,7 @@ class _FakeClient(Client):
         super().__init__(_NOWHERE, **options)
         self._server = server
 
-    def _open_stream(self, session_id: SessionId, requests: Iterator[ModelInferRequest]) -> Any:
+    def _open_stream(self, metadata: Metadata, requests: Iterator[ModelInferRequest]) -> Any:
         return _SyncCall(self._server, requests)
 
     def model_info(self) -> ModelInfo:
@@ -234,7 +240,7 @@ class _FakeAsyncClient(AsyncClient):
         super().__init__(_NOWHERE, **options)
         self._server = server
 
-    def _open_stream(self, session_id: SessionId, requests: AsyncIterator[ModelInferRequest]) -> Any:
+    def _open_stream(self, metadata: Metadata, requests: AsyncIterator[ModelInferRequest]) -> Any:
         return _AsyncCall(self._server, requests)
 
     async def model_info(self) -> ModelInfo:

@@ -46,6 +46,16 @@ def test_a_served_model_answers_turns_and_stops_clean(serve):
     assert served.said[-1] == "microturn: stopped"
 
 
+def test_sessions_go_on_until_proxies_have_noticed(serve):
+    """Who was told to move before its proxy knew came back to the server that it was to leave."""
+    served = serve("--drain-notice-s", "4")
+    served.wait_until_ready()
+    served.process.send_signal(signal.SIGTERM)
+    served.wait_for_health("NOT_SERVING", 2)
+    assert served.turn(1) == ["output_ids", "status"]
+    assert served.process.wait(15) == 0
+
+
 def test_a_stop_says_unhealthy_at_once_and_does_not_wait_for_open_streams(serve, held_stream):
     """Triton hangs past its own timeout as long as a client keeps a stream open."""
     served = serve("--grace-s", "3")

@@ -36,8 +36,10 @@ def test_a_session_that_goes_on_from_another_takes_that_ones_key_and_seed():
 @pytest.mark.parametrize("session_id", [7, "ä b"])
 def test_a_token_is_a_session(session_id):
     core = new_core("m", session_id, {"session_key": "k"}, Recovery())
+    core.requests.route = "there"
     again = attached_core(token_of(core.requests), {}, Recovery())
     assert (again.id, again.requests.model, again.requests.key) == (session_id, "m", "k")
+    assert again.requests.route == "there"
     assert token_of(again.requests) == token_of(core.requests)
 
 

@@ -1,0 +1,54 @@
+# Microturn on NVIDIA's Triton image: the supervisor as entry point, a user without rights, a model by volume (/model)
+# or built in (--build-arg MODEL=smollm2-135m). deploy/README.md says how it is built, run and tested.
+ARG TRITON_VERSION=26.07
+ARG BASE=nvcr.io/nvidia/tritonserver:${TRITON_VERSION}-py3
+
+# What we depend on, apart from our own code: gigabytes, in a layer that changes with constraints.txt only. The empty
+# packages stand for ours and name what they need.
+FROM ${BASE} AS dependencies
+COPY constraints.txt /build/
+COPY client/pyproject.toml /build/client/
+COPY backend_src/pyproject.toml /build/backend_src/
+ENV PIP_CONSTRAINT=/build/constraints.txt PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+WORKDIR /build
+# A virtual environment, since the system's Python belongs to its distribution; Triton's stub runs the first on PATH.
+RUN python3 -m venv --without-pip /opt/microturn \
+    && python3 -m pip --python /opt/microturn/bin/python install './client[gateway]' ./backend_src \
+    && python3 -m pip --python /opt/microturn/bin/python uninstall --yes microturn microturn-client
+
+FROM dependencies AS wheels
+COPY client /build/client
+COPY backend_src /build/backend_src
+COPY model_repository /build/model_repository
+RUN python3 -m pip wheel --no-deps --wheel-dir /wheels ./client ./backend_src
+
+# The model that is built in, if any; the directory is there in any case, for a volume.
+FROM dependencies AS model
+ARG MODEL=""
+RUN --mount=type=bind,from=wheels,source=/wheels,target=/wheels \
+    python3 -m pip --python /opt/microturn/bin/python install --no-deps --no-index /wheels/*.whl \
+    && mkdir /model \
+    && if [ -n "${MODEL}" ]; then \
+        MICROTURN_CACHE=/build/models /opt/microturn/bin/microturn fetch "${MODEL}" \
+        && cp -r "/build/models/${MODEL}/." /model; \
+    fi
+
+FROM ${BASE}
+COPY --from=dependencies /opt/microturn /opt/microturn
+COPY --from=model /model /model
+# Owned by nobody but root, so that the server cannot change its own code; what it writes goes where 1000 may write:
+# compiled kernels into the cache, the run directory into /tmp, sessions into /snapshots.
+RUN --mount=type=bind,from=wheels,source=/wheels,target=/wheels \
+    python3 -m pip --python /opt/microturn/bin/python install --no-cache-dir --no-deps --no-index /wheels/*.whl \
+    && install --directory --owner=1000 --group=1000 --mode=0700 /var/cache/microturn /snapshots
+ENV PATH=/opt/microturn/bin:${PATH} \
+    HOME=/var/cache/microturn \
+    NUMBA_CACHE_DIR=/var/cache/microturn/numba \
+    HF_HUB_OFFLINE=1
+WORKDIR /var/cache/microturn
+USER 1000:1000
+# Triton's HTTP, gRPC and metrics; the supervisor's health.
+EXPOSE 8000 8001 8002 8003
+# A first start compiles kernels and probes the model.
+HEALTHCHECK --interval=5s --timeout=5s --start-period=10m CMD ["microturn", "health"]
+ENTRYPOINT ["microturn", "serve", "--host=0.0.0.0", "--model=/model"]

@@ -1,0 +1,114 @@
+"""The dashboard's expressions and the rules, on a real Prometheus that scraped a real run."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+import yaml
+
+from microturn_client import Client
+from support.edge import DEPLOY
+from support.prometheus import Prometheus
+from support.served import Served
+
+DASHBOARD = json.loads((DEPLOY / "grafana" / "dashboards" / "microturn.json").read_text())
+VARIABLES = {"$__rate_interval": "1m", "$job": "microturn", "$model": ".*", "$instance": ".*"}
+NUM_OPEN = 3
+NUM_TURNS = 5
+
+
+def _panels() -> Iterator[Any]:
+    for panel in DASHBOARD["panels"]:
+        for number, target in enumerate(panel.get("targets", [])):
+            expression = target["expr"]
+            for name, value in VARIABLES.items():
+                expression = expression.replace(name, value)
+            yield pytest.param(expression, id=f"{panel['title']}-{number}")
+
+
+@pytest.fixture(scope="module")
+def served(start: Callable[..., Served]) -> Served:
+    served = start("--health-timeout-s=60")
+    served.wait_until_ready(60)
+    return served
+
+
+@pytest.fixture(scope="module")
+def prometheus(tmp_path_factory: pytest.TempPathFactory, served: Served) -> Iterator[Prometheus]:
+    """After a run: three sessions that took five turns each and stay, and one that ended with an error."""
+    scraped = Prometheus(tmp_path_factory.mktemp("prometheus"), f"127.0.0.1:{served.metrics_port}")
+    with closing(scraped), Client(served.address, timeout_s=60) as client:
+        scraped.wait_for("microturn_heartbeat_timestamp_seconds")  # what is there before can grow
+        sessions = [client.session(idle_timeout_s=600) for _ in range(NUM_OPEN)]
+        for _ in range(NUM_TURNS):
+            for session in sessions:
+                session.turn(" so it goes", max_tokens=4, ignore_eos=True, deadline_ms=30_000).wait()
+        with client.session(max_context=20) as refused, pytest.raises(Exception, match="max_context"):
+            refused.turn("Hello", max_tokens=50).wait()
+        num_turns = NUM_OPEN * NUM_TURNS
+        scraped.wait_for(f'sum(microturn_turns_total{{finish_reason="length"}}) == {num_turns}')
+        scraped.wait_for(f"microturn:deadlines_met:ratio_rate5m and on () sum(microturn_sessions) == {NUM_OPEN}")
+        yield scraped
+
+
+@pytest.mark.parametrize("expression", list(_panels()))
+def test_every_panel_shows_something(prometheus: Prometheus, expression: str) -> None:
+    assert "$" not in expression
+    prometheus.wait_for(expression, timeout_s=30)
+
+
+def test_what_the_panels_show_is_what_happened(prometheus: Prometheus) -> None:
+    assert prometheus.value("sum(microturn_sessions)") == NUM_OPEN
+    assert prometheus.value("microturn:deadlines_met:ratio_rate5m") == 1
+    assert prometheus.value('sum(microturn_turn_errors_total{code="CONTEXT_FULL"})') == 1
+    assert 0 < prometheus.value("microturn:turn_seconds:p50_rate5m") < 30
+    # Empty turns (keep-alives, and an END alone) are not measured.
+    assert prometheus.value("sum(microturn_turn_seconds_count)") == NUM_OPEN * NUM_TURNS
+    assert 0 < prometheus.value("microturn:turn_errors:ratio_rate5m") < 0.5
+    (ratio,) = prometheus.query("instance:microturn_sessions:ratio")
+    assert float(ratio["value"][1]) == NUM_OPEN / 256
+
+
+def test_every_rule_is_evaluated_and_nothing_fires(prometheus: Prometheus) -> None:
+    rules = prometheus.rules()
+    written = [
+        rule.get("record") or rule["alert"]
+        for name in ("recording-rules.yml", "alert-rules.yml")
+        for group in yaml.safe_load((DEPLOY / "prometheus" / name).read_text())["groups"]
+        for rule in group["rules"]
+    ]
+    assert sorted(rule["name"] for rule in rules) == sorted(written)
+    assert {rule["health"] for rule in rules} == {"ok"}
+    assert prometheus.query('ALERTS{alertstate="firing"}') == []
+
+
+def test_dashboard_and_rules_use_metrics_that_are_documented() -> None:
+    documented = set(re.findall(r"^\| `(microturn_\w+)`", (DEPLOY / "METRICS.md").read_text(), re.MULTILINE))
+    assert len(documented) > 30
+    texts = [(DEPLOY / "prometheus" / name).read_text() for name in ("recording-rules.yml", "alert-rules.yml")]
+    texts.append(json.dumps(DASHBOARD))
+    used = {name for text in texts for name in re.findall(r"(?<![\w:])microturn_\w+", text)}
+    assert {re.sub(r"_(bucket|sum|count)$", "", name) for name in used} <= documented
+    shown = set(re.findall(r"(?<![\w:])microturn_\w+", texts[-1]))
+    assert {re.sub(r"_(bucket|sum|count)$", "", name) for name in shown} == documented
+
+
+def test_a_dead_model_process_is_seen_though_triton_stays_green(served: Served, prometheus: Prometheus) -> None:
+    """The last of this file: it kills what the others look at. The supervisor is held, or it would mend it."""
+    rules = {rule["name"]: rule for rule in prometheus.rules()}
+    down = rules["MicroturnModelDown"]["query"].replace("[30s]", "[5s]")
+    assert prometheus.query(down) == []
+    served.process.send_signal(signal.SIGSTOP)
+    served.model_process().kill()
+    prometheus.wait_for(down)
+    with urllib.request.urlopen(f"http://127.0.0.1:{served.http_port}/v2/health/ready", timeout=10) as ready:
+        assert ready.status == 200
+    assert prometheus.value('up{job="microturn"}') == 1
+    served.process.send_signal(signal.SIGCONT)

@@ -1,0 +1,30 @@
+"""`microturn health`, which container engines run."""
+
+from __future__ import annotations
+
+import socket
+
+from microturn.cli import main
+from microturn.serve.health import HealthService
+
+
+def _free_address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_the_exit_code_says_whether_the_model_answers(capfd):
+    address = _free_address()
+    with HealthService(address) as health:
+        assert main(["health", address]) == 1
+        health.set_serving(True)
+        assert main(["health", address]) == 0
+        health.drain()
+        assert main(["health", address]) == 1
+    said = capfd.readouterr().err.splitlines()
+    assert said == [f"microturn: {address}: {answer}" for answer in ("NOT_SERVING", "SERVING", "NOT_SERVING")]
+
+
+def test_nobody_there_is_not_healthy(capfd):
+    assert main(["health", _free_address(), "--timeout-s", "1"]) == 1
+    assert "refused" in capfd.readouterr().err
