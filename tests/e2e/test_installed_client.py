@@ -50,7 +50,7 @@ def test_it_takes_no_torch_and_no_server(python: Path, tmp_path: Path) -> None:
 
 
 def test_it_is_imported_in_less_than_half_a_second(python: Path, tmp_path: Path) -> None:
-    program = "import time; t = time.perf_counter(); import microturn_client; print(time.perf_counter() - t)"
+    program = "import time; t = time.process_time(); import microturn_client; print(time.process_time() - t)"
     run(python, "-c", program, cwd=tmp_path)  # compiles nothing afterwards
     # The machine may be busy with something else: the best of some counts.
     assert min(float(run(python, "-c", program, cwd=tmp_path)) for _ in range(5)) < 0.5

@@ -33,8 +33,8 @@ def test_the_import_takes_no_torch_and_no_server():
 
 
 def test_the_import_takes_less_than_half_a_second():
-    program = "import time; t = time.perf_counter(); import microturn_client; print(time.perf_counter() - t)"
-    # The machine may be busy with something else: the best of some counts.
+    """In time of a processor: the machine may be busy with something else, and for the same reason the best counts."""
+    program = "import time; t = time.process_time(); import microturn_client; print(time.process_time() - t)"
     assert any(float(run(program).stdout) < 0.5 for _ in range(5))
 
 
