@@ -34,6 +34,8 @@ from microturn.settings import Settings
 from microturn.snapshots.arrivals import Arrivals
 from microturn.snapshots.directory import SnapshotDirectory
 from microturn.snapshots.session_state import Host
+from microturn.telemetry.gauges import Gauges
+from microturn.telemetry.recorder import Recorder
 from microturn.tiers.copies import KVCopies
 from microturn.tiers.opening import open_storage
 from microturn.tiers.tiers import Tiers
@@ -62,6 +64,7 @@ class Engine:
     Attributes:
         host: what a saved session finds here.
         copies: of KV, for files.
+        recorder: counts what happens.
     """
 
     def __init__(
@@ -91,7 +94,8 @@ class Engine:
         self.clock = clock
         self._pool = pool
         self._eos_ids = eos_ids
-        self._sessions = SessionTable()
+        self.recorder = recorder = Recorder(settings)
+        self._sessions = SessionTable(recorder)
         self._prefixes = PrefixCache(pool)
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         storage = open_storage(
@@ -105,12 +109,7 @@ class Engine:
         self._tiers = Tiers(pool, runner.kv, self._sessions, self._prefixes, storage, clock)
         self._pace = pace or Pace()
         self._scheduler = Scheduler(settings.max_batch_tokens, self._tiers, self._pace, clock)
-        self._lifecycle = Lifecycle(
-            self._sessions,
-            self._prefixes,
-            clock,
-            step_len=settings.max_batch_tokens,
-        )
+        self._lifecycle = Lifecycle(self._sessions, self._prefixes, recorder, clock, step_len=settings.max_batch_tokens)
         self.snapshots = snapshots
         num_results = settings.max_queued_turns + 1
         self.host = Host(
@@ -126,9 +125,14 @@ class Engine:
         )
         self.copies = KVCopies(pool, runner.kv, storage)
         arrivals = Arrivals(settings, self._sessions, self.host, snapshots, storage, runner.kv.page_parts)
-        self._reception = Reception(settings, runner, self._sessions, self._lifecycle, arrivals, self.host)
+        self._reception = Reception(
+            settings, runner, self._sessions, self._lifecycle, arrivals, self.host, self.recorder
+        )
+        gauges = Gauges(
+            recorder.metrics, self._sessions, self._lifecycle.running, pool, runner.kv.bytes_per_page, storage, clock
+        )
         self._housekeeping = Housekeeping(
-            self._sessions, self._lifecycle, self._reception, arrivals, self.host, self.copies, self._stop
+            self._sessions, self._lifecycle, self._reception, arrivals, self.host, self.copies, gauges, self._stop
         )
         # Nothing is left to do before somebody comes, or the time has.
         self._can_wait = True
@@ -179,7 +183,7 @@ class Engine:
             # A turn's fault is answered to its client; this is ours, and no session can be trusted any more. Who
             # watches the server sees that it answers nothing but UNAVAILABLE.
             log.critical("the engine stops", exc_info=True)
-            self._stop()
+            self._stop(has_failed=True)
         finally:
             self._has_ended.set()
 
@@ -209,13 +213,8 @@ class Engine:
         tables = [session.table for session in self._sessions]
         self._pool.check_integrity([*(table.pages for table in tables), *self._prefixes.owned(), *self.copies.owned()])
         for session in self._sessions:
-            session.table.check_integrity()
-            assert session.table.kv_len <= max(0, len(session.context) - 1), "KV beyond the context"
-            assert session.kv_len <= max(0, len(session.context) - 1), "stored KV beyond the context"
+            session.check_integrity()
             assert (session.running is not None) == (session in self._lifecycle.running), "a turn that nobody runs"
-            assert session.running is not None or not session.queued, "a turn that waits for nobody"
-            assert session.window or len(session.context) <= session.max_context, "a context beyond its limit"
-            session.history.check_integrity()
         self._tiers.check_integrity()
 
     def _take_posts(self, *, block: bool) -> None:
@@ -235,10 +234,10 @@ class Engine:
 
     def _reap(self) -> None:
         for session in self._sessions.expired(self.clock()):
-            log.info("session %s expired after %g s of silence", session.id, session.idle_timeout_s)
-            self._sessions.end(session, expired=True)
+            self._sessions.end(session, "expired")
 
     def _arrive(self, turn: Turn) -> None:
+        self.recorder.watch(turn)
         if self._is_stopping:
             turn.fail(_stopping())
         else:
@@ -252,11 +251,12 @@ class Engine:
         except Exception as error:
             done.set_exception(error)
 
-    def _stop(self) -> None:
+    def _stop(self, *, has_failed: bool = False) -> None:
         if self._is_stopping:
             return
         self._is_stopping = True
         self._lifecycle.fail_all(_stopping())
+        self.recorder.engine_stopped(self._sessions, has_failed=has_failed)
         self._tiers.storage.close()
 
     # ---- a forward pass ------------------------------------------------------------------------------------------
@@ -271,11 +271,14 @@ class Engine:
         except Exception as error:
             # Whatever went wrong, the sessions of this step are the only ones it can have touched.
             log.exception("a forward pass of %d rows failed", len(rows))
+            self.recorder.step_failed()
             failure = InternalError(f"the forward pass failed, nothing was appended: {error}")
             for scheduled in rows:
                 self._lifecycle.fail(scheduled.session, scheduled.turn, failure)
             return
-        self._pace.observe(batch.num_tokens, self.clock() - started_s)
+        step_s = self.clock() - started_s
+        self._pace.observe(batch.num_tokens, step_s)
+        self.recorder.stepped(len(rows), batch.num_tokens, step_s)
         for scheduled, row in zip(rows, batch.rows, strict=True):
             try:
                 self._commit(scheduled, next(sampled) if row.wants_logits else None)

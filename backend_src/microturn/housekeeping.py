@@ -17,8 +17,9 @@ from microturn.session_table import SessionTable
 from microturn.snapshots.arrivals import Arrivals
 from microturn.snapshots.session_state import Host
 from microturn.snapshots.snapshot import Snapshot, next_epoch
+from microturn.telemetry.families import Sample
+from microturn.telemetry.gauges import Gauges
 from microturn.tiers.copies import Copying, KVCopies
-from microturn.tiers.stored_kv import Place
 from microturn.turn import SessionId
 
 
@@ -35,6 +36,7 @@ class Housekeeping:
         arrivals: takes saved sessions up.
         host: what saved sessions find here.
         copies: see above.
+        gauges: say how things stand.
         stop: stops the engine, and ends its turns.
     """
 
@@ -46,6 +48,7 @@ class Housekeeping:
         arrivals: Arrivals,
         host: Host,
         copies: KVCopies,
+        gauges: Gauges,
         stop: Callable[[], None],
     ) -> None:
         self._sessions = sessions
@@ -54,6 +57,7 @@ class Housekeeping:
         self._arrivals = arrivals
         self._host = host
         self.copies = copies
+        self._gauges = gauges
         self._stop = stop
 
     def describe(self) -> list[dict[str, Any]]:
@@ -64,8 +68,9 @@ class Housekeeping:
                 "id": session.id,
                 "context_len": len(session.context),
                 "kv_len": session.kv_len,
-                "kv": _place_of_kv(session),
-                "state": _state(session),
+                "num_pages": len(session.table.pages),
+                "kv": session.kv_place,
+                "state": session.state,
                 "num_turns": session.num_turns,
                 "num_queued": len(session.queued),
                 "age_s": round(now_s - session.opened_s, 3),
@@ -74,6 +79,10 @@ class Housekeeping:
             }
             for session in sorted(self._sessions, key=lambda session: session.opened_s)
         ]
+
+    def measure(self) -> dict[Sample, float]:
+        """All metrics as of now."""
+        return self._gauges.read(is_draining=self._reception.is_draining)
 
     def copy(self, name: str) -> Session:
         """A session as of its last committed point, of an epoch of its own.
@@ -112,7 +121,7 @@ class Housekeeping:
         # Every turn that changes something is activity, and one that came back to where it was has changed nothing.
         if session is None or session.open_turns or session.last_activity_s != copy.last_activity_s:
             raise FailedPrecondition(f"session '{copy.id}' has a turn: try again")
-        self._sessions.end(session)
+        self._sessions.end(session, "moved")
 
     def admit(self, snapshot: Snapshot, claim: Callable[[], Path]) -> Session:
         """Takes a saved session up: see `Arrivals.admit`."""
@@ -147,18 +156,3 @@ def _going_away() -> Unavailable:
     return Unavailable(
         "the server is stopping, nothing was appended: come back, or go elsewhere, with START and resume"
     )
-
-
-def _place_of_kv(session: Session) -> str:
-    """Where a session's KV is; `tokens` when it is nowhere, and computed again with the next turn."""
-    if not session.kv_len:
-        return "tokens"
-    if session.stored is None:
-        return "device"
-    return "disk" if session.stored.image.place in (Place.DISK, Place.READING) else "host"
-
-
-def _state(session: Session) -> str:
-    if session.is_closing:
-        return "closing"
-    return "parked" if session.running is None else "running"

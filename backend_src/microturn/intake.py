@@ -25,7 +25,8 @@ def take_in(session: Session, turn: Turn, *, max_tokens: int) -> None:
     turn.number = session.num_turns
     history = session.history
     cut_at = _cut_position(session, turn)
-    turn.cut = history.cut(cut_at) if cut_at < len(history) else None
+    turn.num_cut = len(history) - cut_at
+    turn.cut = history.cut(cut_at) if turn.num_cut else None
     turn.before = history.checkpoint()
     try:
         _append(session, turn, max_tokens)

@@ -24,6 +24,7 @@ from microturn.prefix_cache import PrefixCache
 from microturn.session import Session
 from microturn.session_table import SessionTable
 from microturn.status import status_of
+from microturn.telemetry.recorder import Recorder
 from microturn.turn import BEAT_S, Turn, TurnOutput, is_empty
 
 log = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ class Lifecycle:
     Args:
         sessions: those that live.
         prefixes: full pages of first turns, which a new session may begin with.
+        recorder: is told what a new session began with.
         clock: seconds, monotonic.
         step_len: tokens that one step computes at most.
     """
@@ -49,6 +51,7 @@ class Lifecycle:
         self,
         sessions: SessionTable,
         prefixes: PrefixCache,
+        recorder: Recorder,
         clock: Callable[[], float],
         *,
         step_len: int,
@@ -56,6 +59,7 @@ class Lifecycle:
         self.running: dict[Session, None] = {}
         self._sessions = sessions
         self._prefixes = prefixes
+        self._recorder = recorder
         self._clock = clock
         self._step_len = step_len
 
@@ -71,10 +75,11 @@ class Lifecycle:
         replaced = self._sessions.find(session.id)
         if replaced is not None:
             self._reset(replaced)
-        self._sessions.add(session)
         session.is_closing = turn.request.end
+        self._sessions.add(session)
         if session.cache_salt is not None and not session.table.pages:
             self._prefixes.adopt(session.table, session.context, session.cache_salt, max_len=session.max_shared)
+            self._recorder.prefix_used(session)
         self._begin(session, turn)
         self.advance(session)
 
@@ -311,7 +316,7 @@ class Lifecycle:
             self._tell_cancelled(session, turn)
         session.queued.clear()
         self._release(session)
-        self._sessions.end(session)
+        self._sessions.end(session, "replaced")
 
 
 def _too_late() -> DeadlineExceeded:

@@ -25,6 +25,7 @@ from microturn.settings import Settings
 from microturn.snapshots.arrivals import Arrivals
 from microturn.snapshots.session_state import Host
 from microturn.snapshots.snapshot import next_epoch
+from microturn.telemetry.recorder import Recorder
 from microturn.tiers.beat import Beat
 from microturn.turn import Turn, TurnRequest, least_input_len
 from microturn.window import DEFAULT_SINKS, Window
@@ -43,6 +44,7 @@ class Reception:
         lifecycle: gets the turns that are accepted.
         arrivals: brings saved sessions back.
         host: what sessions find here.
+        recorder: is told which turns came before.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Reception:
         lifecycle: Lifecycle,
         arrivals: Arrivals,
         host: Host,
+        recorder: Recorder,
     ) -> None:
         self._settings = settings
         self._runner = runner
@@ -61,6 +64,7 @@ class Reception:
         self._arrivals = arrivals
         self.is_draining = False
         self._host = host
+        self._recorder = recorder
 
     def receive(self, turn: Turn) -> None:
         """Takes a turn, or answers why not."""
@@ -161,6 +165,7 @@ class Reception:
             results=Results(capacity=self._settings.max_queued_turns + 1),
             cache_salt=None,
             opened_s=request.arrived_s,
+            origin="fork",
             epoch=next_epoch(),
             stored=None,
             beat=Beat(),
@@ -239,11 +244,13 @@ class Reception:
                 check_same(request, content_of(earlier.request))
                 if len(earlier.sinks) > self._settings.max_queued_turns:
                     raise ResourceExhausted(f"{len(earlier.sinks)} clients wait for turn {number}", retry_after_ms=200)
+                self._recorder.turn_repeated()
                 earlier.attach(request.sink)
                 session.last_activity_s = max(session.last_activity_s, request.arrived_s)
                 return True
         answer = session.results.find(request)
         if answer is not None:
+            self._recorder.turn_repeated()
             session.last_activity_s = max(session.last_activity_s, request.arrived_s)
             request.sink.put(answer)
             return True

@@ -19,7 +19,7 @@ from microturn.options import TurnOptions
 from microturn.ownership import KeyHash
 from microturn.results import Results
 from microturn.tiers.beat import Beat
-from microturn.tiers.stored_kv import StoredKV
+from microturn.tiers.stored_kv import Place, StoredKV
 from microturn.turn import SessionId, Turn
 from microturn.window import Window
 
@@ -45,6 +45,7 @@ class Session:
         tenant: on whose behalf a trusted proxy says that it was opened.
         cache_salt: with whom it shares the pages of its first turn; None is nobody.
         opened_s: when it was opened.
+        origin: `new`, `fork` or `resumed`.
         epoch: rises with every copy of the session that is saved; the copy of a lower one is out of date.
         beat: when its turns come.
         priority: beats by which its turns are due earlier than others.
@@ -68,6 +69,7 @@ class Session:
     tenant: str | None = None
     cache_salt: str | None = None
     opened_s: float = 0.0
+    origin: str = "new"
     epoch: int = 0
     stored: StoredKV | None = None
     beat: Beat = field(default_factory=Beat)
@@ -86,6 +88,22 @@ class Session:
     @property
     def codec(self) -> Codec:
         return self.history.codec
+
+    @property
+    def state(self) -> str:
+        """What it does, as operators are told."""
+        if self.is_closing:
+            return "closing"
+        return "parked" if self.running is None else "running"
+
+    @property
+    def kv_place(self) -> str:
+        """Where its KV is, as operators are told; `tokens` is nowhere: it is computed (again) with the next turn."""
+        if not self.kv_len:
+            return "tokens"
+        if self.stored is None:
+            return "device"
+        return "disk" if self.stored.image.place in (Place.DISK, Place.READING) else "host"
 
     @property
     def open_turns(self) -> list[Turn]:
@@ -225,3 +243,12 @@ class Session:
     @property
     def expires_s(self) -> float:
         return self.last_activity_s + self.idle_timeout_s
+
+    def check_integrity(self) -> None:
+        """Asserts that KV, context and turns agree."""
+        self.table.check_integrity()
+        assert self.table.kv_len <= max(0, len(self.context) - 1), "KV beyond the context"
+        assert self.kv_len <= max(0, len(self.context) - 1), "stored KV beyond the context"
+        assert self.running is not None or not self.queued, "a turn that waits for nobody"
+        assert self.window or len(self.context) <= self.max_context, "a context beyond its limit"
+        self.history.check_integrity()

@@ -12,6 +12,8 @@ from weakref import ReferenceType, ref
 from microturn.errors import Expired, MicroturnError, NotFound
 from microturn.ownership import KeyHash, check_owner
 from microturn.session import Session
+from microturn.settings import Settings
+from microturn.telemetry.recorder import Recorder
 from microturn.turn import SessionId, TurnRequest
 
 # How many ended sessions are remembered, so that who comes back is told why.
@@ -29,9 +31,14 @@ class _Ended:
 
 
 class SessionTable:
-    """The living sessions by id, the order in which idle ones expire, and the memory of those that ended."""
+    """The living sessions by id, the order in which idle ones expire, and the memory of those that ended.
 
-    def __init__(self) -> None:
+    Args:
+        recorder: is told which begin and which end; None is nobody.
+    """
+
+    def __init__(self, recorder: Recorder | None = None) -> None:
+        self._recorder = recorder or Recorder(Settings())
         self._sessions: dict[SessionId, Session] = {}
         # Parked sessions that hold pages, the one parked longest ago first, and which parking it is.
         self._parked: OrderedDict[Session, int] = OrderedDict()
@@ -85,10 +92,17 @@ class SessionTable:
         self._num_of_tenant[session.tenant] += 1
         self._ended.pop(session.id, None)
         self._watch(session)
+        self._recorder.session_opened(session)
 
-    def end(self, session: Session, *, expired: bool = False) -> None:
-        """Takes a session out and gives up its KV."""
+    def end(self, session: Session, reason: str = "closed") -> None:
+        """Takes a session out and gives up its KV.
+
+        Args:
+            session: one that lives.
+            reason: `closed`, `replaced`, `moved` or `expired`.
+        """
         assert session.running is None, "a running turn is ended first"
+        self._recorder.session_ended(session, reason)
         del self._sessions[session.id]
         self._num_of_tenant[session.tenant] -= 1
         if not self._num_of_tenant[session.tenant]:
@@ -102,7 +116,7 @@ class SessionTable:
                 session.key,
                 session.epoch,
             )
-            if expired
+            if reason == "expired"
             else _Ended(NotFound, f"session '{session.id}' was closed", session.key, session.epoch)
         )
         if len(self._ended) > NUM_ENDED_REMEMBERED:

@@ -62,6 +62,10 @@ class Settings:
             `disk_tier_dir` is set.
         disk_tier_dir: directory for KV that no longer fits host memory either; empty is none.
         disk_tier_bytes: what the files there may take; 0 is half of what is free at the start.
+        log_turns: whether each turn leaves a line in the log, beside those of sessions: ``none``, ``all`` (how it ended
+            and how long it took) or ``text`` (also what came in and went out: what users say).
+        otlp_endpoint: an OpenTelemetry collector (``http://127.0.0.1:4318``) that gets spans of the turns whose
+            `traceparent` is sampled; empty is what the variable OTEL_EXPORTER_OTLP_ENDPOINT says, or none.
     """
 
     model_dir: str = ""
@@ -86,12 +90,15 @@ class Settings:
     host_tier_bytes: int = 0
     disk_tier_dir: str = ""
     disk_tier_bytes: int = 0
+    log_turns: str = "none"
+    otlp_endpoint: str = ""
 
     def __post_init__(self) -> None:
         choices = {
             "weights": ("auto", "float32", "int8"),
             "attention": ("auto", "native", "torch"),
             "kv_dtype": ("auto", "float32", "bfloat16", "int8"),
+            "log_turns": ("none", "all", "text"),
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
@@ -112,6 +119,8 @@ class Settings:
             least = int(name in at_least_one)
             if getattr(self, name) < least:
                 raise InvalidArgument(f"setting '{name}' is at least {least}, not {getattr(self, name)}")
+        if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):
+            raise InvalidArgument("setting 'otlp_endpoint' is an address such as http://127.0.0.1:4318")
         if not 0 < self.idle_timeout_s <= MAX_IDLE_TIMEOUT_S:
             raise InvalidArgument(f"setting 'idle_timeout_s' is above 0 and at most {MAX_IDLE_TIMEOUT_S:g}")
         if not 0 < self.snapshot_ttl_s < math.inf:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import queue
+import sys
 import threading
 import time
 from dataclasses import asdict
@@ -26,6 +27,8 @@ from microturn.errors import InternalError, InvalidArgument, MicroturnError
 from microturn.loading import start_engine
 from microturn.options import SessionOptions, parse_parameters
 from microturn.settings import Settings
+from microturn.telemetry.log_lines import LogThread
+from microturn.telemetry.reporting import Reporting
 from microturn.turn import EmbedInput, TextInput, TokenInput, Turn, TurnInput, TurnOutput, TurnRequest
 
 log = logging.getLogger(__name__)
@@ -38,7 +41,8 @@ _START, _END = 1, 2
 _CANCEL_POLL_S = 0.1
 
 # Keys of config.pbtxt's parameters that tell clients something and the engine nothing.
-_PUBLISHED = ("protocol_version", "model_name", "model_fingerprint", "limits")
+_ABOUT = ("protocol_version", "model_name", "model_fingerprint")
+_PUBLISHED = (*_ABOUT, "limits")
 
 
 class TritonPythonModel:
@@ -46,20 +50,25 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Loads the model; Triton calls the instance ready when this returns."""
-        logging.basicConfig(level=logging.INFO, format="microturn %(levelname)s %(name)s: %(message)s")
+        self._log = LogThread(sys.stderr)
         parameters = json.loads(args["model_config"])["parameters"]
         values = {name: value["string_value"] for name, value in parameters.items() if name not in _PUBLISHED}
+        about = {name: parameters[name]["string_value"] for name in _ABOUT if name in parameters}
         try:
             settings = Settings.from_strings(values)
             self._engine = start_engine(settings)
+            self._reporting = Reporting(
+                self._engine, settings, self._log, pb_utils.MetricFamily, args["model_name"], about
+            )
             self._admin = (
                 AdminSocket(Path(settings.admin_socket), Operations(self._engine).answer)
                 if settings.admin_socket
                 else None
             )
         except MicroturnError as error:
+            self._log.close()
             raise pb_utils.TritonModelException(str(error)) from error
-        self._responses = ResponseThread(self._engine)
+        self._responses = ResponseThread(self._engine, self._reporting)
 
     def execute(self, requests: list[Any]) -> None:
         """Posts the turns of several sessions."""
@@ -75,6 +84,8 @@ class TritonPythonModel:
             self._admin.close()
         self._engine.stop()
         self._responses.stop()
+        self._reporting.stop()
+        self._log.close()
 
 
 def _turn_request(request: Any, sink: ResponseStream, arrived_s: float) -> TurnRequest:
@@ -188,10 +199,12 @@ class ResponseThread:
 
     Args:
         engine: is told which turns nobody waits for any more.
+        reporting: is told which turns were answered.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, reporting: Reporting) -> None:
         self._engine = engine
+        self._reporting = reporting
         self._posts: queue.SimpleQueue[tuple[ResponseStream, Turn | Answer] | None] = queue.SimpleQueue()
         self._unanswered: dict[ResponseStream, Turn] = {}
         self._next_poll_s = 0.0
@@ -240,13 +253,17 @@ class ResponseThread:
 
     def _send(self, stream: ResponseStream, answers: list[Answer]) -> None:
         answer = _packed(answers)
+        begun_s = self._engine.clock()
         try:
             stream.send(answer)
         except Exception:
             # The turn has ended in the engine; only its client can be affected.
             log.exception("a response could not be sent")
-        if isinstance(answer, MicroturnError) or answer.status is not None:
-            self._unanswered.pop(stream, None)
+        end = answer if isinstance(answer, MicroturnError) else answer.status
+        if end is not None:
+            turn = self._unanswered.pop(stream, None)
+            if turn is not None:
+                self._reporting.answered(turn, end, begun_s)
 
     def _poll_cancelled(self) -> None:
         now_s = time.monotonic()

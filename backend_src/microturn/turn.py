@@ -5,7 +5,7 @@ Data only. Knows no session, no scheduling and no wire format.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
@@ -163,10 +163,13 @@ class Turn:
         request: what was asked.
         options: the session's defaults with what the request said.
         sinks: who is answered: the request's, and those of its repetitions.
-        pieces: what was answered so far; kept for a numbered turn only, which may be asked for again.
+        pieces: what was answered so far; kept for a numbered turn, which may be asked for again, and on demand.
+        keeps_pieces: whether they are kept anyway.
+        on_end: is told how the turn ended, once.
         number: its place among the turns of its session.
         before: the history that its input was appended to.
         cut: what its `rewind_to` took from the history before that.
+        num_cut: how many tokens that was.
         appended_ids: the ids that the input became.
         num_input: tokens appended, embeddings included.
         num_output: tokens generated.
@@ -180,9 +183,12 @@ class Turn:
     options: TurnOptions = field(default_factory=TurnOptions)
     sinks: list[TurnSink] = field(default_factory=list)
     pieces: list[TurnOutput] = field(default_factory=list)
+    keeps_pieces: bool = False
+    on_end: Callable[[Turn, Status | MicroturnError], None] = lambda _turn, _answer: None
     number: int = 0
     before: Checkpoint | None = None
     cut: Cut | None = None
+    num_cut: int = 0
     appended_ids: list[int] = field(default_factory=list)
     num_input: int = 0
     num_output: int = 0
@@ -199,15 +205,18 @@ class Turn:
 
     def put(self, output: TurnOutput) -> None:
         """Answers with a piece; one with a status is the last."""
-        if self.is_numbered:
+        if self.is_numbered or self.keeps_pieces:
             self.pieces.append(output)
         for sink in self.sinks:
             sink.put(output)
+        if output.status is not None:
+            self.on_end(self, output.status)
 
     def fail(self, error: MicroturnError) -> None:
         """Answers that the turn changed nothing, and why."""
         for sink in self.sinks:
             sink.fail(error)
+        self.on_end(self, error)
 
     def attach(self, sink: TurnSink) -> None:
         """Answers a repetition too, from the beginning on."""

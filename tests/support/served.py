@@ -40,6 +40,7 @@ class Served:
             ports = [listener.getsockname()[1] for listener in held]
         named_ports = zip(("grpc", "http", "metrics", "health"), ports, strict=True)
         self.address = f"127.0.0.1:{ports[0]}"
+        self.metrics_url = f"http://127.0.0.1:{ports[2]}/metrics"
         self.channel = grpc.insecure_channel(self.address)
         self._health_channel = grpc.insecure_channel(f"127.0.0.1:{ports[3]}")
         self.process = subprocess.Popen(

@@ -139,6 +139,7 @@ class EngineMachine(RuleBasedStateMachine):
         )
         self.plain = PlainEngine(self.driver.clock, self._find)
         self.is_stopped = is_stopped
+        self.num_said = 0
         self.posted: list[PlainTurn] = []
         self.numbered: list[Ask] = []
         for session_id, remark in enumerate(first, start=1):
@@ -271,6 +272,10 @@ class EngineMachine(RuleBasedStateMachine):
             self.driver.engine.stop()
             self.plain.stop()
             self.plain.check_answers()
+            metrics = self.driver.engine.recorder.metrics
+            assert metrics.sessions_opened.total() == metrics.sessions_ended.total()
+            num_answered = metrics.turns.total() + metrics.turn_errors.total() + metrics.repetitions.total()
+            assert num_answered == self.num_said
             return
         self._finish()
         self._step()  # who was silent for too long is gone
@@ -284,6 +289,12 @@ class EngineMachine(RuleBasedStateMachine):
         while self.driver.engine._prefixes.evict():
             pass
         assert self.driver.pool.num_free == self.driver.pool.num_pages
+        assert self._gauge("microturn_sessions") == 0
+        assert (
+            self._gauge("microturn_pages") == self._gauge("microturn_pages", use="free") == self.driver.pool.num_pages
+        )
+        assert self._gauge("microturn_kv_bytes") == 0
+        assert self._gauge("microturn_turns_open") == 0
 
     # ---- what must come of it ----------------------------------------------------------------------------------------
 
@@ -292,6 +303,7 @@ class EngineMachine(RuleBasedStateMachine):
         recorder, turn = self.driver.post(
             ask.session_id, ask.given, start=ask.start, end=ask.end, max_tokens=ask.max_tokens, **ask.options
         )
+        self.num_said += 1
         posted = PlainTurn(ask, turn, recorder, self.driver.clock())
         self.driver.clock.now_s += delay_s
         self.driver.engine._take_posts(block=False)
@@ -336,6 +348,19 @@ class EngineMachine(RuleBasedStateMachine):
             assert session.context.token_ids == list(plain.now.tokens)
             assert session.open_turns == [turn.turn for turn in plain.open]
         self.plain.check_answers()
+        self._check_counts()
+
+    def _check_counts(self) -> None:
+        """What lives is what was opened and has not ended; what was said is what was answered and what is open."""
+        metrics = self.driver.engine.recorder.metrics
+        assert metrics.sessions_opened.total() - metrics.sessions_ended.total() == len(self.plain.sessions)
+        num_answered = metrics.turns.total() + metrics.turn_errors.total() + metrics.repetitions.total()
+        assert num_answered + self.plain.num_open == self.num_said
+
+    def _gauge(self, name: str, **labels: str) -> float:
+        """The sum of a family's numbers that have these labels, as of now."""
+        samples = self.driver.engine._housekeeping.measure().items()
+        return sum(number for (of, has), number in samples if of == name and labels.items() <= dict(has).items())
 
     def _find(self, session_id: int) -> Session | None:
         return self.driver.engine._sessions.find(session_id)

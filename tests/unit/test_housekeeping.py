@@ -38,7 +38,7 @@ def run_long(driver: ThreadedDriver) -> None:
 def test_sessions_are_described(driver: ThreadedDriver) -> None:
     one, two = driver.engine.call(Housekeeping.describe)
     assert (one["id"], one["context_len"], one["state"], one["num_turns"]) == (1, 5, "parked", 1)
-    assert (one["kv_len"], one["kv"]) == (4, "device")
+    assert (one["kv_len"], one["num_pages"], one["kv"]) == (4, 1, "device")
     assert (two["id"], two["context_len"], two["kv_len"], two["kv"]) == (2, 1, 0, "tokens")
     assert 0 <= one["idle_s"] <= one["age_s"] < 10
     assert 20 < two["expires_in_s"] <= 30

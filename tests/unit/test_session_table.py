@@ -82,7 +82,7 @@ def test_a_session_that_has_ended_is_told_of_to_its_owner_only(table: SessionTab
     for session_id, is_expired in (("closed", False), ("expired", True)):
         session = make_session(pool, session_id, key=KEY)
         table.add(session)
-        table.end(session, expired=is_expired)
+        table.end(session, "expired" if is_expired else "closed")
         told = {str(raises(table, session_id)), str(raises(table, session_id, session_key="theirs"))}
         assert told == {f"NOT_FOUND: no session '{session_id}' is here: open one with START"}
     assert "session 'closed' was closed" in str(raises(table, "closed", session_key=KEY))
@@ -102,7 +102,7 @@ def test_the_sessions_of_each_tenant_are_counted(table: SessionTable, pool: Page
         table.add(session)
     assert [table.num_of_tenant(tenant) for tenant in ("a", "b", "c", None)] == [2, 1, 0, 1]
     table.end(sessions[0])
-    table.end(sessions[1], expired=True)
+    table.end(sessions[1], "expired")
     assert [table.num_of_tenant(tenant) for tenant in ("a", "b", "c", None)] == [1, 0, 0, 1]
 
 
@@ -145,7 +145,7 @@ def test_never_known_closed_and_expired_are_told_apart(table: SessionTable, pool
     for session in (closed, expired):
         table.add(session)
     table.end(closed)
-    table.end(expired, expired=True)
+    table.end(expired, "expired")
     with pytest.raises(NotFound, match="no session 'never' is here: open one with START"):
         get(table, "never")
     with pytest.raises(NotFound, match="session 'closed' was closed"):
@@ -156,7 +156,7 @@ def test_never_known_closed_and_expired_are_told_apart(table: SessionTable, pool
 
 def test_an_id_that_comes_again_is_a_new_session(table: SessionTable, pool: PagePool) -> None:
     table.add(make_session(pool, 1))
-    table.end(found(table, 1), expired=True)
+    table.end(found(table, 1), "expired")
     again = make_session(pool, 1)
     table.add(again)
     assert found(table, 1) is again
@@ -165,7 +165,7 @@ def test_an_id_that_comes_again_is_a_new_session(table: SessionTable, pool: Page
 def test_who_comes_back_often_gets_a_new_error_each_time(table: SessionTable, pool: PagePool) -> None:
     """One exception was kept and raised again and again: its traceback grew with each turn and held that turn."""
     table.add(make_session(pool, 1))
-    table.end(found(table, 1), expired=True)
+    table.end(found(table, 1), "expired")
     depths = set()
     for _ in range(5):
         with pytest.raises(Expired) as raised:
@@ -180,7 +180,7 @@ def test_the_memory_of_ended_sessions_is_bounded(
     monkeypatch.setattr(session_table, "NUM_ENDED_REMEMBERED", 3)
     for session_id in range(5):
         table.add(make_session(pool, session_id))
-        table.end(found(table, session_id), expired=True)
+        table.end(found(table, session_id), "expired")
     known: dict[int, type[MicroturnError]] = {}
     for session_id in range(5):
         with pytest.raises(MicroturnError) as raised:
@@ -277,7 +277,7 @@ def expired_ids(table: SessionTable, now_s: float) -> list[object]:
     """Ends what has expired."""
     expired = table.expired(now_s)
     for session in expired:
-        table.end(session, expired=True)
+        table.end(session, "expired")
     return [session.id for session in expired]
 
 

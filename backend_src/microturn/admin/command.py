@@ -113,7 +113,7 @@ def _tokens(done: Mapping[str, Any]) -> str:
 
 
 def _table(sessions: Sequence[Mapping[str, Any]]) -> str:
-    rows = [("ID", "CONTEXT", "KV", "STATE", "AGE", "LAST TURN")]
+    rows = [("ID", "CONTEXT", "PAGES", "KV", "STATE", "AGE", "LAST TURN")]
     for session in sessions:
         last = "now" if session["state"] == "running" else f"{_duration(session['idle_s'])} ago"
         rows.append(
@@ -121,6 +121,7 @@ def _table(sessions: Sequence[Mapping[str, Any]]) -> str:
                 # An id is what a client chose: no control character of it reaches the terminal.
                 str(session["id"]).encode("unicode_escape").decode(),
                 str(session["context_len"]),
+                str(session["num_pages"]),
                 session["kv"],
                 session["state"],
                 _duration(session["age_s"]),

@@ -98,9 +98,6 @@ class Arrivals:
         session = restore_session(snapshot, self._host)
         self._take_kv(session, snapshot.kv, claim())
         self._sessions.add(session)
-        log.info(
-            "session %s is taken up with %d tokens and the KV of %d", session.id, len(session.context), session.kv_len
-        )
         return session
 
     def _take_kv(self, session: Session, part: KVPart | None, path: Path) -> None:

@@ -174,6 +174,7 @@ def _restored(snapshot: Snapshot, host: Host) -> Session:
         tenant=header.tenant,
         cache_salt=state["cache_salt"],
         opened_s=now_s - state["age_s"],
+        origin="resumed",
         epoch=header.epoch,
         priority=state["priority"],
         num_turns=state["num_turns"],

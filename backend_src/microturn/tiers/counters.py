@@ -15,6 +15,9 @@ class TierCounters:
         read_from_disk: a file was read and found intact.
         restored: KV came back into the pool.
         restored_ahead: of these, before the turn came.
+        restored_from_disk: of those that came back, such as had been read from a file.
+        restored_ahead_from_disk: of these, before the turn came.
+        preempted: a turn lost its pages to a more urgent one.
         dropped: KV was given up for lack of room, and is computed again when its session goes on.
         unreadable_files: files that were damaged, missing or of another model; theirs is computed again too.
         failed_writes: files that could not be written, most often because the disk was full.
@@ -25,6 +28,9 @@ class TierCounters:
     read_from_disk: int = 0
     restored: int = 0
     restored_ahead: int = 0
+    restored_from_disk: int = 0
+    restored_ahead_from_disk: int = 0
+    preempted: int = 0
     dropped: int = 0
     unreadable_files: int = 0
     failed_writes: int = 0

@@ -210,7 +210,7 @@ class Storage:
             image.place = Place.LOST
             return
         self.counters.read_from_disk += 1
-        image.place, image.pages = Place.HOST, pages
+        image.place, image.pages, image.was_in_file = Place.HOST, pages, True
         if not image.num_users:
             self._discard(image)
 

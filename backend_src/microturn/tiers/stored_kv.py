@@ -38,6 +38,7 @@ class StoredImage:
         on_unused: called when the last session has done with it.
         pages: in `HOST` and `WRITING`, what stood in the pages.
         place: where it is.
+        was_in_file: whether it has been read from one.
         num_users: sessions that it belongs to.
         wanted_in: the step in which a turn last asked for it.
     """
@@ -47,6 +48,7 @@ class StoredImage:
     on_unused: Callable[[StoredImage], None]
     pages: KVImage | None
     place: Place = Place.HOST
+    was_in_file: bool = False
     num_users: int = 1
     wanted_in: int = -2
 

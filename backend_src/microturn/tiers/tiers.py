@@ -138,6 +138,7 @@ class Tiers:
 
     def move_out(self, session: Session) -> None:
         """Takes a session's pages at once. Its KV goes to the host where there is room, or else is dropped."""
+        self.storage.counters.preempted += session.running is not None
         if session.stored is None and session.table.kv_len:
             saving = self._saving_of(session, self.storage.make_room)
             if saving is not None:
@@ -253,6 +254,7 @@ class Tiers:
                 return
             del self._expected[session]
             self.storage.counters.restored_ahead += 1
+            self.storage.counters.restored_ahead_from_disk += stored.image.was_in_file
 
     def _copy_in(self, session: Session, stored: StoredKV, max_bytes: int) -> int:
         """Copies some pages more; with the last ones the session is back. Says how many."""
@@ -268,6 +270,7 @@ class Tiers:
             self._note_restored(session, stored)
             session.drop_stored()
             self.storage.counters.restored += 1
+            self.storage.counters.restored_from_disk += stored.image.was_in_file
         return len(within_budget)
 
     def _note_restored(self, session: Session, stored: StoredKV) -> None:

@@ -41,8 +41,8 @@ def sessions(*arguments: str | Path, socket: Path) -> int:
 def test_the_table_shows_what_lives(socket: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert sessions("list", socket=socket) == 0
     head, row = capsys.readouterr().out.splitlines()
-    assert head.split() == ["ID", "CONTEXT", "KV", "STATE", "AGE", "LAST", "TURN"]
-    assert row.split()[:4] == ["4711", "4", "device", "parked"]
+    assert head.split() == ["ID", "CONTEXT", "PAGES", "KV", "STATE", "AGE", "LAST", "TURN"]
+    assert row.split()[:5] == ["4711", "4", "1", "device", "parked"]
     assert row.endswith(" s ago")
 
 

@@ -1,0 +1,125 @@
+"""Families of metrics and their values: plain numbers in this process, changed by one thread. Knows no server.
+
+A family has a series per combination of its labels' values, all of them known and there from the start, since a rate
+over a counter that appears with its first event misses that event.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, product
+
+# The values of a family's labels, in the order of its labels.
+LabelValues = tuple[str, ...]
+
+# A number's name and its labels, as Prometheus has them.
+Sample = tuple[str, tuple[tuple[str, str], ...]]
+
+
+class Family:
+    """What counters, gauges and histograms have in common.
+
+    Args:
+        name: as Prometheus has it.
+        meaning: one line about it.
+        labels: the values that each label takes.
+    """
+
+    kind: str
+
+    def __init__(self, name: str, meaning: str, **labels: Sequence[str]) -> None:
+        self.name = name
+        self.meaning = meaning
+        self.labels: Mapping[str, Sequence[str]] = labels
+        self.series: list[LabelValues] = list(product(*labels.values()))
+
+    def samples(self) -> dict[Sample, float]:
+        """All its numbers."""
+        raise NotImplementedError
+
+    def _named(self, values: LabelValues) -> tuple[tuple[str, str], ...]:
+        return tuple(zip(self.labels, values, strict=True))
+
+
+class Gauge(Family):
+    """Numbers that go up and down."""
+
+    kind = "gauge"
+
+    def __init__(self, name: str, meaning: str, **labels: Sequence[str]) -> None:
+        super().__init__(name, meaning, **labels)
+        self.values = dict.fromkeys(self.series, 0.0)
+
+    def set(self, value: float, *values: str) -> None:
+        """Sets the number of some values of the labels."""
+        assert values in self.values, f"{self.name} has no {values}"
+        self.values[values] = value
+
+    def total(self) -> float:
+        """Of all labels."""
+        return sum(self.values.values())
+
+    def samples(self) -> dict[Sample, float]:
+        return {(self.name, self._named(values)): number for values, number in self.values.items()}
+
+
+class Counter(Gauge):
+    """Numbers that only rise."""
+
+    kind = "counter"
+
+    def add(self, *values: str, by: float = 1) -> None:
+        """Counts one event, or as many as that."""
+        self.values[values] += by
+
+
+class _Tally:
+    """One series of a histogram.
+
+    Attributes:
+        counts: of the values up to each bound that are above the bound before it, and of those above all bounds.
+        total: the sum of all values.
+    """
+
+    def __init__(self, num_bounds: int) -> None:
+        self.counts = [0] * (num_bounds + 1)
+        self.total = 0.0
+
+
+class Histogram(Family):
+    """How many values there were, by size.
+
+    Args:
+        bounds: upper ends of its buckets, rising.
+    """
+
+    kind = "histogram"
+
+    def __init__(self, name: str, meaning: str, bounds: Sequence[float], **labels: Sequence[str]) -> None:
+        super().__init__(name, meaning, **labels)
+        self.bounds = list(bounds)
+        self._tallies = {values: _Tally(len(self.bounds)) for values in self.series}
+        self._ends = [*(f"{bound:g}" for bound in self.bounds), "+Inf"]
+
+    def observe(self, value: float, *values: str) -> None:
+        """Counts a value."""
+        tally = self._tallies[values]
+        tally.counts[bisect_left(self.bounds, value)] += 1
+        tally.total += value
+
+    def count(self, *values: str) -> int:
+        """How many values there were."""
+        return sum(self._tallies[values].counts)
+
+    def samples(self) -> dict[Sample, float]:
+        """Counts up to each bound (`_bucket`), of all (`_count`), and the sum (`_sum`)."""
+        found: dict[Sample, float] = {}
+        for values, tally in self._tallies.items():
+            labels = self._named(values)
+            up_to = list(accumulate(tally.counts))
+            for end, number in zip(self._ends, up_to, strict=True):
+                found[f"{self.name}_bucket", (*labels, ("le", end))] = number
+            found[f"{self.name}_sum", labels] = tally.total
+            found[f"{self.name}_count", labels] = up_to[-1]
+        return found

@@ -1,0 +1,97 @@
+"""Hands metrics on to Triton, in a thread of its own: what has changed since the last time, every few seconds.
+
+An update is a message between two processes and takes 70 to 180 µs, of which 25 to 40 µs are time that this process's
+other threads do not have (measured, two cores). So their number must not follow the load. Triton's own kind of
+histogram takes every value by itself; here a bucket is a counter under the name that Prometheus expects, `…_bucket`,
+and only differences travel: a few hundred updates each time, whatever happened in between.
+
+Knows of Triton what it is given: the class of its metric families.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from microturn.errors import Unavailable
+from microturn.telemetry.families import Sample
+from microturn.telemetry.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+PERIOD_S = 5.0
+
+
+class Publisher:
+    """Publishes an engine's metrics until it is stopped, or the engine has.
+
+    Args:
+        metrics: the engine's; this thread reads them only when the engine has stopped.
+        read: has the engine bring them up to date, and returns what they are then.
+        family_type: `pb_utils.MetricFamily`.
+        labels: that every metric has.
+        info: labels of `microturn_info`.
+    """
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        read: Callable[[], Mapping[Sample, float]],
+        family_type: Any,
+        labels: Mapping[str, str],
+        info: Mapping[str, str],
+    ) -> None:
+        self._metrics = metrics
+        self._read = read
+        self._published: dict[Sample, float] = {}
+        # Triton forgets a family when nobody holds it any more.
+        self._families: dict[str, Any] = {}
+        self._targets: dict[Sample, Any] = {}
+        self._gauges: set[str] = set()
+        for family in metrics:
+            is_gauge = family.kind == "gauge"
+            for name, own_labels in family.samples():
+                if name not in self._families:
+                    kind = family_type.GAUGE if is_gauge else family_type.COUNTER
+                    self._families[name] = family_type(name=name, description=family.meaning, kind=kind)
+                self._targets[name, own_labels] = self._families[name].Metric(labels={**labels, **dict(own_labels)})
+                if is_gauge:
+                    self._gauges.add(name)
+        about = family_type(name="microturn_info", description="What is served.", kind=family_type.GAUGE)
+        self._families["microturn_info"] = about
+        self._about = about.Metric(labels={**labels, **info})
+        self._about.set(1)
+        self._is_stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="microturn-metrics", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread."""
+        self._is_stopping.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self._publish(self._read())
+            except Unavailable:
+                self._publish(self._metrics.samples())  # the engine has stopped: these are its last
+                return
+            except Exception:
+                log.exception("metrics could not be published")
+            if self._is_stopping.wait(PERIOD_S):
+                return
+
+    def _publish(self, samples: Mapping[Sample, float]) -> None:
+        for sample, value in samples.items():
+            change = value - self._published.get(sample, 0.0)
+            if not change:
+                continue
+            target = self._targets[sample]
+            if sample[0] in self._gauges:
+                target.set(value)
+            else:
+                target.increment(change)
+            self._published[sample] = value

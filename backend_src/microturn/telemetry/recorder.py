@@ -1,0 +1,158 @@
+"""What the engine says of itself as it goes: it counts, and a session leaves a line in the log as it begins and ends.
+
+Called on the engine's thread at what happens anyway. Counting takes a microsecond a turn; the lines are written by
+another thread (see `log_lines`), and none of them holds what users say unless a setting asks for that.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+from microturn.errors import DeadlineExceeded, MicroturnError
+from microturn.session import Session
+from microturn.settings import Settings
+from microturn.telemetry.metrics import Metrics
+from microturn.turn import Status, TextInput, TokenInput, Turn, is_empty
+
+sessions_log = logging.getLogger("microturn.sessions")
+turns_log = logging.getLogger("microturn.turns")
+
+# Turns that ended as they should: not cut short by anybody, nor by the time.
+_IN_TIME = frozenset({"length", "stop", "append", "closed"})
+
+
+class Recorder:
+    """Counts what an engine does.
+
+    Attributes:
+        metrics: the counts.
+
+    Args:
+        settings: the engine's.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.metrics = Metrics()
+        self.metrics.sessions_limit.set(settings.max_sessions)
+        self._logs_turns = settings.log_turns != "none"
+        self._logs_text = settings.log_turns == "text"
+
+    # ---- sessions ------------------------------------------------------------------------------------------------
+
+    def session_opened(self, session: Session) -> None:
+        """A session lives from now on."""
+        self.metrics.sessions_opened.add(session.origin)
+        _say(session, "session opened", origin=session.origin, context_len=len(session.context), kv_len=session.kv_len)
+
+    def session_ended(self, session: Session, reason: str) -> None:
+        """A session is about to give up what it has."""
+        self.metrics.sessions_ended.add(reason)
+        _say(
+            session,
+            f"session {reason}",
+            context_len=len(session.context),
+            num_turns=session.num_turns,
+            active_s=round(session.last_activity_s - session.opened_s, 3),
+        )
+
+    def engine_stopped(self, sessions: Iterable[Session], *, has_failed: bool) -> None:
+        """No session goes on here any more, and nobody will read gauges again."""
+        for session in sessions:
+            self.session_ended(session, "failed" if has_failed else "stopped")
+        for gauge in (self.metrics.sessions, self.metrics.turns_open):
+            for labels in gauge.series:
+                gauge.set(0, *labels)
+
+    def prefix_used(self, session: Session) -> None:
+        """A new session has begun with what the prefix cache has of its context."""
+        num_hit = session.table.kv_len
+        self.metrics.prefix_tokens.add("hit", by=num_hit)
+        self.metrics.prefix_tokens.add("miss", by=len(session.context) - num_hit)
+
+    # ---- turns ---------------------------------------------------------------------------------------------------
+
+    def watch(self, turn: Turn) -> None:
+        """Counts a turn when it ends."""
+        turn.on_end = self._turn_ended
+        turn.keeps_pieces = self._logs_text
+
+    def turn_repeated(self) -> None:
+        """A turn came again, and is answered without being done again."""
+        self.metrics.repetitions.add()
+
+    def _turn_ended(self, turn: Turn, answer: Status | MicroturnError) -> None:
+        if isinstance(answer, MicroturnError):
+            self.metrics.turn_errors.add(answer.code)
+            if isinstance(answer, DeadlineExceeded):
+                self.metrics.deadlines.add("missed")
+        else:
+            self._count(turn, answer)
+        if self._logs_turns:
+            turns_log.info("turn ended", extra={"fields": self._line_of(turn, answer)})
+
+    def _count(self, turn: Turn, status: Status) -> None:
+        metrics, reason = self.metrics, status.finish_reason
+        metrics.turns.add(reason)
+        if turn.options.deadline_ms and (reason == "deadline" or reason in _IN_TIME):
+            metrics.deadlines.add("missed" if reason == "deadline" else "met")
+        if reason == "cancelled":
+            return
+        if turn.options.rewind_to is not None:
+            metrics.rewinds.add()
+            metrics.rewound_tokens.add(by=turn.num_cut)
+        for kind in ("input", "output", "computed", "cached"):
+            metrics.turn_tokens.add(kind, by=status.usage[f"{kind}_tokens"])
+        if turn.before is not None and turn.num_computed and turn.len_before > 1 and not turn.num_cached:
+            metrics.kv_restores.add("tokens", "false")
+        if turn.num_input or turn.num_output:
+            self._time(turn, status)
+
+    def _time(self, turn: Turn, status: Status) -> None:
+        timing_ms = status.timing_ms
+        self.metrics.turn_seconds.observe(timing_ms["total"] / 1e3)
+        phases = self.metrics.turn_phase_seconds
+        phases.observe(timing_ms["queue"] / 1e3, "queue")
+        if turn.restore_s:
+            phases.observe(turn.restore_s, "restore")
+        if turn.num_computed:
+            phases.observe(timing_ms["prefill"] / 1e3, "prefill")
+        if turn.first_token_s is not None:
+            phases.observe(timing_ms["decode"] / 1e3, "decode")
+            self.metrics.first_token_seconds.observe(turn.first_token_s - turn.request.arrived_s)
+
+    def _line_of(self, turn: Turn, answer: Status | MicroturnError) -> dict[str, Any]:
+        line: dict[str, Any] = {"session": str(turn.request.session_id), "traceparent": turn.options.traceparent}
+        if isinstance(answer, MicroturnError):
+            line |= {"code": answer.code, "error": answer.args[0]}
+        else:
+            timing_ms = {f"{phase}_ms": round(time_ms, 3) for phase, time_ms in answer.timing_ms.items()}
+            line |= {"turn": answer.turn, "finish_reason": answer.finish_reason, **answer.usage, **timing_ms}
+        if self._logs_text:
+            given = turn.request.input
+            if isinstance(given, TextInput | TokenInput) and not is_empty(given):
+                line["input"] = given.text if isinstance(given, TextInput) else list(given.token_ids)
+            line["output"] = "".join(piece.text for piece in turn.pieces)
+        return {name: value for name, value in line.items() if value is not None}
+
+    # ---- steps ---------------------------------------------------------------------------------------------------
+
+    def stepped(self, num_rows: int, num_tokens: int, step_s: float) -> None:
+        """A forward pass was made."""
+        self.metrics.step_seconds.observe(step_s)
+        self.metrics.step_rows.observe(num_rows)
+        self.metrics.step_tokens.observe(num_tokens)
+
+    def step_failed(self) -> None:
+        """A forward pass raised."""
+        self.metrics.step_failures.add()
+
+
+def _say(session: Session, event: str, **fields: Any) -> None:
+    # A session without a token that is opened and closed at once is how the server's health is tried, all the time.
+    is_trial = session.is_closing and not len(session.context) and session.num_turns <= 1
+    level = logging.DEBUG if is_trial else logging.INFO
+    if sessions_log.isEnabledFor(level):
+        named = {"session": str(session.id)} | ({} if session.tenant is None else {"tenant": session.tenant})
+        sessions_log.log(level, event, extra={"fields": named | fields})

@@ -1,0 +1,72 @@
+"""What of an engine's telemetry leaves the process: metrics to Triton, spans to a collector."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from microturn.engine import Engine
+from microturn.errors import MicroturnError
+from microturn.housekeeping import Housekeeping
+from microturn.settings import Settings
+from microturn.telemetry.families import Sample
+from microturn.telemetry.log_lines import LogThread
+from microturn.telemetry.publisher import Publisher
+from microturn.telemetry.span_exporter import open_exporter
+from microturn.telemetry.spans import AnsweredTurn, is_sampled
+from microturn.turn import Status, Turn
+
+
+class Reporting:
+    """Publishes an engine's metrics, and the spans of turns whose clients trace them.
+
+    Args:
+        engine: runs in a thread of its own.
+        settings: the engine's.
+        log: of this process.
+        family_type: `pb_utils.MetricFamily`.
+        model: the model's name in Triton's repository.
+        about: what is served: labels of `microturn_info`.
+
+    Raises:
+        InvalidArgument: a variable of OpenTelemetry's names no address.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: Settings,
+        log: LogThread,
+        family_type: Any,
+        model: str,
+        about: Mapping[str, str],
+    ) -> None:
+        self._engine = engine
+        self._log = log
+        service = {f"microturn.{name}": value for name, value in about.items()}
+        self._spans = open_exporter(settings.otlp_endpoint, service)
+        metrics = engine.recorder.metrics
+        self._publisher = Publisher(metrics, self._measure, family_type, labels={"model": model}, info=about)
+
+    def answered(self, turn: Turn, answer: Status | MicroturnError, begun_s: float) -> None:
+        """A turn's last answer has been sent.
+
+        Args:
+            turn: that of the request.
+            answer: how it ended.
+            begun_s: when sending began, by the engine's clock.
+        """
+        if self._spans is not None and is_sampled(turn):
+            self._spans.put(AnsweredTurn(turn, answer, begun_s, self._engine.clock()))
+
+    def stop(self) -> None:
+        """Ends the threads."""
+        self._publisher.stop()
+        if self._spans is not None:
+            self._spans.stop()
+
+    def _measure(self) -> dict[Sample, float]:
+        dropped = self._engine.recorder.metrics.telemetry_dropped
+        dropped.set(self._log.num_dropped, "log")
+        dropped.set(0 if self._spans is None else self._spans.num_dropped, "span")
+        return self._engine.call(Housekeeping.measure)

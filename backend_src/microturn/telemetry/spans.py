@@ -1,0 +1,102 @@
+"""A turn as spans of OpenTelemetry, in the form of OTLP's JSON, under the span of the client that sent it.
+
+    client's span (traceparent)
+    └── turn        arrived ─────────────────────────────────────────────▶ sent
+        ├── queue   ────▶
+        ├── restore      ────▶
+        ├── prefill           ────▶
+        ├── decode                 ───────────────────▶ ended
+        └── send                                             ────────────▶
+
+The times are those of the turn's status. A turn that was refused, or answered from its record, has no parts but `send`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
+
+from microturn.errors import MicroturnError
+from microturn.turn import Status, Turn
+
+_INTERNAL, _SERVER = 1, 2
+_ERROR = 2
+_SAMPLED = 1
+_PHASES = ("queue", "restore", "prefill", "decode")
+
+
+@dataclass(frozen=True)
+class AnsweredTurn:
+    """A turn and what its client was sent at last.
+
+    Attributes:
+        begun_s: when sending began, by the engine's clock.
+        sent_s: when the answer was in Triton's hands.
+    """
+
+    turn: Turn
+    answer: Status | MicroturnError
+    begun_s: float
+    sent_s: float
+
+
+def is_sampled(turn: Turn) -> bool:
+    """Whether the client's trace wants spans of a turn."""
+    traceparent = turn.request.options.get("traceparent")
+    return traceparent is not None and bool(int(traceparent[-2:], 16) & _SAMPLED)
+
+
+def spans_of(answered: AnsweredTurn, unix_offset_s: float) -> list[dict[str, Any]]:
+    """The spans of a turn that is sampled.
+
+    Args:
+        answered: it, with its answer.
+        unix_offset_s: what its times need to become seconds since 1970.
+    """
+    turn, answer = answered.turn, answered.answer
+    _, trace_id, parent_id, _ = turn.request.options["traceparent"].split("-")
+    turn_id = secrets.token_hex(8)
+    arrived_s = turn.request.arrived_s
+
+    def span(name: str, begun_s: float, ended_s: float) -> dict[str, Any]:
+        return {
+            "traceId": trace_id,
+            "spanId": secrets.token_hex(8),
+            "parentSpanId": turn_id,
+            "name": name,
+            "kind": _INTERNAL,
+            "startTimeUnixNano": _nanoseconds(begun_s + unix_offset_s),
+            "endTimeUnixNano": _nanoseconds(ended_s + unix_offset_s),
+        }
+
+    whole = span("turn", arrived_s, answered.sent_s) | {
+        "spanId": turn_id,
+        "parentSpanId": parent_id,
+        "kind": _SERVER,
+        "attributes": [_attribute(f"microturn.{name}", value) for name, value in _described(turn, answer).items()],
+    }
+    if isinstance(answer, MicroturnError):
+        whole["status"] = {"code": _ERROR, "message": str(answer)}
+    if isinstance(answer, MicroturnError) or not turn.begun_s:
+        return [whole, span("send", answered.begun_s, answered.sent_s)]
+    ends_s = [*accumulate((answer.timing_ms[phase] / 1e3 for phase in _PHASES), initial=arrived_s), answered.sent_s]
+    parts = zip((*_PHASES, "send"), pairwise(ends_s), strict=True)
+    return [whole, *(span(name, *times_s) for name, times_s in parts if times_s[1] > times_s[0])]
+
+
+def _described(turn: Turn, answer: Status | MicroturnError) -> dict[str, str | int]:
+    known: dict[str, str | int] = {"session": str(turn.request.session_id)}
+    if isinstance(answer, MicroturnError):
+        return known | {"code": answer.code}
+    is_repetition = {"replayed": "true"} if answer.replayed else {}
+    return known | {"turn": answer.turn, "finish_reason": answer.finish_reason, **answer.usage, **is_repetition}
+
+
+def _attribute(key: str, value: str | int) -> dict[str, Any]:
+    return {"key": key, "value": {"stringValue": value} if isinstance(value, str) else {"intValue": str(value)}}
+
+
+def _nanoseconds(time_s: float) -> str:
+    return str(int(time_s * 1e9))
