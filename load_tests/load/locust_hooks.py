@@ -7,6 +7,7 @@ workers do not all send that last report has failed, and so has one in which a s
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import time
 from pathlib import Path
@@ -31,8 +32,9 @@ from load_tests.load.shapes import SHAPES
 from load_tests.load.slow_reader import SlowReader
 from load_tests.load.thresholds import Thresholds
 
-# The server brings its metrics up to date once a second.
-_METRICS_LAG_S = 1.5
+# The server gives its figures about once a second, one after the other; after the second beat of its heart all are new.
+_HEARTBEAT = "microturn_heartbeat_timestamp_seconds"
+_NUM_HEARTBEATS, _HEARTBEATS_S = 2, 20.0
 # Messages between the master and its workers.
 _STOP, _LAST_REPORT = "microturn_stop", "microturn_last_report"
 _LAST_REPORT_S = 10.0
@@ -63,6 +65,7 @@ def _begin_process(environment: Environment, **_: Any) -> None:
         Person.recorder = SlowReader.recorder = recorder
         environment.events.test_start.add_listener(lambda **_: recorder.begin())
         gevent.spawn(recorder.watch)
+        inspect.stack()  # Locust does so when a run stops; the first time takes a tenth of a second, in which all stand still
         if isinstance(runner, WorkerRunner):
             _Worker(environment, runner, recorder)
         else:
@@ -145,8 +148,7 @@ class Judge:
             gevent.sleep(0.05)
 
     def _judge(self, **_: Any) -> None:
-        if self._options.metrics_url:
-            gevent.sleep(_METRICS_LAG_S)
+        self._wait_for_metrics()
         written = self._report_now()
         if self._options.report:
             path = Path(self._options.report)
@@ -184,6 +186,17 @@ class Judge:
         num = sum(response_times.values())
         p50_ms, p99_ms = (calculate_response_time_percentile(response_times, num, share) for share in (0.5, 0.99))
         return num, p50_ms, p99_ms
+
+    def _wait_for_metrics(self) -> None:
+        """Until the server has given all its figures once since now, if it gives any."""
+        give_up_s = time.monotonic() + _HEARTBEATS_S
+        seen: set[float] = set()
+        while len(seen) <= _NUM_HEARTBEATS and time.monotonic() < give_up_s:
+            beats = [value for key, value in self._scrape().items() if key.startswith(_HEARTBEAT)]
+            if not beats:
+                return
+            seen.update(beats)
+            gevent.sleep(0.2)
 
     def _scrape(self) -> dict[str, float]:
         if not self._options.metrics_url:
