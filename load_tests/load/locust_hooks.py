@@ -65,7 +65,7 @@ def _begin_process(environment: Environment, **_: Any) -> None:
         Person.recorder = SlowReader.recorder = recorder
         environment.events.test_start.add_listener(lambda **_: recorder.begin())
         gevent.spawn(recorder.watch)
-        inspect.stack()  # Locust does so when a run stops; the first time takes a tenth of a second, in which all stand still
+        inspect.stack()  # Locust does so as a run stops; the first time takes a tenth of a second, and all stand still
         if isinstance(runner, WorkerRunner):
             _Worker(environment, runner, recorder)
         else:
