@@ -46,6 +46,8 @@ def test_every_field_of_a_session_comes_back(driver: FakeDriver) -> None:
             assert again.epoch == 9
         elif field.name == "opened_s":
             assert again.opened_s == pytest.approx(session.opened_s)
+        elif field.name == "origin":
+            assert (session.origin, again.origin) == ("new", "resumed")
         elif field.name not in _NOT_SAVED:
             assert getattr(again, field.name) == getattr(session, field.name), field.name
     assert (again.running, again.queued, again.is_closing, again.table.pages) == (None, deque(), False, [])
