@@ -1,15 +1,14 @@
-"""Do Locust, the client and the server tell the same story? Each leaves something out of a turn's latency:
+"""Do Locust, the client and the server tell the same story? Each leaves something out of a turn's latency.
 
-* *client, from due* is the whole of it: from when a turn was due to its end.
-* *Locust* is told the same numbers and rounds them: to 1 ms below 100 ms, then to two digits. Turns that were given up
-  count with what they had waited, here as in the client's p50 and p99 beside it.
-* *client, from sent* leaves out the time before a turn was sent: it waits for the one before, or for this program.
-* *server, status* is what the status of the same turns says. It leaves out also what is around the engine: network,
-  Triton, adapter, client, and on a busy machine the wait of each of these for a core.
-* *server, /metrics* is the server's histogram, of every turn that ended well, openings included. It is held against
-  what the client measured of the same turns from sending them, and leaves out what is around the engine.
+* The *client* has it from when a turn was due (`turn`) and from when it was sent (`turn_sent`). Between the two is
+  `held_up`: the wait for the turn before, and for this program.
+* *Locust* is told the first of these and rounds it: to 1 ms below 100 ms, then to two digits.
+* *server, status* is what the status of the same turns says. It leaves out what is around the engine: network, Triton,
+  adapter, client, and on a busy machine the wait of each of these for a core. So it is held against `turn_sent`.
+* *server, /metrics* is the server's histogram, of every turn that ended well, openings included. It leaves out the
+  same, and is held against what the client measured of the same turns from sending them, `every_sent`.
 
-What is left out is measured turn by turn. Its median is added, and then p50 and p99 should be the same.
+What is around the engine is measured turn by turn. With its median added, p50 and p99 should be the same.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from load_tests.load.histogram import Histogram
 from load_tests.load.record import Scene
 from load_tests.load.server_metrics import Buckets
 
@@ -67,26 +67,20 @@ def compare(seen: Scene, locust_ms: tuple[int, float, float], server: Buckets | 
         server: its histogram of turns in seconds, where it was asked.
     """
     times = seen.times
-    sent, on_server = times["turn_sent"], times["turn_server"]
-    if not sent.num:
+    if not times["turn_sent"].num:
         return []
-    with_given_up, whole, every = (
-        (times[name].percentile(50), times[name].percentile(99)) for name in ("turn", "turn_answered", "every_sent")
-    )
-    held_up_ms, around_ms = times["held_up"].percentile(50), times["around"].percentile(50)
+    around_ms = times["around"].percentile(50)
+    on_server = times["turn_server"]
     rows = [
-        Row("Locust", *locust_ms, 0.0, *with_given_up),
-        Row("client, from sent", sent.num, sent.percentile(50), sent.percentile(99), held_up_ms, *whole),
-        Row(
-            "server, status",
-            on_server.num,
-            on_server.percentile(50),
-            on_server.percentile(99),
-            held_up_ms + around_ms,
-            *whole,
-        ),
+        Row("Locust", *locust_ms, 0.0, *_p50_and_p99(times["turn"])),
+        Row("server, status", on_server.num, *_p50_and_p99(on_server), around_ms, *_p50_and_p99(times["turn_sent"])),
     ]
     if server is not None and server.num:
         p50_ms, p99_ms = (1e3 * server.percentile(percent) for percent in (50, 99))
+        every = _p50_and_p99(times["every_sent"])
         rows.append(Row("server, /metrics", server.num, p50_ms, p99_ms, around_ms, *every))
     return rows
+
+
+def _p50_and_p99(histogram: Histogram) -> tuple[float, float]:
+    return histogram.percentile(50), histogram.percentile(99)

@@ -146,7 +146,6 @@ class Record:
         scene.counts["tokens"] += turn.status.usage.output_tokens
         times = scene.times
         times["turn"].add(turn.latency_ms)
-        times["turn_answered"].add(turn.latency_ms)
         times["turn_sent"].add((turn.ended_s - turn.sent_s) * 1e3)
         times["every_sent"].add((turn.ended_s - turn.sent_s) * 1e3)
         times["turn_server"].add(turn.status.timing_ms.total)
