@@ -13,7 +13,7 @@ export GOMP_SPINCOUNT ?= 10000
 .DEFAULT_GOAL := help
 .PHONY: help setup model demo serve gateway test test-unit test-oracles test-e2e check check-deploy deploy-tools image-test clean \
 	bench-overhead bench-turns bench-beat bench-peers llama-server bench-engine bench-prefixes bench-endless bench-kv \
-	bench-weights bench-parked bench-telemetry soak
+	bench-weights bench-parked bench-client bench-telemetry soak load load-ui capacity
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -108,8 +108,21 @@ bench-parked: model  ## 500 parked sessions on a pool for 20 (half an hour): rig
 bench-telemetry: model  ## what metrics, log lines and spans take of a step, on and off in one server
 	@$(BIN)/python -m load_tests.bench telemetry $(ARGS)
 
+bench-client: setup  ## what the client library costs: 200 sessions on the beat in one process (six minutes)
+	@$(BIN)/python -m load_tests.bench client $(ARGS)
+
 soak: model  ## ten minutes of sessions that talk, interrupt and vanish; memory, pages and places must come back
 	@$(BIN)/python -m load_tests.soak $(ARGS)
+
+load: model  ## people under Locust against a server of its own; SCENARIO=beat USERS=4 DURATION=60 ARGS='--shape ramp …'
+	@$(BIN)/python -m load_tests.load $(or $(SCENARIO),beat) $(if $(USERS),--users $(USERS)) \
+	  $(if $(DURATION),--duration $(DURATION)) $(ARGS)
+
+load-ui: model  ## the same with Locust's page on loopback:8089, to start, stop and watch
+	@$(BIN)/python -m load_tests.load $(or $(SCENARIO),beat) $(if $(USERS),--users $(USERS)) --web-port 8089 $(ARGS)
+
+capacity: model  ## how many sessions keep the beat, by bisection, and what limits it; ARGS='--set key=value …'
+	@$(BIN)/python -m load_tests.load capacity --duration $(or $(DURATION),20) $(ARGS)
 
 clean:  ## remove .venv and caches of tools; the model cache stays
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis out

@@ -109,7 +109,14 @@ class Engine:
         self._tiers = Tiers(pool, runner.kv, self._sessions, self._prefixes, storage, clock)
         self._pace = pace or Pace()
         self._scheduler = Scheduler(settings.max_batch_tokens, self._tiers, self._pace, clock)
-        self._lifecycle = Lifecycle(self._sessions, self._prefixes, recorder, clock, step_len=settings.max_batch_tokens)
+        self._lifecycle = Lifecycle(
+            self._sessions,
+            self._prefixes,
+            recorder,
+            clock,
+            step_len=settings.max_batch_tokens,
+            model_fingerprint=model_fingerprint,
+        )
         self.snapshots = snapshots
         num_results = settings.max_queued_turns + 1
         self.host = Host(

@@ -45,6 +45,7 @@ class Lifecycle:
         recorder: is told what a new session began with.
         clock: seconds, monotonic.
         step_len: tokens that one step computes at most.
+        model_fingerprint: of the model here, which who opens a session is told; empty where nobody knows.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Lifecycle:
         clock: Callable[[], float],
         *,
         step_len: int,
+        model_fingerprint: str = "",
     ) -> None:
         self.running: dict[Session, None] = {}
         self._sessions = sessions
@@ -62,6 +64,7 @@ class Lifecycle:
         self._recorder = recorder
         self._clock = clock
         self._step_len = step_len
+        self._model_fingerprint = model_fingerprint or None
 
     # ---- turns come ----------------------------------------------------------------------------------------------
 
@@ -289,6 +292,8 @@ class Lifecycle:
         session.last_activity_s = self._clock()
         appended_ids = tuple(turn.appended_ids) if turn.options.return_appended_ids else None
         status = status_of(session, turn, reason, self._clock(), context_len)
+        if turn.request.opens:
+            status = replace(status, model_fingerprint=self._model_fingerprint)
         turn.put(replace(output, status=status, appended_ids=appended_ids))
         if turn.is_numbered:
             session.results.record(turn)

@@ -194,6 +194,7 @@ class SessionOptions:
     resume: bool = _option(False, _boolean)
     fork_of: str | None = _option(None, _text(128))
     cache_salt: str = _option("", _text(MAX_KEY_LEN))
+    model_fingerprint: str | None = _option(None, _text(MAX_KEY_LEN))
 
 
 # What START sets for other turn options is the default of the session's turns; these hold for their turn alone.

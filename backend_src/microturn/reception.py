@@ -88,6 +88,7 @@ class Reception:
     def _open(self, turn: Turn) -> None:
         """A new session; one of the same id that lives gives way once the new one has proved itself valid."""
         request = turn.request
+        self._check_model(request.session_options)
         replaced = self._sessions.find(request.session_id)
         if replaced is not None:
             check_owner(replaced, request)
@@ -175,6 +176,15 @@ class Reception:
             num_turns=0,
             is_closing=False,
         )
+
+    def _check_model(self, asked: SessionOptions) -> None:
+        """A context that was built with one model is not told to another."""
+        here = self._host.model_fingerprint
+        if asked.model_fingerprint not in (None, here):
+            raise FailedPrecondition(
+                f"the session is one of another model (fingerprint {asked.model_fingerprint}, here {here}): open it "
+                "on a server of that model, or a new one"
+            )
 
     def _max_context_for(self, asked: SessionOptions, default: int) -> int:
         if asked.max_context is None:

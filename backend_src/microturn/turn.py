@@ -81,6 +81,7 @@ class Status:
     timing_ms: Mapping[str, float]
     expires_in_s: float
     seed: int
+    model_fingerprint: str | None = None
     replayed: bool = False
 
 

@@ -104,7 +104,9 @@ class AsyncClient:
 
         Raises:
             MicroturnError: when the server does not say so within the client's ``timeout_s``.
+            SessionClosed: when the client is closed.
         """
+        self._check_open()
         request = service_pb2.ModelConfigRequest(name=self._model)
         try:
             return parse_model_info((await self._stub.ModelConfig(request, timeout=self._timeout_s)).config)

@@ -44,6 +44,8 @@ async def turns_on_the_beat(
         await pull
     finally:
         pull.cancel()
+        # Who leaves early has no use for what the source raised meanwhile.
+        pull.add_done_callback(lambda done: done.cancelled() or done.exception())
 
 
 async def _pull(source: AsyncIterator[TurnInput], arrived: asyncio.Queue[TurnInput]) -> None:

@@ -2,13 +2,14 @@
 
 Everything happens on one event loop, so nothing is locked. The reader always ends by telling the core why, so nobody
 waits for a task that died. A timer wakes the core when it has something to do: keep an idle session alive, or try
-again where a stream broke; each stream is a call of its own.
+again where a stream broke; each stream is a call of its own. It also wakes who waits for a turn whose time has passed.
+What it was set for has mostly moved on when it goes off, and it is set again: that is rarer than messages are.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import math
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -59,7 +60,7 @@ class AsyncStream:
     def __init__(self, core: SessionCore, open_call: OpenCall) -> None:
         self.core = core
         self._open_call = open_call
-        self._changed = asyncio.Event()
+        self._waiting: set[asyncio.Future[None]] = set()
         self._call: _Call | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -70,13 +71,13 @@ class AsyncStream:
             self._drop_call()
         requests = self.core.requests_to_send()
         if requests and self._call is None:
-            self._loop = asyncio.get_running_loop()
+            loop = self._enter_loop()
             self._call = _Call(self._open_call, self.core.requests.metadata)
-            self._call.reader = self._loop.create_task(self._read(self._call), name=f"microturn-{self.core.id}")
+            self._call.reader = loop.create_task(self._read(self._call), name=f"microturn-{self.core.id}")
         for request in requests:
             assert self._call is not None
             self._call.write(request)
-        self._arm_timer()
+        self._wake_core_in_time()
 
     async def next_event(self, turn: PendingTurn) -> Event | None:
         """Waits for the next event of a turn; None when the turn is over.
@@ -90,9 +91,9 @@ class AsyncStream:
                 self.core.time_out(turn)
                 self.flush()
             else:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(remaining_s):
-                        await self._changed.wait()
+                self._enter_loop()
+                self._arm_timer(remaining_s)
+                await self._change()
         return event
 
     def leave(self, turn: PendingTurn) -> None:
@@ -121,8 +122,7 @@ class AsyncStream:
             self._loop.call_soon_threadsafe(self._stop)
 
     def _stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        self._cancel_timer()
         self._drop_call()
 
     def _drop_call(self) -> None:
@@ -132,12 +132,15 @@ class AsyncStream:
 
     async def _read(self, call: _Call) -> None:
         error: MicroturnError = ConnectionLost("the server ended the stream")
+        is_first = True
         try:
             async for message in call.messages:
                 if call is not self._call:
                     break
-                route = read_route(await call.messages.initial_metadata())
-                self.core.requests.route = route or self.core.requests.route
+                if is_first:
+                    route = read_route(await call.messages.initial_metadata())
+                    self.core.requests.route = route or self.core.requests.route
+                    is_first = False
                 self.core.receive(message)
                 self.flush()
                 self._wake()
@@ -154,22 +157,55 @@ class AsyncStream:
             if call is self._call:
                 self._call = None
                 self.core.connection_lost(error)
-                self._arm_timer()
+                self._wake_core_in_time()
             self._wake()
 
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
+    # ---- time and change -----------------------------------------------------------------------------------------
 
-    def _arm_timer(self) -> None:
+    async def _change(self) -> None:
+        """Waits until something has happened."""
+        change = asyncio.get_running_loop().create_future()
+        self._waiting.add(change)
+        try:
+            await change
+        finally:
+            self._waiting.discard(change)
+
+    def _wake(self) -> None:
+        for change in self._waiting:
+            if not change.done():
+                change.set_result(None)
+
+    def _enter_loop(self) -> asyncio.AbstractEventLoop:
+        """The loop that runs now; a timer of another one will not go off."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._cancel_timer()
+            self._loop = loop
+            self._wake_core_in_time()
+        return loop
+
+    def _wake_core_in_time(self) -> None:
+        due = self.core.wake_at
+        if due is not None:
+            self._arm_timer(max(0.0, due - time.monotonic()))
+
+    def _arm_timer(self, delay_s: float) -> None:
+        """Sees to it that ``_tick`` is called within so many seconds."""
+        if self._loop is None or self._loop.is_closed() or delay_s == math.inf:
+            return
+        due = self._loop.time() + delay_s
+        if self._timer is None or self._timer.when() > due:
+            self._cancel_timer()
+            self._timer = self._loop.call_at(due, self._tick)
+
+    def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        due = self.core.wake_at
-        if due is not None and self._loop is not None:
-            self._timer = self._loop.call_later(max(0.0, due - time.monotonic()), self._tick)
 
     def _tick(self) -> None:
+        self._timer = None
         self.core.tick()
         self.flush()
         self._wake()

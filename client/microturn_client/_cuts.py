@@ -100,17 +100,18 @@ class Cuts:
 
     def cut_what_was_left(self) -> None:
         """Cuts the answer that its reader has left, as soon as it is known where it begins."""
+        done, turn = self._last_done, self._outbox.first_sent
+        is_done_left = done is not None and done.is_left and not done.is_settled and len(done.ids) > done.num_handed
+        is_turn_left = turn is not None and _is_unwanted(turn) and turn.start is not None and not turn.is_behind
+        if not (is_done_left or is_turn_left):
+            return
         if any(turn.is_cut for turn in self._outbox) or any(turn.is_end for turn in self._outbox.sent):
             return
-        turn = next((turn for turn in self._outbox.sent if not turn.is_passing), None)
-        done = self._last_done
-        if done is not None and done.is_left and not done.is_settled and len(done.ids) > done.num_handed:
-            done.is_settled = True
-            if not any(later.num_handed for later in self._outbox):
-                self._cut(_end_of(done), math.inf)
-        elif turn is not None and _is_unwanted(turn) and turn.start is not None and not turn.is_behind:
-            turn.is_settled = True
-            self._cut(_end_of(turn), math.inf)
+        left = done if is_done_left else turn
+        assert left is not None
+        left.is_settled = True
+        if left is turn or not any(later.num_handed for later in self._outbox):
+            self._cut(_end_of(left), math.inf)
 
     def must_wait(self, turn: PendingTurn) -> bool:
         """Whether a turn must not be sent yet, since something before it is going to be cut."""
@@ -174,7 +175,7 @@ class Cuts:
         again = []
         position = _position_of(cut)
         for entry in self._transcript.behind(position):
-            if entry.input_len or entry.options or not entry.tensor.is_empty:
+            if entry.input_ids or entry.options or not entry.tensor.is_empty:
                 turn = PendingTurn(entry.tensor, {**entry.options, "max_tokens": 0}, math.inf)
                 turn.is_patient = True
                 again.append(turn)

@@ -24,6 +24,7 @@ from microturn_client._errors import (
     InternalError,
     InvalidArgument,
     MicroturnError,
+    ModelChanged,
     NotFound,
 )
 from microturn_client._events import Resumed
@@ -148,6 +149,8 @@ class DurableCore(SessionCore):
             remedy = Remedy.REOPEN if is_orphan else Remedy.TELL
         if remedy is Remedy.TELL and self._replay is None:
             return False
+        if self._replay is not None and isinstance(error, FailedPrecondition):
+            remedy, error = Remedy.TELL, ModelChanged(error.message)  # nothing else is asked of what it finds there
         if remedy is Remedy.RESUME or (remedy is Remedy.REOPEN and self._replay is not None):
             self._break(error)
         elif self._replay is not None or not self._transcript.is_replayable:
@@ -255,6 +258,8 @@ class DurableCore(SessionCore):
         super()._answered(turn, response)
         status = response.status
         assert status is not None
+        if status.model_fingerprint is not None:
+            self.requests.model_fingerprint = status.model_fingerprint
         if self._replay is not None and turn.is_passing:
             self._has_told(self._replay, turn, status.appended_ids or ())
         elif is_probe or (turn.is_passing and self._must_learn):

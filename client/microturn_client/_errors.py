@@ -7,7 +7,8 @@
     ├── ContextFull          CONTEXT_FULL         context + input + max_tokens exceed max_context
     ├── ResourceExhausted    RESOURCE_EXHAUSTED   no room now: sessions, queue or pages
     ├── FailedPrecondition   FAILED_PRECONDITION  right in itself, wrong for the session's present state
-    │   └── SessionClosed                         a turn on a session that you closed
+    │   ├── SessionClosed                         a turn on a session that you closed
+    │   └── ModelChanged                          the session is lost, and another model is there now
     ├── PermissionDenied     PERMISSION_DENIED    the session belongs to somebody else
     ├── DeadlineExceeded     DEADLINE_EXCEEDED    the server's deadline passed; nothing was appended
     │   └── TurnTimeout                           this client waited timeout_s; what the server did is not known
@@ -92,6 +93,10 @@ class FailedPrecondition(MicroturnError):
 
 class SessionClosed(FailedPrecondition):
     """A turn was asked for on a session that this program has closed."""
+
+
+class ModelChanged(FailedPrecondition):
+    """The session is lost, and the server has another model now, to which nothing is told again. Open a new session."""
 
 
 class PermissionDenied(MicroturnError):

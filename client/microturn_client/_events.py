@@ -72,6 +72,7 @@ class Status:
         expires_in_s: seconds of silence after which the server ends the session.
         seed: the seed that sampling uses.
         appended_ids: the ids that the input became, when the turn asked with ``return_appended_ids``.
+        model_fingerprint: of the server's model, with the turn that opened the session; None with others.
         replayed: this is the recorded result of a turn that was sent before.
         rebuilt: the KV was computed again from what was left of the context.
         moving: the server drains; go on with this session elsewhere.
@@ -87,6 +88,7 @@ class Status:
     expires_in_s: float
     seed: int
     appended_ids: tuple[int, ...] | None = None
+    model_fingerprint: str | None = None
     replayed: bool = False
     rebuilt: bool = False
     moving: bool = False
@@ -114,6 +116,9 @@ class Resumed:
 
 Event = Tokens | TurnEnd | Resumed
 
+_USAGE = tuple(field.name for field in fields(Usage))
+_TIMING = tuple(field.name for field in fields(Timing))
+
 
 def parse_status(text: bytes, appended_ids: tuple[int, ...] | None) -> Status:
     """Reads the JSON of the ``status`` output; names it does not know are left aside.
@@ -124,18 +129,19 @@ def parse_status(text: bytes, appended_ids: tuple[int, ...] | None) -> Status:
     try:
         raw: Mapping[str, object] = json.loads(text)
         usage, timing = _mapping(raw["usage"]), _mapping(raw["timing_ms"])
-        stop = raw["stop_reason"]
+        stop, model = raw["stop_reason"], raw.get("model_fingerprint")
         return Status(
             finish_reason=_typed(raw["finish_reason"], str),
             stop_reason=stop if isinstance(stop, str) or stop is None else _typed(stop, int),
             turn=_typed(raw["turn"], int),
             context_len=_typed(raw["context_len"], int),
             kept_len=_typed(raw["kept_len"], int),
-            usage=Usage(**{field.name: _typed(usage[field.name], int) for field in fields(Usage)}),
-            timing_ms=Timing(**{field.name: _number(timing[field.name]) for field in fields(Timing)}),
+            usage=Usage(*[_typed(usage[name], int) for name in _USAGE]),
+            timing_ms=Timing(*[_number(timing[name]) for name in _TIMING]),
             expires_in_s=_number(raw["expires_in_s"]),
             seed=_typed(raw["seed"], int),
             appended_ids=appended_ids,
+            model_fingerprint=None if model is None else _typed(model, str),
             **{flag: raw.get(flag) is True for flag in ("replayed", "rebuilt", "moving")},
         )
     except KeyError as error:

@@ -89,6 +89,7 @@ class SessionOptions(GenerationOptions, total=False):
         session_key: nobody may use the session without it; the session says it with every turn.
         fork_of: id of a session, as text, whose context this one goes on from; it takes that one's key.
         cache_salt: the first turn shares its KV only with sessions of the same salt.
+        model_fingerprint: open it only where the model has this one; see :class:`ModelInfo`.
         resume: go on with the session of this id that the server has, rather than open one.
         parse_special: see :class:`AppendOptions`.
         return_appended_ids: see :class:`AppendOptions`.
@@ -106,6 +107,7 @@ class SessionOptions(GenerationOptions, total=False):
     session_key: str
     fork_of: str
     cache_salt: str
+    model_fingerprint: str
     resume: bool
     parse_special: bool
     return_appended_ids: bool

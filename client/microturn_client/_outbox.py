@@ -43,6 +43,16 @@ class Outbox:
         return list(self._sent.values())
 
     @property
+    def first_sent(self) -> PendingTurn | None:
+        """The first turn of a user's on the wire."""
+        return next((turn for turn in self._sent.values() if not turn.is_passing), None)
+
+    @property
+    def has_sent_any(self) -> bool:
+        """Whether any turn is on the wire."""
+        return bool(self._sent)
+
+    @property
     def has_unsent(self) -> bool:
         """Whether any turn waits to be sent."""
         return bool(self._unsent or self._refused_for_gap)
@@ -124,6 +134,13 @@ class Outbox:
         self.next_number = next_number
         for turn in turns:
             turn.number = None
+
+    def give_up_unsent(self) -> list[PendingTurn]:
+        """Gives up all turns that wait to be sent, but for the end of the session, and returns them."""
+        turns = [turn for turn in (*self._refused_for_gap, *self._unsent) if not turn.is_end]
+        self._refused_for_gap.clear()
+        self._unsent = deque(turn for turn in self._unsent if turn.is_end)
+        return turns
 
     def clear(self) -> list[PendingTurn]:
         """Gives up all turns, and returns them."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Sequence
 
+from microturn_client._entries import EMBEDDING
 from microturn_client._inputs import InputTensor
 from microturn_client._pending_turn import PendingTurn
-from microturn_client._transcript import EMBEDDING, Transcript
+from microturn_client._transcript import Transcript
 
 
 class Replay:
@@ -25,7 +27,7 @@ class Replay:
         self._transcript = transcript
         self._is_said_again = is_said_again
         self._pieces = transcript.as_said() if is_said_again else transcript.as_ids()
-        self._told: list[int] = []
+        self._told = array("i")
         self._next = 0
         self.num_turns = len(self._pieces)
 
@@ -50,10 +52,10 @@ class Replay:
     def has_told(self, tensor: InputTensor, appended_ids: Sequence[int], generated_ids: Sequence[int] = ()) -> None:
         """The next turn was taken: its input became these ids, and those were generated."""
         self._next += 1
-        self._told += appended_ids
+        self._told.extend(appended_ids)
         if tensor.name == "input_embeds":
-            self._told += [EMBEDDING] * tensor.shape[1]
-        self._told += generated_ids
+            self._told.extend([EMBEDDING] * tensor.shape[1])
+        self._told.extend(generated_ids)
 
     @property
     def is_right(self) -> bool:

@@ -33,6 +33,7 @@ class Requests:
     Attributes:
         session_id: integer in [1, 2**63), or a printable text of 1 to 128 characters.
         options: of the session.
+        model_fingerprint: of the model that it was opened with; None before it is known.
         route: the proxy's word for the session's server; None before it has said one, or where there is no proxy.
 
     Args:
@@ -54,6 +55,7 @@ class Requests:
         self.model = model
         self.session_id = check_session_id(session_id)
         self.options = dict(options)
+        self.model_fingerprint: str | None = None
         self.route: str | None = None
         self.later_options: dict[str, object] = {}
         self._inherited: dict[str, object] = {}
@@ -70,9 +72,9 @@ class Requests:
         """What the session's next stream begins with."""
         return stream_metadata(self.session_id, self.route)
 
-    def check(self, tensor: InputTensor, options: Mapping[str, object]) -> None:
-        """Raises what a turn would: InvalidArgument, TypeError for what has no form on the wire."""
-        build_request(self.model, "", self.session_id, tensor, options)
+    def check(self, options: Mapping[str, object]) -> None:
+        """Raises what a turn with such options would: InvalidArgument, TypeError for what has no form on the wire."""
+        add_options(ModelInferRequest(), options)
 
     def max_tokens(self, tensor: InputTensor, options: Mapping[str, object]) -> object:
         """Said with every turn, so that it never depends on what START said."""
@@ -109,12 +111,14 @@ class Requests:
         return request
 
     def reopen_with(self, seed: int | None) -> None:
-        """From here on START opens the session anew: with this seed, and from nothing."""
+        """From here on START opens the session anew: with this seed, from nothing, and on no other model."""
         self.options = {**self._inherited, **self.options}
         self.options.pop("resume", None)
         self.options.pop("fork_of", None)
         if seed is not None:
             self.options["seed"] = seed
+        if self.model_fingerprint is not None:
+            self.options["model_fingerprint"] = self.model_fingerprint
 
     def branch(self, session_id: SessionId) -> Requests:
         """Requests of a session that goes on from this one's context."""
@@ -123,6 +127,7 @@ class Requests:
         branch.options["fork_of"] = str(self.session_id)
         branch.route = self.route  # its parent's KV is there
         branch.later_options = dict(self.later_options)
+        branch.model_fingerprint = self.model_fingerprint
         branch._inherited = {**self._inherited, **self.options}
         return branch
 

@@ -28,7 +28,8 @@ class Recovery:
         first_delay_s: about the time before the first attempt; it doubles with each, up to ``max_delay_s``.
         max_delay_s: about the longest time between two attempts.
         max_transcript_bytes: how much of a session is kept here, to open it anew where no server has it any more: four
-            bytes a token, the text as it was sent, and embeddings whole. What has grown beyond that is not replayed.
+            bytes a token, the text as it was sent, embeddings whole, and seventeen bytes a turn, also of what a window
+            has evicted. One that has grown beyond that is not replayed, and its older half is forgotten.
     """
 
     give_up_after_s: float = 60.0

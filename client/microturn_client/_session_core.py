@@ -89,7 +89,7 @@ class SessionCore:
         """
         self._check_usable()
         options = {**options, "max_tokens": self.requests.max_tokens(tensor, options)}
-        self.requests.check(tensor, options)
+        self.requests.check(options)
         turn = PendingTurn(tensor, options, self._clock() + timeout_s)
         turn.shows_ids = bool({**self.requests.options, **options}.get("return_appended_ids"))
         self._outbox.put(turn)
@@ -244,6 +244,8 @@ class SessionCore:
         elif isinstance(error, NotFound | Expired) and self.state is SessionState.OPEN:
             self.state = SessionState.GONE
             self._failure = error
+            for waiting in self._outbox.give_up_unsent():
+                waiting.fail(error)
 
     def connection_lost(self, error: MicroturnError) -> None:
         """The stream ended, or an error came that names no turn: whoever waits for an answer fails with ``error``."""
@@ -281,7 +283,7 @@ class SessionCore:
     @property
     def keepalive_at(self) -> float | None:
         """When the clock shows this, a keep-alive is due; None while none is: a turn is out, or nothing is open."""
-        if self.state is not SessionState.OPEN or self._outbox.sent or not self._expires_in_s:
+        if self.state is not SessionState.OPEN or self._outbox.has_sent_any or not self._expires_in_s:
             return None
         return self._answered_at + self._expires_in_s * KEEPALIVE_SHARE
 

@@ -11,14 +11,14 @@ from microturn_client._beat import Beat
 from microturn_client._errors import MicroturnError
 from microturn_client._events import Event, Status, TurnEnd
 from microturn_client._inputs import TurnInput, encode_input
-from microturn_client._opening import token_of
 from microturn_client._options import AppendOptions, TurnOptions
 from microturn_client._pending_turn import PendingTurn
 from microturn_client._session_core import SessionCore
+from microturn_client._session_facts import SessionFacts
 from microturn_client._session_state import DEFAULT_CLOSE_TIMEOUT_S
 from microturn_client._sync_beat import turns_on_the_beat
 from microturn_client._sync_stream import SyncStream
-from microturn_client._wire import SessionId, new_session_id
+from microturn_client._wire import new_session_id
 
 if TYPE_CHECKING:
     from microturn_client._sync import Client
@@ -67,7 +67,7 @@ class Turn(Iterator[Event]):
         self._pending.leave()
 
 
-class Session:
+class Session(SessionFacts):
     """One streaming session: a context that lives on the server and grows turn by turn.
 
     Made by :meth:`Client.session`; use it in a ``with`` block. It may be used from several threads: turns are answered
@@ -75,34 +75,11 @@ class Session:
     """
 
     def __init__(self, client: Client, core: SessionCore, timeout_s: float) -> None:
+        super().__init__(core)
         self._client = client
-        self._core = core
         self._timeout_s = timeout_s
         self._stream = SyncStream(core, client._open_stream, client._timer.wake_at)
         weakref.finalize(self, self._stream.cancel)
-
-    @property
-    def id(self) -> SessionId:
-        """The session's id on the server."""
-        return self._core.id
-
-    @property
-    def context_len(self) -> int:
-        """Absolute length of the context in tokens, as of the last turn that ended."""
-        return self._core.context_len
-
-    @property
-    def seed(self) -> int | None:
-        """The seed that sampling uses; None before the server has told it."""
-        return self._core.seed
-
-    @property
-    def token(self) -> str:
-        """The session as one text, by which :meth:`Client.attach` takes it up again, in another process too.
-
-        It holds the session's key: who has it may use the session.
-        """
-        return token_of(self._core.requests)
 
     def turn(
         self, input: TurnInput = None, /, *, timeout_s: float | None = None, **options: Unpack[TurnOptions]

@@ -129,9 +129,13 @@ class SyncStream:
 
     def _read(self, call: _Call) -> None:
         error: MicroturnError = ConnectionLost("the server ended the stream")
+        route: str | None = None
+        is_first = True
         try:
             for message in call.messages:
-                route = read_route(call.messages.initial_metadata())
+                if is_first:
+                    route = read_route(call.messages.initial_metadata())
+                    is_first = False
                 with self.changed:
                     if call is not self._call:
                         break

@@ -8,62 +8,19 @@ in two stays what is before. Knows no numbers of turns and no wire.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from microturn_client._entries import EMBEDDING, PLAIN, UNKNOWN, Entries, Entry, Manner
 from microturn_client._events import Status
 from microturn_client._inputs import InputTensor, encode_input
 
-# Stands for an embedding among token ids.
-EMBEDDING = -1
-
 # A character has at most four bytes, and a token that is text has one: so many tokens say what is left of it.
 _NUM_GENERATED_AGAIN = 4
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One turn that has ended.
-
-    Attributes:
-        tensor: its input, as it was sent.
-        options: how the input was meant: ``role``, ``parse_special``.
-        start: absolute position of its first token.
-        input_ids: what the input became, ``EMBEDDING`` for each embedding; None where the server did not say.
-        input_len: how many those are.
-        output_ids: what was generated.
-        is_settled: no text was held back behind it.
-        sampling: how its tokens were chosen.
-    """
-
-    tensor: InputTensor
-    options: dict[str, object]
-    start: int
-    input_ids: tuple[int, ...] | None
-    input_len: int
-    output_ids: tuple[int, ...]
-    is_settled: bool = True
-    sampling: Mapping[str, object] = field(default_factory=dict)
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether its input was ids, and became these and no others."""
-        is_ids = self.tensor.name == "input_ids" and not self.options
-        return is_ids and self.input_ids == tuple(np.frombuffer(self.tensor.data, "<i4").tolist())
-
-    @property
-    def output_start(self) -> int:
-        return self.start + self.input_len
-
-    @property
-    def end(self) -> int:
-        return self.output_start + len(self.output_ids)
-
-    @property
-    def num_bytes(self) -> int:
-        return len(self.tensor.data) + 4 * (self.end - self.start)
 
 
 @dataclass(frozen=True)
@@ -71,7 +28,7 @@ class Piece:
     """One turn of a replay; it generates nothing unless its options say so."""
 
     tensor: InputTensor
-    options: dict[str, object] = field(default_factory=dict)
+    options: Mapping[str, object] = field(default_factory=dict)
 
 
 class Transcript:
@@ -82,43 +39,44 @@ class Transcript:
         is_torn: an input that was not mere ids was cut in two: its ids are known, and not what a text would go on from.
 
     Args:
-        max_bytes: what is kept at most.
+        max_bytes: what is kept at most; beyond that the older half is forgotten.
     """
 
     def __init__(self, max_bytes: int = 1 << 20) -> None:
         self.is_complete = True
         self.is_torn = False
         self._max_bytes = max_bytes
-        self._num_bytes = 0
-        self._entries: list[Entry] = []
-        self._len = 0
+        self._entries = Entries()
 
     def __len__(self) -> int:
         """Length of the context in tokens."""
-        return self._len
+        return self._entries.end
+
+    @property
+    def num_bytes(self) -> int:
+        """About how much memory it takes."""
+        return self._entries.num_bytes
 
     @property
     def is_replayable(self) -> bool:
         """Whether all is known that a new session must be told."""
-        return self.is_complete and all(entry.input_ids is not None for entry in self._entries)
+        return self.is_complete and not self._entries.has_unknown
 
     def copy(self) -> Transcript:
         """An independent transcript of the same turns."""
         twin = Transcript(self._max_bytes)
-        twin.is_complete, twin.is_torn, twin._num_bytes = self.is_complete, self.is_torn, self._num_bytes
-        twin._entries, twin._len = self._entries[:], self._len
+        twin.is_complete, twin.is_torn, twin._entries = self.is_complete, self.is_torn, deepcopy(self._entries)
         return twin
 
     def begin_at(self, context_len: int) -> None:
         """What came before is not known; from here on it goes on."""
         self.is_complete = context_len == 0
-        self._entries.clear()
-        self._num_bytes, self._len = 0, context_len
+        self._entries = Entries(context_len)
 
     def add(
         self,
         tensor: InputTensor,
-        options: dict[str, object],
+        options: Mapping[str, object],
         status: Status,
         output_ids: Sequence[int],
         *,
@@ -135,41 +93,39 @@ class Transcript:
             sampling: how its tokens were chosen.
             was_to_generate: it asked for tokens.
         """
-        appended_ids, num_input = status.appended_ids, status.usage.input_tokens
-        input_ids: tuple[int, ...] | None = None
-        if appended_ids is not None:
-            input_ids = (*appended_ids, *[EMBEDDING] * (num_input - len(appended_ids)))
-        elif tensor.name == "input_ids" and num_input == tensor.shape[1]:
-            input_ids = tuple(np.frombuffer(tensor.data, "<i4").tolist())
         # One that was interrupted may have waited in the queue, where its last word was held.
         was_answered = bool(output_ids) or (was_to_generate and status.finish_reason != "interrupted")
         is_settled = was_answered or (tensor.name != "text_input" and not tensor.is_empty)
-        entry = Entry(tensor, options, self._len, input_ids, num_input, tuple(output_ids), is_settled, sampling)
-        self._entries.append(entry)
-        self._len = entry.end
-        self._num_bytes += entry.num_bytes
-        while self._num_bytes > self._max_bytes and self._entries:
+        manner = Manner(options, sampling) if options or sampling else PLAIN
+        input_ids, output = _input_ids(tensor, status), array("i", output_ids)
+        self._entries.append(Entry(tensor, manner, len(self), input_ids, output, is_settled))
+        while self._entries.num_bytes > self._max_bytes and len(self._entries):
             self.is_complete = False
-            self._num_bytes -= self._entries.pop(0).num_bytes
+            self._entries = self._entries.tail((len(self._entries) + 1) // 2)
 
     def behind(self, position: int) -> list[Entry]:
         """The entries that a cut would remove whole."""
-        return [entry for entry in self._entries if entry.start >= position and entry.end > position]
+        entries = self._entries
+        cut = entries.between(entries.num_before(position), len(entries))
+        return [entry for entry in cut if entry.start >= position]
 
     def cut(self, position: int) -> None:
         """Forgets what is behind a position."""
-        if position >= self._len:
+        if position >= len(self):
             return
-        removed = [entry for entry in self._entries if entry.end > position]
-        del self._entries[len(self._entries) - len(removed) :]
-        self._num_bytes -= sum(entry.num_bytes for entry in removed)
-        if removed and removed[0].start < position:
-            self._add_beginning(removed[0], position - removed[0].start)
-        self._len = position
+        entries = self._entries
+        if position < entries.start:
+            self.begin_at(position)
+            return
+        num_kept = entries.num_before(position)
+        [torn] = entries.between(num_kept, num_kept + 1)
+        entries.keep(num_kept)
+        if torn.start < position:
+            self._add_beginning(torn, position - torn.start)
 
-    def ids(self) -> list[int]:
+    def ids(self) -> array[int]:
         """All token ids, ``EMBEDDING`` for each embedding; of a transcript that is replayable."""
-        return [token_id for entry in self._entries for token_id in (*(entry.input_ids or ()), *entry.output_ids)]
+        return self._entries.ids
 
     def as_said(self) -> list[Piece]:
         """The turns to tell it again so that roles, half words and half characters are known as well.
@@ -178,13 +134,12 @@ class Transcript:
         generated tokens only. Where no roles are in use, ids say all up to the last turn that left no half word.
         """
         entries = self._entries
-        has_roles = any("role" in entry.options for entry in entries)
-        num_answered = _count_up_to_last(entries, lambda entry: bool(entry.output_ids))
-        num_settled = num_answered if has_roles else _count_up_to_last(entries, lambda entry: entry.is_settled)
+        num_answered = entries.num_up_to_answer()
+        num_settled = num_answered if entries.has_roles else max(num_answered, entries.num_up_to_settled())
         return [
-            *_pieces(entries[:num_answered], by_ids=not has_roles, generates_last=True),
-            *_pieces(entries[num_answered:num_settled], by_ids=True),
-            *_pieces(entries[num_settled:], by_ids=False),
+            *_pieces(entries.between(0, num_answered), by_ids=not entries.has_roles, generates_last=True),
+            *_pieces(entries.between(num_answered, num_settled), by_ids=True),
+            *_pieces(entries.between(num_settled, len(entries)), by_ids=False),
         ]
 
     def as_ids(self) -> list[Piece]:
@@ -193,33 +148,35 @@ class Transcript:
 
     def _add_beginning(self, entry: Entry, length: int) -> None:
         """Adds the first tokens of an entry."""
-        if length >= entry.input_len:
-            kept = replace(entry, output_ids=entry.output_ids[: length - entry.input_len])
-            self._add_entry(kept)
+        num_input = len(entry.input_ids)
+        if length >= num_input:
+            self._entries.append(replace(entry, output_ids=entry.output_ids[: length - num_input]))
             return
         self.is_torn = self.is_torn or entry.tensor.name == "text_input" or bool(entry.options)
-        if entry.input_ids is None:
-            self.is_complete = False
+        kept = entry.input_ids[:length]
+        if UNKNOWN in kept:
+            self._entries.append(Entry(encode_input(None), PLAIN, entry.start, kept, array("i")))
             return
-        ids = [token_id for token_id in entry.input_ids[:length] if token_id != EMBEDDING]
+        num_embeds = kept.count(EMBEDDING)
+        ids = kept[: length - num_embeds]
         if ids:
-            self._add_entry(Entry(encode_input(ids), {}, entry.start, tuple(ids), len(ids), ()))
-        if num_embeds := length - len(ids):
-            start = entry.start + len(ids)
-            self._add_entry(
-                Entry(_first_rows(entry.tensor, num_embeds), {}, start, (EMBEDDING,) * num_embeds, num_embeds, ())
-            )
-
-    def _add_entry(self, entry: Entry) -> None:
-        self._entries.append(entry)
-        self._num_bytes += entry.num_bytes
+            self._entries.append(Entry(_as_tensor(ids), PLAIN, entry.start, ids, array("i")))
+        if num_embeds:
+            tensor, start = _first_rows(entry.tensor, num_embeds), entry.start + len(ids)
+            self._entries.append(Entry(tensor, PLAIN, start, kept[len(ids) :], array("i")))
 
 
-def _count_up_to_last(entries: Sequence[Entry], is_meant: Callable[[Entry], bool]) -> int:
-    return max((number for number, entry in enumerate(entries, 1) if is_meant(entry)), default=0)
+def _input_ids(tensor: InputTensor, status: Status) -> array[int]:
+    """What an input became, as in ``Entry``."""
+    appended_ids, num_input = status.appended_ids, status.usage.input_tokens
+    if appended_ids is not None:
+        return array("i", appended_ids) + array("i", [EMBEDDING]) * (num_input - len(appended_ids))
+    if tensor.name == "input_ids" and num_input == tensor.shape[1]:
+        return array("i", tensor.data)
+    return array("i", [UNKNOWN]) * num_input
 
 
-def _pieces(entries: Sequence[Entry], *, by_ids: bool, generates_last: bool = False) -> list[Piece]:
+def _pieces(entries: Iterable[Entry], *, by_ids: bool, generates_last: bool = False) -> list[Piece]:
     """Turns that tell entries; ids that follow upon each other are one.
 
     Args:
@@ -228,22 +185,26 @@ def _pieces(entries: Sequence[Entry], *, by_ids: bool, generates_last: bool = Fa
         generates_last: the last tokens of the last entry are generated again.
     """
     pieces: list[Piece] = []
-    plain: list[int] = []
-    for entry in entries:
-        is_embeds = entry.tensor.name == "input_embeds"
-        if by_ids or entry.is_plain:
-            plain += [token_id for token_id in entry.input_ids or () if token_id != EMBEDDING]
-        if is_embeds or not (by_ids or entry.is_plain):
-            pieces += [Piece(encode_input(plain))] if plain else []
-            pieces.append(Piece(entry.tensor, {} if by_ids else entry.options))
-            plain = []
-        plain += entry.output_ids
-    if generates_last and entries:
-        last = entries[-1]
+    plain = array("i")
+    last: Entry | None = None
+    for last in entries:
+        is_embeds = last.tensor.name == "input_embeds"
+        if by_ids or last.is_plain:
+            plain += last.input_ids[: len(last.input_ids) - last.input_ids.count(EMBEDDING)]
+        if is_embeds or not (by_ids or last.is_plain):
+            pieces += [Piece(_as_tensor(plain))] if plain else []
+            pieces.append(Piece(last.tensor, {} if by_ids else last.options))
+            plain = array("i")
+        plain += last.output_ids
+    if generates_last and last is not None:
         num_tokens = min(_NUM_GENERATED_AGAIN, len(last.output_ids))
-        given = encode_input(plain[: len(plain) - num_tokens])
-        return [*pieces, Piece(given, {**last.sampling, "ignore_eos": True, "max_tokens": num_tokens})]
-    return [*pieces, Piece(encode_input(plain))] if plain else pieces
+        given = _as_tensor(plain[: len(plain) - num_tokens])
+        return [*pieces, Piece(given, {**last.manner.sampling, "ignore_eos": True, "max_tokens": num_tokens})]
+    return [*pieces, Piece(_as_tensor(plain))] if plain else pieces
+
+
+def _as_tensor(ids: array[int]) -> InputTensor:
+    return encode_input(np.asarray(ids))
 
 
 def _first_rows(tensor: InputTensor, num_rows: int) -> InputTensor:

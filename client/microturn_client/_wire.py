@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -167,7 +168,7 @@ def read_response(message: ModelStreamInferResponse) -> Response:
         return _read_outputs(message.infer_response)
     except ProtocolError as error:
         return Response(request_id, error, is_final=True)
-    except (ValueError, KeyError, IndexError) as error:
+    except (ValueError, KeyError, IndexError, struct.error) as error:
         return Response(request_id, ProtocolError(f"a response cannot be read: {error}"), is_final=True)
 
 
@@ -186,14 +187,14 @@ def _read_outputs(response: service_pb2.ModelInferResponse) -> Response:
         text=_read_bytes(raw["text_output"]).decode() if "text_output" in raw else "",
         ids=ids,
         position=_read_ids(raw["output_position"])[0] if ids else None,
-        logprobs=tuple(np.frombuffer(raw["logprobs"], dtype="<f4").tolist()) if "logprobs" in raw else None,
+        logprobs=struct.unpack(f"<{len(raw['logprobs']) // 4}f", raw["logprobs"]) if "logprobs" in raw else None,
         status=status,
         is_final=is_final or status is not None,
     )
 
 
 def _read_ids(data: bytes) -> tuple[int, ...]:
-    return tuple(np.frombuffer(data, dtype="<i4").tolist())
+    return struct.unpack(f"<{len(data) // 4}i", data)
 
 
 def _read_bytes(data: bytes) -> bytes:

@@ -127,7 +127,8 @@ def _measured(first_ms: float | None, num_tokens: int, took_s: float, append_ms:
     said += f"{num_tokens} tokens in {took_s:.2f} s"
     if append_ms:
         mean_ms = sum(append_ms) / len(append_ms)
-        said += f"; {len(append_ms)} micro-turns of {mean_ms:.0f} ms, at most {max(append_ms):.0f}"
+        plural = "s" if len(append_ms) > 1 else ""
+        said += f"; {len(append_ms)} micro-turn{plural} of {mean_ms:.0f} ms, at most {max(append_ms):.0f}"
     return said + "]"
 
 
@@ -157,13 +158,21 @@ async def keys(descriptor: int) -> AsyncIterator[str]:
     arrived: asyncio.Queue[bytes] = asyncio.Queue()
 
     def read() -> None:
-        data = os.read(descriptor, 4096)
+        try:
+            data = os.read(descriptor, 4096)
+        except OSError:  # the terminal is gone
+            data = b""
         if not data:
             loop.remove_reader(descriptor)
         arrived.put_nowait(data)
 
-    loop.add_reader(descriptor, read)
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    try:
+        loop.add_reader(descriptor, read)
+    except PermissionError:  # a file: it is all there
+        while data := os.read(descriptor, 4096):
+            yield decoder.decode(data)
+        return
     try:
         while True:
             try:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.staticfiles import StaticFiles
@@ -104,6 +104,8 @@ class _Gateway:
                 self.access.check_place(request.headers)
                 self.access.check_token(request.headers)
                 return await endpoint(request)
+            except ClientDisconnect:
+                return Response(status_code=400)  # nobody reads it: the client left before it had said all
             except Refusal as refusal:
                 return refused(refusal)
 

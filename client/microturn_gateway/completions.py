@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
@@ -59,6 +59,8 @@ class Completions:
                 finally:
                     leaving.cancel()
                     await asyncio.gather(leaving, return_exceptions=True)
+        except ClientDisconnect:
+            return  # before it had said all
         except Refusal as refusal:
             await refused(refusal)(scope, receive, send)
 

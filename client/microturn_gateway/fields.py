@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,13 +20,24 @@ def parse_object(text: str | bytes) -> Mapping[str, Any]:
     """
     raw = text if isinstance(text, bytes) else text.encode(errors="surrogatepass")
     try:
-        value = json.loads(raw)
+        value = json.loads(raw, parse_constant=_refuse, parse_float=_finite)
         if b"\\u" in raw:  # an escape can stand for half a character, which nobody can be told again
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise Refusal("invalid_json", f"this is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise Refusal("invalid_json", "a JSON object belongs here")
+    return value
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is no number")
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    if not math.isfinite(value):
+        _refuse(number)
     return value
 
 
@@ -74,7 +86,7 @@ class Fields:
             Refusal: it is no list of token ids.
         """
         ids = self.take(name, list, [])
-        if not all(isinstance(token_id, int) and 0 <= token_id < 2**31 for token_id in ids):
+        if not all(type(token_id) is int and 0 <= token_id < 2**31 for token_id in ids):
             raise Refusal("invalid_type", f"'{self.path(name)}' must be a list of token ids", param=self.path(name))
         return tuple(ids)
 

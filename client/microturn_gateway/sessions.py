@@ -13,6 +13,7 @@ from microturn_client import (
     ConnectionLost,
     Expired,
     MicroturnError,
+    ModelChanged,
     NotFound,
     Resumed,
     SessionClosed,
@@ -31,7 +32,7 @@ _IDLE_TIMEOUT_S = 60.0
 TURN_TIMEOUT_S = 600.0
 
 # After these nobody knows what the session's context is, or it is gone.
-LOST = (NotFound, Expired, SessionClosed, TurnTimeout, Unavailable)
+LOST = (NotFound, Expired, ModelChanged, SessionClosed, TurnTimeout, Unavailable)
 
 
 @dataclass(frozen=True)

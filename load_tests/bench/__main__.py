@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from load_tests.bench.beat import run_beat
+from load_tests.bench.client_cost import run_client_cost
 from load_tests.bench.endless import run_endless
 from load_tests.bench.kv_types import run_kv
 from load_tests.bench.llama_build import build_llama_cpp, built_llama_cpp
@@ -62,6 +63,11 @@ def main() -> None:
     weights.add_argument("--context-len", type=int, default=512)
     telemetry = benchmarks.add_parser("telemetry", help="what metrics, log lines and spans take of a step")
     telemetry.add_argument("--phases", type=int, default=24, help="of ten seconds; a multiple of four (%(default)s)")
+    client = benchmarks.add_parser("client", help="what the client library costs: many sessions in one process")
+    client.add_argument("--sessions", type=int, default=200)
+    client.add_argument("--seconds", type=int, default=300)
+    client.add_argument("--grpc-sessions", type=int, default=100)
+    client.add_argument("--grpc-seconds", type=int, default=30)
     arguments = parser.parse_args()
     match arguments.benchmark:
         case "turns":
@@ -84,6 +90,8 @@ def main() -> None:
             run_weights(arguments.model, arguments.contexts, arguments.context_len)
         case "telemetry":
             run_telemetry(arguments.model, arguments.phases)
+        case "client":
+            run_client_cost(arguments.sessions, arguments.seconds, arguments.grpc_sessions, arguments.grpc_seconds)
         case "overhead":
             run_overhead(arguments.model, arguments.turns)
 

@@ -216,3 +216,35 @@ def draw_parked(name: str, restore_ms: Mapping[str, Sequence[float]], bound_ms: 
     figure.savefig(path, dpi=120)
     plt.close(figure)
     return path
+
+
+def draw_client_cost(
+    name: str, turn_ms: Sequence[float], memory_mb: Sequence[float], transcripts_mb: Sequence[float]
+) -> Path:
+    """What a turn costs in the client's process, and its memory.
+
+    Args:
+        name: of the file in the results folder, without its suffix.
+        turn_ms: processor time of a turn, once a second.
+        memory_mb: of the process, once a second.
+        transcripts_mb: of that, what sessions keep of themselves.
+
+    Returns:
+        The picture's path.
+    """
+    path = RESULTS_DIR / f"{name}.png"
+    figure, (cost, memory) = plt.subplots(2, sharex=True, figsize=(8, 5), layout="constrained")
+    cost.plot([(at + 1) / 60 for at in range(len(turn_ms))], turn_ms, color=_COLOURS["session"], linewidth=1.5)
+    cost.axhline(1.0, color="grey", linewidth=0.8)
+    cost.set(title="The client's own share", ylabel="processor time of a turn, ms", ylim=(0, None))
+    minutes = [at / 60 for at in range(len(memory_mb))]
+    rest_mb = [whole - kept for whole, kept in zip(memory_mb, transcripts_mb, strict=True)]
+    memory.plot(minutes, memory_mb, color=_COLOURS["session"], label="the process", linewidth=1.5)
+    memory.plot(minutes, rest_mb, color=_COLOURS["prefix"], label="without transcripts", linewidth=1.5)
+    memory.set(xlabel="minutes", ylabel="memory, MB", ylim=(0, 1.2 * max(memory_mb)))
+    memory.legend(frameon=False, loc="lower right")
+    for axes in (cost, memory):
+        _frame_lightly(axes)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+    return path

@@ -7,19 +7,39 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    """A server that is ready.
+
+    Attributes:
+        address: of its gRPC endpoint.
+        metrics_url: where its metrics are.
+        pid: of `microturn serve`, whose descendants are all of its processes.
+    """
+
+    address: str
+    metrics_url: str
+    pid: int
 
 
 @contextmanager
 def running_server(model: str, *settings: str, arguments: Sequence[str] = ()) -> Iterator[str]:
+    """Serves a model until the block ends; yields the gRPC address. See `started_server`."""
+    with started_server(model, *settings, arguments=arguments) as server:
+        yield server.address
+
+
+@contextmanager
+def started_server(model: str, *settings: str, arguments: Sequence[str] = ()) -> Iterator[RunningServer]:
     """Serves a model until the block ends.
 
     Args:
         model: a directory, or the name of an embedded model.
         settings: `key=value`, as `--set` takes them.
         arguments: further ones of `microturn serve`.
-
-    Yields:
-        The gRPC address.
 
     Raises:
         RuntimeError: when the server does not get ready; it has said why on stderr.
@@ -37,7 +57,8 @@ def running_server(model: str, *settings: str, arguments: Sequence[str] = ()) ->
             assert process.stdout is not None
             if not process.stdout.readline().startswith("ready"):
                 raise RuntimeError(f"the server did not start (exit code {process.wait()})")
-            yield f"127.0.0.1:{grpc_port}"
+            metrics_url = f"http://127.0.0.1:{metrics_port}/metrics"
+            yield RunningServer(f"127.0.0.1:{grpc_port}", metrics_url, process.pid)
         finally:
             process.terminate()
 

@@ -156,6 +156,15 @@ class ClientContract:
                 session.append(part)
             assert generate(session, " over") == generate(other, "the quick brown fox jumps over")
 
+    def test_a_session_is_opened_on_the_model_that_it_names_alone(self, client: Client) -> None:
+        fingerprint = client.model_info().model_fingerprint
+        assert fingerprint is not None
+        with client.session(model_fingerprint=fingerprint) as session:
+            assert session.append(PROMPT).model_fingerprint == fingerprint
+            assert session.append([70]).model_fingerprint is None
+        with client.session(model_fingerprint="another") as session, pytest.raises(FailedPrecondition, match="model"):
+            session.append(PROMPT)
+
     def test_a_closed_session_takes_no_turns(self, client: Client) -> None:
         session = client.session()
         session.append(PROMPT)

@@ -33,6 +33,22 @@ def open_session(driver: FakeDriver, session_id: int | str = 1, **values: Any) -
     return [5, *driver.turn(session_id, [5], start=True, max_tokens=3, **values).token_ids]
 
 
+# ---- the model -----------------------------------------------------------------------------------------------------
+
+
+def test_a_session_is_opened_on_the_model_that_it_names_alone(driver: FakeDriver) -> None:
+    opened = driver.turn(1, [5], start=True, model_fingerprint="the test's")
+    assert opened.status.model_fingerprint == "the test's"
+    assert driver.turn(1, [6]).status.model_fingerprint is None
+    refused = driver.turn(1, [5], start=True, model_fingerprint="another")
+    assert refused.code == "FAILED_PRECONDITION"
+    assert str(refused.error).endswith(
+        "the session is one of another model (fingerprint another, here the test's): open it on a server of that "
+        "model, or a new one"
+    )
+    assert driver.turn(1, [7]).status.context_len == 3 + 3 * 16, "the session that was there lives"
+
+
 # ---- ownership -----------------------------------------------------------------------------------------------------
 
 
@@ -122,7 +138,7 @@ def test_each_tenant_has_its_own_bound() -> None:
     for session_id in (1, 2):
         open_session(driver, session_id, **of("a"))
     refused = driver.turn(3, [5], start=True, **of("a"))
-    assert str(refused.error) == (
+    assert str(refused.error).endswith(
         "RESOURCE_EXHAUSTED: 2 sessions of this tenant are open: close one or try again [retry_after_ms=1000]"
     )
     open_session(driver, 3, **of("b"))
@@ -153,7 +169,7 @@ def test_a_sessions_turns_come_from_its_tenant(other: dict[str, str]) -> None:
 
 def test_where_no_proxy_is_trusted_nobody_names_a_tenant(driver: FakeDriver) -> None:
     refused = driver.turn(1, [5], start=True, **of("a"))
-    assert str(refused.error) == (
+    assert str(refused.error).endswith(
         "INVALID_ARGUMENT: 'x-microturn-tenant' is not read here: set max_sessions_per_tenant"
     )
 
@@ -193,7 +209,7 @@ def test_resume_of_what_is_not_here_opens_nothing(driver: FakeDriver) -> None:
 def test_resume_changes_no_option_of_the_session(driver: FakeDriver, values: dict[str, Any]) -> None:
     history = open_session(driver)
     refused = driver.turn(1, [6], start=True, resume=True, **values)
-    assert str(refused.error) == (
+    assert str(refused.error).endswith(
         "INVALID_ARGUMENT: resume goes on with what START has set: send no other option of the session"
     )
     assert driver.turn(1, [6], max_tokens=2).token_ids == expected_tokens([*history, 6], 2)

@@ -24,6 +24,9 @@ _NOWHERE = "127.0.0.1:9"
 class FakeServer:
     """A server in this process. It ends with it; nothing needs to be closed.
 
+    Attributes:
+        model_fingerprint: of its model; set another one before :meth:`restart`, and another model takes its place.
+
     Args:
         token_s: seconds that each token takes.
         max_context: longest context in tokens.
@@ -38,6 +41,15 @@ class FakeServer:
         self._lock = threading.RLock()
         self._is_down = False
         self._is_running = False
+
+    @property
+    def model_fingerprint(self) -> str:
+        """See above."""
+        return self._sessions.model_fingerprint
+
+    @model_fingerprint.setter
+    def model_fingerprint(self, fingerprint: str) -> None:
+        self._sessions.model_fingerprint = fingerprint
 
     def client(self, **options: Any) -> Client:
         """A :class:`~microturn_client.Client` of this server; options as there."""
@@ -220,7 +232,7 @@ class _FakeClient(Client):
         return _SyncCall(self._server, requests)
 
     def model_info(self) -> ModelInfo:
-        return ModelInfo(1, "fake", None, self._server._limits)
+        return ModelInfo(1, "fake", self._server.model_fingerprint, self._server._limits)
 
 
 class _FakeAsyncClient(AsyncClient):
@@ -232,4 +244,4 @@ class _FakeAsyncClient(AsyncClient):
         return _AsyncCall(self._server, requests)
 
     async def model_info(self) -> ModelInfo:
-        return ModelInfo(1, "fake", None, self._server._limits)
+        return ModelInfo(1, "fake", self._server.model_fingerprint, self._server._limits)

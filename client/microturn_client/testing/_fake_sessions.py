@@ -15,7 +15,10 @@ from microturn_client.testing._fake_model import decode, next_token
 from microturn_client.testing._fake_session import FakeSession, FakeTurn, RefusedError, Send
 from microturn_client.testing._messages import FakeRequest, answer, error, read_request
 
-_START_OPTIONS = ("fork_of", "idle_timeout_s", "max_context", "overflow", "sink_tokens", "window_tokens", "tools")
+_START_OPTIONS = (
+    *("fork_of", "idle_timeout_s", "max_context", "overflow", "sink_tokens", "window_tokens", "tools"),
+    "model_fingerprint",
+)
 _TURN_ALONE = ("turn", "rewind_to", "role", "session_key", "traceparent", "seed", "resume", *_START_OPTIONS)
 
 
@@ -24,6 +27,7 @@ class FakeSessions:
 
     Attributes:
         max_queued_turns: that may wait behind a running one.
+        model_fingerprint: of the model that it would have.
         num_turns_done: turns that ended well, replays and repetitions not counted.
 
     Args:
@@ -41,6 +45,7 @@ class FakeSessions:
         self._sessions: dict[SessionId, FakeSession] = {}
         self._sequences: set[SessionId] = set()
         self._expired: dict[SessionId, Any] = {}
+        self.model_fingerprint = "fake"
         self.num_turns_done = 0
 
     def context_of(self, session_id: SessionId) -> list[int]:
@@ -128,6 +133,8 @@ class FakeSessions:
         options = request.options
         if options.get("turn", 0) != 0:
             raise RefusedError("INVALID_ARGUMENT: START is turn 0")
+        if options.get("model_fingerprint", self.model_fingerprint) != self.model_fingerprint:
+            raise RefusedError("FAILED_PRECONDITION: the session is one of another model")
         parent = None
         if "fork_of" in options:
             parent = next((other for name, other in self._sessions.items() if str(name) == options["fork_of"]), None)
@@ -267,6 +274,8 @@ class FakeSessions:
         session.last_activity_s = self._clock()
         length = len(session.context) if length is None else length
         status = session.status_of(turn, reason, length)
+        if turn.request.start and not turn.request.options.get("resume"):
+            status["model_fingerprint"] = self.model_fingerprint
         ids = turn.appended if turn.options.get("return_appended_ids") else None
         start = (len(turn.before[0]) if turn.before else 0) + turn.num_input
         tail = [] if last is None else [last]

@@ -29,6 +29,11 @@ def test_every_mode_has_a_line_in_the_pictures() -> None:
     assert pictures.draw_beat("beat", dict.fromkeys(MODES, levels), 0.99).read_bytes().startswith(PNG)
 
 
+def test_the_clients_cost_is_drawn() -> None:
+    drawn = pictures.draw_client_cost("client", [0.5, 0.4], [90.0, 91.0, 92.0], [0.0, 1.0, 2.0])
+    assert drawn.read_bytes().startswith(PNG)
+
+
 def test_no_two_modes_look_alike() -> None:
     colours = pictures._colours(MODES)
     assert len({colours[mode] for mode in MODES}) == len(MODES)

@@ -20,6 +20,7 @@ from microturn_client import (
     TurnTimeout,
     Unavailable,
 )
+from microturn_client.testing import FakeServer
 
 
 @pytest.fixture
@@ -332,3 +333,24 @@ def _until_the_end(context):
     if context.add_callback(ended.set):
         ended.wait(10.0)
     yield from ()
+
+
+async def test_a_client_that_is_closed_asks_nothing_more(server):
+    """It made another connection for that, which nobody closed."""
+    client = AsyncClient(server.address)
+    await client.close()
+    with pytest.raises(SessionClosed):
+        await client.model_info()
+    assert client._channel is None
+
+
+def test_a_session_goes_on_in_another_event_loop():
+    """Its timer belonged to the loop that had ended, so nothing tried again there."""
+    server = FakeServer()
+    client = server.async_client()
+    session = client.session()
+
+    async def talk():
+        return (await session.append([1], timeout_s=30)).context_len
+
+    assert [asyncio.run(talk()), asyncio.run(talk())] == [1, 2]

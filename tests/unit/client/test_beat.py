@@ -1,4 +1,5 @@
 import asyncio
+import gc
 
 import numpy as np
 import pytest
@@ -48,6 +49,27 @@ async def test_what_comes_while_a_turn_runs_is_the_next_one():
     assert beats[1].late_ms >= 0
     assert sum(isinstance(event, TurnEnd) for event in events) == 2
     assert sum(len(event.ids) for event in events if isinstance(event, Tokens)) == 8
+
+
+async def test_who_leaves_hears_nothing_of_a_source_that_failed_meanwhile():
+    """The task that pulls the source was thrown away with its exception, of which asyncio then complained."""
+
+    async def source():
+        yield [1]
+        raise ValueError("no more")
+
+    complaints = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: complaints.append(context))
+    async with FakeServer(token_s=0.001).async_client() as client, client.session() as session:
+        events = session.stream(source(), every_ms=20, max_tokens=50)
+        async for event in events:
+            if isinstance(event, Tokens):
+                break
+        await events.aclose()
+        del events
+        gc.collect()
+        await asyncio.sleep(0)
+    assert complaints == []
 
 
 async def test_a_source_that_is_too_fast_is_held_up():

@@ -2,7 +2,7 @@ import math
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from microturn_client import (
     ConnectionLost,
@@ -442,6 +442,8 @@ class PlainServer:
 
 
 @settings(max_examples=300)
+# A turn that waited for one that its reader had left: it was never sent, nor told that the session was gone.
+@example([("turn", 0), ("turn", 0), ("turn", 0), ("leave", 1), ("answer", 0), ("refuse", "EXPIRED")])
 @given(steps)
 def test_whatever_happens_every_turn_ends_with_its_own_events_and_the_server_sees_a_legal_session(wire, script):
     clock = Clock()

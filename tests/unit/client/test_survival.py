@@ -14,6 +14,7 @@ from microturn_client import (
     FailedPrecondition,
     InternalError,
     InvalidArgument,
+    ModelChanged,
     NotFound,
     Recovery,
     Resumed,
@@ -297,6 +298,25 @@ def test_what_has_grown_too_long_is_not_replayed():
     with pytest.raises(NotFound):
         turn.next_event()
     assert scene.core.state is SessionState.GONE
+
+
+def test_what_was_said_to_one_model_is_not_told_to_another(scene):
+    """Ids of one model are noise to another, and yet it would answer."""
+    scene.begin([1, 2], max_tokens=2)
+    scene.settle()
+    branch = Scene(sessions=scene.sessions)
+    branch.core, opening = scene.core.branch(2, 1e9)
+    scene.sessions.model_fingerprint = "another"
+    scene.kill()
+    turn = scene.begin([3], max_tokens=2)
+    for one, waiting in ((scene, turn), (branch, opening)):
+        one.settle()
+        with pytest.raises(ModelChanged, match="another model"):
+            waiting.next_event()
+        assert one.core.state is SessionState.GONE
+        with pytest.raises(ModelChanged):
+            one.begin([4])
+    assert not scene.sessions._sessions
 
 
 def test_a_server_that_stays_away_is_given_up_and_found_again():

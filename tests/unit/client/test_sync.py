@@ -421,3 +421,11 @@ def _until_the_end(context):
     if context.add_callback(ended.set):
         ended.wait(10.0)
     yield from ()
+
+
+def test_a_client_that_is_closed_asks_nothing_more(server):
+    """gRPC's own complaint about a closed channel came through."""
+    client = Client(server.address)
+    client.close()
+    with pytest.raises(SessionClosed):
+        client.model_info()

@@ -1,10 +1,15 @@
+import tracemalloc
+
+import hypothesis.strategies as st
 import numpy as np
 import pytest
+from hypothesis import given
 
+from microturn_client._entries import EMBEDDING
 from microturn_client._events import Status, Timing, Usage
 from microturn_client._inputs import encode_input
 from microturn_client._replay import Replay
-from microturn_client._transcript import EMBEDDING, Transcript
+from microturn_client._transcript import Transcript
 
 
 def status(appended_ids, num_input, reason="append"):
@@ -29,7 +34,7 @@ def told(pieces):
 
 def test_it_is_as_long_as_the_context(transcript):
     assert len(transcript) == 8
-    assert transcript.ids() == [1, 2, 9, 9, 3, 4, 5, 8]
+    assert transcript.ids().tolist() == [1, 2, 9, 9, 3, 4, 5, 8]
     assert transcript.is_replayable
 
 
@@ -37,7 +42,7 @@ def test_it_is_as_long_as_the_context(transcript):
 def test_a_cut_keeps_what_is_before(transcript, position):
     transcript.cut(position)
     assert len(transcript) == position
-    assert transcript.ids() == [1, 2, 9, 9, 3, 4, 5, 8][:position]
+    assert transcript.ids().tolist() == [1, 2, 9, 9, 3, 4, 5, 8][:position]
 
 
 def test_a_text_that_is_cut_in_two_is_known_by_its_ids_alone(transcript):
@@ -68,7 +73,7 @@ def test_ids_say_all_where_no_text_is_held_and_the_last_tokens_are_generated_aga
     [piece] = transcript.as_said()
     assert told([piece])[0][-7:] == [6, *range(10, 16)]
     assert piece.options == {"seed": 1, "max_tokens": 4, "ignore_eos": True}
-    assert told(transcript.as_ids()) == [transcript.ids()]
+    assert told(transcript.as_ids()) == [transcript.ids().tolist()]
 
 
 def test_with_roles_all_is_said_again_as_it_was():
@@ -101,21 +106,110 @@ def test_embeddings_are_kept_and_cut():
     transcript = Transcript(1 << 20)
     embeds = np.arange(12, dtype=np.float32).reshape(4, 3)
     transcript.add(encode_input(embeds), {}, status((6,), 5), [1], sampling={}, was_to_generate=True)
-    assert transcript.ids() == [6, *[EMBEDDING] * 4, 1]
+    assert transcript.ids().tolist() == [6, *[EMBEDDING] * 4, 1]
     transcript.cut(3)
-    assert transcript.ids() == [6, EMBEDDING, EMBEDDING]
+    assert transcript.ids().tolist() == [6, EMBEDDING, EMBEDDING]
     ids, rows = transcript.as_ids()
     assert told([ids]) == [[6]]
     assert np.frombuffer(rows.tensor.data, "<f4").tolist() == [0, 1, 2, 3, 4, 5]
 
 
 def test_it_has_a_bound():
-    transcript = Transcript(max_bytes=100)
-    for _ in range(10):
+    transcript = Transcript(max_bytes=1000)
+    for number in range(100):
         transcript.add(encode_input([1, 2, 3]), {}, status((1, 2, 3), 3), [], sampling={}, was_to_generate=False)
-    assert len(transcript) == 30
+        assert number == 0 or transcript.behind(0), "the last turns may have to be said again behind a cut"
+    assert len(transcript) == 300
     assert not transcript.is_replayable
-    assert len(transcript.behind(0)) == 4
+    last = transcript.behind(0)
+    assert 5 < len(last) < 20
+    assert [entry.end for entry in last][-1] == 300
+    transcript.cut(2)
+    assert (len(transcript), transcript.behind(0)) == (2, [])
+    assert not transcript.is_replayable
+
+
+@pytest.mark.parametrize("said", [[5, 6, 7, 8], "four"])
+def test_a_turn_on_the_beat_costs_little_more_than_its_ids_and_its_text(said):
+    """An object for each turn was half a kilobyte, five times a second, for as long as the session lived."""
+    transcript = Transcript(256 << 20)
+    options = {"role": "user"} if isinstance(said, str) else {}
+
+    def talk(num_turns):
+        for _ in range(num_turns):
+            turn_status = status((5, 6, 7, 8), 4)
+            transcript.add(
+                encode_input(said), dict(options), turn_status, [1, 2, 3, 4], sampling={}, was_to_generate=True
+            )
+
+    talk(100)
+    tracemalloc.start()
+    try:
+        talk(5000)
+        grown_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert grown_bytes / 5000 < 4 * 8 + 8 + 17 + 20
+    assert transcript.is_replayable
+
+
+def test_what_the_server_did_not_say_is_not_said_again():
+    """With recovery=None nobody asks what a text became: a cut within it leaves what cannot be told."""
+    transcript = Transcript()
+    transcript.add(encode_input("a b c"), {}, status(None, 5), [8], sampling={}, was_to_generate=True)
+    transcript.add(encode_input([4]), {}, status(None, 1), [], sampling={}, was_to_generate=False)
+    assert not transcript.is_replayable
+    assert [entry.tensor.name for entry in transcript.behind(0)] == ["text_input", "input_ids"]
+    transcript.cut(3)
+    assert len(transcript) == 3
+    assert [entry.tensor.is_empty for entry in transcript.behind(0)] == [True]
+
+
+TURN = st.one_of(
+    st.builds(lambda ids: (ids, tuple(ids)), st.lists(st.integers(0, 9), max_size=3)),
+    st.builds(
+        lambda text, ids: (text, tuple(ids)), st.text("ab ", max_size=3), st.lists(st.integers(0, 9), max_size=3)
+    ),
+    st.builds(lambda num, ids: (np.ones((num, 2)), tuple(ids)), st.integers(1, 3), st.lists(st.just(7), max_size=2)),
+)
+ROLE = st.sampled_from([None, None, "user", "assistant"])
+ANSWER = st.lists(st.integers(10, 19), max_size=3)
+
+
+@given(st.lists(st.one_of(st.tuples(TURN, ROLE, ANSWER), st.integers(0, 40)), max_size=30))
+def test_turns_come_out_as_they_went_in(acts):
+    transcript = Transcript()
+    turns = []  # (input, role, ids that it became, answer), whole ones only
+    torn = 0
+    for act in acts:
+        if isinstance(act, int):
+            transcript.cut(act)
+            torn = min(torn, act)
+            while turns and torn + sum(len(became) + len(answer) for _, _, became, answer in turns) > act:
+                turns.pop()
+            whole = torn + sum(len(became) + len(answer) for _, _, became, answer in turns)
+            if whole < len(transcript):  # a beginning of a turn is there: what came before is looked at no more
+                turns, torn = [], len(transcript)
+            continue
+        (said, ids), role, answer = act
+        num_embeds = len(said) if isinstance(said, np.ndarray) else 0
+        transcript.add(
+            encode_input(said),
+            {"role": role} if role else {},
+            status(ids, len(ids) + num_embeds),
+            answer,
+            sampling={},
+            was_to_generate=bool(answer),
+        )
+        turns.append((said, role, [*ids, *[EMBEDDING] * num_embeds], answer))
+    kept = list(transcript._entries)[len(transcript._entries) - len(turns) :]
+    for entry, (said, role, became, answer) in zip(kept, turns, strict=True):
+        assert entry.tensor == encode_input(said)
+        assert entry.options == ({"role": role} if role else {})
+        assert (entry.input_ids.tolist(), entry.output_ids.tolist()) == (became, answer)
+    assert len(transcript) == len(transcript.ids())
+    positions = range(len(transcript) + 1)
+    assert all([entry.end > at for entry in transcript.behind(at)].count(False) == 0 for at in positions)
 
 
 def test_a_copy_is_independent(transcript):

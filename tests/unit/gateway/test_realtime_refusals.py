@@ -66,6 +66,9 @@ def test_what_waits_is_bounded(driver: Driver) -> None:
         ('{"type": "response.think"}', "unknown_event", "type"),
         ('{"type": "input_text_buffer.append"}', "missing_parameter", "text"),
         ('{"type": "input_text_buffer.append", "token_ids": ["a"]}', "invalid_type", "token_ids"),
+        ('{"type": "input_text_buffer.append", "token_ids": [true]}', "invalid_type", "token_ids"),
+        ('{"type": "response.create", "response": {"microturn": {"temperature": NaN}}}', "invalid_json", None),
+        ('{"type": "response.create", "response": {"microturn": {"temperature": 1e999}}}', "invalid_json", None),
         ('{"type": "input_text_buffer.append", "text": "a", "audio": "b"}', "unsupported_parameter", "audio"),
         ('{"type": "session.update", "session": {"tools": [{}]}}', "unsupported_parameter", "session.tools"),
         (
