@@ -22,14 +22,16 @@ COPY backend_src /build/backend_src
 COPY model_repository /build/model_repository
 RUN python3 -m pip wheel --no-deps --wheel-dir /wheels ./client ./backend_src
 
-# The model that is built in, if any; the directory is there in any case, for a volume.
+# The model that is built in, if any; the directory is there in any case, for a volume. To fetch one takes a pip of its own,
+# which nobody needs later.
 FROM dependencies AS model
 ARG MODEL=""
 RUN --mount=type=bind,from=wheels,source=/wheels,target=/wheels \
     python3 -m pip --python /opt/microturn/bin/python install --no-deps --no-index /wheels/*.whl \
     && mkdir /model \
     && if [ -n "${MODEL}" ]; then \
-        MICROTURN_CACHE=/build/models /opt/microturn/bin/microturn fetch "${MODEL}" \
+        python3 -m pip --python /opt/microturn/bin/python install pip \
+        && MICROTURN_CACHE=/build/models /opt/microturn/bin/microturn fetch "${MODEL}" \
         && cp -r "/build/models/${MODEL}/." /model; \
     fi
 

@@ -32,8 +32,18 @@ class Buildah:
         )
         return done.stdout.strip()
 
+    def run(self, namespace_pid: int, container: str, *command: str) -> tuple[int, str]:
+        """Runs a command in a container, in the network of another process.
+
+        Returns:
+            Its exit code and what it printed.
+        """
+        with self.start(namespace_pid, container, [], list(command)) as process:
+            said, _ = process.communicate(timeout=180)
+        return process.returncode, said
+
     def start(self, namespace_pid: int, container: str, options: list[str], command: list[str]) -> subprocess.Popen:
-        """Starts a command in a container, in the network of another process."""
+        """Starts such a command, with options of `buildah run`."""
         network = ("nsenter", f"--target={namespace_pid}", "--net", "--")
         return subprocess.Popen(
             [*network, *self._arguments, "run", *options, container, "--", *command],

@@ -23,13 +23,13 @@ from support.tiny_model_dir import write_tiny_model
 
 ROOT = Path(__file__).parents[2]
 IMAGE = "localhost/microturn"
-SUPERVISOR = "/opt/microturn/bin/microturn"
+SUPERVISOR = ["/opt/microturn/bin/python", "/opt/microturn/bin/microturn", "serve"]
 TALK = """
 from microturn_client import Client, Tokens
 with Client("127.0.0.1:8001", timeout_s=120) as client, client.session() as session:
     session.append("The first thing I do")
     ids = [i for event in session.turn(" is to", max_tokens=8) if isinstance(event, Tokens) for i in event.ids]
-    print(client.model_info().name, len(ids), session.context_len > 8)
+    print(client.model_info().model_name, len(ids), session.context_len > 8)
 """
 
 
@@ -75,7 +75,7 @@ def running(buildah: Buildah, network: int, *options: str) -> Iterator[tuple[str
         try:
             _kind, *health_check = config["Healthcheck"]["Test"]
             deadline_s = time.monotonic() + 300
-            while buildah.start(network, container, [], health_check).wait() != 0:
+            while buildah.run(network, container, *health_check)[0] != 0:
                 assert server.poll() is None, server.communicate()[0]
                 assert time.monotonic() < deadline_s
                 time.sleep(1)
@@ -91,10 +91,9 @@ def _tree(server: subprocess.Popen) -> list[psutil.Process]:
 
 
 def talk(buildah: Buildah, network: int, container: str) -> str:
-    with buildah.start(network, container, [], ["python", "-c", TALK]) as client:
-        answer, _ = client.communicate(timeout=180)
-        assert client.returncode == 0, answer
-        return answer.strip()
+    exit_code, answer = buildah.run(network, container, "python", "-c", TALK)
+    assert exit_code == 0, answer
+    return answer.strip()
 
 
 def test_the_built_in_model_is_served_by_a_user_without_rights_and_without_a_network(
@@ -105,9 +104,9 @@ def test_the_built_in_model_is_served_by_a_user_without_rights_and_without_a_net
         (triton,) = [process for process in _tree(server) if process.name() == "tritonserver"]
         assert triton.uids().real == triton.gids().real == 1000
         for directory in ("/opt/microturn", "/opt/tritonserver", "/model"):
-            assert buildah.start(network, container, [], ["touch", f"{directory}/mine"]).wait() != 0
+            assert buildah.run(network, container, "touch", f"{directory}/mine")[0] != 0
         # PID 1 of a container is the supervisor; here buildah stands above it.
-        (supervisor,) = [process for process in _tree(server) if process.cmdline()[1:3] == [SUPERVISOR, "serve"]]
+        (supervisor,) = [process for process in _tree(server) if process.cmdline()[:3] == SUPERVISOR]
         supervisor.send_signal(signal.SIGTERM)
         said, _ = server.communicate(timeout=60)
         assert server.returncode == 0, said
@@ -115,7 +114,8 @@ def test_the_built_in_model_is_served_by_a_user_without_rights_and_without_a_net
 
 
 def test_a_model_in_a_volume_is_served_instead(buildah: Buildah, network: int, tmp_path: Path) -> None:
-    tmp_path.chmod(0o755)
     model = write_tiny_model(tmp_path / "tiny")
+    for file in model.iterdir():
+        file.chmod(0o644)  # for the container's user
     with running(buildah, network, f"--volume={model}:/model:ro") as (container, _server):
         assert talk(buildah, network, container) == "model 8 True"
