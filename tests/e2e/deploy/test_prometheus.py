@@ -54,7 +54,10 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory, served: Served) -> Iter
             refused.turn("Hello", max_tokens=50).wait()
         num_turns = NUM_OPEN * NUM_TURNS
         scraped.wait_for(f'sum(microturn_turns_total{{finish_reason="length"}}) == {num_turns}')
-        scraped.wait_for(f"microturn:deadlines_met:ratio_rate5m and on () sum(microturn_sessions) == {NUM_OPEN}")
+        scraped.wait_for(f"sum(microturn_sessions) == {NUM_OPEN}")
+        # A ratio is not a number, and so no comparison's, until its rule has been evaluated over what happened.
+        scraped.wait_for("microturn:deadlines_met:ratio_rate5m >= 0")
+        scraped.wait_for("microturn:turn_errors:ratio_rate5m > 0")
         yield scraped
 
 
