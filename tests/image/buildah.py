@@ -21,7 +21,6 @@ class Buildah:
         self._arguments = ("buildah", "--root", str(storage / "images"), "--runroot", str(storage / "run"))
         self._environment = os.environ | {
             "BUILDAH_ISOLATION": "chroot",
-            "STORAGE_DRIVER": "vfs",
             "BUILDAH_FORMAT": "docker",  # the other format has no health checks
         }
 

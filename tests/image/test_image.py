@@ -9,6 +9,7 @@ import contextlib
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,8 +39,7 @@ def buildah() -> Iterator[Buildah]:
     """With the image, built from nothing; only the base system's files are kept for the next time."""
     directory = default_cache_dir() / "image-test"
     directory.mkdir(parents=True, exist_ok=True)
-    storage = directory / "storage"
-    shutil.rmtree(storage, ignore_errors=True)
+    storage = Path(tempfile.mkdtemp(prefix="storage-", dir=directory))  # one that was killed leaves mounts in its own
     try:
         buildah = Buildah(storage)
         arguments = {"BASE": build_stub_base(buildah, directory), "MODEL": "smollm2-135m"}
