@@ -19,7 +19,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m load_tests.load", description=__doc__)
     parser.add_argument("what", choices=[*PLANS, "capacity"], help="a scenario, or the search for the capacity")
     parser.add_argument("--users", type=int, help="people at once; in a search the most that are tried (16)")
-    parser.add_argument("--duration", type=float, default=60.0, help="seconds; in a search, of each step (%(default)s)")
+    parser.add_argument("--duration", type=int, default=60, help="seconds; in a search, of each step (%(default)s)")
     parser.add_argument("--shape", choices=sorted(SHAPES), default="", help="how people come and go; else all at once")
     parser.add_argument("--processes", type=int, default=1, help="of Locust (%(default)s)")
     parser.add_argument("--web-port", type=int, default=0, help="opens Locust's page on this port and waits there")
@@ -44,7 +44,7 @@ def main() -> int:
     run = LocustRun(
         plan.people,
         given.users or plan.num_users,
-        0.0 if given.web_port else given.duration,
+        0 if given.web_port else given.duration,
         replace(plan.thresholds, **limits),
         out_dir,
         given.shape,

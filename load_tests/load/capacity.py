@@ -25,7 +25,7 @@ from microturn.bench.about import about
 WANTED_SHARE = 0.99
 
 
-def run_capacity(model: str, settings: Sequence[str], most_users: int, step_s: float, out_dir: Path) -> int:
+def run_capacity(model: str, settings: Sequence[str], most_users: int, step_s: int, out_dir: Path) -> int:
     """Searches, writes a JSON file and a picture, and prints a table; the exit code is 0 when at least one kept up.
 
     Args:
@@ -90,7 +90,7 @@ def limit(level: dict[str, Any]) -> str:
     return f"{shares[0][1] if shares else 'turns without an answer'} (a late turn: {parts}; {busy}{others})"
 
 
-def _level(server: RunningServer, num_users: int, step_s: float, out_dir: Path) -> dict[str, Any]:
+def _level(server: RunningServer, num_users: int, step_s: int, out_dir: Path) -> dict[str, Any]:
     run = LocustRun(PLANS["beat"].people, num_users, step_s, PLANS["beat"].thresholds, out_dir)
     with cores_busy(server.pid) as cores:
         _, report = run.against(server.address, server.metrics_url)

@@ -32,7 +32,7 @@ class LocustRun:
 
     people: Sequence[str]
     num_users: int
-    run_s: float
+    run_s: int
     thresholds: Thresholds
     out_dir: Path
     shape: str = ""
@@ -69,7 +69,7 @@ class LocustRun:
         command += ["--min-on-time", str(limits.min_on_time), "--max-errors", str(limits.max_errors)]
         command += ["--max-p99-ms", str(limits.max_p99_ms)]
         if self.run_s:
-            command += ["--run-time", f"{self.run_s:g}s"]
+            command += ["--run-time", f"{self.run_s}s"]
         if self.shape:
             command += ["--shape", self.shape]
         if self.num_processes > 1:

@@ -58,7 +58,7 @@ def holds_together(report: dict[str, Any], out_dir: Path) -> None:
 
 
 def test_a_steady_beat_is_measured_from_end_to_end(tiny_server: RunningServer, tmp_path: Path) -> None:
-    run = LocustRun(("Beat",), 2, 8.0, NO_ERRORS, tmp_path)
+    run = LocustRun(("Beat",), 2, 8, NO_ERRORS, tmp_path)
     exit_code, report = run.against(tiny_server.address, tiny_server.metrics_url)
     assert (exit_code, report["passed"], report["missed"]) == (0, True, [])
     holds_together(report, tmp_path)
@@ -68,7 +68,7 @@ def test_a_steady_beat_is_measured_from_end_to_end(tiny_server: RunningServer, t
 
 
 def test_what_two_workers_saw_adds_up(tiny_server: RunningServer, tmp_path: Path) -> None:
-    run = LocustRun(("Beat",), 3, 7.5, NO_ERRORS, tmp_path, shape="ramp", num_processes=2)
+    run = LocustRun(("Beat",), 3, 8, NO_ERRORS, tmp_path, shape="ramp", num_processes=2)
     exit_code, report = run.against(tiny_server.address, tiny_server.metrics_url)
     assert (exit_code, report["missed"]) == (0, [])
     holds_together(report, tmp_path)
@@ -77,7 +77,7 @@ def test_what_two_workers_saw_adds_up(tiny_server: RunningServer, tmp_path: Path
 
 
 def test_a_server_that_is_killed_fails_the_run(tiny_dir: str, tmp_path: Path) -> None:
-    run = LocustRun(("Beat",), 2, 9.0, Thresholds(min_on_time=0.0, max_errors=0.0), tmp_path)
+    run = LocustRun(("Beat",), 2, 9, Thresholds(min_on_time=0.0, max_errors=0.0), tmp_path)
     with started_server(tiny_dir) as server:
         with subprocess.Popen(run.command(server.address, "")) as locust:
             try:
