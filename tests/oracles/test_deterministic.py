@@ -39,6 +39,7 @@ def alone(model: PreTrainedModel) -> Logits:
 
 @pytest.mark.parametrize("max_batch_tokens", [5, 48, 500])
 def test_company_and_chunks_change_no_bit(model: PreTrainedModel, alone: Logits, max_batch_tokens: int) -> None:
+    """With 500 there is a pass of so many tokens that torch would cut its activation among threads, amid a row."""
     _require_equal(_logits(model, range(1, NUM_SESSIONS + 1), max_batch_tokens=max_batch_tokens), alone)
 
 

@@ -24,6 +24,10 @@ from microturn.layers.weights import DecoderLayer, Products, RMSNorm, is_known
 
 _Angles = tuple[NDArray[np.float32], NDArray[np.float32]]
 
+# Torch cuts what has more elements among its threads wherever that falls, and computes the ends, which fill no vector,
+# by other functions: a row would depend on its company. GELU is cut the earliest.
+_MOST_UNCUT = 16384
+
 
 class Attention(Protocol):
     """What a layer needs of the attention (see `PagedAttention`)."""
@@ -115,8 +119,9 @@ class _Buffers:
         q: [tokens, heads, head_dim].
         k: [tokens, kv_heads, head_dim]; `v` likewise.
         gate_up: [tokens, 2 * intermediate].
-        gate: [tokens, intermediate], the first half of `gate_up`; `up` is the second.
         gated: [tokens, intermediate].
+        gates: some rows at a time, that torch does not cut: the gate, which is the first half of `gate_up`, what it
+            multiplies, which is the second, and `gated`.
         added: [tokens, hidden], what a block adds to the hidden state.
     """
 
@@ -126,9 +131,8 @@ class _Buffers:
     k: Tensor
     v: Tensor
     gate_up: Tensor
-    gate: Tensor
-    up: Tensor
     gated: Tensor
+    gates: Sequence[tuple[Tensor, Tensor, Tensor]]
     added: Tensor
 
     @classmethod
@@ -137,7 +141,9 @@ class _Buffers:
         num_kv_heads, head_dim = shape.num_kv_heads, shape.head_dim
         num_gated = layer.gate_up.num_out // 2
         gate_up = hidden.new_empty(num_tokens, 2 * num_gated)
-        gate, up = gate_up.chunk(2, dim=-1)
+        gated = hidden.new_empty(num_tokens, num_gated)
+        num_rows = max(1, _MOST_UNCUT // num_gated)
+        parts = (torch.split(part, num_rows) for part in (*gate_up.chunk(2, dim=-1), gated))
         return cls(
             normed=torch.empty_like(hidden),
             qkv=hidden.new_empty(num_tokens, layer.num_heads + 2 * num_kv_heads, head_dim),
@@ -145,9 +151,8 @@ class _Buffers:
             k=hidden.new_empty(num_tokens, num_kv_heads, head_dim),
             v=hidden.new_empty(num_tokens, num_kv_heads, head_dim),
             gate_up=gate_up,
-            gate=gate,
-            up=up,
-            gated=hidden.new_empty(num_tokens, num_gated),
+            gated=gated,
+            gates=list(zip(*parts, strict=True)),
             added=torch.empty_like(hidden),
         )
 
@@ -175,6 +180,7 @@ def _attend(
 def _feed_forward(layer: DecoderLayer, hidden: Tensor, buffers: _Buffers) -> Tensor:
     normed = layer.feed_forward_norm(hidden, buffers.normed)
     layer.gate_up(normed, buffers.gate_up)
-    gated = torch.mul(layer.activation(buffers.gate), buffers.up, out=buffers.gated)
-    added = layer.down(gated, buffers.added)
+    for gate, up, gated in buffers.gates:
+        torch.mul(layer.activation(gate), up, out=gated)
+    added = layer.down(buffers.gated, buffers.added)
     return added if layer.fed_forward_norm is None else layer.fed_forward_norm(added, added)
