@@ -19,7 +19,8 @@ from microturn.kv_quantization import dequantize, quantize
 from microturn.kv_tensors import KVTensors
 from microturn.layer_groups import LayerShape
 from microturn.layers.decoder import FusedDecoder
-from microturn.layers.int8_linear import FEW_ROWS, Int8Linear
+from microturn.layers.int8_linear import Int8Linear
+from microturn.layers.int8_products import TILE_ROWS
 from microturn.probe import stock_logits
 from microturn.runner import ModelRunner
 
@@ -29,7 +30,7 @@ log = logging.getLogger(__name__)
 # 0.015 was seen, in SmolLM2-135M and Gemma 3 270M.
 TOLERANCE = 0.1
 _PAGE_SIZE = 16
-_LEN = 3 * FEW_ROWS
+_LEN = 96
 
 
 class Refused(Exception):
@@ -58,8 +59,8 @@ def int8_decoder(model: PreTrainedModel, layers: Sequence[LayerShape], exact: Fu
     runner = ModelRunner(model, kv, use_native=True, decoder=decoder)
     pages, neighbour_pages = list(range(num_pages)), list(range(num_pages, 2 * num_pages))
 
-    # Each piece by itself, then beside a piece that makes many rows of the few.
-    cuts = [0, FEW_ROWS, FEW_ROWS + 1, 2 * FEW_ROWS + 2, _LEN]
+    # Whole tiles of rows and part ones, each by itself, then beside another piece.
+    cuts = [0, TILE_ROWS, TILE_ROWS + 1, 3 * TILE_ROWS + 3, _LEN]
     got = []
     for first, last in pairwise(cuts):
         row = Row(ids[first:last], first, pages)

@@ -16,6 +16,7 @@ mpl.use("Agg")  # there may be no screen
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
 _COLOURS = {"session": "#1a7f5a", "prefix": "#c98a1b", "stateless": "#b3372f", "plain": "#6a5aa8"}
@@ -94,6 +95,14 @@ def _label_plainly(axes: Axes) -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
+def _saved(figure: Figure, name: str) -> Path:
+    """Writes a picture into the results folder; returns its path."""
+    path = RESULTS_DIR / f"{name}.png"
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+    return path
+
+
 def draw_beat(name: str, levels: Mapping[str, Sequence[Sequence[Level]]], wanted_share: float) -> Path:
     """The share of turns on time and their latencies, against sessions: a line per mode, a dot per run.
 
@@ -105,7 +114,6 @@ def draw_beat(name: str, levels: Mapping[str, Sequence[Sequence[Level]]], wanted
     Returns:
         The picture's path.
     """
-    path = RESULTS_DIR / f"{name}.png"
     figure, (shares, latencies) = plt.subplots(2, sharex=True, figsize=(8, 7), layout="constrained")
     colours = _colours(levels)
     for mode, by_sessions in levels.items():
@@ -133,9 +141,7 @@ def draw_beat(name: str, levels: Mapping[str, Sequence[Sequence[Level]]], wanted
     for axes in (shares, latencies):
         axes.legend(frameon=False)
         _frame_lightly(axes)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
-    return path
+    return _saved(figure, name)
 
 
 def draw_soak(name: str, memory_mb: Sequence[float], num_acts: Sequence[int]) -> Path:
@@ -149,7 +155,6 @@ def draw_soak(name: str, memory_mb: Sequence[float], num_acts: Sequence[int]) ->
     Returns:
         The picture's path.
     """
-    path = RESULTS_DIR / f"{name}.png"
     figure, (memory, rate) = plt.subplots(2, sharex=True, figsize=(8, 5), layout="constrained")
     minutes = [second / 60 for second in range(len(memory_mb))]
     memory.plot(minutes, memory_mb, color=_COLOURS["session"], linewidth=1.5)
@@ -159,9 +164,7 @@ def draw_soak(name: str, memory_mb: Sequence[float], num_acts: Sequence[int]) ->
     per_s = [(num_acts[at] - num_acts[max(0, at - 10)]) / 10 for at in range(len(num_acts))]
     rate.plot(minutes, per_s, color=_COLOURS["prefix"], linewidth=1.5)
     rate.set(xlabel="minutes", ylabel="turns and endings per second", ylim=(0, None))
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
-    return path
+    return _saved(figure, name)
 
 
 def draw_endless(name: str, turn_ms: Sequence[float], memory_mb: Sequence[float]) -> Path:
@@ -175,7 +178,6 @@ def draw_endless(name: str, turn_ms: Sequence[float], memory_mb: Sequence[float]
     Returns:
         The picture's path.
     """
-    path = RESULTS_DIR / f"{name}.png"
     figure, (latency, memory) = plt.subplots(2, sharex=True, figsize=(8, 5), layout="constrained")
     bins = range(0, len(turn_ms) - 99, 100)
     for percent, colour in ((50, "session"), (99, "prefix")):
@@ -185,9 +187,7 @@ def draw_endless(name: str, turn_ms: Sequence[float], memory_mb: Sequence[float]
     latency.legend(frameon=False)
     memory.plot([100 * (at + 1) for at in range(len(memory_mb))], memory_mb, color=_COLOURS["session"], linewidth=1.5)
     memory.set(xlabel="turn (8 tokens each)", ylabel="memory, MB", ylim=(0, 1.2 * max(memory_mb)))
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
-    return path
+    return _saved(figure, name)
 
 
 def draw_parked(name: str, restore_ms: Mapping[str, Sequence[float]], bound_ms: float) -> Path:
@@ -201,7 +201,6 @@ def draw_parked(name: str, restore_ms: Mapping[str, Sequence[float]], bound_ms: 
     Returns:
         The picture's path.
     """
-    path = RESULTS_DIR / f"{name}.png"
     figure, axes = plt.subplots(figsize=(8, 4), layout="constrained")
     for (place, samples), colour in zip(restore_ms.items(), ("session", "prefix"), strict=True):
         shares = [(at + 1) / len(samples) for at in range(len(samples))]
@@ -213,9 +212,7 @@ def draw_parked(name: str, restore_ms: Mapping[str, Sequence[float]], bound_ms: 
     axes.xaxis.set_major_formatter("{x:g}")
     axes.legend(frameon=False)
     _frame_lightly(axes)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
-    return path
+    return _saved(figure, name)
 
 
 def draw_client_cost(
@@ -232,7 +229,6 @@ def draw_client_cost(
     Returns:
         The picture's path.
     """
-    path = RESULTS_DIR / f"{name}.png"
     figure, (cost, memory) = plt.subplots(2, sharex=True, figsize=(8, 5), layout="constrained")
     cost.plot([(at + 1) / 60 for at in range(len(turn_ms))], turn_ms, color=_COLOURS["session"], linewidth=1.5)
     cost.axhline(1.0, color="grey", linewidth=0.8)
@@ -245,6 +241,4 @@ def draw_client_cost(
     memory.legend(frameon=False, loc="lower right")
     for axes in (cost, memory):
         _frame_lightly(axes)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
-    return path
+    return _saved(figure, name)

@@ -33,13 +33,16 @@ def running_server(model: str, *settings: str, arguments: Sequence[str] = ()) ->
 
 
 @contextmanager
-def started_server(model: str, *settings: str, arguments: Sequence[str] = ()) -> Iterator[RunningServer]:
+def started_server(
+    model: str, *settings: str, arguments: Sequence[str] = (), process_group: int | None = None
+) -> Iterator[RunningServer]:
     """Serves a model until the block ends.
 
     Args:
         model: a directory, or the name of an embedded model.
         settings: `key=value`, as `--set` takes them.
         arguments: further ones of `microturn serve`.
+        process_group: 0 for one of its own, which Ctrl-C does not reach; else it is this process's.
 
     Raises:
         RuntimeError: when the server does not get ready; it has said why on stderr.
@@ -52,7 +55,7 @@ def started_server(model: str, *settings: str, arguments: Sequence[str] = ()) ->
     command += arguments
     for setting in settings:
         command += ["--set", setting]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, process_group=process_group) as process:
         try:
             assert process.stdout is not None
             if not process.stdout.readline().startswith("ready"):

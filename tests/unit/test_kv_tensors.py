@@ -31,9 +31,9 @@ def test_a_token_takes_as_many_bytes_as_are_said(dtype: torch.dtype, token_bytes
 @pytest.mark.parametrize(("dtype", "num_tensors"), [(torch.float32, 1), (torch.bfloat16, 1), (torch.int8, 2)], ids=str)
 def test_all_tensors_of_a_layer_are_laid_out_alike(dtype: torch.dtype, num_tensors: int) -> None:
     layer = KVTensors(LAYERS, 5, 8, dtype).layers[0]
-    assert layer.elements.shape == (5, 2, 8, 3, 64)
+    assert layer.elements.shape == (5, 2, 3, 8, 64)
     assert layer.elements.dtype == dtype
-    assert [tensor.shape[:4] for tensor in layer.tensors] == [(5, 2, 8, 3)] * num_tensors
+    assert [tensor.shape[:4] for tensor in layer.tensors] == [(5, 2, 3, 8)] * num_tensors
 
 
 @pytest.mark.parametrize(
@@ -44,11 +44,12 @@ def test_what_is_encoded_into_a_page_is_decoded_from_it(dtype: torch.dtype, tole
     layer = KVTensors(LAYERS, 5, 8, dtype).layers[0]
     x = torch.randn(16, 3, 64, generator=torch.Generator().manual_seed(4))
     elements, scales = layer.encode(x)
-    layer.elements[4], layer.scales[4] = elements.view(2, 8, 3, 64), scales.view(2, 8, -1)
+    layer.elements[4] = elements.view(2, 8, 3, 64).transpose(1, 2)
+    layer.scales[4] = scales.view(2, 8, -1).transpose(1, 2)
     back = layer.decode(torch.tensor([4]))
     assert back.dtype == torch.float32
-    assert back.shape == (1, 2, 8, 3, 64)
-    off = (back.view_as(x) - x).abs() / x.abs().amax(-1, keepdim=True)
+    assert back.shape == (1, 2, 3, 8, 64)
+    off = (back.transpose(2, 3).reshape(x.shape) - x).abs() / x.abs().amax(-1, keepdim=True)
     assert off.max() <= tolerance
 
 
@@ -57,7 +58,7 @@ def test_a_page_that_is_copied_in_all_tensors_is_the_same_page(dtype: torch.dtyp
     layer = KVTensors(LAYERS, 5, 8, dtype).layers[1]
     x = torch.randn(2 * 2 * 8, 1, 21, generator=torch.Generator().manual_seed(4))
     elements, scales = layer.encode(x)
-    layer.elements[:2], layer.scales[:2] = elements.view(2, 2, 8, 1, 21), scales.view(2, 2, 8, -1)
+    layer.elements[:2], layer.scales[:2] = elements.view(2, 2, 1, 8, 21), scales.view(2, 2, -1, 8)
     for tensor in layer.tensors:
         tensor[3] = tensor[1]
     one, copy, other = layer.decode(torch.tensor([1, 3, 0]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
@@ -17,12 +16,12 @@ from transformers import (
     PreTrainedModel,
 )
 
-from microturn import rotary
 from microturn.attention import paged
 from microturn.errors import InvalidArgument
 from microturn.probe import check_model
 from microturn.runner import load_model, trace_layers
 from support import models
+from support.models import build
 
 SHAPE = {
     "vocab_size": 300,
@@ -35,15 +34,6 @@ SHAPE = {
     "eos_token_id": None,
     "pad_token_id": None,
 }
-
-
-def build(model_class: type[PreTrainedModel], config: object) -> PreTrainedModel:
-    paged.register()
-    config._attn_implementation = paged.IMPLEMENTATION
-    torch.manual_seed(0)
-    model = model_class(config).eval()
-    rotary.install(model)
-    return model
 
 
 @pytest.mark.parametrize("use_native", [True, False])

@@ -21,7 +21,7 @@ def append(kv: LayerPages, k: Tensor, v: Tensor, step: PagedStep) -> None:
     slots = torch.from_numpy(step.slots)
     pages, offsets = slots // step.page_size, slots % step.page_size
     for part, new in enumerate((k, v)):
-        kv.elements[pages, part, offsets], kv.scales[pages, part, offsets] = kv.encode(new)
+        kv.elements[pages, part, :, offsets], kv.scales[pages, part, :, offsets] = kv.encode(new)
 
 
 def attend(
@@ -45,7 +45,7 @@ def attend(
         oldest = 0 if window is None else max(0, position - window + 1)
         oldest -= oldest % step.page_size
         pages = kv.decode(page_ids[oldest // step.page_size :].long())
-        keys, values = (pages[:, part].flatten(0, 1)[: context_len - oldest] for part in (0, 1))
+        keys, values = (pages[:, part].transpose(1, 2).flatten(0, 1)[: context_len - oldest] for part in (0, 1))
         num_sinks = max(0, int(step.num_sinks[row]) - oldest)
         if num_sinks:
             moved_by = torch.full((num_sinks,), int(step.num_evicted[row]))

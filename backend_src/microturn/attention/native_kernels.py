@@ -1,8 +1,7 @@
 """The kernels of native attention, compiled by Numba; `native` has the algorithm's picture and plans their tasks.
 
 They know tasks, pages and rows; the arithmetic on a block of keys is in `native_products`, what it reads in
-`native_sources`, and how pages are written in `native_packing`. Numba's cache of compiled code watches this file alone:
-touch it after a change there.
+`native_sources`, and how pages are written in `native_packing`.
 
 Each type of the pages has a kernel of its own, compiled when it is first called. Loops are written out: an array
 expression or a slice takes Numba up to a second to compile.
@@ -79,10 +78,9 @@ def _attend(
     """One task: adds its keys to sums [head_dim, rows], in a narrow tile [rows, head_dim], and to peak and total."""
     first_row, num_rows, position = task[2], task[3], task[4]
     key_start, key_end, first_query, phase = task[5], task[6], task[7], task[8]
-    page_size, num_kv_heads, head_dim = kv.shape[2], kv.shape[3], kv.shape[4]
+    num_kv_heads, page_size, head_dim = kv.shape[2], kv.shape[3], kv.shape[4]
     group = q.shape[1] // num_kv_heads
-    token_len = num_kv_heads * head_dim
-    to_values = page_size * token_len
+    to_values = num_kv_heads * page_size * head_dim
     narrow, num_vectors = is_narrow(num_rows, head_dim, exact), _num_vectors(num_rows)
     block_len = NARROW_KEY_BLOCK if narrow else KEY_BLOCK
     row_stride, element_stride = (head_dim, 1) if narrow else (1, num_vectors * LANES)
@@ -92,7 +90,7 @@ def _attend(
     key_at = np.empty(num_task_keys + KEY_BLOCK + WIDE_BLOCK, np.int64)
     page, offset = key_start // page_size, key_start % page_size
     for t in range(num_task_keys):
-        key_at[t] = (2 * np.int64(pages[page]) * page_size + offset) * token_len + head * head_dim
+        key_at[t] = ((2 * np.int64(pages[page]) * num_kv_heads + head) * page_size + offset) * head_dim
         offset += 1
         if offset == page_size:
             page, offset = page + 1, 0
@@ -225,13 +223,13 @@ def append_and_attend(
     totals: _Array,
 ) -> None:
     """Three parallel loops: new keys and values into their pages, all tasks, the splits of all tiles."""
-    page_size, num_kv_heads, head_dim = kv.shape[2], kv.shape[3], kv.shape[4]
+    num_kv_heads, page_size, head_dim = kv.shape[2], kv.shape[3], kv.shape[4]
     group = q.shape[1] // num_kv_heads
-    to_values = page_size * num_kv_heads * head_dim
+    to_values = num_kv_heads * page_size * head_dim
     for vector in numba.prange(k.shape[0] * num_kv_heads):
         token, head = vector // num_kv_heads, vector % num_kv_heads
         page, offset = slots[token] // page_size, slots[token] % page_size
-        at = ((2 * page * page_size + offset) * num_kv_heads + head) * head_dim
+        at = ((2 * page * num_kv_heads + head) * page_size + offset) * head_dim
         _pack(kv, scales, at, k, vector * head_dim, head_dim)
         _pack(kv, scales, at + to_values, v, vector * head_dim, head_dim)
 

@@ -71,7 +71,7 @@ def wide_scores() -> Any:
                 elements = [in_all_lanes(b, b.gep(start, [d])) for start in starts]
                 return add_products(b, elements, load(b, queries, d, width), sums)
 
-            sums = loop(b, source.head_dim, [splat(0.0)] * (WIDE_BLOCK * width), add)
+            sums = loop(b, source.head_dim, [splat(0.0)] * (WIDE_BLOCK * width), add, fills_registers=True)
             for t, key in enumerate(keys):
                 store(b, scores, key, sums[t * width : (t + 1) * width])
 
@@ -99,7 +99,7 @@ def wide_values(num_elements: int) -> Any:
 
             factors = load(b, shrink, INT(0), width)
             old = [b.fmul(x, f) for row in rows for x, f in zip(load(b, sums, row, width), factors, strict=True)]
-            totals = loop(b, num_keys, old, add)
+            totals = loop(b, num_keys, old, add, fills_registers=True)
             for d, row in enumerate(rows):
                 store(b, sums, row, totals[d * width : (d + 1) * width])
 

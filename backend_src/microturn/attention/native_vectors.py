@@ -16,6 +16,11 @@ from numba.core import cgutils
 from numba.core.codegen import get_host_cpu_features
 from numba.extending import intrinsic
 
+from microturn import kernel_cache
+
+# All kernels that are made of these pieces import this file before they are decorated.
+kernel_cache.watch_all_sources()
+
 # 32 registers of 16 floats with AVX-512; otherwise 16 of 8 floats as with AVX2, or what LLVM makes of them.
 HAS_AVX512 = "+avx512f" in (config.CPU_FEATURES or get_host_cpu_features()).split(",")
 LANES = 16 if HAS_AVX512 else 8
@@ -59,8 +64,18 @@ def callable_by_kernels(emit: Callable[..., None]) -> Any:
     return intrinsic(infer)
 
 
-def loop(b: ir.IRBuilder, count: ir.Value, initial: Values, body: Callable[[ir.Value, Values], Values]) -> Values:
-    """``for index in range(count)`` for a positive count: `body` makes the next values, which stay in registers."""
+def loop(
+    b: ir.IRBuilder,
+    count: ir.Value,
+    initial: Values,
+    body: Callable[[ir.Value, Values], Values],
+    *,
+    fills_registers: bool = False,
+) -> Values:
+    """``for index in range(count)`` for a positive count: `body` makes the next values, which stay in registers.
+
+    Where they fill the registers, LLVM is kept from unrolling: it would move sums between the copies, and spill some.
+    """
     before, inside, after = b.block, b.append_basic_block("loop"), b.append_basic_block("after")
     b.branch(inside)
     b.position_at_end(inside)
@@ -72,9 +87,18 @@ def loop(b: ir.IRBuilder, count: ir.Value, initial: Values, body: Callable[[ir.V
     for phi, first, result in zip([index, *values], [INT(0), *initial], [next_index, *results], strict=True):
         phi.add_incoming(first, before)
         phi.add_incoming(result, end)
-    b.cbranch(b.icmp_signed("<", next_index, count), inside, after)
+    again = b.cbranch(b.icmp_signed("<", next_index, count), inside, after)
+    if fills_registers:
+        again.set_metadata("llvm.loop", _never_unroll(b.module))
     b.position_at_end(after)
     return results
+
+
+def _never_unroll(module: ir.Module) -> ir.MDValue:
+    unroll = module.add_metadata([ir.MetaDataString(module, "llvm.loop.unroll.disable")])
+    loop_id = ir.MDValue(module, [unroll], name=str(len(module.metadata)))
+    loop_id.operands = (loop_id, unroll)  # LLVM knows it by its first operand, which is itself
+    return loop_id
 
 
 def for_each_choice(b: ir.IRBuilder, value: ir.Value, choices: Iterable[int], emit: Callable[[int], None]) -> None:

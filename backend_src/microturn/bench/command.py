@@ -7,6 +7,8 @@ import json
 import sys
 from pathlib import Path
 
+from microturn.argument_types import count
+
 
 def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the subcommands of ``microturn bench``."""
@@ -21,8 +23,8 @@ def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
         ("--contexts", [100, 1000, 4000], "tokens that each holds"),
         ("--new", [1, 16], "tokens that each computes"),
     ):
-        engine.add_argument(name, type=_positive, nargs="+", metavar="N", default=default, help=f"{what} (%(default)s)")
-    engine.add_argument("--parked", type=_positive, metavar="N", default=1000, help="parked sessions (%(default)s)")
+        engine.add_argument(name, type=count, nargs="+", metavar="N", default=default, help=f"{what} (%(default)s)")
+    engine.add_argument("--parked", type=count, metavar="N", default=1000, help="parked sessions (%(default)s)")
     engine.add_argument("--json", metavar="FILE", type=Path, help="write the result there too")
 
 
@@ -44,9 +46,3 @@ def run_bench(arguments: argparse.Namespace) -> int:
         print(f"microturn: error: {error.args[0] if isinstance(error, MicroturnError) else error}", file=sys.stderr)
         return 1
     return 0
-
-
-def _positive(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"a number from 1 on, not '{text}'")
-    return int(text)

@@ -5,8 +5,13 @@ integers, so that neither the order of a sum nor the tiles change it: a row has 
 company. Nothing saturates: two neighbours, widened to 16 bits, are multiplied and added up in 32 bits by an instruction
 that every x86 CPU has, and `most_steps` keeps the whole sum within them.
 
-All rows are padded with zeros to whole steps of `STEP` elements, and weights to whole blocks of `WEIGHT_ROWS` rows. A
-block is read once, in order, while what comes behind it is fetched, as in `few_rows`.
+Weights lie in *panels* of as many outputs as two vectors have lanes, pair of inputs by pair of inputs::
+
+    weight[panel, pair, output, 2]     a load has the pair's two elements for one output per lane
+    x[row, 2 * pair : 2 * pair + 2]    is repeated in all lanes
+
+so that nothing is ever added across lanes. A panel is read once, in order, while what comes behind it is fetched, and
+stays in the cache for all rows (Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008).
 """
 
 from __future__ import annotations
@@ -14,86 +19,92 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba import config
 from numba.core import cgutils
-from numba.core.codegen import get_host_cpu_features
 
 from microturn.attention.native_vectors import (
     HAS_AVX512,
     INT,
     LANES,
     Values,
+    broadcast,
     callable_by_kernels,
     fetch,
+    for_each_choice,
     loop,
-    split_runs,
 )
+from microturn.kv_quantization import MOST_STEPS
 
-_FEATURES = (config.CPU_FEATURES or get_host_cpu_features()).split(",")
-HAS_VNNI = ("+avx512vnni" if HAS_AVX512 else "+avxvnni") in _FEATURES
+_NUM_VECTORS = 2
 
-STEP = 64
-WEIGHT_ROWS = 4
+# Outputs of a panel.
+PANEL = _NUM_VECTORS * LANES
 
-# 4 x 4 or 4 x 2 vectors of sums fill half of the registers.
-TILE_ROWS = 4 if HAS_AVX512 else 2
+# Rows of a tile, at most: its sums fill half of the registers.
+TILE_ROWS = 8 if HAS_AVX512 else 4
 
-# Elements that one turn of the loop takes. VNNI adds to its sums in one instruction; for a second one behind it LLVM
-# would take two again, so as not to wait.
-_LOOP_LEN = 2 * LANES if HAS_VNNI else STEP
+# A turn of the loop takes a cache line of weights: one pair of inputs with AVX-512, otherwise two. Rows are padded with
+# zeros to whole multiples of that.
+_LINE_BYTES = 64
+_NUM_PAIRS = _LINE_BYTES // (2 * PANEL)
+STEP = 2 * _NUM_PAIRS
 
-# Weights are fetched so many bytes ahead: two to four blocks of SmolLM2's.
+# Weights are fetched so many bytes ahead.
 _AHEAD = 4096
 
-# Inputs of 16 bits have fewer steps than they could, so that they can be cut into two signed bytes.
-_MOST_WEIGHT_STEPS, _MOST_INPUT_STEPS = 127, 127 * 256 + 127
+_MOST_INPUT_STEPS = 2**15 - 1
 
 _INT32, _FLOAT = ir.IntType(32), ir.FloatType()
-_SUMS, _WIDE = ir.VectorType(_INT32, LANES), ir.VectorType(_INT32, 2 * LANES)
+_SUMS, _FLOATS, _WIDE = ir.VectorType(_INT32, LANES), ir.VectorType(_FLOAT, LANES), ir.VectorType(_INT32, 2 * LANES)
 _INPUTS, _WEIGHTS = ir.VectorType(ir.IntType(16), 2 * LANES), ir.VectorType(ir.IntType(8), 2 * LANES)
-_BLOCK_SUMS, _BLOCK_FLOATS = ir.VectorType(_INT32, WEIGHT_ROWS), ir.VectorType(_FLOAT, WEIGHT_ROWS)
 
 
 def most_steps(width: int) -> int:
     """The largest input to be multiplied with weight rows of so many elements: no sum has more than 32 bits."""
-    return min(_MOST_INPUT_STEPS, (2**31 - 1) // (_MOST_WEIGHT_STEPS * width))
+    return min(_MOST_INPUT_STEPS, (2**31 - 1) // (MOST_STEPS * width))
 
 
-def tile(num_rows: int) -> Any:
-    """Makes ``(x, x_scales, row, weight, weight_scales, first, num_steps, out, num_out)``.
+def tile() -> Any:
+    """Makes ``(x, x_scales, row, num_rows, weight, weight_scales, panel, num_in, out, num_out)``.
 
-    It sets ``out[row : row + num_rows, first : first + WEIGHT_ROWS]``, as far as there are columns, to
-    ``sum * weight_scale * x_scale``, multiplied in this order. Arrays are those of `int8_kernels.multiply`.
+    For up to TILE_ROWS rows it sets ``out[row : row + num_rows, panel * PANEL : (panel + 1) * PANEL]``, as far as there
+    are columns, to ``sum * weight_scale * x_scale``, multiplied in this order. Arrays are those of
+    `int8_kernels.multiply`, and `num_in` is the padded width.
     """
 
-    def emit(b: ir.IRBuilder, x: ir.Value, x_scales: ir.Value, row: ir.Value, *args: ir.Value) -> None:
-        weight, weight_scales, first, num_steps, out, num_out = args
-        width = b.mul(num_steps, INT(STEP))
-        rows = [b.add(row, INT(index)) for index in range(num_rows)]
-        inputs = [b.gep(x, [b.mul(index, width)]) for index in rows]
-        weights = [b.gep(weight, [b.mul(b.add(first, INT(index)), width)]) for index in range(WEIGHT_ROWS)]
+    def emit(
+        b: ir.IRBuilder, x: ir.Value, x_scales: ir.Value, row: ir.Value, num_rows: ir.Value, *args: ir.Value
+    ) -> None:
+        weight, weight_scales, panel, num_in, out, num_out = args
+        first = b.mul(panel, INT(PANEL))
+        start = b.gep(weight, [b.mul(first, num_in)])
 
-        def add_some(number: ir.Value, sums: Values) -> Values:
-            start = b.mul(number, INT(_LOOP_LEN))
-            for factor in weights:
-                fetch(b, b.gep(factor, [b.add(start, INT(_AHEAD))]))
-            for offset in range(0, _LOOP_LEN, 2 * LANES):
-                at = b.add(start, INT(offset))
-                given = [_load(b, vector, at, _INPUTS) for vector in inputs]
-                factors = [_load(b, vector, at, _WEIGHTS) for vector in weights]
-                pairs = [(vector, factor) for vector in given for factor in factors]
-                sums = [_add_products(b, *pair, total) for pair, total in zip(pairs, sums, strict=True)]
-            return sums
+        def emit_rows(count: int) -> None:
+            rows = [b.add(row, INT(index)) for index in range(count)]
+            inputs = [b.gep(x, [b.mul(index, num_in)]) for index in rows]
 
-        count = b.mul(num_steps, INT(STEP // _LOOP_LEN))
-        sums = loop(b, count, [_SUMS([0] * LANES)] * (num_rows * WEIGHT_ROWS), add_some)
-        scales = _load(b, weight_scales, first, _BLOCK_FLOATS)
-        for index, number in enumerate(rows):
-            total = _sums_of_lanes(b, sums[index * WEIGHT_ROWS : (index + 1) * WEIGHT_ROWS])
-            scaled = b.fmul(b.sitofp(total, _BLOCK_FLOATS), scales)
-            x_scale = _broadcast(b, b.load(b.gep(x_scales, [number])))
-            address = b.gep(out, [b.add(b.mul(number, num_out), first)])
-            _store_first(b, b.fmul(scaled, x_scale), address, b.sub(num_out, first))
+            def add_line(number: ir.Value, sums: Values) -> Values:
+                line = b.gep(start, [b.mul(number, INT(_LINE_BYTES))])
+                fetch(b, b.gep(line, [INT(_AHEAD)]))
+                for pair in range(_NUM_PAIRS):
+                    at = b.add(b.mul(number, INT(STEP)), INT(2 * pair))
+                    starts = [2 * (pair * PANEL + vector * LANES) for vector in range(_NUM_VECTORS)]
+                    factors = [_load(b, line, INT(place), _WEIGHTS) for place in starts]
+                    given = [_repeated_pair(b, vector, at) for vector in inputs]
+                    pairs = [(vector, factor) for vector in given for factor in factors]
+                    sums = [_add_products(b, *pair, total) for pair, total in zip(pairs, sums, strict=True)]
+                return sums
+
+            zeros = [_SUMS([0] * LANES)] * (count * _NUM_VECTORS)
+            sums = iter(loop(b, b.udiv(num_in, INT(STEP)), zeros, add_line))
+            for number in rows:
+                x_scale = broadcast(b, b.load(b.gep(x_scales, [number])))
+                for vector in range(_NUM_VECTORS):
+                    column = b.add(first, INT(vector * LANES))
+                    scaled = b.fmul(b.sitofp(next(sums), _FLOATS), _load(b, weight_scales, column, _FLOATS))
+                    address = b.gep(out, [b.add(b.mul(number, num_out), column)])
+                    _store_first(b, b.fmul(scaled, x_scale), address, b.sub(num_out, column))
+
+        for_each_choice(b, num_rows, range(1, TILE_ROWS + 1), emit_rows)
 
     return callable_by_kernels(emit)
 
@@ -102,9 +113,10 @@ def _load(b: ir.IRBuilder, array: ir.Value, at: ir.Value, kind: ir.VectorType) -
     return b.load(b.bitcast(b.gep(array, [at]), kind.as_pointer()), align=1)
 
 
-def _broadcast(b: ir.IRBuilder, value: ir.Value) -> ir.Value:
-    nothing = ir.VectorType(value.type, WEIGHT_ROWS)(ir.Undefined)
-    return b.shuffle_vector(b.insert_element(nothing, value, _INT32(0)), nothing, _BLOCK_SUMS(None))
+def _repeated_pair(b: ir.IRBuilder, x: ir.Value, at: ir.Value) -> ir.Value:
+    """Two neighbours of a row in all lanes."""
+    pair = b.load(b.bitcast(b.gep(x, [at]), _INT32.as_pointer()), align=2)
+    return b.bitcast(broadcast(b, pair), _INPUTS)
 
 
 def _add_products(b: ir.IRBuilder, x: ir.Value, weight: ir.Value, sums: ir.Value) -> ir.Value:
@@ -115,28 +127,15 @@ def _add_products(b: ir.IRBuilder, x: ir.Value, weight: ir.Value, sums: ir.Value
     return b.add(sums, b.add(b.shuffle_vector(products, nothing, even), b.shuffle_vector(products, nothing, odd)))
 
 
-def _sums_of_lanes(b: ir.IRBuilder, vectors: Values) -> ir.Value:
-    """The sums over the lanes of each of four vectors, as one vector."""
-
-    def add_runs(x: ir.Value, y: ir.Value, run_len: int) -> ir.Value:
-        return b.add(*split_runs(b, x, y, run_len))
-
-    first, second, third, fourth = vectors
-    total = add_runs(add_runs(first, second, 1), add_runs(third, fourth, 1), 2)
-    num_lanes = LANES
-    while num_lanes > WEIGHT_ROWS:
-        num_lanes //= 2
-        half, nothing = ir.VectorType(_INT32, num_lanes), total.type(ir.Undefined)
-        halves = [half(list(range(start, start + num_lanes))) for start in (0, num_lanes)]
-        total = b.add(*(b.shuffle_vector(total, nothing, lanes) for lanes in halves))
-    return total
-
-
 def _store_first(b: ir.IRBuilder, values: ir.Value, address: ir.Value, count: ir.Value) -> None:
-    """Stores a vector's first elements: all of them, unless the count is less."""
-    places = _BLOCK_SUMS(list(range(WEIGHT_ROWS)))
-    mask = b.icmp_signed("<", places, _broadcast(b, b.trunc(count, _INT32)))
-    pointer = b.bitcast(address, _BLOCK_FLOATS.as_pointer())
-    kind = ir.FunctionType(ir.VoidType(), [_BLOCK_FLOATS, pointer.type, _INT32, mask.type])
-    store = cgutils.get_or_insert_function(b.module, kind, f"llvm.masked.store.v{WEIGHT_ROWS}f32.p0")
-    b.call(store, [values, pointer, _INT32(4), mask])
+    """Stores a vector's first elements, as many as there are of so many; AMD's stores with a mask are slow."""
+    pointer = b.bitcast(address, _FLOATS.as_pointer())
+    with b.if_else(b.icmp_signed(">=", count, INT(LANES))) as (has_all, has_some):
+        with has_all:
+            b.store(values, pointer, align=4)
+        with has_some:
+            lanes = ir.VectorType(INT, LANES)(list(range(LANES)))
+            mask = b.icmp_signed("<", lanes, broadcast(b, count))
+            kind = ir.FunctionType(ir.VoidType(), [_FLOATS, pointer.type, _INT32, mask.type])
+            store = cgutils.get_or_insert_function(b.module, kind, f"llvm.masked.store.v{LANES}f32.p0")
+            b.call(store, [values, pointer, _INT32(4), mask])

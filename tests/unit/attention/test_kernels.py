@@ -161,7 +161,7 @@ def test_both_kernels_write_the_same_bits(dtype: torch.dtype, head_dim: int) -> 
         written.append(kv.layers[0].tensors)
     for native, by_torch in zip(*written, strict=True):
         torch.testing.assert_close(native, by_torch, rtol=0, atol=0, equal_nan=True)
-    back = kv.layers[0].decode(torch.arange(10))[:, 0].reshape(k.shape)
+    back = kv.layers[0].decode(torch.arange(10))[:, 0].transpose(1, 2).reshape(k.shape)
     assert back[4, 1, 5].isnan()
     assert not back[5, 0, 2].isfinite()
 
@@ -203,11 +203,12 @@ def _check(
         keys = torch.randn(cached + new, heads.num_kv_heads, heads.head_dim, generator=generator)
         values = torch.randn(cached + new, heads.num_kv_heads, heads.head_dim, generator=generator)
         kept = []
+        at = torch.arange(cached)
+        in_pages, offsets = torch.tensor(pages)[at // page_size], at % page_size
         for part, vectors in enumerate((keys, values)):
             elements, scales = pool.encode(vectors)
-            for position in range(cached):
-                slot = pages[position // page_size], part, position % page_size
-                pool.elements[slot], pool.scales[slot] = elements[position], scales[position]
+            pool.elements[in_pages, part, :, offsets] = elements[:cached]
+            pool.scales[in_pages, part, :, offsets] = scales[:cached]
             kept.append(dequantize(elements, scales) if dtype == torch.int8 else elements.float())
         histories.append((kept[0], kept[1]))
         new_keys.append(keys[cached:])

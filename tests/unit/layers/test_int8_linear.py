@@ -1,4 +1,4 @@
-"""Products with 8-bit weights: near the modules, the same to the bit by both kernels and in any company."""
+"""Products with 8-bit weights: near the modules, the same to the bit in any company."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from microturn.layers.int8_linear import FEW_ROWS, Int8Linear
+from microturn.layers.int8_linear import Int8Linear
+from microturn.layers.int8_products import TILE_ROWS
 from support.rounded import RoundedLinear
 
 SIDES = pytest.mark.parametrize(("num_in", "num_out"), [(576, 960), (1536, 576), (48, 311), (30, 7)])
+
+
+NUM_ROWS = 12 * TILE_ROWS
 
 
 def module(num_in: int, num_out: int, *, bias: bool = False) -> nn.Linear:
@@ -22,17 +26,17 @@ def product(linear: Int8Linear, x: Tensor) -> Tensor:
 
 @SIDES
 def test_a_row_has_the_same_bits_in_any_company(num_in: int, num_out: int) -> None:
-    """Few rows and many have kernels of their own."""
+    """Whole tiles and part ones."""
     linear = Int8Linear.of(module(num_in, num_out))
-    x = torch.randn(3 * FEW_ROWS, num_in) * torch.logspace(-3, 3, 3 * FEW_ROWS)[:, None]
+    x = torch.randn(NUM_ROWS, num_in) * torch.logspace(-3, 3, NUM_ROWS)[:, None]
     alone = torch.cat([product(linear, row[None]) for row in x])
     assert torch.equal(product(linear, x), alone)
-    for num_rows in (2, 7, FEW_ROWS, FEW_ROWS + 1):
+    for num_rows in (2, TILE_ROWS - 1, TILE_ROWS, TILE_ROWS + 1, 33):
         assert torch.equal(product(linear, x[-num_rows:].contiguous()), alone[-num_rows:])
 
 
 @SIDES
-@pytest.mark.parametrize("num_rows", [0, 1, 5, FEW_ROWS + 9])
+@pytest.mark.parametrize("num_rows", [0, 1, 5, 41])
 def test_the_product_is_that_of_rounded_weights(num_in: int, num_out: int, num_rows: int) -> None:
     given = module(num_in, num_out, bias=True)
     x = torch.randn(num_rows, num_in)
@@ -49,7 +53,7 @@ def test_each_row_of_a_weight_has_a_scale_of_its_own() -> None:
     assert ((product(Int8Linear.of(given), x) - expected).norm(dim=0) < 0.02 * expected.norm(dim=0)).all()
 
 
-@pytest.mark.parametrize("num_rows", [5, FEW_ROWS + 5])
+@pytest.mark.parametrize("num_rows", [5, 37])
 def test_a_nan_stays_in_its_row_and_is_not_lost(num_rows: int) -> None:
     x = torch.ones(num_rows, 64)
     x[2, 7] = float("nan")
