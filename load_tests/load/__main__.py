@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,7 @@ def main() -> int:
     parser.add_argument("--max-errors", type=float, help="share of requests that may fail; likewise")
     parser.add_argument("--max-p99-ms", type=float, help="of turns; likewise")
     given = parser.parse_args()
+    signal.signal(signal.SIGHUP, signal.default_int_handler)  # a terminal that is closed leaves no server behind
     out_dir = given.out or Path("out/load") / (f"{given.what}-{given.shape}" if given.shape else given.what)
     if given.what == "capacity":
         return run_capacity(given.model, given.settings, given.users or 16, given.duration, out_dir)

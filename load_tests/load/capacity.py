@@ -8,7 +8,7 @@ first step beyond: where the time of its late turns went, by the server's own ac
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from load_tests.load.pictures import draw_capacity
 from load_tests.load.plans import PLANS
 from load_tests.load.record import PARTS
 from microturn.bench.about import about
+from microturn.planning.beat import largest
 
 WANTED_SHARE = 0.99
 
@@ -64,18 +65,6 @@ def run_capacity(model: str, settings: Sequence[str], most_users: int, step_s: i
     print_table(["sessions", "on time", "p50, ms", "p99, ms", "cores of the server"], sorted(rows))
     print(f"written: {out_dir / 'capacity.json'}\ndrawn:   {out_dir / 'capacity.png'}")
     return 0 if capacity else 1
-
-
-def largest(is_enough: Callable[[int], bool], most: int) -> int:
-    """The largest number for which something holds that holds for all smaller ones; 0 if for none up to `most`."""
-    holds, fails = 0, most + 1
-    while fails - holds > 1:
-        tried = min(2 * holds or 1, most) if fails > most else (holds + fails) // 2
-        if is_enough(tried):
-            holds = tried
-        else:
-            fails = tried
-    return holds
 
 
 def limit(level: dict[str, Any]) -> str:

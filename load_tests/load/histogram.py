@@ -55,7 +55,11 @@ class Histogram:
 
     def percentile(self, percent: float) -> float:
         """The smallest value that so many percent of all do not exceed, to half a percent; 0 without values."""
-        remaining = max(1, math.ceil(self.num * percent / 100))
+        return self.at_rank(math.ceil(self.num * percent / 100))
+
+    def at_rank(self, rank: int) -> float:
+        """The value before which so many less one come in their order, to half a percent; 0 without values."""
+        remaining = min(max(1, rank), self.num)
         for bucket in sorted(self._buckets):
             remaining -= self._buckets[bucket]
             if remaining <= 0:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import gevent
+from locust import stats
 from locust.argument_parser import LocustArgumentParser
 from locust.env import Environment
 from locust.event import Events
@@ -38,6 +39,7 @@ _NUM_HEARTBEATS, _HEARTBEATS_S = 2, 20.0
 # Messages between the master and its workers.
 _STOP, _LAST_REPORT = "microturn_stop", "microturn_last_report"
 _LAST_REPORT_S = 10.0
+_NEVER_S = 1_000_000
 
 
 def install(events: Events) -> None:
@@ -93,6 +95,15 @@ class _Worker:
         self._runner.send_message(_LAST_REPORT, self._recorder.record.take())
 
 
+def _let_csv_end(**_: Any) -> None:
+    """Has Locust write its CSV files once more and then no more.
+
+    A master closes them and waits for its workers; whoever writes them every second would wake then, and break.
+    """
+    interval_s, stats.CSV_STATS_INTERVAL_SEC = stats.CSV_STATS_INTERVAL_SEC, _NEVER_S
+    gevent.sleep(interval_s + 0.1)
+
+
 class Judge:
     """Gathers what all workers saw, or the only process, and judges it when Locust quits.
 
@@ -114,6 +125,7 @@ class Judge:
             environment.events.worker_report.add_listener(self._take_in)
             environment.events.test_stopping.add_listener(self._stop_workers)
             environment.runner.register_message(_LAST_REPORT, self._take_in_last)
+            environment.events.quitting.add_listener(_let_csv_end)
         environment.events.quitting.add_listener(self._judge)
         if environment.web_ui is not None:
             assert environment.web_ui.app is not None

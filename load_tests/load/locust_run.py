@@ -52,9 +52,19 @@ class LocustRun:
             metrics_url: of its metrics; empty to leave them out.
         """
         self.report_path.unlink(missing_ok=True)
-        exit_code = subprocess.run(self.command(address, metrics_url), cwd=_LOAD_TESTS.parent, check=False).returncode
+        exit_code = self._run(self.command(address, metrics_url))
         written = json.loads(self.report_path.read_text()) if self.report_path.exists() else {}
         return exit_code or (0 if written else 1), written
+
+    def _run(self, command: Sequence[str]) -> int:
+        with subprocess.Popen(command, cwd=_LOAD_TESTS.parent) as locust:
+            try:
+                return locust.wait()
+            except KeyboardInterrupt:
+                if self.web_port:  # nothing else ends it; Locust has been told as well, and is about to report
+                    return locust.wait()
+                locust.kill()
+                raise
 
     def command(self, address: str, metrics_url: str) -> list[str]:
         """The command line of Locust."""

@@ -11,6 +11,7 @@ import matplotlib as mpl
 mpl.use("Agg")  # there may be no screen
 
 import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
 
 _GREEN, _AMBER, _RED = "#1a7f5a", "#c98a1b", "#b3372f"
 
@@ -44,10 +45,7 @@ def draw_run(path: Path, title: str, seconds: Sequence[Mapping[str, Any]]) -> No
     turns.set(xlabel="seconds", ylabel="per second", ylim=(0, None))
     for axes in (latency, people, turns):
         axes.legend(frameon=False, loc="upper right", ncols=3)
-        axes.grid(visible=True, alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    _save(figure, path)
 
 
 def draw_capacity(path: Path, levels: Sequence[Mapping[str, Any]], wanted_share: float) -> None:
@@ -73,7 +71,12 @@ def draw_capacity(path: Path, levels: Sequence[Mapping[str, Any]], wanted_share:
     parts.xaxis.get_major_locator().set_params(integer=True)
     if users:
         parts.legend(frameon=False, ncols=3)
-    for axes in (shares, parts):
+    _save(figure, path)
+
+
+def _save(figure: Figure, path: Path) -> None:
+    """With a faint grid, and no frame but the two axes."""
+    for axes in figure.axes:
         axes.grid(visible=True, alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=110)

@@ -47,7 +47,8 @@ def _server(model: str, settings: Sequence[str], address: str, metrics_url: str)
     if address:
         yield RunningServer(address, metrics_url, os.getpid())
         return
-    with started_server(model, *settings) as server:
+    # Ctrl-C ends Locust, which then asks the server what it has seen.
+    with started_server(model, *settings, process_group=0) as server:
         yield server
 
 

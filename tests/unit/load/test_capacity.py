@@ -1,30 +1,13 @@
-"""Tests of load_tests.load.capacity: the search, and what it says about the limit."""
+"""Tests of load_tests.load.capacity: what it says about the limit."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
 
-import pytest
-
-from load_tests.load.capacity import largest, limit
+from load_tests.load.capacity import limit
 from load_tests.load.pictures import draw_capacity, draw_run
 from load_tests.load.record import Second
-
-
-@pytest.mark.parametrize("most", [1, 5, 16])
-@pytest.mark.parametrize("capacity", range(18))
-def test_the_search_finds_the_capacity_and_has_tried_one_more(capacity: int, most: int) -> None:
-    tried = []
-
-    def is_enough(num: int) -> bool:
-        tried.append(num)
-        return num <= capacity
-
-    assert largest(is_enough, most) == min(capacity, most)
-    assert len(tried) == len(set(tried)) <= 9
-    assert max(tried) <= most
-    assert capacity >= most or capacity + 1 in tried
 
 
 def test_what_took_the_time_of_late_turns_is_named_first() -> None:

@@ -58,3 +58,13 @@ def test_nothing_counted_is_no_time_at_all() -> None:
     assert Histogram().percentile(99) == 0.0
     assert Histogram().mean == 0.0
     assert histogram_of([0.0]).percentile(50) == pytest.approx(0.001, rel=0.01)
+
+
+def test_of_an_even_number_the_lower_and_the_upper_median_are_told_apart() -> None:
+    histogram = Histogram()
+    for value in (10.0, 20.0, 40.0, 80.0):
+        histogram.add(value)
+    assert histogram.percentile(50) == histogram.at_rank(2) == pytest.approx(20, rel=0.005)
+    assert histogram.at_rank(3) == pytest.approx(40, rel=0.005)
+    assert histogram.at_rank(9) == histogram.percentile(100) == 80
+    assert Histogram().at_rank(1) == 0
