@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from microturn import __version__
 from microturn.admin.command import add_sessions_arguments, run_sessions
 from microturn.bench.command import add_bench_arguments, run_bench
+from microturn.planning.command import add_plan_arguments, run_plan
 from microturn.serve.options import add_serve_arguments
 from microturn_gateway.arguments import add_gateway_arguments
 
@@ -87,6 +88,14 @@ def _build_parser() -> argparse.ArgumentParser:
     )
     add_bench_arguments(bench)
     bench.set_defaults(run=run_bench)
+    plan = commands.add_parser(
+        "plan",
+        help="how many sessions a machine serves",
+        description="Sessions by memory and by time, from a model's shape and a machine's figures or measured steps.",
+        allow_abbrev=False,
+    )
+    add_plan_arguments(plan)
+    plan.set_defaults(run=run_plan)
     return parser
 
 

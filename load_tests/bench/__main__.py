@@ -12,6 +12,7 @@ from load_tests.bench.kv_types import run_kv
 from load_tests.bench.llama_build import build_llama_cpp, built_llama_cpp
 from load_tests.bench.overhead import run_overhead
 from load_tests.bench.parked import run_parked
+from load_tests.bench.plan_check import CASES, run_plan_check
 from load_tests.bench.prefixes import run_prefixes
 from load_tests.bench.serving import OWN_MODES, Served
 from load_tests.bench.telemetry import run_telemetry
@@ -63,6 +64,9 @@ def main() -> None:
     weights.add_argument("--context-len", type=int, default=512)
     telemetry = benchmarks.add_parser("telemetry", help="what metrics, log lines and spans take of a step")
     telemetry.add_argument("--phases", type=int, default=24, help="of ten seconds; a multiple of four (%(default)s)")
+    plan = benchmarks.add_parser("plan", help="what `microturn plan` says of this machine, and what is measured")
+    numbers = range(1, len(CASES) + 1)
+    plan.add_argument("--cases", type=int, nargs="+", choices=numbers, default=list(numbers), help="(all)")
     client = benchmarks.add_parser("client", help="what the client library costs: many sessions in one process")
     client.add_argument("--sessions", type=int, default=200)
     client.add_argument("--seconds", type=int, default=300)
@@ -90,6 +94,8 @@ def main() -> None:
             run_weights(arguments.model, arguments.contexts, arguments.context_len)
         case "telemetry":
             run_telemetry(arguments.model, arguments.phases)
+        case "plan":
+            run_plan_check(arguments.model, arguments.cases)
         case "client":
             run_client_cost(arguments.sessions, arguments.seconds, arguments.grpc_sessions, arguments.grpc_seconds)
         case "overhead":

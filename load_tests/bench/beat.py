@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median_low
 
@@ -30,6 +30,23 @@ NUM_INPUT, NUM_OUTPUT, OPENING_LEN = 4, 4, 400
 WANTED_SHARE = 0.99
 # Below this share nothing is to be expected of more sessions.
 _HOPELESS_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class Conversations:
+    """What sessions do; the defaults are the beat protocol's.
+
+    Attributes:
+        beat_s: between two turns of a session.
+        num_input: tokens in, per turn.
+        num_output: tokens out, per turn.
+        opening_len: tokens that a session holds when a level begins.
+    """
+
+    beat_s: float = BEAT_S
+    num_input: int = NUM_INPUT
+    num_output: int = NUM_OUTPUT
+    opening_len: int = OPENING_LEN
 
 
 def run_beat(served: Served, modes: Sequence[str], level_s: float, num_runs: int) -> None:
@@ -86,7 +103,7 @@ async def _sweep(service: Service, most_sessions: int, level_s: float, label: st
     failed = 0
     with tqdm(total=most_sessions, desc=label, unit="level", leave=False) as progress:
         for num_sessions in range(1, most_sessions + 1):
-            levels.append(level := await _level(service, num_sessions, level_s))
+            levels.append(level := await take_level(service, num_sessions, level_s))
             progress.set_postfix_str(f"{num_sessions} sessions: {level.on_time_share:.0%} on time")
             progress.update()
             failed = failed + 1 if level.on_time_share < WANTED_SHARE else 0
@@ -95,22 +112,33 @@ async def _sweep(service: Service, most_sessions: int, level_s: float, label: st
     return levels
 
 
-async def _level(service: Service, num_sessions: int, level_s: float) -> Level:
+async def take_level(
+    service: Service, num_sessions: int, level_s: float, conversations: Conversations = Conversations()
+) -> Level:
+    """Opens so many sessions and lets them keep their beat.
+
+    Args:
+        service: whoever answers.
+        num_sessions: at once.
+        level_s: seconds, in whole beats.
+        conversations: what they do.
+    """
     # Each level says something new, so that no server finds in a cache what it would have to compute.
-    talks = {100 * num_sessions + index: service.open() for index in range(num_sessions)}
+    talks = {1000 * num_sessions + index: service.open() for index in range(num_sessions)}
+    opening_len = conversations.opening_len - conversations.num_output
     try:
         for seed, talk in talks.items():
-            await talk.turn(turn_input(seed, 0, OPENING_LEN - NUM_OUTPUT), NUM_OUTPUT)
-        takers = [partial(_take_turn, talk, seed) for seed, talk in talks.items()]
+            await talk.turn(turn_input(seed, 0, opening_len), conversations.num_output)
+        takers = [partial(_take_turn, talk, seed, conversations) for seed, talk in talks.items()]
         with bystanders() as seen:
-            level = await keep_beat(takers, round(level_s / BEAT_S))
+            level = await keep_beat(takers, round(level_s / conversations.beat_s), conversations.beat_s)
         return replace(level, others_share=seen.share)
     finally:
         await asyncio.gather(*(talk.close() for talk in talks.values()))
 
 
-async def _take_turn(talk: Talk, seed: int, number: int) -> None:
-    await talk.turn(turn_input(seed, number, NUM_INPUT), NUM_OUTPUT)
+async def _take_turn(talk: Talk, seed: int, conversations: Conversations, number: int) -> None:
+    await talk.turn(turn_input(seed, number, conversations.num_input), conversations.num_output)
 
 
 def _cells(levels: Sequence[Level]) -> list[object]:

@@ -27,6 +27,7 @@ class Level:
         num_unanswered: how many of these have none.
         ended_early: whether somebody fell so far behind that the level was ended.
         others_share: of the processor, which others used meanwhile.
+        beat_s: between two turns of a session, and what a turn may take.
     """
 
     num_sessions: int
@@ -34,11 +35,12 @@ class Level:
     num_unanswered: int
     ended_early: bool
     others_share: float = 0.0
+    beat_s: float = BEAT_S
 
     @property
     def on_time_share(self) -> float:
         """Turns whose last token came within a beat, among all."""
-        return sum(ms <= BEAT_S * 1e3 for ms in self.latencies_ms) / len(self.latencies_ms)
+        return sum(ms <= self.beat_s * 1e3 for ms in self.latencies_ms) / len(self.latencies_ms)
 
     def percentile(self, percent: int) -> float:
         """Of the latencies, in milliseconds."""
@@ -84,22 +86,23 @@ class _Session:
                 fell_behind.set()
 
 
-async def keep_beat(take_turns: Sequence[TakeTurn], num_turns: int) -> Level:
+async def keep_beat(take_turns: Sequence[TakeTurn], num_turns: int, beat_s: float = BEAT_S) -> Level:
     """Lets sessions take turns on the beat, each in a phase of its own.
 
     Args:
         take_turns: per session, takes the turn of a number (from 1 on) and returns when its last token is there.
         num_turns: of each session.
+        beat_s: between two of them.
     """
     num_sessions = len(take_turns)
-    begin_s = time.perf_counter() + BEAT_S
+    begin_s = time.perf_counter() + beat_s
     sessions = [
-        _Session(take_turn, [begin_s + BEAT_S * (turn + index / num_sessions) for turn in range(num_turns)])
+        _Session(take_turn, [begin_s + beat_s * (turn + index / num_sessions) for turn in range(num_turns)])
         for index, take_turn in enumerate(take_turns)
     ]
     fell_behind = asyncio.Event()
     tasks = [asyncio.create_task(session.play(fell_behind)) for session in sessions]
-    last_due_s = begin_s + BEAT_S * num_turns
+    last_due_s = begin_s + beat_s * num_turns
     try:
         _, unfinished = await asyncio.wait(
             tasks, timeout=last_due_s + BEHIND_S - time.perf_counter(), return_when=asyncio.FIRST_EXCEPTION
@@ -115,10 +118,17 @@ async def keep_beat(take_turns: Sequence[TakeTurn], num_turns: int) -> Level:
         [(session.due_s, session.latencies_ms) for session in sessions],
         end_s,
         ended_early=fell_behind.is_set() or bool(unfinished),
+        beat_s=beat_s,
     )
 
 
-def account(sessions: Sequence[tuple[Sequence[float], Sequence[float]]], end_s: float, *, ended_early: bool) -> Level:
+def account(
+    sessions: Sequence[tuple[Sequence[float], Sequence[float]]],
+    end_s: float,
+    *,
+    ended_early: bool,
+    beat_s: float = BEAT_S,
+) -> Level:
     """Adds to the answered turns those that were late without an answer.
 
     Args:
@@ -126,8 +136,9 @@ def account(sessions: Sequence[tuple[Sequence[float], Sequence[float]]], end_s: 
             which were answered.
         end_s: when the level ended.
         ended_early: see `Level`.
+        beat_s: likewise.
     """
     answered = [ms for _, latencies_ms in sessions for ms in latencies_ms]
     waited_s = [end_s - due_s for due, latencies_ms in sessions for due_s in due[len(latencies_ms) :]]
-    unanswered = [waited * 1e3 for waited in waited_s if waited > BEAT_S]
-    return Level(len(sessions), answered + unanswered, len(unanswered), ended_early)
+    unanswered = [waited * 1e3 for waited in waited_s if waited > beat_s]
+    return Level(len(sessions), answered + unanswered, len(unanswered), ended_early, beat_s=beat_s)

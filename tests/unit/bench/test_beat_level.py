@@ -10,11 +10,12 @@ import pytest
 from load_tests.bench import beat_level
 from load_tests.bench.beat_level import Level, account, keep_beat
 
+FAST_S = 0.02
+
 
 @pytest.fixture
 def fast_beat(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A beat of 20 ms; 100 ms behind is hopeless."""
-    monkeypatch.setattr(beat_level, "BEAT_S", 0.02)
+    """On a beat of 20 ms, 100 ms behind is hopeless."""
     monkeypatch.setattr(beat_level, "BEHIND_S", 0.1)
 
 
@@ -43,7 +44,7 @@ async def test_a_turn_that_waits_for_the_one_before_is_measured_from_its_own_arr
     async def slow(_number: int) -> None:
         await asyncio.sleep(0.05)
 
-    level = await keep_beat([slow], num_turns=3)
+    level = await keep_beat([slow], num_turns=3, beat_s=FAST_S)
     for latency_ms, least_ms in zip(level.latencies_ms, [50, 80, 110], strict=True):
         assert latency_ms >= least_ms
     assert level.on_time_share == 0
@@ -55,7 +56,7 @@ async def test_a_generator_that_is_held_up_says_so() -> None:
         if number == 1:
             time.sleep(0.05)  # what a garbage collection or a busy core would do
 
-    level = await keep_beat([blocking, blocking], num_turns=3)
+    level = await keep_beat([blocking, blocking], num_turns=3, beat_s=FAST_S)
     assert max(level.latencies_ms) >= 50
     assert len(level.latencies_ms) == 6
     assert sum(ms >= 20 for ms in level.latencies_ms) >= 3
@@ -70,7 +71,7 @@ async def test_phases_are_spread_over_the_beat() -> None:
 
     # No session may begin before its phase; that none begins much later is not ours to promise on a busy machine.
     before_s = time.perf_counter()
-    await keep_beat([note] * 4, num_turns=1)
+    await keep_beat([note] * 4, num_turns=1, beat_s=FAST_S)
     for index, at_s in enumerate(began_s):
         assert at_s - before_s >= 0.02 + 0.02 * index / 4
 
@@ -80,7 +81,7 @@ async def test_overload_ends_a_level_early() -> None:
     async def slow(_number: int) -> None:
         await asyncio.sleep(0.05)
 
-    level = await keep_beat([slow], num_turns=1000)
+    level = await keep_beat([slow], num_turns=1000, beat_s=FAST_S)
     assert level.ended_early
     assert len(level.latencies_ms) < 50
     assert level.num_unanswered > 0
@@ -92,7 +93,7 @@ async def test_a_server_that_never_answers_is_not_waited_for() -> None:
     async def never(_number: int) -> None:
         await asyncio.Event().wait()
 
-    level = await keep_beat([never], num_turns=3)
+    level = await keep_beat([never], num_turns=3, beat_s=FAST_S)
     assert level.ended_early
     assert level.num_unanswered == 3
 
@@ -105,4 +106,4 @@ async def test_a_turn_that_fails_fails_the_benchmark() -> None:
     async def pass_by(_number: int) -> None: ...
 
     with pytest.raises(RuntimeError, match="refused"):
-        await keep_beat([pass_by, fail], num_turns=3)
+        await keep_beat([pass_by, fail], num_turns=3, beat_s=FAST_S)

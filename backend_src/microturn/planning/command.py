@@ -1,0 +1,201 @@
+"""``microturn plan`` on the command line. Imports nothing heavy before it is asked to run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from microturn.argument_types import count, not_negative, positive, share
+
+if TYPE_CHECKING:
+    from microturn.planning.machine import Machine
+    from microturn.planning.plan import Plan
+
+# Of a device nearly all memory is there for weights and KV; of a machine's own the engine takes half of what is free.
+_DEVICE_SHARE, _HOST_SHARE = 0.9, 0.5
+# What Triton, adapter and client take of a turn (`make bench-overhead`).
+_TURN_MS = 2.4
+# What carries a token to its client (response thread, Triton, client) takes from steps on cores that all of them share:
+# fitted to two overloaded beats on two cores, see deploy/PLANNING.md.
+_RESPONSE_MS = 2.7
+# Assumed of a device, where nobody has measured: see deploy/PLANNING.md.
+_REACHED, _FIXED_MS, _ROW_US = 0.6, 3.0, 30.0
+
+
+def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments of ``microturn plan``."""
+    parser.add_argument(
+        "--model", default="smollm2-135m", help="a directory, a config.json, or a shape that has a name (%(default)s)"
+    )
+    parser.add_argument("--weights", choices=["float32", "bfloat16", "int8"], help="(bfloat16; measured: int8)")
+    parser.add_argument("--kv-dtype", choices=["float32", "bfloat16", "int8"], help="(bfloat16; measured: float32)")
+    parser.add_argument("--context", type=count, default=4000, metavar="TOKENS", help="of each session (%(default)s)")
+    parser.add_argument("--beat-ms", type=positive, default=200.0, help="between two turns of a session (%(default)g)")
+    parser.add_argument("--input", type=count, default=4, metavar="TOKENS", help="per turn (%(default)s)")
+    parser.add_argument("--output", type=count, default=4, metavar="TOKENS", help="per turn (%(default)s)")
+    parser.add_argument("--on-time", type=share, default=0.99, help="share of turns within the beat (%(default)g)")
+    parser.add_argument("--phases", choices=["even", "random"], default="even", help="of the sessions (%(default)s)")
+    where = parser.add_argument_group("the machine: a name, its figures, or this one")
+    where.add_argument("--device", help="a name (an unknown one lists them)")
+    where.add_argument("--memory-gb", type=positive, help="for weights and KV")
+    where.add_argument("--bandwidth-gb-s", type=positive, help="at which it is read")
+    where.add_argument("--tflops", type=positive, help="of dense products; left out of account by default")
+    where.add_argument("--memory-share", type=share, help="of it that is used (0.9; of this machine's 0.5)")
+    where.add_argument("--reached", type=share, help=f"share of these figures that steps reach ({_REACHED})")
+    where.add_argument("--fixed-ms", type=not_negative, help=f"of each step, besides ({_FIXED_MS:g})")
+    where.add_argument("--row-us", type=not_negative, help=f"of each session in a step, besides ({_ROW_US:g})")
+    where.add_argument("--measure", action="store_true", help="time steps on this machine (a minute)")
+    where.add_argument("--most-rows", type=count, default=16, help="sessions of the largest such step (%(default)s)")
+    where.add_argument("--steps", type=Path, metavar="FILE", help="steps that `microturn bench engine --json` measured")
+    where.add_argument("--turn-ms", type=not_negative, default=_TURN_MS, help="around the engine (%(default)g)")
+    where.add_argument(
+        "--response-ms",
+        type=not_negative,
+        help=f"by which sending a token holds up steps (of measured steps {_RESPONSE_MS:g}; else 0)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the plan for programs")
+
+
+def run_plan(arguments: argparse.Namespace) -> int:
+    """Plans and prints.
+
+    Returns:
+        The exit code: 1 after one line on stderr.
+    """
+    from microturn.errors import MicroturnError
+
+    try:
+        plan = make_plan(arguments)
+    except MicroturnError as error:
+        print(f"microturn: error: {error.args[0]}", file=sys.stderr)
+        return 1
+    print(json.dumps(plan.as_json(), indent=1) if arguments.json else "\n".join(plan.lines()))
+    return 0
+
+
+def make_plan(arguments: argparse.Namespace) -> Plan:
+    """The plan that the arguments ask for.
+
+    Raises:
+        InvalidArgument: for a model or a machine that cannot be planned with.
+    """
+    from microturn.errors import InvalidArgument
+    from microturn.planning.beat import Beat
+    from microturn.planning.known_shapes import read_shape
+    from microturn.planning.plan import Plan, Question
+    from microturn.planning.step_times import Interpolated, Roofline
+
+    is_here = arguments.measure or arguments.steps is not None
+    if arguments.measure and arguments.steps is not None:
+        raise InvalidArgument("steps are measured (--measure) or read (--steps), not both")
+    if is_here and any(getattr(arguments, name) is not None for name in ("reached", "fixed_ms", "row_us")):
+        raise InvalidArgument("--reached, --fixed-ms and --row-us are the roofline's: measured steps have it all")
+    machine = _machine(arguments, is_here=is_here)
+    shape = read_shape(arguments.model)
+    if shape.max_context and arguments.context > shape.max_context:
+        raise InvalidArgument(f"{shape.name} was trained for {shape.max_context} tokens: --context is at most that")
+    response_ms = arguments.response_ms
+    if response_ms is None:
+        response_ms = _RESPONSE_MS if is_here else 0.0
+    question = Question(
+        shape=shape,
+        machine=machine,
+        weights=arguments.weights or ("int8" if is_here else "bfloat16"),
+        kv_dtype=arguments.kv_dtype or ("float32" if is_here else "bfloat16"),
+        context_len=arguments.context,
+        beat=Beat(
+            beat_s=arguments.beat_ms / 1e3,
+            num_input=arguments.input,
+            num_output=arguments.output,
+            wanted_share=arguments.on_time,
+            turn_s=arguments.turn_ms / 1e3,
+            response_s=response_ms / 1e3,
+            spread=arguments.phases,
+        ),
+        memory_share=arguments.memory_share or (_HOST_SHARE if is_here else _DEVICE_SHARE),
+    )
+    if arguments.measure:
+        from microturn.model_store import resolve_model
+        from microturn.planning.measuring import measure_steps
+
+        steps = measure_steps(
+            resolve_model(arguments.model),
+            question.weights,
+            question.kv_dtype,
+            question.context_len,
+            arguments.input + 1,
+            arguments.most_rows,
+        )
+        return Plan.of(question, Interpolated(steps, question.context_len), "measured here", steps)
+    if arguments.steps is not None:
+        from microturn.planning.measuring import read_steps
+
+        steps = read_steps(arguments.steps)
+        times = Interpolated(steps, question.context_len)
+        return Plan.of(question, times, f"measured: {arguments.steps.name}", steps)
+    reached, fixed_ms, row_us = (
+        assumed if given is None else given
+        for given, assumed in (
+            (arguments.reached, _REACHED),
+            (arguments.fixed_ms, _FIXED_MS),
+            (arguments.row_us, _ROW_US),
+        )
+    )
+    roofline = Roofline(
+        machine,
+        shape,
+        question.weights,
+        question.kv_dtype,
+        question.context_len,
+        reached=reached,
+        fixed_s=fixed_ms / 1e3,
+        row_s=row_us / 1e6,
+    )
+    source = f"assumed: {reached:.0%} of the roofline, {fixed_ms:g} ms a step and {row_us:g} µs a session besides"
+    return Plan.of(question, roofline, source)
+
+
+def _machine(arguments: argparse.Namespace, *, is_here: bool) -> Machine:
+    """By name, by its figures, or this one; figures that are given replace those of a name."""
+    from dataclasses import replace
+
+    from microturn.errors import InvalidArgument
+    from microturn.nearest import did_you_mean
+    from microturn.planning.machine import MACHINES, Machine
+
+    if arguments.device is not None:
+        if arguments.device not in MACHINES:
+            known = ", ".join(sorted(MACHINES))
+            raise InvalidArgument(
+                f"unknown device '{arguments.device}': {did_you_mean(arguments.device, MACHINES)}; known are {known}, "
+                "others are given by --memory-gb and --bandwidth-gb-s"
+            )
+        machine = MACHINES[arguments.device]
+    elif arguments.memory_gb is not None and arguments.bandwidth_gb_s is not None:
+        machine = Machine("given", 0.0, 1.0)
+    elif is_here:
+        machine = _this_machine()
+    else:
+        raise InvalidArgument(
+            "say what is to serve it: --device NAME, --memory-gb and --bandwidth-gb-s, or --measure for this machine"
+        )
+    if arguments.memory_gb is not None:
+        machine = replace(machine, memory_bytes=arguments.memory_gb * 1e9)
+    if arguments.bandwidth_gb_s is not None:
+        machine = replace(machine, bandwidth=arguments.bandwidth_gb_s * 1e9)
+    if arguments.tflops is not None:
+        machine = replace(machine, flops=arguments.tflops * 1e12)
+    return machine
+
+
+def _this_machine() -> Machine:
+    import psutil
+
+    from microturn.bench.bandwidth import read_bandwidth
+    from microturn.planning.machine import Machine
+
+    free_bytes = psutil.virtual_memory().available
+    return Machine("this one's free memory", free_bytes, read_bandwidth())

@@ -1,0 +1,148 @@
+"""Shapes that have a name, and shapes read from a configuration: the model is built without any memory for weights.
+
+So what is counted is what transformers would load, whatever the architecture, and each layer says itself what it keeps
+per token and how far back it looks, as it does when the engine loads the model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from microturn.errors import InvalidArgument
+from microturn.planning.shape import ModelShape
+
+_LLAMA = {"model_type": "llama", "max_position_embeddings": 131072, "vocab_size": 128256}
+
+# What their authors' config.json say, as far as it decides about sizes.
+NAMED_CONFIGS: Mapping[str, Mapping[str, Any]] = {
+    "smollm2-135m": {
+        "model_type": "llama",
+        "vocab_size": 49152,
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
+    },
+    "gemma3-270m": {
+        "model_type": "gemma3_text",
+        "vocab_size": 262144,
+        "hidden_size": 640,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 18,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 256,
+        "sliding_window": 512,
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": True,
+    },
+    "llama-3.2-1b": {
+        **_LLAMA,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "tie_word_embeddings": True,
+    },
+    "llama-3.1-8b": {
+        **_LLAMA,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+    },
+    "llama-3.1-70b": {
+        **_LLAMA,
+        "hidden_size": 8192,
+        "intermediate_size": 28672,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+    },
+    "qwen2.5-7b": {
+        "model_type": "qwen2",
+        "vocab_size": 152064,
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 32768,
+    },
+}
+
+
+def read_shape(model: str) -> ModelShape:
+    """The shape of a model.
+
+    Args:
+        model: a name in `NAMED_CONFIGS`, or the path of a model directory or of its config.json; no weights are read.
+
+    Raises:
+        InvalidArgument: when there is no such thing, or it is no causal language model that could be served.
+    """
+    if model in NAMED_CONFIGS:
+        return shape_of(model, NAMED_CONFIGS[model])
+    path = Path(model).expanduser()
+    path = path / "config.json" if path.is_dir() else path
+    try:
+        config = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        names = ", ".join(sorted(NAMED_CONFIGS))
+        raise InvalidArgument(f"no {path}: give a model directory, its config.json, or one of {names}") from None
+    except (OSError, ValueError) as error:
+        raise InvalidArgument(f"{path} cannot be read as a model's configuration: {error}") from None
+    return shape_of(path.resolve().parent.name, config)
+
+
+def shape_of(name: str, config: object) -> ModelShape:
+    """The shape of the model that a configuration describes.
+
+    Args:
+        name: what to call it.
+        config: what stands in its config.json.
+
+    Raises:
+        InvalidArgument: when it is no causal language model that could be served.
+    """
+    import torch
+    from huggingface_hub.errors import StrictDataclassError
+    from torch import nn
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from microturn.attention import paged
+    from microturn.runner import trace_layers
+
+    if not isinstance(config, Mapping) or not isinstance(config.get("model_type"), str):
+        raise InvalidArgument(f"the configuration of {name} names no model_type")
+    paged.register()
+    try:
+        parsed = AutoConfig.for_model(**config)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(parsed, attn_implementation=paged.IMPLEMENTATION).eval()
+            layers = trace_layers(model)
+    except (StrictDataclassError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise InvalidArgument(f"the configuration of {name} makes no causal language model: {reason}") from error
+    products = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    embeddings = model.get_input_embeddings().weight
+    text = parsed.get_text_config()
+    return ModelShape(
+        name=name,
+        num_params=sum(parameter.numel() for parameter in model.parameters()),
+        num_product_params=sum(p.numel() for product in products for p in product.parameters()),
+        num_product_rows=sum(product.out_features for product in products),
+        num_embedding_params=embeddings.numel(),
+        shares_head=model.get_output_embeddings().weight is embeddings,
+        layers=tuple(layers),
+        num_heads=int(text.num_attention_heads),
+        max_context=int(getattr(text, "max_position_embeddings", 0) or 0),
+    )

@@ -1,0 +1,95 @@
+"""A few steps of the engine on this machine, measured or read from a file of `microturn bench engine`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from microturn.errors import InvalidArgument
+from microturn.planning.step_times import MeasuredStep
+from microturn.settings import MAX_IDLE_TIMEOUT_S, Settings
+
+# Of each kind, in so many rounds over all kinds: a machine is disturbed for seconds, not for single steps.
+_NUM_DECODE_STEPS, _NUM_APPEND_STEPS, _NUM_ROUNDS = 8, 4, 3
+# Tokens that a session holds besides its context and what one step appends: decode steps, and the rest of a page.
+_ROOM = 64
+
+
+def measure_steps(
+    model_dir: Path, weights: str, kv_dtype: str, context_len: int, num_new: int, most_rows: int
+) -> list[MeasuredStep]:
+    """Loads the model and times decode steps and appends of 1, 2, 4 … sessions.
+
+    Args:
+        model_dir: of the model.
+        weights: as the setting has it; `kv_dtype` likewise.
+        context_len: tokens of each session.
+        num_new: tokens of an append.
+        most_rows: sessions of the largest step.
+
+    Raises:
+        InvalidArgument: when the model cannot be served, or runs on layers that cannot be timed.
+    """
+    from microturn.bench.stepped_engine import SteppedEngine
+    from microturn.loading import load_engine
+
+    rows = [1 << power for power in range(most_rows.bit_length()) if 1 << power < most_rows] + [most_rows]
+    longest = context_len + max(num_new, _NUM_DECODE_STEPS) + _ROOM
+    settings = Settings(
+        model_dir=str(model_dir),
+        weights=weights,
+        kv_dtype=kv_dtype,
+        max_batch_tokens=max(256, most_rows * num_new),
+        max_sessions=most_rows,
+        kv_tokens=most_rows * longest,
+        max_context=longest,
+        share_prefixes=False,
+        idle_timeout_s=MAX_IDLE_TIMEOUT_S,
+    )
+    engine = SteppedEngine(load_engine(settings))
+    for session in range(1, most_rows + 1):
+        engine.grow(session, context_len)
+    rounds: dict[tuple[int, int], list[list[float]]] = {(row, new): [] for row in rows for new in (1, num_new)}
+    for _ in range(_NUM_ROUNDS):
+        for (num_rows, new), timed in rounds.items():
+            sessions = range(1, num_rows + 1)
+            if new == 1:
+                steps = engine.decode(sessions, _NUM_DECODE_STEPS)
+            else:
+                steps = engine.append(sessions, new, _NUM_APPEND_STEPS)
+            timed.append([step.step_s for step in steps])
+    return [summary(timed, num_rows, context_len, new) for (num_rows, new), timed in rounds.items()]
+
+
+def read_steps(path: Path) -> list[MeasuredStep]:
+    """The steps in a file that `microturn bench engine --json` or `microturn plan --measure --json` has written.
+
+    Raises:
+        InvalidArgument: when it is no such file.
+    """
+    try:
+        return [_read_step(step) for step in json.loads(path.read_bytes())["steps"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidArgument(f"{path} has no steps of `microturn bench engine --json`: {error!r}") from None
+
+
+def _read_step(step: dict[str, Any]) -> MeasuredStep:
+    return MeasuredStep(
+        int(step["num_rows"]),
+        int(step["context_len"]),
+        int(step["num_new"]),
+        float(step["step_ms"]) / 1e3,
+        tuple(map(float, step.get("jitter", (1.0,)))),
+    )
+
+
+def summary(rounds_s: Sequence[Sequence[float]], num_rows: int, context_len: int, num_new: int) -> MeasuredStep:
+    """The median of the rounds' medians; how uneven steps are is what they are within a round."""
+    medians_s = [median(steps_s) for steps_s in rounds_s]
+    jitter = tuple(
+        step_s / middle_s for steps_s, middle_s in zip(rounds_s, medians_s, strict=True) for step_s in steps_s
+    )
+    return MeasuredStep(num_rows, context_len, num_new, median(medians_s), jitter)

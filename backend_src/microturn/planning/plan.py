@@ -1,0 +1,202 @@
+"""The plan: how many sessions fit, how many are on time, and which of the two limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from microturn.planning.beat import Beat, on_time_share, sessions_on_time
+from microturn.planning.machine import Machine
+from microturn.planning.shape import ModelShape
+from microturn.planning.step_times import MeasuredStep, Roofline, StepTimes
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is planned.
+
+    Attributes:
+        shape: of the model.
+        machine: that is to serve it.
+        weights: their type.
+        kv_dtype: type of the KV cache.
+        context_len: tokens of each session, the longest that is to be served on time.
+        beat: what sessions do.
+        memory_share: of the machine's memory, for weights and KV.
+        page_size: tokens in a page.
+        window_slack: see `ModelShape.session_bytes`.
+    """
+
+    shape: ModelShape
+    machine: Machine
+    weights: str
+    kv_dtype: str
+    context_len: int
+    beat: Beat
+    memory_share: float
+    page_size: int = 16
+    window_slack: int = 256
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.shape.weight_bytes(self.weights)
+
+    @property
+    def session_bytes(self) -> int:
+        return self.shape.session_bytes(
+            self.kv_dtype, self.context_len, page_size=self.page_size, window_slack=self.window_slack
+        )
+
+    @property
+    def sessions_by_memory(self) -> int:
+        """Sessions whose KV stays beside the weights; parked ones may go to other tiers, and do not count then."""
+        return max(0, int((self.machine.memory_bytes * self.memory_share - self.weight_bytes) // self.session_bytes))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The answer.
+
+    Attributes:
+        question: that was asked.
+        times: of the steps.
+        source: where these are from, in words.
+        sessions_by_time: that have enough turns on time.
+        steps: that were measured for it.
+    """
+
+    question: Question
+    times: StepTimes
+    source: str
+    sessions_by_time: int
+    steps: Sequence[MeasuredStep] = ()
+
+    @classmethod
+    def of(cls, question: Question, times: StepTimes, source: str, steps: Sequence[MeasuredStep] = ()) -> Plan:
+        return cls(question, times, source, sessions_on_time(question.beat, times), steps)
+
+    @property
+    def sessions(self) -> int:
+        return min(self.sessions_by_time, self.question.sessions_by_memory)
+
+    @property
+    def limit(self) -> str:
+        """`memory` or `time`."""
+        return "memory" if self.question.sessions_by_memory <= self.sessions_by_time else "time"
+
+    def decode_ms(self, num_sessions: int) -> float:
+        """Of a step in which so many sessions compute a token each."""
+        return self.times.step_s(num_sessions, 0, 0) * 1e3
+
+    @property
+    def roofline(self) -> Roofline:
+        """What the machine's figures would allow."""
+        asked = self.question
+        return Roofline(asked.machine, asked.shape, asked.weights, asked.kv_dtype, asked.context_len)
+
+    def on_time_share(self, num_sessions: int) -> float:
+        """Of the turns of so many sessions."""
+        return on_time_share(self.question.beat, self.times, num_sessions)
+
+    def lines(self) -> Iterator[str]:
+        """The plan for people."""
+        asked, shape, beat = self.question, self.question.shape, self.question.beat
+        memory_gb, share = asked.machine.memory_bytes / 1e9, asked.memory_share
+        at = max(1, self.sessions)
+        rows = [
+            ("model", f"{shape.name}, {shape.num_params:,} parameters, {len(shape.layers)} layers"),
+            (
+                "weights",
+                f"{asked.weights}: {_size(asked.weight_bytes)} in memory, of which each step reads "
+                f"{_size(shape.step_weight_bytes(asked.weights))}",
+            ),
+            (
+                "KV",
+                f"{asked.kv_dtype}: {shape.token_bytes(asked.kv_dtype):,} B per token, "
+                f"{_size(asked.session_bytes)} per session of {asked.context_len:,} tokens",
+            ),
+            (
+                "machine",
+                f"{asked.machine.name}: {memory_gb:.1f} GB at {asked.machine.bandwidth / 1e9:,.1f} GB/s",
+            ),
+            (
+                "roofline",
+                f"a decode step of 1 session {self.roofline.step_s(1, 0, 0) * 1e3:.2f} ms, "
+                f"of {at:,} {self.roofline.step_s(at, 0, 0) * 1e3:.2f} ms",
+            ),
+            (
+                "step",
+                f"of 1 {self.decode_ms(1):.2f} ms, of {at:,} {self.decode_ms(at):.2f} ms ({self.source})",
+            ),
+            (
+                "by memory",
+                f"{asked.sessions_by_memory:,} sessions: ({share:.0%} of {memory_gb:.1f} GB - "
+                f"{_size(asked.weight_bytes)}) / {_size(asked.session_bytes)}",
+            ),
+            (
+                "by time",
+                f"{self.sessions_by_time:,} sessions: {beat.wanted_share:.0%} of turns, {beat.num_input} tokens in and "
+                f"{beat.num_output} out, within {beat.beat_s * 1e3:g} ms, by simulation",
+            ),
+            ("so", f"{self.sessions:,} sessions; what limits is {self.limit}"),
+        ]
+        if self.sessions:
+            rows.append(("serve with", f"--set kv_tokens={self.kv_tokens} --set max_sessions={self.sessions}"))
+        for name, text in rows:
+            yield f"{name:<11}{text}"
+
+    @property
+    def kv_tokens(self) -> int:
+        """The setting that has room for these sessions."""
+        asked = self.question
+        return -(-self.sessions * asked.session_bytes // asked.shape.token_bytes(asked.kv_dtype))
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs."""
+        asked, shape, beat = self.question, self.question.shape, self.question.beat
+        sizes = (1, max(1, self.sessions))
+        return {
+            "model": shape.name,
+            "num_params": shape.num_params,
+            "weights": asked.weights,
+            "weight_bytes": asked.weight_bytes,
+            "step_weight_bytes": shape.step_weight_bytes(asked.weights),
+            "kv_dtype": asked.kv_dtype,
+            "kv_bytes_per_token": shape.token_bytes(asked.kv_dtype),
+            "context_len": asked.context_len,
+            "session_bytes": asked.session_bytes,
+            "machine": {
+                "name": asked.machine.name,
+                "memory_bytes": asked.machine.memory_bytes,
+                "bandwidth_bytes_per_s": asked.machine.bandwidth,
+                "flops": asked.machine.flops,
+            },
+            "beat_ms": beat.beat_s * 1e3,
+            "num_input": beat.num_input,
+            "num_output": beat.num_output,
+            "wanted_share": beat.wanted_share,
+            "roofline_decode_ms": {str(num): self.roofline.step_s(num, 0, 0) * 1e3 for num in sizes},
+            "decode_ms": {str(num): self.decode_ms(num) for num in sizes},
+            "step_times": self.source,
+            "sessions_by_memory": asked.sessions_by_memory,
+            "sessions_by_time": self.sessions_by_time,
+            "sessions": self.sessions,
+            "limit": self.limit,
+            "kv_tokens": self.kv_tokens,
+            "steps": [
+                {
+                    "num_rows": step.num_rows,
+                    "context_len": step.context_len,
+                    "num_new": step.num_new,
+                    "step_ms": round(step.step_s * 1e3, 3),
+                    "jitter": [round(factor, 3) for factor in step.jitter],
+                }
+                for step in self.steps
+            ],
+        }
+
+
+def _size(num_bytes: float) -> str:
+    """In units that people read."""
+    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"

@@ -1,0 +1,145 @@
+"""How long a step of the engine takes: by the roofline of a machine, or from steps that were measured on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from microturn.errors import InvalidArgument
+from microturn.planning.machine import Machine
+from microturn.planning.shape import ModelShape
+
+
+class StepTimes(Protocol):
+    """Seconds of a step by what it computes, at one length of context.
+
+    Attributes:
+        jitter: factors by which single steps were longer or shorter, in the order in which they were measured.
+    """
+
+    @property
+    def jitter(self) -> Sequence[float]: ...
+
+    def step_s(self, num_decodes: int, num_appends: int, num_appended: int) -> float:
+        """Of a step.
+
+        Args:
+            num_decodes: sessions that compute one token.
+            num_appends: sessions that compute more.
+            num_appended: tokens that these compute together.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """The time that a step cannot do without: to read weights and KV once, or to compute, whichever is longer.
+
+    Attributes:
+        machine: it is made on.
+        shape: of the model.
+        weights: their type.
+        kv_dtype: type of the KV cache.
+        context_len: tokens of each session.
+        reached: share of the machine's figures that is reached.
+        fixed_s: of each step, besides.
+        row_s: of each session in a step, besides.
+        jitter: see `StepTimes`.
+    """
+
+    machine: Machine
+    shape: ModelShape
+    weights: str
+    kv_dtype: str
+    context_len: int
+    reached: float = 1.0
+    fixed_s: float = 0.0
+    row_s: float = 0.0
+    jitter: Sequence[float] = (1.0,)
+
+    def step_s(self, num_decodes: int, num_appends: int, num_appended: int) -> float:
+        """See `StepTimes`."""
+        num_rows, num_tokens = num_decodes + num_appends, num_decodes + num_appended
+        kv_bytes = num_rows * self.shape.visible_bytes(self.kv_dtype, self.context_len)
+        bound_s = (self.shape.step_weight_bytes(self.weights) + kv_bytes) / self.machine.bandwidth
+        if self.machine.flops is not None:
+            bound_s = max(bound_s, num_tokens * self.shape.token_flops(self.context_len) / self.machine.flops)
+        return bound_s / self.reached + self.fixed_s + num_rows * self.row_s
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """Steps of one kind, as `microturn bench engine` has them.
+
+    Attributes:
+        num_rows: sessions.
+        context_len: tokens of each before.
+        num_new: tokens that each computes.
+        step_s: the median.
+        jitter: what single steps took, by their median.
+    """
+
+    num_rows: int
+    context_len: int
+    num_new: int
+    step_s: float
+    jitter: tuple[float, ...] = (1.0,)
+
+
+class Interpolated:
+    """Between measured steps.
+
+    Two lines of seconds against tokens, one of steps in which every session computes one token, one of appends; a mixed
+    step lies between them, by its tokens. Beyond the largest step that was measured they go straight on.
+
+    Args:
+        steps: that were measured.
+        context_len: tokens of each session.
+
+    Attributes:
+        jitter: see `StepTimes`.
+
+    Raises:
+        InvalidArgument: when there are no decode steps, or no appends, among them.
+    """
+
+    def __init__(self, steps: Sequence[MeasuredStep], context_len: int) -> None:
+        decodes = [step for step in steps if step.num_new == 1]
+        appends = [step for step in steps if step.num_new > 1]
+        if not decodes or not appends:
+            raise InvalidArgument("the measured steps must have decode steps (new = 1) and appends (new > 1)")
+        self.jitter = tuple(factor for step in steps for factor in step.jitter)
+        self._decodes = _line(decodes, context_len)
+        self._appends = _line(appends, context_len)
+
+    def step_s(self, num_decodes: int, num_appends: int, num_appended: int) -> float:
+        """See `StepTimes`."""
+        num_tokens = num_decodes + num_appended
+        appended_share = num_appended / num_tokens
+        decode_s = _at(self._decodes, num_tokens) if num_decodes else 0.0
+        append_s = _at(self._appends, num_tokens) if num_appends else 0.0
+        return (1 - appended_share) * decode_s + appended_share * append_s
+
+
+_Line = list[tuple[float, float]]
+
+
+def _line(steps: Sequence[MeasuredStep], context_len: int) -> _Line:
+    """Seconds against tokens at a context; where steps of several kinds have as many tokens, their mean."""
+    contexts: dict[tuple[int, int], _Line] = {}
+    for step in steps:
+        contexts.setdefault((step.num_rows, step.num_new), []).append((step.context_len, step.step_s))
+    by_tokens: dict[int, list[float]] = {}
+    for (num_rows, num_new), points in contexts.items():
+        by_tokens.setdefault(num_rows * num_new, []).append(_at(sorted(points), context_len))
+    return sorted((num_tokens, sum(times) / len(times)) for num_tokens, times in by_tokens.items())
+
+
+def _at(line: _Line, x: float) -> float:
+    """Linear between points; as the first before them, and straight on behind them."""
+    if x <= line[0][0] or len(line) == 1:
+        return line[0][1]
+    upper = next((index for index, point in enumerate(line) if point[0] >= x), len(line) - 1)
+    (x0, y0), (x1, y1) = line[upper - 1], line[upper]
+    return max(y0 + (y1 - y0) * (x - x0) / (x1 - x0), 0.0)

@@ -1,0 +1,131 @@
+"""Tests of `microturn plan`: what it prints of known figures and of measured steps, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from microturn.cli import main
+from microturn.planning.measuring import measure_steps
+from support.tiny_model_dir import write_tiny_model
+
+
+def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main(["plan", "--json", *arguments]) == 0
+    said: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return said
+
+
+def steps_file(path: Path, step_ms: float) -> str:
+    """Steps that take as long whatever they compute."""
+    kinds = [(rows, new) for rows in (1, 16) for new in (1, 5)]
+    steps = [{"num_rows": rows, "context_len": 100, "num_new": new, "step_ms": step_ms} for rows, new in kinds]
+    path.write_text(json.dumps({"steps": steps}))
+    return str(path)
+
+
+def test_sessions_by_memory_are_what_is_left_beside_the_weights(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = planned(capsys, "--model", "llama-3.1-8b", "--device", "h200", "--context", "4000")
+    assert plan["weight_bytes"] == 16_060_522_496
+    assert plan["kv_bytes_per_token"] == 131_072
+    assert plan["session_bytes"] == 4000 * 131_072
+    assert plan["sessions_by_memory"] == int((0.9 * 141e9 - 16_060_522_496) // (4000 * 131_072)) == 211
+    assert plan["roofline_decode_ms"]["1"] == pytest.approx((15_009_849_344 + 524_288_000) / 4.8e12 * 1e3)
+    assert plan["decode_ms"]["1"] == pytest.approx(plan["roofline_decode_ms"]["1"] / 0.6 + 3 + 0.03)
+    assert plan["sessions"] == min(plan["sessions_by_memory"], plan["sessions_by_time"])
+    assert plan["kv_tokens"] == plan["sessions"] * 4000
+
+
+def test_what_limits_is_the_smaller_of_the_two(capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--model", "llama-3.2-1b", "--bandwidth-gb-s", "300"]
+    by_time = planned(capsys, *small, "--memory-gb", "24")
+    assert by_time["limit"] == "time"
+    assert by_time["sessions"] == by_time["sessions_by_time"] > 0
+    assert by_time["machine"]["name"] == "given"
+    by_memory = planned(capsys, *small, "--memory-gb", "3.5")
+    assert by_memory["limit"] == "memory"
+    assert by_memory["sessions"] == by_memory["sessions_by_memory"] > 0
+    assert by_memory["sessions_by_time"] == by_time["sessions_by_time"]
+
+
+def test_a_model_that_does_not_fit_has_no_sessions(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--model", "llama-3.1-70b", "--device", "h100"]) == 0
+    said = capsys.readouterr().out
+    assert "by memory  0 sessions" in said
+    assert "what limits is memory" in said
+    assert "serve with" not in said
+
+
+def test_measured_steps_take_the_place_of_the_roofline(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    machine = ["--memory-gb", "8", "--bandwidth-gb-s", "10", "--context", "100"]
+    machine += ["--turn-ms", "0", "--response-ms", "0"]
+    # Four steps of 45 ms are 180: who comes while one runs waits for its end, and misses 200 ms.
+    slow = planned(capsys, "--steps", steps_file(tmp_path / "slow.json", 45.0), *machine)
+    assert slow["sessions_by_time"] == 1
+    assert slow["weights"] == "int8"
+    assert slow["weight_bytes"] == 135_298_560 + 4 * (28_311_552 + 35_136)
+    fast = planned(capsys, "--steps", steps_file(tmp_path / "fast.json", 20.0), *machine)
+    assert fast["sessions_by_time"] > slow["sessions_by_time"]
+    assert fast["step_times"] == "measured: fast.json"
+
+
+def test_the_plan_says_everything_in_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--model", "llama-3.1-8b", "--device", "h200", "--phases", "random"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    heads = ["model", "weights", "KV", "machine", "roofline", "step", "by memory", "by time", "so", "serve with"]
+    assert [line[:11].rstrip() for line in lines] == heads
+    assert "16.06 GB in memory" in lines[1]
+    assert "131,072 B per token" in lines[2]
+
+
+def test_steps_are_measured_on_a_real_engine(tmp_path: Path) -> None:
+    steps = measure_steps(write_tiny_model(tmp_path / "tiny"), "int8", "float32", 40, num_new=5, most_rows=3)
+    assert [(step.num_rows, step.num_new) for step in steps] == [(rows, new) for rows in (1, 2, 3) for new in (1, 5)]
+    for step in steps:
+        assert step.step_s > 0
+        assert step.context_len == 40
+        assert min(step.jitter) <= 1 <= max(step.jitter)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "say what is to serve it"),
+        (["--memory-gb", "80"], "say what is to serve it"),
+        (["--device", "h20"], "did you mean 'h200'"),
+        (["--device", "h200", "--model", "llama-9"], "one of gemma3-270m"),
+        (["--device", "h200", "--context", "9000"], "trained for 8192 tokens"),
+        (["--steps", "x.json", "--measure"], "not both"),
+        (["--steps", "x.json", "--reached", "0.5"], "are the roofline's"),
+        (["--steps", "no-such.json", "--memory-gb", "8", "--bandwidth-gb-s", "9"], "no-such.json has no steps"),
+    ],
+)
+def test_what_cannot_be_planned_is_one_line_and_an_exit_code(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", *arguments]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert said in captured.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--context", "0"],
+        ["--beat-ms", "-1"],
+        ["--on-time", "1.5"],
+        ["--memory-gb", "nan"],
+        ["--fixed-ms", "-0.1"],
+        ["--weights", "int4"],
+        ["--devise", "h200"],
+    ],
+)
+def test_numbers_that_are_none_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["plan", *arguments])
+    assert "usage: microturn" in capsys.readouterr().err
