@@ -191,6 +191,7 @@ class Engine:
             # watches the server sees that it answers nothing but UNAVAILABLE.
             log.critical("the engine stops", exc_info=True)
             self._stop(has_failed=True)
+            self._take_posts(block=False)  # whoever came before that was known
         finally:
             self._has_ended.set()
 

@@ -18,7 +18,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from microturn.errors import DeadlineExceeded, InternalError, MicroturnError
+from microturn.errors import DeadlineExceeded, InternalError, MicroturnError, Unavailable
 from microturn.intake import take_in, take_out
 from microturn.prefix_cache import PrefixCache
 from microturn.session import Session
@@ -202,7 +202,7 @@ class Lifecycle:
             return
         if turn.is_numbered:
             for open_turn in session.open_turns:
-                open_turn.detach(turn.request.sink)
+                open_turn.detach(turn.request.sink, _nobody_waits())
         elif session.running is turn:
             self._roll_back(session, turn)
             self._tell_cancelled(session, turn)
@@ -322,6 +322,10 @@ class Lifecycle:
         session.queued.clear()
         self._release(session)
         self._sessions.end(session, "replaced")
+
+
+def _nobody_waits() -> Unavailable:
+    return Unavailable("nobody waits for this answer any more, and the turn goes on: send it again to hear it")
 
 
 def _too_late() -> DeadlineExceeded:

@@ -95,7 +95,7 @@ class PrefixCache:
         num_tokens = num_tokens if max_len is None else min(num_tokens, max_len)
         if context.embeds:
             return
-        key = salt.encode()
+        key = salt.encode(errors="surrogatepass")
         size = self._pool.page_size
         for first in range(0, num_tokens - size + 1, size):
             ids = array("q", context.token_ids[first : first + size]).tobytes()

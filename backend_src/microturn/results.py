@@ -79,7 +79,10 @@ def check_same(request: TurnRequest, content: bytes) -> None:
     """
     if content_of(request) != content:
         number = request.options["turn"]
-        raise InvalidArgument(f"turn {number} came before with other content: repeat it as it was, or number it anew")
+        raise InvalidArgument(
+            f"turn {number} came before with other content, perhaps from another client that goes on with this session "
+            "too: repeat it as it was, or number it anew, and let one client at a time speak for a session"
+        )
 
 
 def content_of(request: TurnRequest) -> bytes:

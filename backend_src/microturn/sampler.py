@@ -69,10 +69,13 @@ def _takes_argmax(row: SamplingRow) -> bool:
 def _choose(logits: Tensor, row: SamplingRow) -> int:
     options = row.options
     logits = logits.clone()
-    if row.banned_ids:
-        logits[list(row.banned_ids)] = float("-inf")
     if options.has_penalties:
         _penalize(logits, row)
+    # Extreme penalties, or embeddings, make infinities and what is no number. That is this row's trouble: were there no
+    # token left to choose, the exception would end the turns of everybody in the step.
+    logits.nan_to_num_()
+    if row.banned_ids:
+        logits[list(row.banned_ids)] = torch.finfo(logits.dtype).min
     if options.temperature == 0:
         return int(logits.argmax())
     # Less than the smallest float would overflow the division; there it is greedy anyway.

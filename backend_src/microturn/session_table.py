@@ -12,7 +12,6 @@ from weakref import ReferenceType, ref
 from microturn.errors import Expired, MicroturnError, NotFound
 from microturn.ownership import KeyHash, check_owner
 from microturn.session import Session
-from microturn.settings import Settings
 from microturn.telemetry.recorder import Recorder
 from microturn.turn import SessionId, TurnRequest
 
@@ -34,11 +33,11 @@ class SessionTable:
     """The living sessions by id, the order in which idle ones expire, and the memory of those that ended.
 
     Args:
-        recorder: is told which begin and which end; None is nobody.
+        recorder: is told which begin and which end.
     """
 
-    def __init__(self, recorder: Recorder | None = None) -> None:
-        self._recorder = recorder or Recorder(Settings())
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
         self._sessions: dict[SessionId, Session] = {}
         # Parked sessions that hold pages, the one parked longest ago first, and which parking it is.
         self._parked: OrderedDict[Session, int] = OrderedDict()

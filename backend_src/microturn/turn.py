@@ -225,9 +225,12 @@ class Turn:
             sink.put(TurnOutput.joined(self.pieces))
         self.sinks.append(sink)
 
-    def detach(self, sink: TurnSink) -> None:
-        """Nobody reads this sink any more."""
-        self.sinks = [other for other in self.sinks if other is not sink]
+    def detach(self, sink: TurnSink, error: MicroturnError) -> None:
+        """Nobody reads this sink any more, if it is one of the turn's: it ends with an error, and the turn goes on."""
+        others = [other for other in self.sinks if other is not sink]
+        if len(others) < len(self.sinks):
+            self.sinks = others
+            sink.fail(error)
 
     @property
     def is_numbered(self) -> bool:

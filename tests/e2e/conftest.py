@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -10,6 +11,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from load_tests.bench.server import running_server
 from microturn_client import Client
 from support.raw import RawStream
+from support.served import Start, servers_of
+from support.tiny_model_dir import write_tiny_model
 
 
 @pytest.fixture(scope="session")
@@ -30,6 +33,15 @@ def raw(server: str) -> Iterator[RawStream]:
     """A bare gRPC stream, for what the client library would not send."""
     with RawStream(server) as stream:
         yield stream
+
+
+@pytest.fixture(scope="module")
+def start_tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+    """Starts servers of a tiny model, whose logits are the same in any company; they end with the module."""
+    settings = {"weights": "float32", "deterministic": "true", "kv_tokens": 16384, "max_context": 8192}
+    model = write_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
+    with servers_of(model, partial(tmp_path_factory.mktemp, "run"), **settings) as start:
+        yield start
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from tqdm import tqdm
 
-from load_tests.bench.beat import _level
+from load_tests.bench.beat import take_level
 from load_tests.bench.beat_level import Level
 from load_tests.bench.serving import MicroturnServer
 from load_tests.bench.talks import Requests, SessionTalk
@@ -15,7 +15,7 @@ from load_tests.bench.turns import _measure
 
 
 def test_every_turn_of_a_level_is_accounted_for(server: str) -> None:
-    level: Level = asyncio.run(_level(MicroturnServer(server, SessionTalk), 2, level_s=1.0))
+    level: Level = asyncio.run(take_level(MicroturnServer(server, SessionTalk), 2, level_s=1.0))
     assert len(level.latencies_ms) == 10
     assert level.num_unanswered == 0
     assert min(level.latencies_ms) > 0

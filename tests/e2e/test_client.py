@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -31,11 +28,6 @@ from microturn_client import (
 from support.raw import RawStream, ids
 
 PROMPT = list(range(6000, 6020))
-PROGRAMS = re.findall(
-    r"^```python\n(.*?)^```$",
-    (Path(__file__).parents[2] / "client" / "README.md").read_text(),
-    re.MULTILINE | re.DOTALL,
-)
 
 
 def generate(session: Session, given: object, **options: object) -> list[int]:
@@ -185,19 +177,6 @@ async def test_asyncio_sessions_side_by_side(server: str, expected: list[int]) -
     async with AsyncClient(server) as client:
         answers = await asyncio.gather(*(talk(client) for _ in range(3)))
     assert answers == [expected[:6]] * 3
-
-
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_the_programs_of_the_readme_run_as_printed(server: str, program: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program.replace("localhost:8001", server)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.strip()
 
 
 async def test_the_model_and_its_limits_are_known_before_a_session_is_opened(server: str, smollm2_dir: str) -> None:

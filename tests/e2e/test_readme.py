@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from support.programs import printed_by, programs_of
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = [
     pytest.param(program, id=f"{name}-{number}")
     for name in ("README.md", "client/README.md")
-    for number, program in enumerate(re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), re.DOTALL), 1)
+    for number, program in enumerate(programs_of(ROOT / name), 1)
 ]
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_the_program_runs_and_prints_something(server: str, program: str) -> None:
     assert "localhost:8001" in program or "FakeServer" in program
-    result = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program.replace("localhost:8001", server)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    assert result.stderr == ""
-    assert len(result.stdout.split()) >= 3
+    assert len(printed_by(program.replace("localhost:8001", server)).split()) >= 3

@@ -10,13 +10,15 @@ import pytest
 from load_tests.bench.server import running_server
 from microturn.options import TENANT_HEADER
 from support.raw import RawStream, ids
+from support.tiny_model_dir import write_tiny_model
 
 OPTIONS = {"max_tokens": 0}
 
 
 @pytest.fixture(scope="module")
-def tenants_server(smollm2_dir: str) -> Iterator[str]:
-    with running_server(smollm2_dir, "max_sessions_per_tenant=2") as address:
+def tenants_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    model = write_tiny_model(tmp_path_factory.mktemp("tiny") / "model")
+    with running_server(str(model), "max_sessions_per_tenant=2") as address:
         yield address
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from urllib.parse import urlsplit
+
+import psutil
 
 
 class Buildah:
@@ -18,6 +21,7 @@ class Buildah:
     """
 
     def __init__(self, storage: Path) -> None:
+        self._storage = storage
         self._arguments = ("buildah", "--root", str(storage / "images"), "--runroot", str(storage / "run"))
         self._environment = os.environ | {
             "BUILDAH_ISOLATION": "chroot",
@@ -51,6 +55,13 @@ class Buildah:
             stderr=subprocess.STDOUT,
             text=True,
         )
+
+    def close(self) -> None:
+        """Removes the storage. What is mounted there is unmounted first: a container that is killed leaves that."""
+        for mount in reversed(psutil.disk_partitions(all=True)):
+            if Path(mount.mountpoint).is_relative_to(self._storage):
+                subprocess.run(["umount", mount.mountpoint], check=True)
+        shutil.rmtree(self._storage)
 
     def config(self, image: str) -> dict:
         """The image's configuration, as Docker calls its fields."""

@@ -6,7 +6,6 @@ What only the real base could show is not seen here: its Python 3.12, CUDA, and 
 from __future__ import annotations
 
 import contextlib
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -40,14 +39,11 @@ def buildah() -> Iterator[Buildah]:
     directory = default_cache_dir() / "image-test"
     directory.mkdir(parents=True, exist_ok=True)
     storage = Path(tempfile.mkdtemp(prefix="storage-", dir=directory))  # one that was killed leaves mounts in its own
-    try:
-        buildah = Buildah(storage)
+    with contextlib.closing(Buildah(storage)) as buildah:
         arguments = {"BASE": build_stub_base(buildah, directory), "MODEL": "smollm2-135m"}
         options = [f"--build-arg={name}={value}" for name, value in arguments.items()]
         buildah("bud", "--layers=false", *pip_volumes(), *options, "--tag", IMAGE, str(ROOT))
         yield buildah
-    finally:
-        shutil.rmtree(storage)
 
 
 @pytest.fixture

@@ -84,7 +84,7 @@ def test_the_oracle_sees_the_scales_of_other_tokens(
     tiny_model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dequantize = kv_tensors.dequantize
-    monkeypatch.setattr(kv_tensors, "dequantize", lambda steps, scales: dequantize(steps, scales.roll(1, 2)))
+    monkeypatch.setattr(kv_tensors, "dequantize", lambda steps, scales: dequantize(steps, scales.roll(1, 3)))
     ids = random.Random(5).choices(range(VOCAB_SIZE), k=300)
     got = one_shot_logits(tiny_model, ids, torch.int8)
     # The scales of others may be memory that nobody wrote, and so the distance not a number: as far as any.

@@ -23,6 +23,7 @@ from microturn.runner import ModelRunner, Runner, trace_layers
 from microturn.settings import Settings
 from microturn.snapshots.directory import SnapshotDirectory
 from microturn.turn import SessionId, Status, TokenInput, Turn, TurnInput, TurnOutput, TurnRequest
+from support.clock import Clock
 from support.rounded import exact_of
 
 
@@ -102,16 +103,6 @@ class Recorder:
         status = self.outputs[-1].status
         assert status is not None, "the turn has not ended"
         return status
-
-
-class Clock:
-    """A clock that tests move."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 class Driver:

@@ -41,7 +41,7 @@ class FakeRunner:
     """Implements `microturn.runner.Runner`.
 
     Attributes:
-        kv: one slot, [num_pages, 2, page_size, 1, 1]: a cell's position and group, and the number of its value.
+        kv: one slot, [num_pages, 2, 1, page_size, 1]: a cell's position and group, and the number of its value.
         batches: all that it was given.
         error: what the next pass raises, once it has spoiled the cells that it was to write.
     """
@@ -69,7 +69,7 @@ class FakeRunner:
         self._places = [(kind, group) for kind, of in enumerate(groups.kinds) for group in range(of.num_groups)]
         self.kv = KVTensors(layers, num_pages, page_size, dtype=torch.int64, groups=groups)
         self.kv.layers[0].elements.fill_(-1)
-        self._cells = self.kv.layers[0].elements.numpy()[..., 0, 0]
+        self._cells = self.kv.layers[0].elements.numpy()[:, :, 0, :, 0]
 
     @property
     def num_tokens(self) -> int:

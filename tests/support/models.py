@@ -83,12 +83,18 @@ def int8() -> PreTrainedModel:
     return rounded(grouped_heads())
 
 
-def _build(model_class: type[PreTrainedModel], config: object) -> PreTrainedModel:
+def build(model_class: type[PreTrainedModel], config: object, *, seed: int = 0) -> PreTrainedModel:
+    """A random model with our attention, as transformers initialises it."""
     paged.register()
     config._attn_implementation = paged.IMPLEMENTATION
-    torch.manual_seed(7)
+    torch.manual_seed(seed)
     model = model_class(config).eval()
     rotary.install(model)
+    return model
+
+
+def _build(model_class: type[PreTrainedModel], config: object) -> PreTrainedModel:
+    model = build(model_class, config, seed=7)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:  # norms and biases begin as ones and zeros, which would hide that one is left out

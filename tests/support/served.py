@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -18,10 +19,39 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from microturn.serve.options import default_model_repository
 from support.processes import alive_after
 
 SHARED_MEMORY = Path("/dev/shm")
 _LIGHT_REPOSITORY = Path(__file__).parents[1] / "e2e" / "serve" / "light_repository"
+
+
+# Starts a server, with further options of ``microturn serve``; it is not yet ready.
+Start = Callable[..., "Served"]
+
+
+@contextlib.contextmanager
+def servers_of(model: str | Path, new_run_dir: Callable[[], Path], **settings: object) -> Iterator[Start]:
+    """Yields what starts servers of a model, with these settings; they end with the block."""
+    with contextlib.ExitStack() as running:
+
+        def start(*arguments: str) -> Served:
+            served = Served(
+                new_run_dir(),
+                f"--model-repository={default_model_repository()}",
+                f"--model={model}",
+                *(argument for name, value in settings.items() for argument in ("--set", f"{name}={value}")),
+                *arguments,
+            )
+            return running.enter_context(contextlib.closing(served))
+
+        yield start
+
+
+def sessions_command(socket: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Runs ``microturn sessions`` on the server of an admin socket."""
+    command = [sys.executable, "-m", "microturn.cli", "sessions", *map(str, arguments), "--socket", str(socket)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
 class Served:

@@ -10,8 +10,16 @@ from microturn.options import TurnOptions
 from microturn.ownership import KeyHash
 from microturn.results import Results
 from microturn.session import Session
+from microturn.session_table import SessionTable
+from microturn.settings import Settings
+from microturn.telemetry import recorder as telemetry_recorder
 from microturn.turn import SessionId, TokenInput, Turn, TurnRequest
 from support.driver import IdsOnly, Recorder
+
+
+def make_table() -> SessionTable:
+    """No session yet; what begins and ends is counted where nobody looks."""
+    return SessionTable(telemetry_recorder.Recorder(Settings()))
 
 
 def make_session(

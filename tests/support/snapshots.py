@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +16,9 @@ from microturn.turn import EmbedInput, SessionId
 from support.driver import Driver, Recorder
 from support.fake_runner import HIDDEN_SIZE, FakeDriver
 
+Restart = Callable[..., FakeDriver]
+
+RESUME = {"start": True, "resume": True}
 KEY = {"session_key": "ours"}
 FAR_S = 4e9  # seconds since 1970: after this test
 SETTINGS = {
@@ -50,6 +55,11 @@ def saved(driver: Driver, session_id: SessionId = 1, *, epoch: int = 1, expires_
     session = find(driver, session_id)
     resting = session.at_rest(driver.engine.host.new_table(session.window))
     return snapshot_of(resting, driver.engine.host, epoch=epoch, expires_s=expires_s)
+
+
+def files(directory: Path, suffix: str) -> list[Path]:
+    """What is saved, by the kind of file."""
+    return list(directory.glob(f"*{suffix}"))
 
 
 def copied_kv(driver: Driver, session_id: SessionId = 1) -> KVCopy:

@@ -13,7 +13,6 @@ from microturn.kv_tensors import KVTensors
 from microturn.layer_groups import LayerShape
 from microturn.prefix_cache import PrefixCache
 from microturn.session import Session
-from microturn.session_table import SessionTable
 from microturn.tiers.counters import TierCounters
 from microturn.tiers.disk_store import DiskStore
 from microturn.tiers.file_thread import FileThread, Priority
@@ -21,7 +20,9 @@ from microturn.tiers.incoming import IncomingFiles
 from microturn.tiers.storage import Storage
 from microturn.tiers.stored_kv import Place
 from microturn.tiers.tiers import Tiers
-from support.driver import Clock, Driver
+from support.clock import Clock
+from support.driver import Driver
+from support.sessions import make_table
 
 MODEL = "a model"
 MOVING = (Place.WRITING, Place.READING)
@@ -104,7 +105,7 @@ class TiersDriver(StorageDriver):
     def __init__(self, pool: PagePool, host_bytes: int = 0, disk_dir: Path | None = None, **kwargs: int) -> None:
         super().__init__(host_bytes, disk_dir, kv=make_kv(pool.num_pages, page_size=pool.page_size), **kwargs)
         self.pool = pool
-        self.sessions = SessionTable()
+        self.sessions = make_table()
         self.prefixes = PrefixCache(pool)
         self.tiers = Tiers(pool, self.kv, self.sessions, self.prefixes, self.storage, self.clock)
 

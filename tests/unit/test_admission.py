@@ -9,13 +9,13 @@ from microturn.errors import ResourceExhausted
 from microturn.kv_pool import PagePool
 from microturn.session_table import SessionTable
 from microturn.settings import Settings
-from support.sessions import make_session
+from support.sessions import make_session, make_table
 
 
 @pytest.fixture
 def sessions() -> SessionTable:
     """Two of tenant a, one of nobody."""
-    pool, sessions = PagePool(4, 4), SessionTable()
+    pool, sessions = PagePool(4, 4), make_table()
     for number, tenant in enumerate(("a", "a", None)):
         sessions.add(make_session(pool, number + 1, tenant=tenant))
     return sessions

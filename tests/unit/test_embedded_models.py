@@ -16,11 +16,7 @@ from support import gguf_files
 @pytest.fixture
 def wheel_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder that is pip's only source."""
-    folder = tmp_path / "wheels"
-    folder.mkdir()
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
-    return folder
+    return gguf_files.only_source_of_pip(tmp_path / "wheels", monkeypatch)
 
 
 @pytest.fixture

@@ -80,6 +80,18 @@ def test_a_pass_that_fails_in_the_middle_of_a_long_prompt_leaves_the_kv_before_i
     assert later.status.usage["cached_tokens"] == 19
 
 
+def test_options_that_overflow_fail_nobody_else() -> None:
+    """A tiny penalty made all logits infinite, sampling failed, and with it the turns of everybody in the step."""
+    driver = FakeDriver()
+    extreme, _ = driver.post(
+        1, range(90), start=True, max_tokens=4, temperature=1, repetition_penalty=1e-300, min_p=0.5
+    )
+    other, _ = driver.post(2, [6], start=True, max_tokens=4)
+    driver.run()
+    assert other.token_ids == expected_tokens([6], 4)
+    assert len(extreme.token_ids) == 4
+
+
 # ---- a codec that fails --------------------------------------------------------------------------------------------
 
 
@@ -172,6 +184,22 @@ def test_a_fault_of_the_engine_itself_ends_it_aloud(
         assert driver.ask(1, [6], max_tokens=1).wait().code == "UNAVAILABLE"
         assert driver.ask(2, [6], start=True).wait().code == "UNAVAILABLE"
     assert "the engine stops" in caplog.text
+
+
+def test_turns_that_came_before_the_fault_was_known_are_answered(caplog: pytest.LogCaptureFixture) -> None:
+    """What was posted during the step that failed stayed in the inbox, until somebody else happened to post."""
+    driver = FakeDriver()
+    late = []
+
+    def fail(*_: object, **__: object) -> None:
+        late.append(driver.post(2, [6], start=True)[0])
+        raise ZeroDivisionError
+
+    driver.engine._scheduler.schedule = fail  # type: ignore[assignment]
+    answer, _ = driver.post(1, [5], start=True, max_tokens=1)
+    with caplog.at_level(logging.CRITICAL):
+        driver.engine.run()
+    assert answer.code == late[0].code == "UNAVAILABLE"
 
 
 def test_an_engine_without_turns_waits_and_still_ends_sessions_in_time(started: Callable[..., ThreadedDriver]) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,20 +28,20 @@ def _metadata(path: Path) -> dict[str, Any]:
     return {key: field.contents() for key, field in GGUFReader(path).fields.items()}
 
 
-@pytest.fixture(scope="module")
-def smollm(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBase:
-    path = tmp_path_factory.mktemp("smollm")
-    gguf_files.write_llama(path / "m.gguf")
+def _tokenizer_of(write: Callable[[Path], object], path: Path) -> PreTrainedTokenizerBase:
+    write(path / "m.gguf")
     write_tokenizer(_metadata(path / "m.gguf"), path, max_len=256)
     return AutoTokenizer.from_pretrained(path)
+
+
+@pytest.fixture(scope="module")
+def smollm(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBase:
+    return _tokenizer_of(gguf_files.write_llama, tmp_path_factory.mktemp("smollm"))
 
 
 @pytest.fixture(scope="module")
 def gemma(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBase:
-    path = tmp_path_factory.mktemp("gemma")
-    gguf_files.write_gemma3(path / "m.gguf")
-    write_tokenizer(_metadata(path / "m.gguf"), path, max_len=256)
-    return AutoTokenizer.from_pretrained(path)
+    return _tokenizer_of(gguf_files.write_gemma3, tmp_path_factory.mktemp("gemma"))
 
 
 @pytest.mark.parametrize("text", TEXTS)

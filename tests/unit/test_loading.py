@@ -18,6 +18,7 @@ from microturn.settings import Settings
 from microturn.text.model_text import ModelText
 from support import models
 from support.oracle import TOLERANCE, stock_logits
+from support.tiny_model_dir import write_tiny_model
 
 
 def test_a_pool_that_sizes_itself_counts_in_the_type_of_its_pages(
@@ -26,11 +27,11 @@ def test_a_pool_that_sizes_itself_counts_in_the_type_of_its_pages(
     """SmolLM2 has 30 layers of 3 heads of 64, in int8 with a scale of 4 bytes; half of what is free is taken."""
     token_bytes = 30 * 2 * 3 * (64 + 4)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=2 * 1000 * token_bytes))
-    engine = loading.load_engine(Settings(model_dir=smollm2_dir, kv_dtype="int8"))
+    engine = loading.load_engine(Settings(model_dir=smollm2_dir, kv_dtype="int8", weights="float32"))
     assert engine.max_context == 1000
     last_layer = engine.runner.kv.layers[29]
     assert last_layer.elements.dtype == torch.int8
-    assert [tensor.shape for tensor in last_layer.tensors] == [(63, 2, 16, 3, 64), (63, 2, 16, 3)]
+    assert [tensor.shape for tensor in last_layer.tensors] == [(63, 2, 3, 16, 64), (63, 2, 3, 16)]
     encode = ModelText.from_directory(Path(smollm2_dir)).encoder.encode
     logits = engine.runner.run(Batch([Row(encode("The capital of France is", begins=True), 0, [62])]))
     assert [int(logits.argmax())] == encode(" Paris", begins=False)
@@ -46,7 +47,7 @@ def test_layers_with_a_window_take_pages_out_of_one_pool_with_the_others(smollm2
     engine = loading.load_engine(Settings(model_dir=str(tmp_path), kv_tokens=1000, max_context=1000, weights="float32"))
     kv = engine.runner.kv
     assert [(kind.window, kind.num_groups) for kind in kv.groups.kinds] == [(None, 1), (20, 2)]
-    assert [tuple(layer.elements.shape) for layer in kv.layers] == [(3 * 63, 2, 16, 1, 16)] * 3
+    assert [tuple(layer.elements.shape) for layer in kv.layers] == [(3 * 63, 2, 1, 16, 16)] * 3
     assert kv.layers[0].elements is kv.layers[1].elements is kv.layers[2].elements
     ids = list(range(100, 130))
     others = [RowPages([100, 7, 2, 5])]
@@ -76,10 +77,11 @@ def test_weights_of_8_bits_take_the_place_of_float32_but_for_the_embeddings(
 
 @pytest.mark.parametrize("weights", ["int8", "auto"])
 def test_where_8_bits_are_refused_auto_is_float32(
-    smollm2_dir: str, weights: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, weights: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(probe_int8, "TOLERANCE", 1e-6)
-    settings = Settings(model_dir=smollm2_dir, kv_tokens=256, max_context=256, weights=weights)
+    model_dir = write_tiny_model(tmp_path / "tiny")
+    settings = Settings(model_dir=str(model_dir), kv_tokens=256, max_context=256, weights=weights)
     if weights == "int8":
         with pytest.raises(
             InvalidArgument, match=r"cannot be int8 here: logits of Llama.* with .*; set weights=float32"
@@ -89,4 +91,4 @@ def test_where_8_bits_are_refused_auto_is_float32(
     with caplog.at_level("WARNING"):
         engine = loading.load_engine(settings)
     assert "weights in float32: logits of LlamaForCausalLM with 8-bit weights deviate" in caplog.text
-    assert not engine.runner.model.model.layers[7].mlp.down_proj.weight.is_meta
+    assert not engine.runner.model.model.layers[1].mlp.down_proj.weight.is_meta

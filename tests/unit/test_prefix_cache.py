@@ -159,6 +159,14 @@ def test_a_page_that_a_session_uses_is_not_evicted_since_nothing_would_come_free
     assert adopt(pool, cache, range(50, 59)).pages == []
 
 
+def test_half_a_surrogate_pair_is_a_salt_too(pool: PagePool, cache: PrefixCache) -> None:
+    """It can stand in JSON and not in UTF-8: the session's START failed once it had replaced what lived there."""
+    cache.publish(computed(pool, 8), context_of(range(9)), "\ud800")
+    table = PageTable(pool)
+    cache.adopt(table, context_of(range(9)), "\ud800")
+    assert table.kv_len == 8
+
+
 def test_pages_are_shared_only_among_those_of_the_same_salt(pool: PagePool, cache: PrefixCache) -> None:
     """How long a first turn takes would tell a stranger what others have said."""
     for salt in ("ours", ""):

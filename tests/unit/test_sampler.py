@@ -182,6 +182,24 @@ def test_a_ban_holds_against_a_penalty_that_would_reward() -> None:
     assert sample_one(LOGITS, row(history=[7] * 9, banned_ids=[7], frequency_penalty=-100)).token_id != 7
 
 
+@pytest.mark.parametrize("filters", [{}, {"min_p": 0.5}, {"top_k": 2}, {"top_k": 2, "top_p": 0.9, "min_p": 0.1}])
+@pytest.mark.parametrize(
+    ("logits", "history", "penalties"),
+    [
+        (LOGITS, [0, 7], {"repetition_penalty": 1e-300}),
+        (LOGITS, [5, 6], {"repetition_penalty": 1e-300}),
+        ([math.nan] * 8, [], {}),
+        ([math.inf, math.inf, 0.0, math.nan], [], {}),
+    ],
+)
+def test_what_is_no_number_fails_nobody(
+    logits: list[float], history: list[int], penalties: dict[str, float], filters: dict[str, Any]
+) -> None:
+    """No token had a probability, and the exception ended the turns of everybody in the step."""
+    sampled = sample_one(logits, row(history=history, temperature=1, banned_ids=[1], **penalties, **filters))
+    assert sampled.token_id in {0, *range(2, len(logits))}
+
+
 # ---- purity --------------------------------------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ from microturn.ownership import check_owner
 from microturn.session import Session
 from microturn.session_table import SessionTable
 from microturn.turn import SessionId
-from support.sessions import make_session, make_turn
+from support.sessions import make_session, make_table, make_turn
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def pool() -> PagePool:
 
 @pytest.fixture
 def table() -> SessionTable:
-    return SessionTable()
+    return make_table()
 
 
 def get(table: SessionTable, session_id: SessionId) -> Session:

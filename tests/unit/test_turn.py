@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from microturn.errors import InvalidArgument
+from microturn.errors import InvalidArgument, Unavailable
 from microturn.options import SessionOptions, TurnOptions
 from microturn.turn import (
     EmbedInput,
@@ -171,15 +171,17 @@ def test_an_error_is_told_to_all_who_asked() -> None:
     assert [sink.error for sink in sinks] == [error] * 3
 
 
-def test_who_has_left_is_told_nothing_more() -> None:
+def test_who_has_left_is_told_that_and_nothing_more() -> None:
     turn = asking(FULL, turn=0)
     first, again, stranger = turn.request.sink, Recorder(), Recorder()
     turn.attach(again)
     turn.put(PIECES[0])
-    turn.detach(first)
-    turn.detach(stranger)
+    error = Unavailable("gone")
+    for sink in (first, first, stranger):
+        turn.detach(sink, error)
     turn.put(PIECES[2])
-    assert first.outputs == PIECES[:1]
+    assert (first.outputs, first.error) == (PIECES[:1], error)
+    assert not stranger.is_done
     assert again.is_done
     assert TurnOutput.joined(turn.pieces).token_ids == (1,), "what was said is kept, whoever listens"
 

@@ -175,13 +175,16 @@ class Supervisor:
         try:
             # Sessions that are told to move before a proxy knows would be sent back here.
             self._pause(min(self._options.drain_notice_s, self._options.grace_s / 2))
-            if self._save_sessions is not None and self._wait_for_saving(self._save_sessions, deadline_s):
-                # Nothing of them is left here, and clients come back only once their streams have ended.
+            is_saved = self._save_sessions is not None and self._wait_for_saving(self._save_sessions, deadline_s)
+            if is_saved:
+                # Nothing of them is left here, and clients come back only once their streams have ended. Triton is not
+                # done by then, whoever is there: to unload the model alone takes it two seconds.
                 deadline_s = min(deadline_s, time.monotonic() + _LAST_ANSWERS_S)
             server.ask_to_stop()
             while server.exit_code() is None:
                 if time.monotonic() > deadline_s:
-                    console.say("streams were still open: ending them")
+                    if not is_saved:
+                        console.say("the grace time is over, and streams may still be open: ending them")
                     return
                 self._tick()
         except StopRequested:

@@ -16,6 +16,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from http.client import HTTPException
 from urllib.parse import unquote, urlsplit
 
 import microturn
@@ -99,7 +100,7 @@ class SpanExporter:
             try:
                 self._post(body)
                 return
-            except OSError as error:  # an answer that is none of success, too
+            except (OSError, HTTPException) as error:  # an answer that is none of success, or none of HTTP
                 trouble = error
             is_refused = False
             if isinstance(trouble, urllib.error.HTTPError):

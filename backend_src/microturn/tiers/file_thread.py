@@ -78,7 +78,7 @@ class FileThread:
                 self._waiting[job.priority].append(job)
 
     def close(self) -> None:
-        """Ends the thread after the present job; the others are not done any more."""
+        """Ends the thread after the present job; the others are not done, and nobody is told of any from now on."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
@@ -102,4 +102,8 @@ class FileThread:
             outcome = Outcome(value=work())
         except Exception as error:
             outcome = Outcome(error=error)
-        self._post(partial(told, outcome))
+        self._post(partial(self._tell, told, outcome))
+
+    def _tell(self, told: Callable[[Outcome[Result]], None], outcome: Outcome[Result]) -> None:
+        if not self._is_closed:
+            told(outcome)

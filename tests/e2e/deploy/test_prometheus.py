@@ -6,7 +6,7 @@ import json
 import re
 import signal
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
@@ -16,7 +16,7 @@ import yaml
 from microturn_client import Client
 from support.edge import DEPLOY
 from support.prometheus import Prometheus
-from support.served import Served
+from support.served import Served, Start
 
 DASHBOARD = json.loads((DEPLOY / "grafana" / "dashboards" / "microturn.json").read_text())
 VARIABLES = {"$__rate_interval": "1m", "$job": "microturn", "$model": ".*", "$instance": ".*"}
@@ -34,8 +34,8 @@ def _panels() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def served(start: Callable[..., Served]) -> Served:
-    served = start("--health-timeout-s=60")
+def served(start_tiny: Start) -> Served:
+    served = start_tiny("--health-timeout-s=60")
     served.wait_until_ready(60)
     return served
 

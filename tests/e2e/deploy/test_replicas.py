@@ -18,10 +18,11 @@ from pathlib import Path
 import grpc
 import pytest
 
-from microturn_client import AsyncClient, AsyncSession, Recovery, Resumed, Tokens, TurnEnd
+from microturn_client import AsyncClient, AsyncSession, Recovery
 from support.certificates import Authority
 from support.edge import Edge, TokenIssuer
-from support.served import Served
+from support.heard import Heard
+from support.served import Served, Start
 
 NUM_SESSIONS = 30
 NUM_TURNS = 14
@@ -33,20 +34,19 @@ PATIENT = Recovery(give_up_after_s=120.0, give_up_opening_s=60.0)
 
 
 @dataclass
-class Heard:
-    """What one session heard, when each answer had come and how long it took, and when what befell it."""
+class HeardInTime(Heard):
+    """What one session heard; also when each answer had come, and how long it took."""
 
-    answers: list[list[int]] = field(default_factory=list)
-    context_lens: list[int] = field(default_factory=list)
     waited_s: list[tuple[float, float]] = field(default_factory=list)
-    resumed: list[tuple[float, Resumed]] = field(default_factory=list)
 
 
 @pytest.fixture(scope="module")
-def servers(start: Callable[..., Served], tmp_path_factory: pytest.TempPathFactory) -> list[Served]:
+def servers(start_tiny: Start, tmp_path_factory: pytest.TempPathFactory) -> list[Served]:
     """Three that take part from the start and one that joins, with one directory of snapshots."""
     snapshots: Path = tmp_path_factory.mktemp("snapshots")
-    started = [start(f"--snapshot-dir={snapshots}", "--drain-notice-s=2", "--set", "num_threads=1") for _ in range(4)]
+    started = [
+        start_tiny(f"--snapshot-dir={snapshots}", "--drain-notice-s=2", "--set", "num_threads=1") for _ in range(4)
+    ]
     for server in started:
         server.wait_until_ready(120)
     return started
@@ -56,25 +56,23 @@ def said(session: int, number: int) -> list[int]:
     return random.Random(f"{session} {number}").choices(range(100, 400), k=8)
 
 
-async def talk(session: AsyncSession, which: int, heard: Heard, before_turn: Callable[[int], Awaitable[None]]) -> None:
+async def talk(
+    session: AsyncSession, which: int, heard: HeardInTime, before_turn: Callable[[int], Awaitable[None]]
+) -> None:
     async with session:
         for number in range(NUM_TURNS):
             await before_turn(number)
             asked_s = time.monotonic()
-            answer: list[int] = []
-            async for event in session.turn(said(which, number), **TURN):
-                match event:
-                    case Tokens():
-                        answer += event.ids
-                    case Resumed():
-                        heard.resumed.append((time.monotonic(), event))
-                    case TurnEnd(status):
-                        heard.context_lens.append(status.context_len)
+            turn = session.turn(said(which, number), **TURN)
+            heard.begin_turn()
+            async for event in turn:
+                heard.take(event)
             heard.waited_s.append((time.monotonic(), time.monotonic() - asked_s))
-            heard.answers.append(answer)
 
 
-async def talk_all(client: AsyncClient, heard: list[Heard], before_turn: Callable[[int], Awaitable[None]]) -> None:
+async def talk_all(
+    client: AsyncClient, heard: list[HeardInTime], before_turn: Callable[[int], Awaitable[None]]
+) -> None:
     """All sessions side by side; half of them sample."""
     async with asyncio.TaskGroup() as tasks:
         for which in range(NUM_SESSIONS):
@@ -89,7 +87,7 @@ async def test_sessions_outlive_their_servers(
     async def at_once(_number: int) -> None:
         pass
 
-    undisturbed, heard = ([Heard() for _ in range(NUM_SESSIONS)] for _ in range(2))
+    undisturbed, heard = ([HeardInTime() for _ in range(NUM_SESSIONS)] for _ in range(2))
     async with AsyncClient(servers[0].address, timeout_s=120, recovery=PATIENT) as client:
         await talk_all(client, undisturbed, at_once)
 
@@ -108,7 +106,7 @@ async def test_sessions_outlive_their_servers(
             await is_killed.wait()
 
     async def all_have_heard(num_answers: int) -> None:
-        while any(len(one.answers) < num_answers for one in heard):
+        while any(len(one.context_lens) < num_answers for one in heard):
             await asyncio.sleep(0.05)
 
     async def disturb() -> tuple[float, float]:
@@ -134,9 +132,8 @@ async def test_sessions_outlive_their_servers(
         stopped_s, killed_s = await disturbing
 
     for which in range(NUM_SESSIONS):
-        assert heard[which].answers == undisturbed[which].answers, which
-        assert heard[which].context_lens == undisturbed[which].context_lens == [12 * n + 12 for n in range(NUM_TURNS)]
-        assert all(event.exact for _, event in heard[which].resumed)
+        heard[which].check_same(undisturbed[which])
+        assert heard[which].context_lens == [12 * n + 12 for n in range(NUM_TURNS)]
     for name, begun_s, ended_s in (("stopped", stopped_s, killed_s), ("killed", killed_s, float("inf"))):
         took_s = [took_s for one in heard for at_s, took_s in one.waited_s if begun_s <= at_s < ended_s]
         events = [event for one in heard for at_s, event in one.resumed if begun_s <= at_s < ended_s]

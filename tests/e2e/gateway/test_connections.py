@@ -4,32 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from openai import AsyncOpenAI, AuthenticationError
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from support.gateway import running_gateway
+from support.realtime_socket import closed_with, connected, received
 
 
 @pytest.fixture
 def bearer(token: str) -> dict[str, str]:
     return {"authorization": f"Bearer {token}"}
-
-
-@asynccontextmanager
-async def connected(address: str, **options: Any) -> AsyncIterator[ClientConnection]:
-    async with asyncio.timeout(60), connect(f"ws://{address}/v1/realtime", proxy=None, **options) as socket:
-        yield socket
-
-
-async def received(socket: ClientConnection) -> dict[str, Any]:
-    event: dict[str, Any] = json.loads(await socket.recv())
-    return event
 
 
 async def refusal_of(address: str, **options: Any) -> tuple[int, str]:
@@ -77,10 +65,7 @@ async def test_a_message_that_is_too_long_ends_the_connection(gateway: str, bear
     async with connected(gateway, additional_headers=bearer) as socket:
         await received(socket)
         await socket.send("x" * 300_000)
-        with pytest.raises(ConnectionClosed) as closed:
-            await socket.recv()
-        assert closed.value.rcvd is not None
-        assert closed.value.rcvd.code == 1009
+        assert (await closed_with(socket))[0] == 1009
 
 
 async def test_who_says_nothing_for_long_has_to_go(server: str) -> None:
@@ -88,10 +73,7 @@ async def test_who_says_nothing_for_long_has_to_go(server: str) -> None:
         async with connected(address) as socket:
             await received(socket)
             assert (await received(socket))["error"]["code"] == "session_idle"
-            with pytest.raises(ConnectionClosed) as closed:
-                await socket.recv()
-            assert closed.value.rcvd is not None
-            assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1000, "session_idle")
+            assert await closed_with(socket) == (1000, "session_idle")
 
 
 async def test_who_vanishes_in_the_middle_of_an_answer_frees_the_place(server: str) -> None:

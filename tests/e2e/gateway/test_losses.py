@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -11,11 +10,10 @@ import openai as sdk
 import pytest
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletion
-from websockets.asyncio.client import connect
-from websockets.exceptions import ConnectionClosed
 
 from support.cuttable import cuttable_way
 from support.gateway import running_gateway
+from support.realtime_socket import closed_with, connected, received
 
 MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
 
@@ -51,16 +49,13 @@ async def test_a_chat_goes_on_over_a_broken_way(server: str) -> None:
 
 async def test_a_realtime_session_that_is_lost_says_so_and_ends(server: str) -> None:
     with cuttable_way(server) as way, running_gateway(way.address) as address:
-        async with asyncio.timeout(30), connect(f"ws://{address}/v1/realtime", proxy=None) as socket:
-            assert json.loads(await socket.recv())["type"] == "session.created"
+        async with connected(address) as socket:
+            assert (await received(socket))["type"] == "session.created"
             way.cut(for_good=True)
             await socket.send('{"type": "input_text_buffer.append", "text": "Hello", "event_id": "mine"}')
-            refused, lost = json.loads(await socket.recv())["error"], json.loads(await socket.recv())["error"]
+            refused, lost = (await received(socket))["error"], (await received(socket))["error"]
             assert (refused["code"], refused["event_id"], lost["code"]) == ("unavailable", "mine", "session_lost")
-            with pytest.raises(ConnectionClosed) as closed:
-                await socket.recv()
-            assert closed.value.rcvd is not None
-            assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1011, "session_lost")
+            assert await closed_with(socket) == (1011, "session_lost")
 
 
 async def test_the_session_unused_for_longest_makes_way(server: str) -> None:

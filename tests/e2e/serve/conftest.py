@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from microturn.serve.options import default_model_repository
-from support.served import Served
+from support.served import Served, Start, servers_of
 
 
 @pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Callable[..., Served]]:
+def serve(tmp_path: Path) -> Iterator[Start]:
     """Starts ``microturn serve`` with free ports."""
     with contextlib.ExitStack() as running:
 
@@ -29,9 +29,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Served]]:
 @pytest.fixture(scope="module")
 def served_model(tmp_path_factory: pytest.TempPathFactory, smollm2_dir: str) -> Iterator[Served]:
     """The real model behind a supervisor, ready."""
-    run_dir = tmp_path_factory.mktemp("run")
-    arguments = (f"--model-repository={default_model_repository()}", f"--model={smollm2_dir}")
-    served = Served(run_dir, *arguments, "--set", "weights=float32")
-    with contextlib.closing(served):
+    with servers_of(smollm2_dir, partial(tmp_path_factory.mktemp, "run"), weights="float32") as start:
+        served = start()
         served.wait_until_ready(60)
         yield served

@@ -10,17 +10,15 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager
 from functools import partial
 
 import pytest
 
-from microturn.serve.options import default_model_repository
-from microturn_client import Client, Recovery, Resumed, Session, Tokens, TurnEnd
+from microturn_client import Client, Recovery, Session, Tokens
 from support.cutting_proxy import CuttingProxy
-from support.served import Served
-from support.tiny_model_dir import write_tiny_model
+from support.heard import Heard
+from support.served import Served, Start
 
 NUM_TURNS = 200
 NUM_RESETS = 50
@@ -28,38 +26,9 @@ SEEDED = {"temperature": 0.9, "top_p": 0.95, "seed": 11}
 PATIENT = Recovery(give_up_after_s=120.0)
 
 
-@dataclass
-class Heard:
-    """What one talk has said, and what befell it."""
-
-    answers: list[list[int]] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
-    context_len: int = 0
-    resumed: list[Resumed] = field(default_factory=list)
-
-
 @pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Served]]:
-    """Starts a server of the tiny model, with exact weights."""
-    model = write_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
-    with ExitStack() as running:
-
-        def begin() -> Served:
-            served = Served(
-                tmp_path_factory.mktemp("run"),
-                f"--model-repository={default_model_repository()}",
-                f"--model={model}",
-                *("--set", "weights=float32", "--set", "kv_tokens=16384", "--set", "max_context=8192"),
-            )
-            running.enter_context(closing(served))
-            return served
-
-        yield begin
-
-
-@pytest.fixture(scope="module")
-def served(start: Callable[[], Served]) -> Served:
-    server = start()
+def served(start_tiny: Start) -> Served:
+    server = start_tiny()
     server.wait_until_ready(60)
     return server
 
@@ -87,30 +56,13 @@ def talk(session: Session, disturb: Callable[[int, int], None] = lambda _turn, _
         )
         num_tokens = 0 if number % 5 == 4 else 4
         disturb(number, -1)
-        answer: list[int] = []
-        text = ""
+        heard.begin_turn()
         for event in session.turn(given, max_tokens=num_tokens, ignore_eos=True):
-            match event:
-                case Tokens():
-                    assert event.position >= heard.context_len
-                    answer += event.ids
-                    text += event.text
-                    disturb(number, len(answer))
-                case Resumed():
-                    heard.resumed.append(event)
-                case TurnEnd(status):
-                    assert status.usage.output_tokens == len(answer) == num_tokens
-                    heard.context_len = status.context_len
-        heard.answers.append(answer)
-        heard.texts.append(text)
+            heard.take(event)
+            if isinstance(event, Tokens):
+                disturb(number, len(heard.answers[-1]))
+        assert len(heard.answers[-1]) == num_tokens
     return heard
-
-
-def check_same(heard: Heard, expected: Heard) -> None:
-    assert heard.answers == expected.answers
-    assert heard.texts == expected.texts
-    assert heard.context_len == expected.context_len
-    assert all(event.exact for event in heard.resumed)
 
 
 def talk_through_resets(address: str, kind: str) -> Heard:
@@ -133,11 +85,11 @@ def test_fifty_resets_change_nothing(served: Served, undisturbed: dict[str, Hear
     kinds = list(undisturbed)
     with ThreadPoolExecutor(len(kinds)) as pool:
         for kind, heard in zip(kinds, pool.map(partial(talk_through_resets, served.address), kinds), strict=True):
-            check_same(heard, undisturbed[kind])
+            heard.check_same(undisturbed[kind])
             assert heard.resumed
 
 
-def test_five_deaths_change_nothing(served: Served, start: Callable[[], Served], undisturbed: dict[str, Heard]) -> None:
+def test_five_deaths_change_nothing(served: Served, start_tiny: Start, undisturbed: dict[str, Heard]) -> None:
     """Four times the model process is killed, and its supervisor replaces it; the fifth time another server answers.
 
     A greedy talk says when; a seeded one goes on beside it, and is hit wherever it is then.
@@ -152,7 +104,7 @@ def test_five_deaths_change_nothing(served: Served, start: Callable[[], Served],
             if (number, token) < next_death:
                 return
             if next_death[0] == 170:
-                another.append(start())
+                another.append(start_tiny())
                 served.process.kill()
                 another[0].wait_until_ready(60)
                 proxy.target = another[0].address
@@ -170,7 +122,7 @@ def test_five_deaths_change_nothing(served: Served, start: Callable[[], Served],
             heard = talk(session, disturb)
             heard_beside = beside.result()
         assert len(another) == 1
-    check_same(heard, undisturbed["greedy"])
-    assert sum("opened anew" in event.reason for event in heard.resumed) == 5
-    check_same(heard_beside, undisturbed["seeded"])
+    heard.check_same(undisturbed["greedy"])
+    assert sum("opened anew" in event.reason for _, event in heard.resumed) == 5
+    heard_beside.check_same(undisturbed["seeded"])
     assert heard_beside.resumed

@@ -69,6 +69,7 @@ def test_a_stop_says_unhealthy_at_once_and_does_not_wait_for_open_streams(serve,
     assert served.process.poll() is None
     assert served.process.wait(8) == 0
     assert time.monotonic() - stopped_s < 6
+    assert "microturn: the grace time is over, and streams may still be open: ending them" in served.said
     assert served.traces() == []
     assert alive_after(tree, 0.1) == []
 

@@ -4,68 +4,46 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from microturn.serve.options import default_model_repository
 from microturn.snapshots.file import read_snapshot, write_snapshot
 from microturn_client import Client
 from support.pipelined import PipelinedStream
 from support.raw import Answer, RawStream, ids, turn_request
-from support.served import Served
+from support.served import Served, Start, servers_of, sessions_command
 
 SAMPLED = {"temperature": 0.9, "top_p": 0.95, "ignore_eos": True, "max_tokens": 8}
 GREEDY = {"ignore_eos": True, "max_tokens": 8}
 KEY = {"session_key": "ours"}
 RESUME = {"resume": True}
 
-Serve = Callable[..., Served]
-
 
 @pytest.fixture(scope="module")
-def serve_model(tmp_path_factory: pytest.TempPathFactory, smollm2_dir: str) -> Iterator[Serve]:
+def serve_model(tmp_path_factory: pytest.TempPathFactory, smollm2_dir: str) -> Iterator[Start]:
     """Starts the real model behind a supervisor, in float32: what is computed again in other pieces hardly differs.
 
     With 8-bit weights each product rounds its input: a sampled token may fall out otherwise then, and once one did.
     """
-    with ExitStack() as running:
-
-        def start(*arguments: str) -> Served:
-            served = Served(
-                tmp_path_factory.mktemp("run"),
-                f"--model-repository={default_model_repository()}",
-                f"--model={smollm2_dir}",
-                *("--set", "kv_tokens=4096", "--set", "max_context=2048", "--set", "weights=float32"),
-                *arguments,
-            )
-            running.enter_context(closing(served))
-            return served
-
+    settings = {"weights": "float32", "kv_tokens": 4096, "max_context": 2048}
+    with servers_of(smollm2_dir, partial(tmp_path_factory.mktemp, "run"), **settings) as start:
         yield start
 
 
 @pytest.fixture(scope="module")
-def pair(serve_model: Serve, tmp_path_factory: pytest.TempPathFactory) -> tuple[Served, Path, Served, Path]:
+def pair(serve_model: Start, tmp_path_factory: pytest.TempPathFactory) -> tuple[Served, Path, Served, Path]:
     """Two servers, each with its admin socket."""
     sockets = [tmp_path_factory.mktemp("admin") / "admin.sock" for _ in range(2)]
     one, other = (serve_model("--admin-socket", str(socket)) for socket in sockets)
     one.wait_until_ready(120)
     other.wait_until_ready(120)
     return one, sockets[0], other, sockets[1]
-
-
-def sessions(socket: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Runs ``microturn sessions``."""
-    command = [sys.executable, "-m", "microturn.cli", "sessions", *map(str, arguments), "--socket", str(socket)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
 def same(one: Answer, other: Answer) -> bool:
@@ -92,10 +70,10 @@ def test_a_session_goes_on_identically_on_another_server(
         opening = {"max_tokens": 4, **{name: value for name, value in options.items() if name != "max_tokens"}}
         assert here.ask(session_id, start=True, options=opening | KEY, text_input=b"The fox said").error is None
         here.ask(session_id, options={"max_tokens": 0} | KEY, text_input=b" that the ele")  # half a word
-        exported = sessions(one_socket, "export", session_id, tmp_path / "talk")
+        exported = sessions_command(one_socket, "export", session_id, tmp_path / "talk")
         assert exported.returncode == 0, exported.stderr
         assert (tmp_path / "talk").stat().st_mode & 0o777 == 0o600
-        assert sessions(other_socket, "import", tmp_path / "talk").returncode == 0
+        assert sessions_command(other_socket, "import", tmp_path / "talk").returncode == 0
 
         assert there.ask(session_id, start=True, options=dict(RESUME), input_ids=ids()).code == "PERMISSION_DENIED"
         texts = (b"phant was", b"", b" So they")
@@ -115,10 +93,10 @@ def test_with_its_kv_a_session_computes_nothing_again_on_another_server(
     with RawStream(one.address) as here, RawStream(other.address) as there:
         prompt = ids(*range(1000, 1400))
         assert here.ask("kv", start=True, options=dict(SAMPLED), input_ids=prompt).error is None
-        exported = sessions(one_socket, "export", "kv", tmp_path / "talk", "--kv")
+        exported = sessions_command(one_socket, "export", "kv", tmp_path / "talk", "--kv")
         assert exported.stdout == f"kv: 408 tokens and the KV of 407 in {tmp_path}/talk\n"
         assert (tmp_path / "talk").stat().st_mode & 0o777 == 0o600
-        imported = sessions(other_socket, "import", tmp_path / "talk")
+        imported = sessions_command(other_socket, "import", tmp_path / "talk")
         assert imported.stdout.startswith("kv: 408 tokens and the KV of 407; clients go on")
         for number in range(3):
             start: dict[str, Any] = {"start": True} if number == 0 else {}
@@ -135,10 +113,10 @@ def test_sessions_are_listed(pair: tuple[Served, Path, Served, Path]) -> None:
     one, socket, *_ = pair
     with RawStream(one.address) as stream:
         stream.ask(815, start=True, options={"max_tokens": 0}, input_ids=ids(1, 2, 3))
-        listed = json.loads(sessions(socket, "list", "--json").stdout)
+        listed = json.loads(sessions_command(socket, "list", "--json").stdout)
         (session,) = [session for session in listed if session["id"] == 815]
         assert (session["context_len"], session["state"], session["num_turns"]) == (3, "parked", 1)
-        assert "815" in sessions(socket, "list").stdout
+        assert "815" in sessions_command(socket, "list").stdout
         stream.ask(815, end=True, input_ids=ids())
 
 
@@ -150,7 +128,7 @@ def test_what_cannot_be_imported_is_refused_in_words(
     path = tmp_path / "talk"
     with RawStream(one.address) as stream:
         stream.ask(99, start=True, options={"max_tokens": 0}, input_ids=ids(1, 2, 3))
-        assert sessions(one_socket, "export", "99", path, "--move").returncode == 0
+        assert sessions_command(one_socket, "export", "99", path, "--move").returncode == 0
         assert stream.ask(99, input_ids=ids(4)).code == "NOT_FOUND"
     content = path.read_bytes()
     if trouble == "another model":
@@ -159,7 +137,7 @@ def test_what_cannot_be_imported_is_refused_in_words(
     else:
         cut = len(content) - 5 if trouble == "a truncated file" else len(content)
         path.write_bytes(bytes([*content[:20], content[20] ^ 1, *content[21:cut]]))
-    refused = sessions(other_socket, "import", path)
+    refused = sessions_command(other_socket, "import", path)
     assert refused.returncode == 1
     assert refused.stderr.startswith("microturn: error: ")
     assert ("another model" in refused.stderr) == (trouble == "another model")
@@ -171,7 +149,7 @@ def test_what_cannot_be_imported_is_refused_in_words(
 # ---- from a server to its successor --------------------------------------------------------------------------------
 
 
-def test_sessions_survive_a_restart(serve_model: Serve, tmp_path: Path) -> None:
+def test_sessions_survive_a_restart(serve_model: Start, tmp_path: Path) -> None:
     """A worker restarted and turns went on as if nothing had happened: here they go on as they would have."""
     saved = ("--snapshot-dir", str(tmp_path / "saved"), "--grace-s", "12")
     first = serve_model(*saved)
@@ -238,7 +216,7 @@ def test_sessions_survive_a_restart(serve_model: Serve, tmp_path: Path) -> None:
         assert second.process.wait(5) == 0
 
 
-def test_a_model_that_saves_no_sessions_is_not_asked_to(serve: Serve, tmp_path: Path) -> None:
+def test_a_model_that_saves_no_sessions_is_not_asked_to(serve: Start, tmp_path: Path) -> None:
     served = serve("--snapshot-dir", str(tmp_path / "saved"))
     assert served.process.wait(20) == 1
     assert "--snapshot-dir: the model of this repository saves no sessions" in served.said[-1]

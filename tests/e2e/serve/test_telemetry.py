@@ -6,20 +6,19 @@ import json
 import secrets
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from microturn.serve.options import default_model_repository
 from microturn.telemetry.metrics import Metrics
 from microturn_client import Client, TurnEnd
 from support.collector import Collector, running_collector
 from support.pipelined import PipelinedStream
 from support.raw import RawStream, ids, turn_request
 from support.scrape import Page, scrape, scrape_until
-from support.served import Served
+from support.served import Served, servers_of
 from support.tiny_model_dir import write_tiny_model
 
 MODEL_NAME = "tiny"
@@ -37,13 +36,9 @@ def collector() -> Iterator[Collector]:
 def served(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[Served]:
     """A tiny model with a pool for a few sessions, host memory behind it, and a collector."""
     settings = {"kv_tokens": 3008, "max_context": 3000, "host_tier_bytes": 1 << 30, "otlp_endpoint": collector.endpoint}
-    served = Served(
-        tmp_path_factory.mktemp("run"),
-        f"--model-repository={default_model_repository()}",
-        f"--model={write_tiny_model(tmp_path_factory.mktemp('tiny') / MODEL_NAME)}",
-        *(argument for name, value in settings.items() for argument in ("--set", f"{name}={value}")),
-    )
-    with closing(served):
+    model = write_tiny_model(tmp_path_factory.mktemp("tiny") / MODEL_NAME)
+    with servers_of(model, partial(tmp_path_factory.mktemp, "run"), **settings) as start:
+        served = start()
         served.wait_until_ready(120)
         yield served
 

@@ -15,10 +15,10 @@ from microturn.admin.operations import Operations
 from microturn.errors import FailedPrecondition, InvalidArgument, MicroturnError, NotFound, ResourceExhausted
 from microturn.snapshots.directory import SnapshotDirectory
 from support.fake_runner import expected_tokens
+from support.snapshots import RESUME
 from support.threads import ThreadedDriver, starting_engines
 
 Start = Callable[..., ThreadedDriver]
-RESUME = {"start": True, "resume": True}
 
 
 @pytest.fixture

@@ -83,9 +83,14 @@ def option(request: Request, name: str) -> object:
     return getattr(parameter, parameter.WhichOneof("parameter_choice"))
 
 
+def flags(request: Request) -> tuple[bool, bool]:
+    """Whether a request is START, and whether it is END."""
+    return bool(option(request, "sequence_start")), bool(option(request, "sequence_end"))
+
+
 @pytest.fixture(scope="session")
 def wire() -> SimpleNamespace:
-    return SimpleNamespace(status=status, message=message, error=error, option=option)
+    return SimpleNamespace(status=status, message=message, error=error, option=option, flags=flags)
 
 
 Script = Callable[[Request, grpc.ServicerContext], Iterator[Message] | None]
@@ -155,6 +160,10 @@ class ScriptedServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         context_len = self._context_lens.pop(session_id) if is_end else self._context_lens[session_id]
         end = status(finish_reason=reason, context_len=context_len, expires_in_s=self.expires_in_s)
         yield message(request.id, ids=last, text=b" %d" % last if last else b"", position=position, end=end)
+
+    def flags(self) -> list[tuple[bool, bool]]:
+        """Of each request that came, whether it is START and whether it is END."""
+        return [flags(request) for request in self.requests]
 
     def end_stream(self) -> None:
         """A script's way to end the stream as if all was well."""

@@ -36,13 +36,6 @@ async def wait_until(condition, timeout_s=10.0):
         await asyncio.sleep(0.005)
 
 
-def flags(wire, server):
-    return [
-        (bool(wire.option(request, "sequence_start")), bool(wire.option(request, "sequence_end")))
-        for request in server.requests
-    ]
-
-
 async def events(turn):
     return [event async for event in turn]
 
@@ -57,7 +50,7 @@ async def test_a_session_from_start_to_end(client, server, wire):
         assert (await session.append(np.array([1, 2, 3]))).finish_reason == "append"
         assert session.context_len == 8
         assert session.seed == 1234
-    assert flags(wire, server) == [(True, False), (False, False), (False, True)]
+    assert server.flags() == [(True, False), (False, False), (False, True)]
     assert {wire.option(request, "sequence_id") for request in server.requests} == {session.id}
     await wait_until(lambda: server.num_ended_streams == 1)
 
@@ -151,7 +144,7 @@ async def test_a_refused_start_is_tried_again_with_the_next_turn(client, server,
         with pytest.raises(InvalidArgument):
             await first.wait()
         assert (await second.wait()).context_len == 2
-    assert flags(wire, server) == [(True, False), (True, False), (False, True)]
+    assert server.flags() == [(True, False), (True, False), (False, True)]
 
 
 async def test_what_has_no_form_on_the_wire_is_refused_before_anything_is_sent(client, server):
@@ -260,8 +253,8 @@ class TestKeepalive:
         for request in server.requests[1:]:
             assert list(request.inputs[0].shape) == [1, 0]
             assert wire.option(request, "max_tokens") == 0
-        assert sum(end for _, end in flags(wire, server)) == 1
-        assert flags(wire, server)[-1] == (False, True)
+        assert sum(end for _, end in server.flags()) == 1
+        assert server.flags()[-1] == (False, True)
 
     async def test_turns_between_keepalives_see_their_own_events(self, client, server):
         server.expires_in_s = 0.006
@@ -291,20 +284,20 @@ class TestClosing:
         with pytest.raises(SessionClosed):
             session.turn([1])
 
-    async def test_closing_the_client_closes_its_sessions(self, server, wire):
+    async def test_closing_the_client_closes_its_sessions(self, server):
         client = AsyncClient(server.address, recovery=None)
         sessions = [client.session() for _ in range(3)]
         for session in sessions:
             await session.append([1])
         await client.close()
-        assert sum(end for _, end in flags(wire, server)) == 3
+        assert sum(end for _, end in server.flags()) == 3
         with pytest.raises(SessionClosed):
             sessions[0].turn([1])
         with pytest.raises(SessionClosed):
             client.session()
         await client.close()
 
-    async def test_a_cancelled_block_still_says_end(self, client, server, wire):
+    async def test_a_cancelled_block_still_says_end(self, client, server):
         async def talk():
             async with client.session() as session:
                 await session.append([1])
@@ -316,7 +309,7 @@ class TestClosing:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert flags(wire, server)[-1] == (False, True)
+        assert server.flags()[-1] == (False, True)
 
     async def test_no_task_is_left(self, server):
         async with AsyncClient(server.address, recovery=None) as client:

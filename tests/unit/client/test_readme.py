@@ -1,17 +1,15 @@
 """The programs of client/README.md run, with the fake server in place of a real one; tests/e2e runs them as printed."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import microturn_client
 from microturn_client.testing import FakeServer
+from support.programs import printed_by, programs_of
 
-README = (Path(__file__).parents[3] / "client" / "README.md").read_text()
-PROGRAMS = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+PROGRAMS = programs_of(Path(__file__).parents[3] / "client" / "README.md")
 PRINTED = [
     r"[a-z ]{12}\n53 tokens of context\n",
     r"[a-z ]{8}length 0\.0 ms\n",
@@ -34,11 +32,4 @@ def test_a_program_runs(program, printed, monkeypatch, capsys):
 
 def test_a_server_that_is_not_there_is_said_so():
     [program] = [program for program in PROGRAMS if "Unavailable" in program]
-    done = subprocess.run(
-        [sys.executable, "-c", program.replace("localhost:8001", "127.0.0.1:1")],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert done.stdout == "the server is not there\n"
+    assert printed_by(program.replace("localhost:8001", "127.0.0.1:1")) == "the server is not there\n"

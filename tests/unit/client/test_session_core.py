@@ -19,17 +19,10 @@ from microturn_client._inputs import encode_input
 from microturn_client._requests import Requests
 from microturn_client._session_core import SessionCore
 from microturn_client._session_state import KEEPALIVE_SHARE, SessionState
+from support.clock import Clock
 
 IDS = encode_input([1, 2, 3])
 EMPTY = encode_input(None)
-
-
-class Clock:
-    def __init__(self):
-        self.now_s = 100.0
-
-    def __call__(self):
-        return self.now_s
 
 
 @pytest.fixture
@@ -63,15 +56,11 @@ def open_core(core, wire):
     return core
 
 
-def flags(wire, request):
-    return bool(wire.option(request, "sequence_start")), bool(wire.option(request, "sequence_end"))
-
-
 def test_the_first_turn_is_start_and_carries_the_sessions_options(new_core, wire):
     core = new_core(idle_timeout_s=30, temperature=0.7)
     begin(core)
     [request] = core.requests_to_send()
-    assert flags(wire, request) == (True, False)
+    assert wire.flags(request) == (True, False)
     assert wire.option(request, "idle_timeout_s") == 30
     assert wire.option(request, "temperature") == 0.7
     assert core.state is SessionState.OPENING
@@ -80,7 +69,7 @@ def test_the_first_turn_is_start_and_carries_the_sessions_options(new_core, wire
 def test_later_turns_are_neither_start_nor_end(open_core, wire):
     begin(open_core)
     [request] = open_core.requests_to_send()
-    assert flags(wire, request) == (False, False)
+    assert wire.flags(request) == (False, False)
     assert wire.option(request, "sequence_id") == 5
 
 
@@ -100,7 +89,7 @@ def test_turns_wait_until_start_is_answered(core, wire):
     core.receive(wire.message(start.id, ids=(5,), position=3))
     assert core.state is SessionState.OPEN
     [second] = core.requests_to_send()
-    assert flags(wire, second) == (False, False)
+    assert wire.flags(second) == (False, False)
 
 
 def test_when_start_is_refused_the_next_turn_is_start(core, wire):
@@ -110,7 +99,7 @@ def test_when_start_is_refused_the_next_turn_is_start(core, wire):
     with pytest.raises(InvalidArgument):
         first.next_event()
     [again] = core.requests_to_send()
-    assert flags(wire, again) == (True, False)
+    assert wire.flags(again) == (True, False)
     core.receive(wire.message(again.id, end=wire.status(context_len=9)))
     assert isinstance(events(second)[-1], TurnEnd)
     assert core.context_len == 9
@@ -242,8 +231,8 @@ class TestEnds:
         begin(open_core)
         end = open_core.begin_close(5.0)
         turn, closing = open_core.requests_to_send()
-        assert flags(wire, turn) == (False, False)
-        assert flags(wire, closing) == (False, True)
+        assert wire.flags(turn) == (False, False)
+        assert wire.flags(closing) == (False, True)
         assert (closing.inputs[0].name, list(closing.inputs[0].shape)) == ("input_ids", [1, 0])
         assert wire.option(closing, "max_tokens") == 0
         open_core.receive(wire.message(closing.id, end=wire.status(finish_reason="closed")))
@@ -271,7 +260,7 @@ class TestEnds:
         [start] = core.requests_to_send()
         core.receive(wire.message(start.id, end=wire.status()))
         [end] = core.requests_to_send()
-        assert flags(wire, end) == (False, True)
+        assert wire.flags(end) == (False, True)
 
     def test_end_follows_a_refused_start_since_triton_holds_its_sequence(self, core, wire):
         begin(core)
@@ -279,7 +268,7 @@ class TestEnds:
         core.receive(wire.error(start.id, "RESOURCE_EXHAUSTED: full"))
         end = core.begin_close(5.0)
         [closing] = core.requests_to_send()
-        assert flags(wire, closing) == (False, True)
+        assert wire.flags(closing) == (False, True)
         core.receive(wire.error(closing.id, "NOT_FOUND: none"))
         assert core.state is SessionState.CLOSED
         with pytest.raises(NotFound):
@@ -297,7 +286,7 @@ class TestEnds:
         assert open_core.keepalive_at is None
         open_core.begin_close(5.0)
         [end] = open_core.requests_to_send()
-        assert flags(wire, end) == (False, True)
+        assert wire.flags(end) == (False, True)
 
     @pytest.mark.parametrize(
         "text", ["INVALID_ARGUMENT: no", "CONTEXT_FULL: no", "UNAVAILABLE: drains", "INTERNAL: no"]
@@ -369,7 +358,7 @@ class TestTime:
         clock.now_s += 0.1
         open_core.begin_keepalive()
         [request] = open_core.requests_to_send()
-        assert flags(wire, request) == (False, False)
+        assert wire.flags(request) == (False, False)
         assert (request.inputs[0].name, list(request.inputs[0].shape)) == ("input_ids", [1, 0])
         assert wire.option(request, "max_tokens") == 0
         assert open_core.keepalive_at is None
@@ -423,7 +412,7 @@ class PlainServer:
     def take(self, requests):
         for request in requests:
             assert not self.is_ended, "a request after END"
-            is_start, self.is_ended = flags(self.wire, request)
+            is_start, self.is_ended = self.wire.flags(request)
             assert not (is_start and (self.is_open or self.queue)), "START on a session that lives"
             self.queue.append(request)
 
@@ -431,7 +420,7 @@ class PlainServer:
         if not self.queue:
             return []
         request = self.queue.pop(0)
-        if refusal is None and (self.is_open or flags(self.wire, request)[0]):
+        if refusal is None and (self.is_open or self.wire.flags(request)[0]):
             self.is_open = True
             given = int.from_bytes(request.raw_input_contents[0][:4], "little")
             tokens = [self.wire.message(request.id, ids=(given,), position=n) for n in range(num_tokens)]

@@ -35,13 +35,6 @@ def wait_until(condition, timeout_s=10.0):
         time.sleep(0.005)
 
 
-def flags(wire, server):
-    return [
-        (bool(wire.option(request, "sequence_start")), bool(wire.option(request, "sequence_end")))
-        for request in server.requests
-    ]
-
-
 def test_a_session_from_start_to_end(client, server, wire):
     with client.session(idle_timeout_s=60) as session:
         *tokens, end = session.turn("so the first thing I", max_tokens=4)
@@ -52,7 +45,7 @@ def test_a_session_from_start_to_end(client, server, wire):
         assert session.append([1, 2, 3]).finish_reason == "append"
         assert session.context_len == 8
         assert session.seed == 1234
-    assert flags(wire, server) == [(True, False), (False, False), (False, True)]
+    assert server.flags() == [(True, False), (False, False), (False, True)]
     assert {wire.option(request, "sequence_id") for request in server.requests} == {session.id}
     assert wire.option(server.requests[0], "idle_timeout_s") == 60
 
@@ -169,7 +162,7 @@ def test_a_refused_start_is_tried_again_with_the_next_turn(client, server, wire)
         with pytest.raises(InvalidArgument):
             first.wait()
         assert second.wait().context_len == 2
-    assert flags(wire, server) == [(True, False), (True, False), (False, True)]
+    assert server.flags() == [(True, False), (True, False), (False, True)]
 
 
 def test_what_has_no_form_on_the_wire_is_refused_before_anything_is_sent(client, server):
@@ -324,8 +317,8 @@ class TestKeepalive:
         for request in server.requests[1:]:
             assert list(request.inputs[0].shape) == [1, 0]
             assert wire.option(request, "max_tokens") == 0
-        assert sum(end for _, end in flags(wire, server)) == 1
-        assert flags(wire, server)[-1] == (False, True)
+        assert sum(end for _, end in server.flags()) == 1
+        assert server.flags()[-1] == (False, True)
 
     def test_turns_between_keepalives_see_their_own_events(self, client, server):
         server.expires_in_s = 0.006
@@ -379,25 +372,25 @@ class TestClosing:
             pass
         assert server.metadata == []
 
-    def test_end_waits_for_the_turn_that_was_left(self, client, server, wire):
+    def test_end_waits_for_the_turn_that_was_left(self, client, server):
         with client.session() as session:
             next(session.turn([1], max_tokens=30))
-        assert flags(wire, server)[-1] == (False, True)
+        assert server.flags()[-1] == (False, True)
 
-    def test_closing_the_client_closes_its_sessions(self, server, wire):
+    def test_closing_the_client_closes_its_sessions(self, server):
         client = Client(server.address, recovery=None)
         sessions = [client.session() for _ in range(3)]
         for session in sessions:
             session.append([1])
         client.close()
-        assert sum(end for _, end in flags(wire, server)) == 3
+        assert sum(end for _, end in server.flags()) == 3
         with pytest.raises(SessionClosed):
             sessions[0].turn([1])
         with pytest.raises(SessionClosed):
             client.session()
         client.close()
 
-    def test_an_error_in_the_block_comes_through(self, client, server, wire):
+    def test_an_error_in_the_block_comes_through(self, client, server):
         def talk():
             with client.session() as session:
                 session.append([1])
@@ -405,7 +398,7 @@ class TestClosing:
 
         with pytest.raises(ZeroDivisionError):
             talk()
-        assert flags(wire, server)[-1] == (False, True)
+        assert server.flags()[-1] == (False, True)
 
     def test_no_thread_is_left(self, server):
         with Client(server.address, recovery=None) as client:

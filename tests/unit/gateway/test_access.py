@@ -8,17 +8,10 @@ from microturn_gateway.access import Access
 from microturn_gateway.client_events import AnswerOptions, UpdateSession
 from microturn_gateway.client_secrets import ClientSecrets
 from microturn_gateway.failures import Refusal
+from support.clock import Clock
 
 TOKEN = "a-token-of-some-length"
 BEGINNING = UpdateSession("Be brief.", AnswerOptions(5, {}))
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 @pytest.fixture

@@ -11,28 +11,13 @@ import pytest
 
 from microturn.snapshots.directory import SnapshotDirectory
 from support.fake_runner import FakeDriver, expected_tokens
-from support.snapshots import FAR_S, KEY, find, live, saved
+from support.snapshots import FAR_S, KEY, RESUME, Restart, files, find, live, saved
 
 DENIED = "PERMISSION_DENIED: the session belongs to somebody else: bring the session_key that its START set"
-RESUME = {"start": True, "resume": True}
-
-
-@pytest.fixture
-def after(directory: SnapshotDirectory) -> FakeDriver:
-    """The server that is started next."""
-    return restarted(directory)
-
-
-def restarted(directory: SnapshotDirectory, **values: Any) -> FakeDriver:
-    return FakeDriver(max_context=256, snapshots=directory, **values)
 
 
 def save(before: FakeDriver, directory: SnapshotDirectory, session_id: int = 1, **values: Any) -> None:
     directory.save(saved(before, session_id, **values))
-
-
-def files(tmp_path: Path, suffix: str) -> list[Path]:
-    return list(tmp_path.glob(f"*{suffix}"))
 
 
 # ---- a client comes back -------------------------------------------------------------------------------------------
@@ -104,11 +89,11 @@ def test_a_running_session_is_saved_as_of_its_last_committed_point(
 
 
 def test_a_session_that_lives_is_not_taken_up_beside_itself(
-    before: FakeDriver, directory: SnapshotDirectory, tmp_path: Path
+    before: FakeDriver, directory: SnapshotDirectory, restart: Restart, tmp_path: Path
 ) -> None:
     live(before)
     save(before, directory)
-    after = restarted(directory)
+    after = restart()
     after.turn(1, [3], max_tokens=0, **RESUME)
     save(before, directory, epoch=2)
     assert after.turn(1, [4], max_tokens=0, **RESUME).status.context_len == 16
@@ -128,17 +113,21 @@ def test_start_begins_a_saved_session_anew(before: FakeDriver, after: FakeDriver
 
 @pytest.mark.parametrize("trouble", ["another model", "damaged", "too long"])
 def test_start_begins_anew_beside_what_cannot_be_taken_up(
-    before: FakeDriver, directory: SnapshotDirectory, tmp_path: Path, trouble: str, caplog: pytest.LogCaptureFixture
+    before: FakeDriver,
+    directory: SnapshotDirectory,
+    restart: Restart,
+    tmp_path: Path,
+    trouble: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     live(before)
     save(before, directory)
     if trouble == "damaged":
         (file,) = files(tmp_path, ".snapshot")
         file.write_bytes(file.read_bytes()[:100])
-    after = FakeDriver(
+    after = restart(
         max_context=13 if trouble == "too long" else 256,
         model_fingerprint="another" if trouble == "another model" else "the test's",
-        snapshots=directory,
     )
     with caplog.at_level(logging.WARNING):
         assert after.turn(1, [8], start=True, max_tokens=2).token_ids == expected_tokens([8], 2)
@@ -170,11 +159,11 @@ def test_with_the_key_the_session_goes_on_and_keeps_it(
 
 
 def test_where_there_is_no_room_the_session_stays_saved(
-    before: FakeDriver, directory: SnapshotDirectory, tmp_path: Path
+    before: FakeDriver, directory: SnapshotDirectory, restart: Restart, tmp_path: Path
 ) -> None:
     live(before)
     save(before, directory)
-    after = restarted(directory, max_sessions=1)
+    after = restart(max_sessions=1)
     after.turn(2, [5], start=True)
     assert after.turn(1, **RESUME).code == "RESOURCE_EXHAUSTED"
     assert len(files(tmp_path, ".snapshot")) == 1
@@ -186,7 +175,7 @@ def test_where_there_is_no_room_the_session_stays_saved(
 
 
 def test_an_older_copy_is_refused_once_a_newer_one_was_taken_up(
-    before: FakeDriver, after: FakeDriver, directory: SnapshotDirectory, tmp_path: Path
+    before: FakeDriver, after: FakeDriver, directory: SnapshotDirectory, restart: Restart, tmp_path: Path
 ) -> None:
     live(before)
     save(before, directory, epoch=1)
@@ -196,14 +185,14 @@ def test_an_older_copy_is_refused_once_a_newer_one_was_taken_up(
     after.turn(1, **RESUME)
     after.turn(1, end=True)
     shutil.copy(tmp_path / "backup", file)
-    for server in (after, restarted(directory)):
+    for server in (after, restart()):
         answer = server.turn(1, **RESUME)
         assert answer.code == "FAILED_PRECONDITION"
         assert "out of date" in str(answer.error)
 
 
 def test_a_session_of_a_recycled_id_is_newer_than_any_copy_of_the_earlier_one(
-    before: FakeDriver, after: FakeDriver, directory: SnapshotDirectory
+    before: FakeDriver, after: FakeDriver, directory: SnapshotDirectory, restart: Restart
 ) -> None:
     before.turn(1, [1, 2, 3], start=True, max_tokens=0)
     save(before, directory, epoch=find(before).epoch + 1)
@@ -211,7 +200,7 @@ def test_a_session_of_a_recycled_id_is_newer_than_any_copy_of_the_earlier_one(
     after.turn(1, [7, 8], start=True, max_tokens=0)
     assert find(after).epoch > find(before).epoch
     directory.save(saved(after, epoch=find(after).epoch + 1))
-    assert restarted(directory).turn(1, max_tokens=0, **RESUME).status.context_len == 2
+    assert restart().turn(1, max_tokens=0, **RESUME).status.context_len == 2
 
 
 def test_what_was_saved_too_long_ago_has_expired_for_its_owner(
@@ -233,11 +222,11 @@ def test_what_was_saved_too_long_ago_was_never_here_for_others(
 
 
 def test_a_session_of_another_model_is_refused_and_left_to_a_server_of_that_model(
-    before: FakeDriver, directory: SnapshotDirectory, tmp_path: Path
+    before: FakeDriver, directory: SnapshotDirectory, restart: Restart, tmp_path: Path
 ) -> None:
     live(before)
     save(before, directory)
-    other = restarted(directory, model_fingerprint="another")
+    other = restart(model_fingerprint="another")
     answer = other.turn(1, [9], max_tokens=3, **RESUME)
     assert answer.code == "FAILED_PRECONDITION"
     assert "saved with another model" in str(answer.error)

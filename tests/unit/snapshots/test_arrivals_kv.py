@@ -2,49 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from microturn.kv_image import KVImage
+from microturn.snapshots.claimed_kv import ClaimedKV
 from microturn.snapshots.directory import SnapshotDirectory
 from support.fake_runner import FakeDriver
-from support.snapshots import copied_kv, find, live, saved
+from support.snapshots import RESUME, Restart, copied_kv, files, find, live, saved
 from support.tiers import settle
-
-RESUME = {"start": True, "resume": True}
-
-_started: list[FakeDriver] = []
-
-
-@pytest.fixture(autouse=True)
-def _all_are_stopped() -> Iterator[None]:
-    yield
-    while _started:
-        _started.pop().engine.stop()
-
-
-@pytest.fixture
-def after(directory: SnapshotDirectory) -> FakeDriver:
-    """The server that is started next."""
-    return restarted(directory)
-
-
-def restarted(directory: SnapshotDirectory, **values: Any) -> FakeDriver:
-    _started.append(FakeDriver(**{"max_context": 256, **values}, snapshots=directory))
-    return _started[-1]
 
 
 def save_with_kv(before: FakeDriver, directory: SnapshotDirectory) -> None:
     snapshot = saved(before)
     directory.save(snapshot)
     assert directory.add_kv(snapshot, copied_kv(before))
-
-
-def files(tmp_path: Path, suffix: str) -> list[Path]:
-    return list(tmp_path.glob(f"*{suffix}"))
 
 
 def flip_last_bit(file: Path) -> None:
@@ -61,13 +38,13 @@ def go_on(driver: FakeDriver, **values: Any) -> tuple[list[int], int]:
 
 @pytest.mark.parametrize("tier", ["none", "host", "disk"])
 def test_with_its_kv_nothing_is_computed_again(
-    before: FakeDriver, directory: SnapshotDirectory, tmp_path: Path, tier: str
+    before: FakeDriver, directory: SnapshotDirectory, restart: Restart, tmp_path: Path, tier: str
 ) -> None:
     live(before)
     save_with_kv(before, directory)
     tiers: dict[str, Any] = {"host": {"host_tier_bytes": 1 << 20}, "disk": {"disk_tier_dir": str(tmp_path / "tier")}}
     (tmp_path / "tier").mkdir()
-    after = restarted(directory, **tiers.get(tier, {}))
+    after = restart(**tiers.get(tier, {}))
     assert after.turn(1, **RESUME).status.context_len == 14
     assert find(after).kv_len == find(before).kv_len == 13
     assert after.runner.batches == []
@@ -95,7 +72,12 @@ def test_kv_waits_in_its_file_until_a_turn_wants_it(
 
 @pytest.mark.parametrize("trouble", ["flipped bit", "truncated", "another page_size", "no tokens of it", "gone"])
 def test_kv_that_cannot_be_used_is_computed_again(
-    before: FakeDriver, directory: SnapshotDirectory, tmp_path: Path, trouble: str, caplog: pytest.LogCaptureFixture
+    before: FakeDriver,
+    directory: SnapshotDirectory,
+    restart: Restart,
+    tmp_path: Path,
+    trouble: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     live(before)
     save_with_kv(before, directory)
@@ -104,7 +86,7 @@ def test_kv_that_cannot_be_used_is_computed_again(
         kv = copied_kv(before)
         directory.add_kv(snapshot, replace(kv, state=replace(kv.state, kv_len=14)))
     (file,) = files(tmp_path, ".snapshot")
-    after = restarted(directory, page_size=8 if trouble == "another page_size" else 4)
+    after = restart(page_size=8 if trouble == "another page_size" else 4)
     if trouble == "flipped bit":
         flip_last_bit(file)
     if trouble == "truncated":
@@ -118,25 +100,27 @@ def test_kv_that_cannot_be_used_is_computed_again(
     assert go_on(after) == go_on(before)
 
 
-def test_a_windows_kv_goes_on_where_it_had_slid_to(directory: SnapshotDirectory) -> None:
+def test_a_windows_kv_goes_on_where_it_had_slid_to(directory: SnapshotDirectory, restart: Restart) -> None:
     window = {"overflow": "window", "window_tokens": 16, "sink_tokens": 4}
     before = FakeDriver(max_context=128, window_slack=4)
     before.turn(1, [*range(1, 60)], start=True, max_tokens=30, temperature=0, **window)
     assert find(before).num_dropped > 40
     save_with_kv(before, directory)
-    after = restarted(directory, max_context=128, window_slack=4)
+    after = restart(max_context=128, window_slack=4)
     after.turn(1, **RESUME)
     for _ in range(8):
         assert go_on(after) == go_on(before)
     assert after.turn(1, rewind_to=len(find(after).context) - 3, max_tokens=0).error is None
 
 
-def test_layers_with_a_window_of_their_own_go_on_with_what_they_keep(directory: SnapshotDirectory) -> None:
+def test_layers_with_a_window_of_their_own_go_on_with_what_they_keep(
+    directory: SnapshotDirectory, restart: Restart
+) -> None:
     before = FakeDriver(max_context=128, window_slack=4, window=9)
     before.turn(1, [*range(1, 90)], start=True, max_tokens=5, temperature=0)
     assert len(find(before).table.used_pages) < 60
     save_with_kv(before, directory)
-    after = restarted(directory, max_context=128, window_slack=4, window=9)
+    after = restart(max_context=128, window_slack=4, window=9)
     after.turn(1, **RESUME)
     for _ in range(4):
         assert go_on(after) == go_on(before)
@@ -170,3 +154,28 @@ def test_a_turn_that_is_cancelled_while_kv_comes_leaves_no_memory_taken(
     after.steps(3)
     assert storage.host.used_bytes == 0
     assert go_on(after) == go_on(before)
+
+
+def test_an_engine_stops_while_kv_is_read(
+    before: FakeDriver, after: FakeDriver, directory: SnapshotDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What had been read came to a storage that knew the copy no more, and who stopped the engine got the exception."""
+    live(before)
+    save_with_kv(before, directory)
+    after.turn(1, **RESUME)
+    has_begun = threading.Event()
+    read = ClaimedKV.read
+
+    def read_slowly(source: ClaimedKV, pages: KVImage) -> None:
+        has_begun.set()
+        while not after.engine._is_stopping:
+            time.sleep(0.001)
+        read(source, pages)
+
+    monkeypatch.setattr(ClaimedKV, "read", read_slowly)
+    waiting, _ = after.post(1, [9], max_tokens=3)
+    after.engine.step()
+    assert has_begun.wait(30)
+    late, _ = after.post(2, [9], start=True)
+    after.engine.stop()
+    assert waiting.code == late.code == "UNAVAILABLE"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socketserver
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -39,6 +41,21 @@ def answered(*, flags: str = "01", **options: Any) -> AnsweredTurn:
     driver.clock.now_s += 0.03
     driver.run()
     return AnsweredTurn(turn, answer.status, driver.clock(), driver.clock() + 0.005)
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 30
+    while not is_so():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+class SpeaksHttp2(socketserver.BaseRequestHandler):
+    """Answers whatever comes with an empty SETTINGS frame."""
+
+    def handle(self) -> None:
+        self.request.recv(1 << 16)
+        self.request.sendall(b"\0\0\0\4\0\0\0\0\0")
 
 
 def times_ms(span: dict[str, Any], since: AnsweredTurn) -> tuple[float, float]:
@@ -125,16 +142,28 @@ def test_what_is_lost_is_counted(
     collector.answers = answers
     exporter = SpanExporter(f"{collector.endpoint}/v1/traces", {}, {})
     exporter.put(answered())
-    exporter.put(answered())
-    deadline_s = time.monotonic() + 30
-    while exporter.num_dropped < 2:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
+    wait_until(lambda: exporter.num_dropped == 1)
     exporter.put(answered())
     collector.wait_for(4)
     exporter.stop()
     assert collector.num_requests == num_requests + 1
     assert "spans of" in caplog.text
+
+
+def test_what_answers_need_not_speak_http(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """The gRPC port of a collector answers in HTTP/2: the thread ended there, and counted nothing of what it lost."""
+    monkeypatch.setattr(span_exporter, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(span_exporter, "_RETRY_PAUSES_S", (0.01, 0.01))
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), SpeaksHttp2) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        exporter = SpanExporter(f"http://127.0.0.1:{server.server_address[1]}/v1/traces", {}, {})
+        exporter.put(answered())
+        wait_until(lambda: exporter.num_dropped == 1)
+        exporter.put(answered())
+        exporter.stop()
+        server.shutdown()
+    assert exporter.num_dropped == 2
+    assert "spans of 1 turns are lost" in caplog.text
 
 
 def test_nobody_waits_for_a_collector_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

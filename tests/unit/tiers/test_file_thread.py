@@ -26,9 +26,9 @@ def thread(posts: Posts) -> Iterator[FileThread]:
 class Blocked:
     """Keeps the thread busy until it is let go."""
 
-    def __init__(self, thread: FileThread) -> None:
+    def __init__(self, thread: FileThread, told: Callable[[Outcome[None]], None] = lambda _: None) -> None:
         self._begun, self._end = threading.Event(), threading.Event()
-        thread.submit(self._work, lambda _: None, Priority.TURN)
+        thread.submit(self._work, told, Priority.TURN)
         assert self._begun.wait(10)
         self.let_go = self._end.set
 
@@ -95,11 +95,13 @@ def test_a_job_that_a_turn_waits_for_now_goes_before_the_others(thread: FileThre
 
 
 def test_closing_waits_for_the_present_job_and_does_no_other(posts: Posts) -> None:
+    """Who is told afterwards may have closed as well: an engine that stopped while a file was read had an exception."""
     thread = FileThread(posts.post)
     done: list[str] = []
-    blocked = Blocked(thread)
+    blocked = Blocked(thread, lambda _: done.append("told"))
     thread.submit(noting(done, "never"), lambda _: None, Priority.TURN)
     threading.Timer(0.05, blocked.let_go).start()
     thread.close()
+    posts.take()
     assert done == []
     assert not any(other.name == "microturn-files" for other in threading.enumerate())
