@@ -22,13 +22,13 @@ class Authority:
             *("-subj", "/CN=test authority", "-keyout", str(directory / "ca.key"), "-out", str(self.certificate)),
         )
 
-    def issue(self, name: str, target: Path) -> tuple[Path, Path]:
-        """Writes `tls.crt` and `tls.key` for a host name into a directory that exists, and returns their paths."""
+    def issue(self, target: Path) -> tuple[Path, Path]:
+        """Writes `tls.crt` and `tls.key` for 127.0.0.1 into a directory that exists, and returns their paths."""
         request, certificate, key = target / "tls.csr", target / "tls.crt", target / "tls.key"
         extensions = target / "tls.ext"
-        extensions.write_text(f"subjectAltName=DNS:{name}\n")
+        extensions.write_text("subjectAltName=IP:127.0.0.1\n")
         _openssl(
-            *("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", f"/CN={name}"),
+            *("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=test server"),
             *("-keyout", str(key), "-out", str(request)),
         )
         _openssl(

@@ -53,7 +53,7 @@ class Edge:
         self._directory = directory
         self._secrets = directory / "secrets"
         session_port, metrics_port, admin_port = free_ports(3)
-        self.address = f"localhost:{session_port}"
+        self.address = f"127.0.0.1:{session_port}"
         self.metrics_address = f"127.0.0.1:{metrics_port}"
         tls = (DEPLOY / "envoy" / "tls.example.yaml").read_text()
         (self._secrets / "tls.yaml").write_text(tls.replace(SECRETS, str(self._secrets)))

@@ -27,7 +27,7 @@ def edge(tmp_path_factory: pytest.TempPathFactory, authority: Authority, issuer:
     """Envoy, without servers yet."""
     directory: Path = tmp_path_factory.mktemp("edge")
     (directory / "secrets").mkdir()
-    authority.issue("localhost", directory / "secrets")
+    authority.issue(directory / "secrets")
     (directory / "secrets" / "jwks.json").write_text(issuer.jwks())
     with closing(Edge(directory)) as edge:
         yield edge

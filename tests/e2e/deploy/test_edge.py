@@ -124,7 +124,7 @@ def test_plain_text_to_the_tls_port_is_refused(door: Door) -> None:
 
 def test_tls_to_a_plain_port_is_refused(door: Door) -> None:
     """A client that was told to use TLS never falls back to plain text."""
-    with Client(f"localhost:{door.served.grpc_port}", credentials=door.credentials(), recovery=HASTY) as client:
+    with Client(door.served.address, credentials=door.credentials(), recovery=HASTY) as client:
         session = client.session()
         with pytest.raises(Unavailable, match=r"(?i)ssl|tls"):
             session.append("Hello")
