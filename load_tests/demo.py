@@ -15,9 +15,9 @@ from pathlib import Path
 from statistics import median
 
 from load_tests.bench.pictures import draw_latencies
-from load_tests.bench.server import running_server
 from microturn.errors import MicroturnError
 from microturn.model_store import resolve_model
+from microturn.serve.child import running_server
 from microturn_client import Client, Session, Tokens, TurnEnd
 
 BEAT_S = 0.2

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from load_tests.bench.pictures import draw_soak
 from load_tests.bench.results import write_result
-from load_tests.bench.server import running_server
+from microturn.serve.child import running_server
 from microturn_client import AsyncClient, AsyncSession, ContextFull, MicroturnError, Tokens
 
 NUM_USERS = 16

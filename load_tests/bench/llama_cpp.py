@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from load_tests.bench.http_completions import HttpTalk, token_ids, wait_until_healthy
-from load_tests.bench.server import free_ports
 from load_tests.bench.talks import HistoryTalk
+from microturn.serve.child import free_ports
 
 # The longest context of a conversation; a slot each.
 _SLOT_TOKENS = 8192

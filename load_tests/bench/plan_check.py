@@ -1,9 +1,9 @@
 """`make bench-plan`: what `microturn plan` says of this machine, and what the real server then does.
 
-The first plan measures steps of the engine (`--measure`), the others take them from there (`--steps`). Per case then
-the beat protocol through the real server and the client library, with more or fewer sessions than planned, a tenth of
-the plan apart, until the largest number is found of which enough turns are on time. A level that fails while others
-used the processor says nothing, and is repeated.
+Each case is planned from what is measured (`--measure`), and then goes through the real server and the client library
+in the beat protocol, with more or fewer sessions than planned, a twentieth of the plan apart, until the largest number
+is found of which enough turns are on time. A level that fails while others used the processor says nothing, and is
+repeated.
 """
 
 from __future__ import annotations
@@ -12,20 +12,18 @@ import asyncio
 import json
 import subprocess
 import sys
-import tempfile
 from bisect import bisect_left
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from load_tests.bench.beat import WANTED_SHARE, Conversations, take_level
 from load_tests.bench.beat_level import Level
 from load_tests.bench.bystanders import DISTURBING_SHARE, bystanders
 from load_tests.bench.results import RESULTS_DIR, print_table, write_result
-from load_tests.bench.server import running_server
 from load_tests.bench.serving import MicroturnServer
 from load_tests.bench.talks import Service, SessionTalk
 from microturn.bench.about import about
+from microturn.serve.child import running_server
 
 CASES = (
     Conversations(beat_s=0.5, opening_len=60),
@@ -34,7 +32,8 @@ CASES = (
     Conversations(beat_s=1.0, opening_len=60),
 )
 _LEVEL_S = 6.0
-_TENTHS = range(7, 15)
+# Of a plan: numbers of sessions that are tried.
+_SHARES = [twentieths / 20 for twentieths in range(10, 41)]
 _MOST_REPEATS = 8
 
 
@@ -51,17 +50,14 @@ def run_plan_check(model: str, numbers: Sequence[int]) -> None:
     path = RESULTS_DIR / "plan.json"
     before = json.loads(path.read_text())["cases"] if path.exists() else []
     results: dict[str, dict[str, Any]] = {result["case"]: result for result in before}
-    with tempfile.TemporaryDirectory() as directory:
-        steps_file = Path(directory) / "steps.json"
-        steps_file.write_text(json.dumps(_undisturbed_plan(model, CASES[numbers[0] - 1])))
-        with running_server(model, "share_prefixes=false") as address, asyncio.Runner() as runner:
+    for case in (CASES[number - 1] for number in numbers):
+        plan = _undisturbed_plan(model, case)
+        told = {"case": case_name(case), "about": about(), "model": model, "plan": plan}
+        with running_server(model, "weights=int8", "share_prefixes=false") as address, asyncio.Runner() as runner:
             service = MicroturnServer(address, SessionTalk)
-            for case in (CASES[number - 1] for number in numbers):
-                plan = _plan(model, case, "--steps", str(steps_file))
-                told = {"case": case_name(case), "about": about(), "model": model, "plan": plan}
-                results[case_name(case)] = told | _measured(runner, service, case, plan["sessions_by_time"])
-                kept = [results[name] for name in map(case_name, CASES) if name in results]
-                write_result("plan", {"protocol": __doc__, "wanted_share": WANTED_SHARE, "cases": kept})
+            results[case_name(case)] = told | _measured(runner, service, case, plan["sessions_by_time"])
+        kept = [results[name] for name in map(case_name, CASES) if name in results]
+        write_result("plan", {"protocol": __doc__, "wanted_share": WANTED_SHARE, "cases": kept})
     header = ["case", "context", "planned", "measured", "planned by measured", "p50, ms", "p99, ms"]
     print_table(header, [_cells(result) for result in results.values()])
     print("written:", path)
@@ -78,8 +74,8 @@ def context_len(case: Conversations) -> int:
 
 
 def rungs(planned: int) -> list[int]:
-    """Numbers of sessions around a plan, a tenth of it apart where it has so many."""
-    return sorted({max(1, round(planned * tenths / 10)) for tenths in _TENTHS})
+    """Numbers of sessions around a plan, from half of it to twice."""
+    return sorted({max(1, round(planned * share)) for share in _SHARES})
 
 
 def _measured(runner: asyncio.Runner, service: Service, case: Conversations, planned: int) -> dict[str, Any]:
@@ -112,7 +108,7 @@ def _measured(runner: asyncio.Runner, service: Service, case: Conversations, pla
 def _undisturbed_plan(model: str, case: Conversations) -> dict[str, Any]:
     for _ in range(_MOST_REPEATS):
         with bystanders() as seen:
-            plan = _plan(model, case, "--measure")
+            plan = _plan(model, case)
         steps = ", ".join(f"{step['num_rows']} x {step['num_new']}: {step['step_ms']:.1f}" for step in plan["steps"])
         print(f"ms of a step of so many sessions x tokens: {steps}; others used {seen.share:.0%}", flush=True)
         if seen.share <= DISTURBING_SHARE:
@@ -120,8 +116,8 @@ def _undisturbed_plan(model: str, case: Conversations) -> dict[str, Any]:
     raise RuntimeError("others use the processor: measure when the machine is quiet")
 
 
-def _plan(model: str, case: Conversations, *arguments: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "microturn.cli", "plan", "--model", model, "--json", *arguments]
+def _plan(model: str, case: Conversations) -> dict[str, Any]:
+    command = [sys.executable, "-m", "microturn.cli", "plan", "--model", model, "--json", "--measure"]
     asked = {
         "--context": context_len(case),
         "--beat-ms": case.beat_s * 1e3,

@@ -15,7 +15,7 @@ from statistics import median
 from tqdm import tqdm
 
 from load_tests.bench.results import print_table, write_result
-from load_tests.bench.server import running_server
+from microturn.serve.child import running_server
 from microturn_client import Client, Session, TurnEnd
 
 NUM_OWN = 16

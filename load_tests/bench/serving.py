@@ -18,10 +18,10 @@ from pathlib import Path
 
 from load_tests.bench.llama_cpp import llama_cpp
 from load_tests.bench.plain_loop import plain_loop
-from load_tests.bench.server import running_server
 from load_tests.bench.talks import Requests, Service, SessionTalk, Talk
 from load_tests.bench.vllm_cpu import vllm_cpu
 from microturn.model_store import resolve_model
+from microturn.serve.child import running_server
 
 OWN_MODES = ("session", "prefix", "stateless", "plain")
 

@@ -28,7 +28,7 @@ from typing import Any
 
 from load_tests.bench import telemetry_load
 from load_tests.bench.results import print_table, write_result
-from load_tests.bench.server import running_server
+from microturn.serve.child import running_server
 from microturn.serve.options import default_model_repository
 
 _ROOT = Path(__file__).parents[2]

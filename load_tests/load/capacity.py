@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from load_tests.bench.results import print_table
-from load_tests.bench.server import RunningServer, started_server
 from load_tests.load.cores import cores_busy
 from load_tests.load.locust_run import LocustRun
 from load_tests.load.pictures import draw_capacity
@@ -22,6 +21,7 @@ from load_tests.load.plans import PLANS
 from load_tests.load.record import PARTS
 from microturn.bench.about import about
 from microturn.planning.beat import largest
+from microturn.serve.child import RunningServer, started_server
 
 WANTED_SHARE = 0.99
 

@@ -11,11 +11,11 @@ from typing import Any
 
 from load_tests.bench.bystanders import warning
 from load_tests.bench.results import print_table
-from load_tests.bench.server import RunningServer, started_server
 from load_tests.load.cores import Cores, cores_busy
 from load_tests.load.locust_run import LocustRun
 from load_tests.load.pictures import draw_run
 from microturn.bench.about import about
+from microturn.serve.child import RunningServer, started_server
 
 
 def run_load(

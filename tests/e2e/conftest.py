@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from load_tests.bench.server import running_server
+from microturn.serve.child import running_server
 from microturn_client import Client
 from support.raw import RawStream
 from support.served import Start, servers_of

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from load_tests.bench.server import free_ports
+from microturn.serve.child import free_ports
 from microturn.serve.triton_server import find_triton_server
 from microturn_client import Client, MicroturnError, Tokens
 

@@ -21,9 +21,9 @@ from urllib.request import urlopen
 import psutil
 import pytest
 
-from load_tests.bench.server import RunningServer, free_ports, started_server
 from load_tests.load.locust_run import LocustRun
 from load_tests.load.thresholds import Thresholds
+from microturn.serve.child import RunningServer, free_ports, started_server
 from support.tiny_model_dir import write_tiny_model
 
 # How fast is not asked here: the machine has other things to do.

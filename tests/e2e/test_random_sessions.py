@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from transformers import PreTrainedModel
 
-from load_tests.bench.server import running_server
+from microturn.serve.child import running_server
 from support.oracle import check_greedy
 from support.processes import model_process_ids
 from support.random_client import MAX_CONTEXT, MAX_QUEUED_TURNS, RandomClient

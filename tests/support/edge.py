@@ -17,7 +17,7 @@ from pathlib import Path
 import yaml
 
 from deploy import tokens
-from load_tests.bench.server import free_ports
+from microturn.serve.child import free_ports
 from support.served import Served
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

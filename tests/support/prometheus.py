@@ -12,8 +12,8 @@ from typing import Any
 
 import yaml
 
-from load_tests.bench.server import free_ports
 from microturn.model_store import default_cache_dir
+from microturn.serve.child import free_ports
 from support.edge import DEPLOY
 
 BINARY = default_cache_dir() / "tools" / "prometheus"  # `make deploy-tools` puts it there

@@ -26,6 +26,23 @@ _ENOUGH_TURNS = 4000
 
 
 @dataclass(frozen=True)
+class ServingCost:
+    """What a turn and its tokens cost around the engine.
+
+    Where the processes that carry them compute on the model's cores, they hold steps up.
+
+    Attributes:
+        turn_s: a turn, there and back: it comes that much later and ends that much later, half each.
+        turn_hold_s: by how much a turn holds up steps.
+        response_hold_s: by how much each token does that is sent before the turn's last.
+    """
+
+    turn_s: float = 0.0
+    turn_hold_s: float = 0.0
+    response_hold_s: float = 0.0
+
+
+@dataclass(frozen=True)
 class Beat:
     """What sessions do, and when that is on time.
 
@@ -34,8 +51,7 @@ class Beat:
         num_input: tokens in, per turn; at least one.
         num_output: tokens out; 0 only appends.
         wanted_share: of turns that must be on time.
-        turn_s: what a turn costs around the engine: it comes that much later and ends that much later, half each.
-        response_s: by how much sending a token holds up steps, where the processes that carry it share their cores.
+        cost: around the engine.
         max_step_tokens: tokens that a step computes at most (`max_batch_tokens`).
         spread: `even` phases, or `random` ones.
     """
@@ -44,8 +60,7 @@ class Beat:
     num_input: int = 4
     num_output: int = 4
     wanted_share: float = 0.99
-    turn_s: float = 0.0
-    response_s: float = 0.0
+    cost: ServingCost = ServingCost()
     max_step_tokens: int = 256
     spread: str = "even"
 
@@ -60,6 +75,7 @@ def turn_latencies_s(
     beat: Beat, times: StepTimes, num_sessions: int, *, num_beats: int = 40, seed: int = 0
 ) -> NDArray[np.float64]:
     """Seconds from when each turn was due to its end [num_sessions, num_beats]; infinite where all hope was gone."""
+    cost = beat.cost
     random = np.random.default_rng(seed)
     phases = np.arange(num_sessions) / num_sessions if beat.spread == "even" else random.random(num_sessions)
     due_s = phases * beat.beat_s
@@ -73,7 +89,7 @@ def turn_latencies_s(
     jitter = cycle(np.roll(times.jitter, -int(random.integers(len(times.jitter)))))
     now_s = 0.0
     while True:
-        comes = ~runs & (num_done < num_beats) & (due_s + beat.turn_s / 2 <= now_s)
+        comes = ~runs & (num_done < num_beats) & (due_s + cost.turn_s / 2 <= now_s)
         to_append[comes] = beat.num_input + 1
         to_make[comes] = beat.num_output
         runs |= comes
@@ -81,7 +97,7 @@ def turn_latencies_s(
             left = num_done < num_beats
             if not left.any():
                 return latencies_s
-            now_s = float(due_s[left].min()) + beat.turn_s / 2
+            now_s = float(due_s[left].min()) + cost.turn_s / 2
             continue
         tokens = _schedule(beat, runs, to_append, due_s)
         scheduled = tokens > 0
@@ -92,9 +108,9 @@ def turn_latencies_s(
         to_append[appends] -= tokens[appends]
         makes = scheduled & (to_append == 0)
         to_make[makes] -= 1
-        now_s += step_s + beat.response_s * int(makes.sum())
         ends = makes & (to_make <= 0)
-        late_s = now_s + beat.turn_s / 2 - due_s[ends]
+        now_s += step_s + cost.turn_hold_s * int(ends.sum()) + cost.response_hold_s * int((makes & ~ends).sum())
+        late_s = now_s + cost.turn_s / 2 - due_s[ends]
         latencies_s[ends, num_done[ends]] = late_s
         num_done[ends] += 1
         due_s[ends] += beat.beat_s

@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING
 from microturn.argument_types import count, not_negative, positive, share
 
 if TYPE_CHECKING:
+    from microturn.planning.beat import ServingCost
     from microturn.planning.machine import Machine
+    from microturn.planning.measuring import Measurement
     from microturn.planning.plan import Plan
 
 # Of a device nearly all memory is there for weights and KV; of a machine's own the engine takes half of what is free.
 _DEVICE_SHARE, _HOST_SHARE = 0.9, 0.5
-# What Triton, adapter and client take of a turn (`make bench-overhead`).
+# What Triton, adapter and client take of a turn (`make bench-overhead`), where nobody has measured.
 _TURN_MS = 2.4
-# What carries a token to its client (response thread, Triton, client) takes from steps on cores that all of them share:
-# fitted to two overloaded beats on two cores, see deploy/PLANNING.md.
-_RESPONSE_MS = 2.7
 # Assumed of a device, where nobody has measured: see deploy/PLANNING.md.
 _REACHED, _FIXED_MS, _ROW_US = 0.6, 3.0, 30.0
 
@@ -47,15 +46,13 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--reached", type=share, help=f"share of these figures that steps reach ({_REACHED})")
     where.add_argument("--fixed-ms", type=not_negative, help=f"of each step, besides ({_FIXED_MS:g})")
     where.add_argument("--row-us", type=not_negative, help=f"of each session in a step, besides ({_ROW_US:g})")
-    where.add_argument("--measure", action="store_true", help="time steps on this machine (a minute)")
+    where.add_argument("--measure", action="store_true", help="time steps and a server on this machine (a minute)")
     where.add_argument("--most-rows", type=count, default=16, help="sessions of the largest such step (%(default)s)")
-    where.add_argument("--steps", type=Path, metavar="FILE", help="steps that `microturn bench engine --json` measured")
-    where.add_argument("--turn-ms", type=not_negative, default=_TURN_MS, help="around the engine (%(default)g)")
-    where.add_argument(
-        "--response-ms",
-        type=not_negative,
-        help=f"by which sending a token holds up steps (of measured steps {_RESPONSE_MS:g}; else 0)",
-    )
+    where.add_argument("--steps", type=Path, metavar="FILE", help="of an earlier plan, or `microturn bench engine`")
+    around = parser.add_argument_group("around the engine; what is not given is measured with the steps")
+    around.add_argument("--turn-ms", type=not_negative, help=f"a turn, there and back ({_TURN_MS:g})")
+    around.add_argument("--turn-hold-ms", type=not_negative, help="by which a turn holds up steps (0)")
+    around.add_argument("--response-hold-ms", type=not_negative, help="by which each token before its last does (0)")
     parser.add_argument("--json", action="store_true", help="print the plan for programs")
 
 
@@ -97,45 +94,28 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
     shape = read_shape(arguments.model)
     if shape.max_context and arguments.context > shape.max_context:
         raise InvalidArgument(f"{shape.name} was trained for {shape.max_context} tokens: --context is at most that")
-    response_ms = arguments.response_ms
-    if response_ms is None:
-        response_ms = _RESPONSE_MS if is_here else 0.0
+    weights = arguments.weights or ("int8" if is_here else "bfloat16")
+    kv_dtype = arguments.kv_dtype or ("float32" if is_here else "bfloat16")
+    measured = _measured(arguments, weights, kv_dtype)
     question = Question(
         shape=shape,
         machine=machine,
-        weights=arguments.weights or ("int8" if is_here else "bfloat16"),
-        kv_dtype=arguments.kv_dtype or ("float32" if is_here else "bfloat16"),
+        weights=weights,
+        kv_dtype=kv_dtype,
         context_len=arguments.context,
         beat=Beat(
             beat_s=arguments.beat_ms / 1e3,
             num_input=arguments.input,
             num_output=arguments.output,
             wanted_share=arguments.on_time,
-            turn_s=arguments.turn_ms / 1e3,
-            response_s=response_ms / 1e3,
+            cost=_cost(arguments, measured),
             spread=arguments.phases,
         ),
         memory_share=arguments.memory_share or (_HOST_SHARE if is_here else _DEVICE_SHARE),
     )
-    if arguments.measure:
-        from microturn.model_store import resolve_model
-        from microturn.planning.measuring import measure_steps
-
-        steps = measure_steps(
-            resolve_model(arguments.model),
-            question.weights,
-            question.kv_dtype,
-            question.context_len,
-            arguments.input + 1,
-            arguments.most_rows,
-        )
-        return Plan.of(question, Interpolated(steps, question.context_len), "measured here", steps)
-    if arguments.steps is not None:
-        from microturn.planning.measuring import read_steps
-
-        steps = read_steps(arguments.steps)
-        times = Interpolated(steps, question.context_len)
-        return Plan.of(question, times, f"measured: {arguments.steps.name}", steps)
+    if measured is not None:
+        source = "measured here" if arguments.measure else f"measured: {arguments.steps.name}"
+        return Plan.of(question, Interpolated(measured.steps, question.context_len), source, measured.steps)
     reached, fixed_ms, row_us = (
         assumed if given is None else given
         for given, assumed in (
@@ -147,8 +127,8 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
     roofline = Roofline(
         machine,
         shape,
-        question.weights,
-        question.kv_dtype,
+        weights,
+        kv_dtype,
         question.context_len,
         reached=reached,
         fixed_s=fixed_ms / 1e3,
@@ -156,6 +136,31 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
     )
     source = f"assumed: {reached:.0%} of the roofline, {fixed_ms:g} ms a step and {row_us:g} µs a session besides"
     return Plan.of(question, roofline, source)
+
+
+def _measured(arguments: argparse.Namespace, weights: str, kv_dtype: str) -> Measurement | None:
+    """What was measured, now or earlier, if that was asked for."""
+    from microturn.model_store import resolve_model
+    from microturn.planning.measuring import measure, read_measurement
+
+    if arguments.measure:
+        model_dir, num_new = resolve_model(arguments.model), arguments.input + 1
+        return measure(model_dir, weights, kv_dtype, arguments.context, num_new, arguments.most_rows)
+    return None if arguments.steps is None else read_measurement(arguments.steps)
+
+
+def _cost(arguments: argparse.Namespace, measured: Measurement | None) -> ServingCost:
+    """Around the engine: as given, else as measured, else as it is elsewhere."""
+    from dataclasses import replace
+
+    from microturn.planning.beat import ServingCost
+
+    cost = ServingCost(turn_s=_TURN_MS / 1e3)
+    if measured is not None and measured.cost is not None:
+        cost = measured.cost
+    given = {"turn_s": arguments.turn_ms, "turn_hold_s": arguments.turn_hold_ms}
+    given["response_hold_s"] = arguments.response_hold_ms
+    return replace(cost, **{name: time_ms / 1e3 for name, time_ms in given.items() if time_ms is not None})
 
 
 def _machine(arguments: argparse.Namespace, *, is_here: bool) -> Machine:

@@ -1,14 +1,16 @@
-"""A few steps of the engine on this machine, measured or read from a file of `microturn bench engine`."""
+"""What a plan needs to know of this machine, measured or read from a file: steps, and what serving costs besides."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from microturn.errors import InvalidArgument
+from microturn.errors import InvalidArgument, Unavailable
+from microturn.planning.beat import ServingCost
 from microturn.planning.step_times import MeasuredStep
 from microturn.settings import MAX_IDLE_TIMEOUT_S, Settings
 
@@ -16,6 +18,39 @@ from microturn.settings import MAX_IDLE_TIMEOUT_S, Settings
 _NUM_DECODE_STEPS, _NUM_APPEND_STEPS, _NUM_ROUNDS = 8, 4, 3
 # Tokens that a session holds besides its context and what one step appends: decode steps, and the rest of a page.
 _ROOM = 64
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What was measured.
+
+    Attributes:
+        steps: of the engine alone.
+        cost: around it; None if nobody measured that.
+    """
+
+    steps: Sequence[MeasuredStep]
+    cost: ServingCost | None
+
+
+def measure(
+    model_dir: Path, weights: str, kv_dtype: str, context_len: int, num_new: int, most_rows: int
+) -> Measurement:
+    """Measures steps in this process, and then the cost of serving; see `measure_steps` and `measure_serving`.
+
+    Raises:
+        Unavailable: when the server that is to be measured does not start.
+    """
+    from microturn.planning.serving_cost import MOST_ROWS, measure_serving
+
+    steps = measure_steps(model_dir, weights, kv_dtype, context_len, num_new, most_rows)
+    decodes = [step for step in steps if step.num_new == 1 and step.num_rows <= MOST_ROWS]
+    widest = max(decodes, key=lambda step: step.num_rows)
+    try:
+        cost = measure_serving(model_dir, weights, kv_dtype, context_len, widest.num_rows, widest.step_s)
+    except RuntimeError as error:
+        raise Unavailable(f"what serving costs cannot be measured: {error}") from None
+    return Measurement(steps, cost)
 
 
 def measure_steps(
@@ -64,15 +99,18 @@ def measure_steps(
     return [summary(timed, num_rows, context_len, new) for (num_rows, new), timed in rounds.items()]
 
 
-def read_steps(path: Path) -> list[MeasuredStep]:
-    """The steps in a file that `microturn bench engine --json` or `microturn plan --measure --json` has written.
+def read_measurement(path: Path) -> Measurement:
+    """What is in a file that `microturn plan --measure --json` has written, or `microturn bench engine --json`.
 
     Raises:
         InvalidArgument: when it is no such file.
     """
     try:
-        return [_read_step(step) for step in json.loads(path.read_bytes())["steps"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        found = json.loads(path.read_bytes())
+        costs = found.get("serving_cost_ms")
+        cost = None if costs is None else ServingCost(**{f"{name}_s": float(ms) / 1e3 for name, ms in costs.items()})
+        return Measurement([_read_step(step) for step in found["steps"]], cost)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidArgument(f"{path} has no steps of `microturn bench engine --json`: {error!r}") from None
 
 

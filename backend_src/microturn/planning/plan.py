@@ -130,6 +130,11 @@ class Plan:
                 f"of 1 {self.decode_ms(1):.2f} ms, of {at:,} {self.decode_ms(at):.2f} ms ({self.source})",
             ),
             (
+                "around",
+                f"a turn {beat.cost.turn_s * 1e3:.1f} ms; it holds up steps by {beat.cost.turn_hold_s * 1e3:.1f} ms, "
+                f"a token before its last by {beat.cost.response_hold_s * 1e3:.1f} ms",
+            ),
+            (
                 "by memory",
                 f"{asked.sessions_by_memory:,} sessions: ({share:.0%} of {memory_gb:.1f} GB - "
                 f"{_size(asked.weight_bytes)}) / {_size(asked.session_bytes)}",
@@ -179,6 +184,11 @@ class Plan:
             "roofline_decode_ms": {str(num): self.roofline.step_s(num, 0, 0) * 1e3 for num in sizes},
             "decode_ms": {str(num): self.decode_ms(num) for num in sizes},
             "step_times": self.source,
+            "serving_cost_ms": {
+                "turn": beat.cost.turn_s * 1e3,
+                "turn_hold": beat.cost.turn_hold_s * 1e3,
+                "response_hold": beat.cost.response_hold_s * 1e3,
+            },
             "sessions_by_memory": asked.sessions_by_memory,
             "sessions_by_time": self.sessions_by_time,
             "sessions": self.sessions,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from microturn.planning.beat import Beat, largest, on_time_share, sessions_on_time, turn_latencies_s
+from microturn.planning.beat import Beat, ServingCost, largest, on_time_share, sessions_on_time, turn_latencies_s
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,17 @@ def test_short_rows_go_before_long_ones() -> None:
 
 
 def test_what_is_around_the_engine_comes_on_top() -> None:
-    beat = Beat(turn_s=0.004)
-    assert turn_latencies_s(beat, Linear(), 1, num_beats=2) == pytest.approx(0.044)
-    # Each of the four tokens holds up a step; whose input takes two steps makes none in the first.
-    assert turn_latencies_s(replace(beat, response_s=0.003), Linear(), 1, num_beats=2) == pytest.approx(0.056)
-    long = Beat(num_input=299, num_output=1, response_s=0.003)
-    assert turn_latencies_s(long, Linear(), 1, num_beats=2) == pytest.approx(0.023)
+    def latency_s(beat: Beat, **cost_s: float) -> float:
+        (latencies_s,) = turn_latencies_s(replace(beat, cost=ServingCost(**cost_s)), Linear(), 1, num_beats=2)
+        assert latencies_s[0] == pytest.approx(latencies_s[1])
+        return float(latencies_s[0])
+
+    assert latency_s(Beat(), turn_s=0.004) == pytest.approx(0.044)
+    # Each of the four tokens but the last, which comes with the turn's end, holds up a step.
+    assert latency_s(Beat(), response_hold_s=0.003) == pytest.approx(0.049)
+    assert latency_s(Beat(), response_hold_s=0.003, turn_hold_s=0.020) == pytest.approx(0.069)
+    # Whose input takes two steps makes no token in the first.
+    assert latency_s(Beat(num_input=299, num_output=2), response_hold_s=0.003) == pytest.approx(0.033)
 
 
 def test_steps_are_as_uneven_as_they_were_measured() -> None:

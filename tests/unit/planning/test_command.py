@@ -12,6 +12,8 @@ from microturn.cli import main
 from microturn.planning.measuring import measure_steps
 from support.tiny_model_dir import write_tiny_model
 
+GIVEN = ["--memory-gb", "8", "--bandwidth-gb-s", "10", "--context", "100"]
+
 
 def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
     assert main(["plan", "--json", *arguments]) == 0
@@ -60,8 +62,7 @@ def test_a_model_that_does_not_fit_has_no_sessions(capsys: pytest.CaptureFixture
 
 
 def test_measured_steps_take_the_place_of_the_roofline(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    machine = ["--memory-gb", "8", "--bandwidth-gb-s", "10", "--context", "100"]
-    machine += ["--turn-ms", "0", "--response-ms", "0"]
+    machine = [*GIVEN, "--turn-ms", "0"]
     # Four steps of 45 ms are 180: who comes while one runs waits for its end, and misses 200 ms.
     slow = planned(capsys, "--steps", steps_file(tmp_path / "slow.json", 45.0), *machine)
     assert slow["sessions_by_time"] == 1
@@ -72,11 +73,24 @@ def test_measured_steps_take_the_place_of_the_roofline(capsys: pytest.CaptureFix
     assert fast["step_times"] == "measured: fast.json"
 
 
+def test_what_serving_costs_is_as_given_else_as_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    steps = Path(steps_file(tmp_path / "steps.json", 10.0))
+    unmeasured = planned(capsys, "--steps", str(steps), *GIVEN)
+    assert unmeasured["serving_cost_ms"] == pytest.approx({"turn": 2.4, "turn_hold": 0, "response_hold": 0})
+    cost_ms = {"turn": 1.5, "turn_hold": 2.0, "response_hold": 0.5}
+    steps.write_text(json.dumps(json.loads(steps.read_text()) | {"serving_cost_ms": cost_ms}))
+    measured = planned(capsys, "--steps", str(steps), *GIVEN)
+    assert measured["serving_cost_ms"] == pytest.approx(cost_ms)
+    assert measured["sessions_by_time"] < unmeasured["sessions_by_time"]
+    given = planned(capsys, "--steps", str(steps), *GIVEN, "--turn-hold-ms", "5")
+    assert given["serving_cost_ms"] == pytest.approx(cost_ms | {"turn_hold": 5})
+
+
 def test_the_plan_says_everything_in_lines(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--model", "llama-3.1-8b", "--device", "h200", "--phases", "random"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    heads = ["model", "weights", "KV", "machine", "roofline", "step", "by memory", "by time", "so", "serve with"]
-    assert [line[:11].rstrip() for line in lines] == heads
+    heads = ["model", "weights", "KV", "machine", "roofline", "step", "around", "by memory", "by time", "so"]
+    assert [line[:11].rstrip() for line in lines] == [*heads, "serve with"]
     assert "16.06 GB in memory" in lines[1]
     assert "131,072 B per token" in lines[2]
 

@@ -1,4 +1,4 @@
-"""A real server for one benchmark: `microturn serve` as a user starts it, on free ports of loopback."""
+"""A server for a while: `microturn serve` as a user starts it, in a process of its own, on free ports of loopback."""
 
 from __future__ import annotations
 
