@@ -47,7 +47,8 @@ def measure(
     decodes = [step for step in steps if step.num_new == 1 and step.num_rows <= MOST_ROWS]
     widest = max(decodes, key=lambda step: step.num_rows)
     try:
-        cost = measure_serving(model_dir, weights, kv_dtype, context_len, widest.num_rows, widest.step_s)
+        decode_s = widest.step_s * min(widest.jitter)
+        cost = measure_serving(model_dir, weights, kv_dtype, context_len, widest.num_rows, decode_s)
     except RuntimeError as error:
         raise Unavailable(f"what serving costs cannot be measured: {error}") from None
     return Measurement(steps, cost)
