@@ -44,7 +44,7 @@ class _Switch:
         self._reporting = reporting
         self._read = reporting._publisher._read
         self.answered = reporting.answered
-        threads = [reporting._publisher._thread, reporting._log._listener._thread]
+        threads = [reporting._publisher._thread, reporting._log._thread]
         if reporting._spans is not None:
             threads.append(reporting._spans._thread)
         idents = [thread.ident for thread in threads if thread is not None]
