@@ -119,8 +119,14 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
     )
     if arguments.measure:
         from microturn.model_store import resolve_model
-        from microturn.planning.measuring import measure_steps
+        from microturn.planning.measuring import longest_len, measure_steps
 
+        longest = longest_len(question.context_len, arguments.input + 1)
+        if shape.max_context and longest > shape.max_context:
+            most = shape.max_context - (longest - question.context_len)
+            raise InvalidArgument(
+                f"to measure takes room besides: with --measure, --context is at most {most} for {shape.name}"
+            )
         steps = measure_steps(
             resolve_model(arguments.model),
             question.weights,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -16,6 +17,11 @@ from microturn.settings import MAX_IDLE_TIMEOUT_S, Settings
 _NUM_DECODE_STEPS, _NUM_APPEND_STEPS, _NUM_ROUNDS = 8, 4, 3
 # Tokens that a session holds besides its context and what one step appends: decode steps, and the rest of a page.
 _ROOM = 64
+
+
+def longest_len(context_len: int, num_new: int) -> int:
+    """Tokens that a session holds at most while steps at this context are measured."""
+    return context_len + max(num_new, _NUM_DECODE_STEPS) + _ROOM
 
 
 def measure_steps(
@@ -37,7 +43,7 @@ def measure_steps(
     from microturn.loading import load_engine
 
     rows = [1 << power for power in range(most_rows.bit_length()) if 1 << power < most_rows] + [most_rows]
-    longest = context_len + max(num_new, _NUM_DECODE_STEPS) + _ROOM
+    longest = longest_len(context_len, num_new)
     settings = Settings(
         model_dir=str(model_dir),
         weights=weights,
@@ -76,14 +82,22 @@ def read_steps(path: Path) -> list[MeasuredStep]:
         raise InvalidArgument(f"{path} has no steps of `microturn bench engine --json`: {error!r}") from None
 
 
-def _read_step(step: dict[str, Any]) -> MeasuredStep:
-    return MeasuredStep(
-        int(step["num_rows"]),
-        int(step["context_len"]),
-        int(step["num_new"]),
-        float(step["step_ms"]) / 1e3,
-        tuple(map(float, step.get("jitter", (1.0,)))),
+def _read_step(values: dict[str, Any]) -> MeasuredStep:
+    step = MeasuredStep(
+        int(values["num_rows"]),
+        int(values["context_len"]),
+        int(values["num_new"]),
+        float(values["step_ms"]) / 1e3,
+        tuple(map(float, values.get("jitter", (1.0,)))),
     )
+    # Time that stands still or runs backwards would keep the simulation from its end.
+    if min(step.num_rows, step.num_new) < 1 or not step.jitter or not all(map(_is_time, (step.step_s, *step.jitter))):
+        raise ValueError(f"no step takes that: {values}")
+    return step
+
+
+def _is_time(value: float) -> bool:
+    return 0 < value < math.inf
 
 
 def summary(rounds_s: Sequence[Sequence[float]], num_rows: int, context_len: int, num_new: int) -> MeasuredStep:
