@@ -15,14 +15,15 @@ from numba import config
 from numba.core import caching
 
 _PACKAGE = Path(__file__).parent
-_SOURCES = (_PACKAGE / "attention", _PACKAGE / "layers")
+# Directories whole, and what kernels take from elsewhere.
+_SOURCES = (_PACKAGE / "attention", _PACKAGE / "layers", _PACKAGE / "kv_quantization.py")
 
 
 @functools.cache
 def _stamp() -> bytes:
     digest = hashlib.sha256()
-    for directory in _SOURCES:
-        for file in sorted(directory.glob("*.py")):
+    for source in _SOURCES:
+        for file in sorted(source.glob("*.py")) if source.is_dir() else [source]:
             digest.update(file.read_bytes())
     return digest.digest()
 

@@ -29,6 +29,10 @@ from microturn.kv_image import KVImage, PagePart
 from microturn.kv_quantization import dequantize, quantize
 from microturn.layer_groups import LayerGroups, LayerShape
 
+# How elements lie in a page. Pages that outlive this process say so: with as many heads as tokens in a page, the shape
+# of another order is the same.
+LAYOUT = "HND"
+
 # The types of elements, by the names that settings have for them.
 KV_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
 

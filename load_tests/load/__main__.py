@@ -33,7 +33,8 @@ def main() -> int:
     parser.add_argument("--max-errors", type=float, help="share of requests that may fail; likewise")
     parser.add_argument("--max-p99-ms", type=float, help="of turns; likewise")
     given = parser.parse_args()
-    signal.signal(signal.SIGHUP, signal.default_int_handler)  # a terminal that is closed leaves no server behind
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # nohup has it ignored
+        signal.signal(signal.SIGHUP, signal.default_int_handler)  # a terminal that is closed leaves no server behind
     out_dir = given.out or Path("out/load") / (f"{given.what}-{given.shape}" if given.shape else given.what)
     if given.what == "capacity":
         return run_capacity(given.model, given.settings, given.users or 16, given.duration, out_dir)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -16,9 +17,15 @@ from support.tiny_model_dir import write_tiny_model
 
 
 @pytest.fixture(scope="session")
-def server(smollm2_dir: str) -> Iterator[str]:
+def admin_socket(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The server's."""
+    return tmp_path_factory.mktemp("server") / "admin.sock"
+
+
+@pytest.fixture(scope="session")
+def server(smollm2_dir: str, admin_socket: Path) -> Iterator[str]:
     """The gRPC address of a server that answers as plain transformers do."""
-    with running_server(smollm2_dir, "weights=float32") as address:
+    with running_server(smollm2_dir, "weights=float32", arguments=(f"--admin-socket={admin_socket}",)) as address:
         yield address
 
 

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from tqdm import tqdm
 
+from load_tests.bench import beat_level
 from load_tests.bench.beat import take_level
 from load_tests.bench.beat_level import Level
 from load_tests.bench.serving import MicroturnServer
@@ -14,7 +15,8 @@ from load_tests.bench.talks import Requests, SessionTalk
 from load_tests.bench.turns import _measure
 
 
-def test_every_turn_of_a_level_is_accounted_for(server: str) -> None:
+def test_every_turn_of_a_level_is_accounted_for(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beat_level, "BEHIND_S", 60.0)  # a busy machine is no reason to end it early
     level: Level = asyncio.run(take_level(MicroturnServer(server, SessionTalk), 2, level_s=1.0))
     assert len(level.latencies_ms) == 10
     assert level.num_unanswered == 0

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.error import URLError
 from urllib.parse import urlencode
 from urllib.request import urlopen
 
@@ -146,7 +145,7 @@ class LocustPage:
     def wait_until(self, condition: Callable[[], bool]) -> None:
         deadline_s = time.monotonic() + 60
         while True:
-            with contextlib.suppress(URLError):  # it is not there yet
+            with contextlib.suppress(OSError):  # it is not there yet
                 if condition():
                     return
             assert time.monotonic() < deadline_s

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Collection
 
 import psutil
 
 from microturn.process_tree import is_alive
 
 
-def alive_after(processes: Iterable[psutil.Process], timeout_s: float) -> list[psutil.Process]:
+def alive_after(processes: Collection[psutil.Process], timeout_s: float) -> list[psutil.Process]:
     """Waits for processes to end; returns those that did not.
 
     A zombie has ended: who reaps an orphan is up to the machine, and some never do.
     """
     deadline_s = time.monotonic() + timeout_s
-    alive = list(processes)
-    while alive and time.monotonic() < deadline_s:
-        alive = [process for process in alive if is_alive(process)]
+    while (alive := [process for process in processes if is_alive(process)]) and time.monotonic() < deadline_s:
         time.sleep(0.02)
     return alive
 

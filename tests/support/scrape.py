@@ -65,12 +65,12 @@ def scrape(url: str) -> Page:
         return Page(response.read().decode())
 
 
-def scrape_until(url: str, condition: Callable[[Page], bool], timeout_s: float = 60.0) -> Page:
+def scrape_until(url: str, condition: Callable[[Page], bool], pause_s: float = 0.2) -> Page:
     """The first page of which a condition is true."""
-    deadline_s = time.monotonic() + timeout_s
+    deadline_s = time.monotonic() + 60
     while True:
         page = scrape(url)
         if condition(page):
             return page
         assert time.monotonic() < deadline_s, f"the metrics never said so:\n{page}"
-        time.sleep(0.2)
+        time.sleep(pause_s)

@@ -99,20 +99,30 @@ class Served:
                 self.said.append(line.rstrip())
                 self._lines.put(line.rstrip())
 
-    def wait_for_line(self, beginning: str, timeout_s: float = 15.0) -> str:
+    def wait_for_line(self, beginning: str, timeout_s: float = 60.0) -> str:
         """The next line that begins so."""
         deadline_s = time.monotonic() + timeout_s
-        while time.monotonic() < deadline_s and (self.process.poll() is None or not self._lines.empty()):
+        while time.monotonic() < deadline_s and (self._may_say_more() or not self._lines.empty()):
             with contextlib.suppress(queue.Empty):
                 line = self._lines.get(timeout=0.1)
                 if line.startswith(beginning):
                     return line
         pytest.fail(f"no line '{beginning}…' within {timeout_s} s, but: {self.said}")
 
-    def wait_until_ready(self, timeout_s: float = 15.0) -> None:
+    def _may_say_more(self) -> bool:
+        return any(reader.is_alive() for reader in self._readers)
+
+    def wait_until_ready(self, timeout_s: float = 60.0) -> None:
         self.wait_for_line("ready in ", timeout_s)
         (run,) = self._run_dir.glob("microturn-*")
         self._run_name = run.name
+
+    def wait_for_exit(self, timeout_s: float = 60.0) -> int:
+        """Its exit code; what it has said is all there then."""
+        exit_code = self.process.wait(timeout_s)
+        for reader in self._readers:
+            reader.join(timeout_s)
+        return exit_code
 
     def tree(self) -> list[psutil.Process]:
         """Warden, server and model process."""
@@ -129,10 +139,10 @@ class Served:
 
     def health(self, service: str = "") -> str:
         check = health_pb2_grpc.HealthStub(self._health_channel).Check
-        status = check(health_pb2.HealthCheckRequest(service=service), timeout=5, wait_for_ready=True).status
+        status = check(health_pb2.HealthCheckRequest(service=service), timeout=30, wait_for_ready=True).status
         return str(health_pb2.HealthCheckResponse.ServingStatus.Name(status))
 
-    def wait_for_health(self, expected: str, timeout_s: float) -> None:
+    def wait_for_health(self, expected: str, timeout_s: float = 60.0) -> None:
         deadline_s = time.monotonic() + timeout_s
         while self.health() != expected:
             assert time.monotonic() < deadline_s, f"not {expected} within {timeout_s} s"
@@ -147,7 +157,7 @@ class Served:
         request.inputs.add(name="input_ids", datatype="INT32", shape=[1, 0])
         request.raw_input_contents.append(b"")
         triton = service_pb2_grpc.GRPCInferenceServiceStub(self.channel)
-        (response,) = list(triton.ModelStreamInfer(iter([request]), timeout=5))
+        (response,) = list(triton.ModelStreamInfer(iter([request]), timeout=30))
         assert response.error_message == ""
         return [output.name for output in response.infer_response.outputs]
 

@@ -7,12 +7,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+CONSTANTS = """
+SCALE = {scale}
+"""
+
 PART = """
 import numba
+from constants import SCALE
 
 @numba.njit
 def part(x):
-    return x + {number}
+    return SCALE * x + {number}
 """
 
 KERNEL = """
@@ -28,7 +33,7 @@ PROGRAM = """
 from pathlib import Path
 from microturn import kernel_cache
 
-kernel_cache._SOURCES = (Path("sources"),)
+kernel_cache._SOURCES = (Path("sources"), Path("constants.py"))
 kernel_cache.watch_all_sources()
 from kernel import kernel
 
@@ -51,10 +56,13 @@ def test_a_kernel_is_compiled_again_when_what_it_is_made_of_has_changed(tmp_path
     sources.mkdir()
     (sources / "kernel.py").write_text(KERNEL)
     (sources / "part.py").write_text(PART.format(number=1))
+    (tmp_path / "constants.py").write_text(CONSTANTS.format(scale=1))
     assert run(tmp_path) == "2 0"
     assert run(tmp_path) == "2 1"
     (sources / "part.py").write_text(PART.format(number=40))
     assert run(tmp_path) == "41 0"
+    (tmp_path / "constants.py").write_text(CONSTANTS.format(scale=10))
+    assert run(tmp_path) == "50 0"
 
 
 def test_our_kernels_are_kept_so() -> None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from microturn.planning.machine import Machine
     from microturn.planning.measuring import Measurement
     from microturn.planning.plan import Plan
+    from microturn.planning.shape import ModelShape
 
 # Of a device nearly all memory is there for weights and KV; of a machine's own the engine takes half of what is free.
 _DEVICE_SHARE, _HOST_SHARE = 0.9, 0.5
@@ -96,7 +97,7 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
         raise InvalidArgument(f"{shape.name} was trained for {shape.max_context} tokens: --context is at most that")
     weights = arguments.weights or ("int8" if is_here else "bfloat16")
     kv_dtype = arguments.kv_dtype or ("float32" if is_here else "bfloat16")
-    measured = _measured(arguments, weights, kv_dtype)
+    measured = _measured(arguments, shape, weights, kv_dtype)
     question = Question(
         shape=shape,
         machine=machine,
@@ -138,15 +139,22 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
     return Plan.of(question, roofline, source)
 
 
-def _measured(arguments: argparse.Namespace, weights: str, kv_dtype: str) -> Measurement | None:
+def _measured(arguments: argparse.Namespace, shape: ModelShape, weights: str, kv_dtype: str) -> Measurement | None:
     """What was measured, now or earlier, if that was asked for."""
+    from microturn.errors import InvalidArgument
     from microturn.model_store import resolve_model
-    from microturn.planning.measuring import measure, read_measurement
+    from microturn.planning.measuring import longest_len, measure, read_measurement
 
-    if arguments.measure:
-        model_dir, num_new = resolve_model(arguments.model), arguments.input + 1
-        return measure(model_dir, weights, kv_dtype, arguments.context, num_new, arguments.most_rows)
-    return None if arguments.steps is None else read_measurement(arguments.steps)
+    if not arguments.measure:
+        return None if arguments.steps is None else read_measurement(arguments.steps)
+    context_len, num_new = arguments.context, arguments.input + 1
+    longest = longest_len(context_len, num_new)
+    if shape.max_context and longest > shape.max_context:
+        most = shape.max_context - (longest - context_len)
+        raise InvalidArgument(
+            f"to measure takes room besides: with --measure, --context is at most {most} for {shape.name}"
+        )
+    return measure(resolve_model(arguments.model), weights, kv_dtype, context_len, num_new, arguments.most_rows)
 
 
 def _cost(arguments: argparse.Namespace, measured: Measurement | None) -> ServingCost:

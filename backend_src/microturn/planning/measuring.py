@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +17,8 @@ from microturn.settings import MAX_IDLE_TIMEOUT_S, Settings
 
 # Of each kind, in so many rounds over all kinds: a machine is disturbed for seconds, not for single steps.
 _NUM_DECODE_STEPS, _NUM_APPEND_STEPS, _NUM_ROUNDS = 8, 4, 3
-# Tokens that a session holds besides its context and what one step appends: decode steps, and the rest of a page.
-_ROOM = 64
+# Tokens that a session holds besides its context and what a step appends: turns that decode, and the rest of a page.
+_ROOM = 128
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,11 @@ def measure(
     return Measurement(steps, cost)
 
 
+def longest_len(context_len: int, num_new: int) -> int:
+    """Tokens that a session holds at most while steps at this context are measured."""
+    return context_len + max(num_new, _NUM_DECODE_STEPS) + _ROOM
+
+
 def measure_steps(
     model_dir: Path, weights: str, kv_dtype: str, context_len: int, num_new: int, most_rows: int
 ) -> list[MeasuredStep]:
@@ -73,7 +79,7 @@ def measure_steps(
     from microturn.loading import load_engine
 
     rows = [1 << power for power in range(most_rows.bit_length()) if 1 << power < most_rows] + [most_rows]
-    longest = context_len + max(num_new, _NUM_DECODE_STEPS) + _ROOM
+    longest = longest_len(context_len, num_new)
     settings = Settings(
         model_dir=str(model_dir),
         weights=weights,
@@ -109,20 +115,34 @@ def read_measurement(path: Path) -> Measurement:
     try:
         found = json.loads(path.read_bytes())
         costs = found.get("serving_cost_ms")
-        cost = None if costs is None else ServingCost(**{f"{name}_s": float(ms) / 1e3 for name, ms in costs.items()})
-        return Measurement([_read_step(step) for step in found["steps"]], cost)
+        return Measurement([_read_step(step) for step in found["steps"]], None if costs is None else _read_cost(costs))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidArgument(f"{path} has no steps of `microturn bench engine --json`: {error!r}") from None
 
 
-def _read_step(step: dict[str, Any]) -> MeasuredStep:
-    return MeasuredStep(
-        int(step["num_rows"]),
-        int(step["context_len"]),
-        int(step["num_new"]),
-        float(step["step_ms"]) / 1e3,
-        tuple(map(float, step.get("jitter", (1.0,)))),
+def _read_step(values: dict[str, Any]) -> MeasuredStep:
+    step = MeasuredStep(
+        int(values["num_rows"]),
+        int(values["context_len"]),
+        int(values["num_new"]),
+        float(values["step_ms"]) / 1e3,
+        tuple(map(float, values.get("jitter", (1.0,)))),
     )
+    # Time that stands still or runs backwards would keep the simulation from its end.
+    if min(step.num_rows, step.num_new) < 1 or not step.jitter or not all(map(_is_time, (step.step_s, *step.jitter))):
+        raise ValueError(f"no step takes that: {values}")
+    return step
+
+
+def _read_cost(costs_ms: dict[str, Any]) -> ServingCost:
+    costs_s = {f"{name}_s": float(cost_ms) / 1e3 for name, cost_ms in costs_ms.items()}
+    if not all(0 <= cost_s < math.inf for cost_s in costs_s.values()):
+        raise ValueError(f"nothing costs that: {costs_ms}")
+    return ServingCost(**costs_s)
+
+
+def _is_time(value: float) -> bool:
+    return 0 < value < math.inf
 
 
 def summary(rounds_s: Sequence[Sequence[float]], num_rows: int, context_len: int, num_new: int) -> MeasuredStep:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Protocol
 
 from microturn.errors import InvalidArgument
@@ -126,14 +127,21 @@ _Line = list[tuple[float, float]]
 
 
 def _line(steps: Sequence[MeasuredStep], context_len: int) -> _Line:
-    """Seconds against tokens at a context; where steps of several kinds have as many tokens, their mean."""
+    """Seconds against tokens at a context."""
     contexts: dict[tuple[int, int], _Line] = {}
     for step in steps:
         contexts.setdefault((step.num_rows, step.num_new), []).append((step.context_len, step.step_s))
-    by_tokens: dict[int, list[float]] = {}
-    for (num_rows, num_new), points in contexts.items():
-        by_tokens.setdefault(num_rows * num_new, []).append(_at(sorted(points), context_len))
-    return sorted((num_tokens, sum(times) / len(times)) for num_tokens, times in by_tokens.items())
+    return _through(
+        (num_rows * num_new, _at(_through(points), context_len)) for (num_rows, num_new), points in contexts.items()
+    )
+
+
+def _through(points: Iterable[tuple[float, float]]) -> _Line:
+    """In their order; where several stand at the same place, their mean."""
+    places: dict[float, list[float]] = {}
+    for x, y in points:
+        places.setdefault(x, []).append(y)
+    return sorted((x, fmean(ys)) for x, ys in places.items())
 
 
 def _at(line: _Line, x: float) -> float:

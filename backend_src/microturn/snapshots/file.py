@@ -204,7 +204,7 @@ def _read_entries(header_bytes: bytes) -> tuple[Mapping[str, Any], KVPart | None
     try:
         header: dict[str, Any] = json.loads(header_bytes)
         kv = KVPart.of_header(header, _LEN_BYTES + len(header_bytes))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise UnreadableSnapshot(f"its header is not that of a snapshot: {error!r}") from error
     return {name: entry for name, entry in header.items() if not name.startswith(PREFIX)}, kv
 
@@ -216,7 +216,7 @@ def _read_header(header_bytes: bytes) -> Header:
         if version != FORMAT_VERSION:
             raise UnreadableSnapshot(f"it has format version {version}, and {FORMAT_VERSION} is read here")
         return Header.from_json(json.loads(metadata["session"]))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise UnreadableSnapshot(f"its header is not that of a snapshot: {error!r}") from error
 
 

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from microturn.kv_image import PagePart
 from microturn.kv_pool import TableState
+from microturn.kv_tensors import LAYOUT
 from microturn.page_track import Track
 from microturn.tiers.copies import KVCopy
 from microturn.tiers.image_file import DTYPE_NAMES, checksum_of, tensor_entries
@@ -21,6 +22,8 @@ from microturn.tiers.image_file import DTYPE_NAMES, checksum_of, tensor_entries
 PREFIX = "kv."
 
 _METADATA = "kv"
+# Of files that do not say.
+_FIRST_LAYOUT = "NHD"
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,7 @@ class KVPart:
     """What a snapshot says of its KV.
 
     Attributes:
+        layout: `kv_tensors.LAYOUT` when they were written.
         state: of the table whose pages these were.
         tensors: type and shape of each, in the order of `KVTensors.page_parts`.
         start: where the first of them begins in the file.
@@ -35,6 +39,7 @@ class KVPart:
         checksum: of these bytes.
     """
 
+    layout: str
     state: TableState
     tensors: tuple[tuple[str, tuple[int, ...]], ...]
     start: int
@@ -50,7 +55,7 @@ class KVPart:
             data_start: where in the file the offsets of the tensors are counted from.
 
         Raises:
-            ValueError, TypeError, KeyError: it says nothing that we wrote.
+            ValueError, TypeError, LookupError: it says nothing that we wrote.
         """
         if _METADATA not in header["__metadata__"]:
             return None
@@ -62,13 +67,15 @@ class KVPart:
             raise ValueError("KV in no place")
         tensors = tuple((entry["dtype"], tuple(entry["shape"])) for entry in entries)
         table = {**said["table"], "tracks": tuple(Track(**track) for track in said["table"]["tracks"])}
-        return cls(TableState(**table), tensors, data_start + start, end - start, said["checksum"])
+        layout = said.get("layout", _FIRST_LAYOUT)
+        return cls(layout, TableState(**table), tensors, data_start + start, end - start, said["checksum"])
 
     def is_of(self, parts: Sequence[PagePart]) -> bool:
         """Whether pages that consist of these parts can take it up, bit by bit."""
         num_pages = self.state.num_pages
         expected = tuple((DTYPE_NAMES[part.dtype], (num_pages, *part.shape)) for part in parts)
-        return self.tensors == expected and self.num_bytes == num_pages * sum(part.num_bytes for part in parts)
+        num_bytes = num_pages * sum(part.num_bytes for part in parts)
+        return (self.layout, self.tensors, self.num_bytes) == (LAYOUT, expected, num_bytes)
 
 
 def add_to_header(header: dict[str, Any], kv: KVCopy, data_len: int) -> None:
@@ -80,6 +87,11 @@ def add_to_header(header: dict[str, Any], kv: KVCopy, data_len: int) -> None:
         data_len: bytes of the tensors before it.
     """
     entries = tensor_entries(kv.pages, PREFIX + "{}", data_len)
-    said = {"table": asdict(kv.state), "num_tensors": len(entries), "checksum": checksum_of(kv.pages)}
+    said = {
+        "layout": LAYOUT,
+        "table": asdict(kv.state),
+        "num_tensors": len(entries),
+        "checksum": checksum_of(kv.pages),
+    }
     header["__metadata__"][_METADATA] = json.dumps(said)
     header.update(entries)

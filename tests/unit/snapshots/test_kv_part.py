@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -48,11 +49,24 @@ def test_pages_of_another_layout_or_type_cannot(other: KVTensors) -> None:
     assert part_of(other).is_of(other.page_parts)
 
 
-@pytest.mark.parametrize("offsets", [[1.5, 2], [-8, 8], [80, 64], ["a", "b"]])
+def test_pages_of_an_earlier_order_cannot_though_their_shape_is_the_same() -> None:
+    """Those of a model with as many heads as tokens in a page: they were read as if they were of today's order."""
+    kv = KVTensors([LayerShape(4, 2)], 8, 4)
+    header: dict[str, Any] = {"__metadata__": {}}
+    add_to_header(header, KVCopy(STATE, kv.read([1, 5, 2])), 0)
+    said = json.loads(header["__metadata__"]["kv"])
+    del said["layout"]
+    header["__metadata__"]["kv"] = json.dumps(said)
+    part = KVPart.of_header(header, 0)
+    assert part is not None
+    assert not part.is_of(kv.page_parts)
+
+
+@pytest.mark.parametrize("offsets", [[1.5, 2], [-8, 8], [80, 64], ["a", "b"], [64]])
 def test_a_header_that_nobody_wrote_is_refused(offsets: list[Any]) -> None:
     header: dict[str, Any] = {"__metadata__": {}}
     add_to_header(header, KVCopy(STATE, make_kv(8).read([1, 5, 2])), 0)
     for name in list(header)[1:]:
         header[name] = {**header[name], "data_offsets": offsets}
-    with pytest.raises((ValueError, TypeError)):
+    with pytest.raises((ValueError, TypeError, LookupError)):
         KVPart.of_header(header, 0)
