@@ -7,7 +7,6 @@ back does so on a stream of its own, with the session's id and no START.
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import statistics
 import subprocess
@@ -24,11 +23,10 @@ import psutil
 import pytest
 from transformers import PreTrainedModel
 
-from microturn.process_tree import find_descendants
-from microturn.serve.triton_server import STUB_NAME
 from microturn_client import Client, NotFound, Session, Tokens
 from microturn_client._errors import from_wire
 from support.oracle import stock_greedy
+from support.processes import model_process_of
 from support.raw import Answer, RawStream, ids
 
 PROMPT = list(range(7000, 7030))
@@ -278,10 +276,7 @@ def full(raw: RawStream) -> Iterator[None]:
 @contextmanager
 def frozen(server: str) -> Iterator[None]:
     """The model process takes no requests: they pile up in Triton."""
-    port = server.rpartition(":")[2]
-    servers = find_descendants(os.getpid(), "tritonserver")
-    (triton,) = [process for process in servers if f"--grpc-port={port}" in process.cmdline()]
-    (model,) = find_descendants(triton.pid, STUB_NAME)
+    model = model_process_of(server)
     model.suspend()
     try:
         wait_until_stopped(model)
