@@ -6,6 +6,10 @@
                                                               │                           ▼ it is gone
                                                               └────────────────────── REPLAYING ──all told──► OPEN
 
+A stream may also die without a word, and an answer be lost on one that lives. So where nothing comes, the session is
+gone on with on a new stream, and on another after twice that time. A server that is only slow has the turns by their
+numbers and goes on with them; no reader hears of it.
+
 Turns have numbers, so one that is sent again is not done again. What was on the wire is sent again: to a session that
 lives under its number; to one that was opened anew behind the transcript, where it comes out the same, since sampling
 depends on the context, the seed and the position alone. Either way its reader gets what it has not got yet.
@@ -18,7 +22,6 @@ import time
 from collections.abc import Callable, Mapping
 
 from microturn_client._errors import (
-    ConnectionLost,
     Expired,
     FailedPrecondition,
     InternalError,
@@ -32,14 +35,14 @@ from microturn_client._inputs import InputTensor
 from microturn_client._pending_turn import PendingTurn
 from microturn_client._replay import Replay
 from microturn_client._requests import Requests
-from microturn_client._retry import Backoff, Recovery, Remedy, remedy_for
+from microturn_client._retry import Backoff, Patience, Recovery, Remedy, remedy_for
 from microturn_client._session_core import SessionCore
 from microturn_client._session_state import SessionState
 from microturn_client._transcript import Transcript
 from microturn_client._wire import ModelInferRequest, Response
 
-# A stream that has died in silence is noticed by a keep-alive that nobody answers for so long.
-_KEEPALIVE_TIMEOUT_S = 15.0
+# What is told to a session that is opened anew has no numbers: asked for again, it is begun again. And it is long.
+_REPLAY_PATIENCE = 6.0
 
 
 class DurableCore(SessionCore):
@@ -70,9 +73,11 @@ class DurableCore(SessionCore):
         )
         self._recovery = recovery
         self._backoff = Backoff(recovery, clock)
+        self._patience = Patience(recovery)
         self._retry_at = math.inf
         self._has_opened = self._must_learn = is_attached
         self._is_gone = False
+        self._probe: PendingTurn | None = None
         self._replay: Replay | None = None
         self._loss: MicroturnError | None = None
         self._news: Resumed | None = None
@@ -111,13 +116,8 @@ class DurableCore(SessionCore):
             self._break(error)
 
     def _break(self, error: MicroturnError) -> None:
-        self._outbox.is_broken()
-        self._cuts.is_broken()
-        self._opener = None
-        self._replay = None
         self._loss = self._loss or error
-        self.state = SessionState.BROKEN
-        self._retry_at = self._backoff.next_attempt_at(error.retry_after_ms)
+        self._leave_stream(self._backoff.next_attempt_at(error.retry_after_ms))
         if not self._has_opened and self._backoff.is_exhausted(self._recovery.give_up_opening_s):
             super().connection_lost(error)
         elif self._has_opened and self._backoff.is_exhausted(self._recovery.give_up_after_s):
@@ -126,6 +126,14 @@ class DurableCore(SessionCore):
                 turn.fail(error)
                 turn.leave()
                 self._outbox.remove_unsent(turn)
+
+    def _leave_stream(self, retry_at: float) -> None:
+        self._outbox.is_broken()
+        self._cuts.is_broken()
+        self._opener = None
+        self._replay = None
+        self.state = SessionState.BROKEN
+        self._retry_at = retry_at
 
     def _refused(self, turn: PendingTurn, request_id: str, error: MicroturnError) -> None:
         if turn is not self._end and self.state is not SessionState.GONE and self._is_survived(turn, error):
@@ -168,9 +176,11 @@ class DurableCore(SessionCore):
     def tick(self) -> None:
         """See ``SessionCore``."""
         super().tick()
-        if self._keepalive_deadline <= self._clock():
-            self.connection_lost(ConnectionLost("the server does not answer keep-alives"))
-        if self.state is SessionState.BROKEN and self._clock() >= self._retry_at:
+        now = self._clock()
+        if self._silent_until <= now:
+            self._patience.was_in_vain()
+            self._leave_stream(retry_at=now)
+        elif self.state is SessionState.BROKEN and self._retry_at <= now:
             self._try_again()
 
     @property
@@ -178,7 +188,7 @@ class DurableCore(SessionCore):
         """See ``SessionCore``."""
         if self.state is SessionState.BROKEN:
             return None if self._retry_at == math.inf else self._retry_at
-        return self.keepalive_at if self._keepalive_deadline == math.inf else self._keepalive_deadline
+        return self.keepalive_at if self._silent_until == math.inf else self._silent_until
 
     @property
     def wants_stream(self) -> bool:
@@ -186,11 +196,12 @@ class DurableCore(SessionCore):
         return self.state is not SessionState.BROKEN
 
     @property
-    def _keepalive_deadline(self) -> float:
-        is_out = self._opener is None and any(turn.is_passing for turn in self._outbox.sent)
-        if not is_out or self._expires_in_s is None:
+    def _silent_until(self) -> float:
+        """Up to when nothing need come; infinite while nothing is out, or the session is being closed."""
+        if not self._outbox.has_sent_any or self._end is not None:
             return math.inf
-        return self._answered_at + self._expires_in_s * 2 / 3 + _KEEPALIVE_TIMEOUT_S
+        factor = _REPLAY_PATIENCE if self.state is SessionState.REPLAYING else 1.0
+        return self._heard_at + factor * self._patience.seconds
 
     def _try_again(self) -> None:
         self.state = SessionState.RESUMING if self._has_opened else SessionState.NEW
@@ -228,7 +239,7 @@ class DurableCore(SessionCore):
         """The first turn without an answer, if it was sent before; else one that only asks how the session is."""
         turn = self._outbox.next_turn()
         if turn is None or turn.number is None:
-            turn = PendingTurn.keepalive()
+            turn = self._probe = PendingTurn.keepalive()
             self._outbox.put_first([turn])
         self._outbox.number(turn)
         self._opener = turn
@@ -254,7 +265,6 @@ class DurableCore(SessionCore):
             self._announce(True, "the session lives")
 
     def _answered(self, turn: PendingTurn, response: Response) -> None:
-        is_probe = turn.is_passing and self._loss is not None and self._replay is None
         super()._answered(turn, response)
         status = response.status
         assert status is not None
@@ -262,7 +272,9 @@ class DurableCore(SessionCore):
             self.requests.model_fingerprint = status.model_fingerprint
         if self._replay is not None and turn.is_passing:
             self._has_told(self._replay, turn, status.appended_ids or ())
-        elif is_probe or (turn.is_passing and self._must_learn):
+            return
+        self._patience.renew()
+        if turn is self._probe:
             self._has_asked(status.turn, status.context_len)
 
     def _has_told(self, replay: Replay, turn: PendingTurn, appended_ids: tuple[int, ...]) -> None:
@@ -294,9 +306,10 @@ class DurableCore(SessionCore):
             self._announce(False, "the session has changed meanwhile")
 
     def _announce(self, exact: bool, what: str) -> None:
-        reason = f"{what}, after: {self._loss}"
-        self._loss = None
-        event = Resumed(exact, reason)
+        loss, self._loss = self._loss, None
+        if loss is None and exact:
+            return  # it was asked for again, and nothing had happened
+        event = Resumed(exact, what if loss is None else f"{what}, after: {loss}")
         reader = next((turn for turn in self._outbox if turn.has_reader), None)
         if reader is None:
             self._news = event

@@ -104,6 +104,10 @@ class Outbox:
         """The turn on the wire that a request id belongs to."""
         return self._sent.get(request_id)
 
+    def is_first(self, request_id: str) -> bool:
+        """Whether all that was sent before has an answer."""
+        return next(iter(self._sent), None) == request_id
+
     def is_answered(self, request_id: str) -> PendingTurn:
         """A turn on the wire has come to its end."""
         return self._sent.pop(request_id)

@@ -27,6 +27,9 @@ class Recovery:
         give_up_opening_s: the same for a session that no server has ever answered.
         first_delay_s: about the time before the first attempt; it doubles with each, up to ``max_delay_s``.
         max_delay_s: about the longest time between two attempts.
+        ask_again_after_s: about the longest silence while a turn is out, before it is asked for again on a new stream:
+            one may be dead, or an answer lost, without anybody saying so. It doubles with each time. A server that is
+            only slow has the turn already, and goes on with it.
         max_transcript_bytes: how much of a session is kept here, to open it anew where no server has it any more: four
             bytes a token, the text as it was sent, embeddings whole, and seventeen bytes a turn, also of what a window
             has evicted. One that has grown beyond that is not replayed, and its older half is forgotten.
@@ -36,6 +39,7 @@ class Recovery:
     give_up_opening_s: float = 2.0
     first_delay_s: float = 0.05
     max_delay_s: float = 2.0
+    ask_again_after_s: float = 10.0
     max_transcript_bytes: int = 256 << 20
 
 
@@ -111,3 +115,28 @@ class Backoff:
     def is_exhausted(self, patience_s: float) -> bool:
         """Whether attempts have failed for so long."""
         return self._failing_since is not None and self._clock() - self._failing_since >= patience_s
+
+
+class Patience:
+    """How long nothing may come while a turn is out. It doubles with each silence, since a server may only be slow.
+
+    Attributes:
+        seconds: that is, random by half like the delays of ``Backoff``.
+
+    Args:
+        recovery: the settings.
+        uniform: a random number in [0, 1).
+    """
+
+    def __init__(self, recovery: Recovery, uniform: Callable[[], float] = random.random) -> None:
+        self._first_s = recovery.ask_again_after_s
+        self._uniform = uniform
+        self.renew()
+
+    def renew(self) -> None:
+        """A turn has come to its end."""
+        self.seconds = self._first_s * (1.0 + 0.5 * self._uniform())
+
+    def was_in_vain(self) -> None:
+        """Nothing came."""
+        self.seconds *= 2.0

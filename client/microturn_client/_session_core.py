@@ -22,7 +22,15 @@ import time
 from collections.abc import Callable, Mapping
 
 from microturn_client._cuts import Cuts
-from microturn_client._errors import Expired, FailedPrecondition, MicroturnError, NotFound, SessionClosed, TurnTimeout
+from microturn_client._errors import (
+    ConnectionLost,
+    Expired,
+    FailedPrecondition,
+    MicroturnError,
+    NotFound,
+    SessionClosed,
+    TurnTimeout,
+)
 from microturn_client._inputs import InputTensor, encode_input
 from microturn_client._outbox import Outbox
 from microturn_client._pending_turn import PendingTurn
@@ -70,7 +78,7 @@ class SessionCore:
         self._end: PendingTurn | None = None
         self._failure: MicroturnError | None = None
         self._expires_in_s: float | None = None
-        self._answered_at = clock()
+        self._heard_at = clock()
 
     @property
     def id(self) -> SessionId:
@@ -155,9 +163,12 @@ class SessionCore:
         """Hands out what is to be written now, in this order, each once."""
         if self.state is SessionState.OPEN:
             self._cuts.cut_what_was_left()
+        was_quiet = not self._outbox.has_sent_any
         requests = []
         while (request := self._next_request()) is not None:
             requests.append(request)
+        if was_quiet and requests:
+            self._heard_at = self._clock()
         return requests
 
     def _next_request(self) -> ModelInferRequest | None:
@@ -186,6 +197,7 @@ class SessionCore:
 
     def receive(self, message: ModelStreamInferResponse) -> None:
         """Takes one message of the stream; one that belongs to no turn on the wire is dropped."""
+        self._heard_at = self._clock()
         response = read_response(message)
         if not response.request_id and response.error is not None:
             self.connection_lost(response.error)
@@ -194,8 +206,10 @@ class SessionCore:
         if turn is None:
             return
         if response.error is not None:
-            self._answered_at = self._clock()
             self._refused(turn, response.request_id, response.error)
+            return
+        if turn is not self._end and not self._outbox.is_first(response.request_id):
+            self.connection_lost(ConnectionLost("the server left a turn without an answer"))
             return
         if turn is self._opener:
             self._opened(turn)
@@ -212,7 +226,6 @@ class SessionCore:
 
     def _answered(self, turn: PendingTurn, response: Response) -> None:
         assert response.status is not None
-        self._answered_at = self._clock()
         self.context_len = response.status.context_len
         self.seed = response.status.seed
         self._expires_in_s = response.status.expires_in_s
@@ -285,7 +298,7 @@ class SessionCore:
         """When the clock shows this, a keep-alive is due; None while none is: a turn is out, or nothing is open."""
         if self.state is not SessionState.OPEN or self._outbox.has_sent_any or not self._expires_in_s:
             return None
-        return self._answered_at + self._expires_in_s * KEEPALIVE_SHARE
+        return self._heard_at + self._expires_in_s * KEEPALIVE_SHARE
 
     def _check_usable(self) -> None:
         if self._end is not None or self.state is SessionState.CLOSED:

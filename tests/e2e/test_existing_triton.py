@@ -15,7 +15,8 @@ import pytest
 
 from microturn.serve.child import free_ports
 from microturn.serve.triton_server import find_triton_server
-from microturn_client import Client, MicroturnError, Tokens
+from microturn_client import Client, MicroturnError, Recovery, Tokens, Unavailable
+from support.processes import model_process_of
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -72,6 +73,21 @@ def test_the_copied_model_serves_sessions_in_a_bare_triton(bare_triton: str) -> 
             text = "".join(event.text for event in events if isinstance(event, Tokens))
             assert text.strip()
             assert session.context_len == 9 + 8
+
+
+def test_a_model_process_that_died_is_noticed_though_triton_says_nothing(bare_triton: str) -> None:
+    """Its stream lives on. The turn ended by its own time limit only, and so did every turn behind it."""
+    with Client(bare_triton) as client:
+        _wait_until_ready(client)
+    impatient = Recovery(ask_again_after_s=0.5, give_up_after_s=1.0)
+    with Client(bare_triton, recovery=impatient, timeout_s=60) as client, client.session() as session:
+        turn = session.turn("Once upon a time", max_tokens=4000, ignore_eos=True)
+        next(turn)
+        began_s = time.monotonic()
+        model_process_of(bare_triton).kill()
+        with pytest.raises(Unavailable, match="not healthy"):
+            turn.wait()
+        assert time.monotonic() - began_s < 10
 
 
 def _python_with_wheels(environment: Path) -> Path:

@@ -1,13 +1,15 @@
-"""Waiting for processes that are not our children to end."""
+"""Servers' processes: which they are, and waiting for those to end that are not our children."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Collection
 
 import psutil
 
-from microturn.process_tree import is_alive
+from microturn.process_tree import find_descendants, is_alive
+from microturn.serve.triton_server import STUB_NAME
 
 
 def alive_after(processes: Collection[psutil.Process], timeout_s: float) -> list[psutil.Process]:
@@ -25,3 +27,12 @@ def model_process_ids() -> set[int]:
     """The model processes of all servers that this process has started."""
     children = psutil.Process().children(recursive=True)
     return {child.pid for child in children if child.name().startswith("triton_python_b")}
+
+
+def model_process_of(address: str) -> psutil.Process:
+    """The model process of the server with this gRPC address, which this process has started."""
+    port = address.rpartition(":")[2]
+    servers = find_descendants(os.getpid(), "tritonserver")
+    (triton,) = [process for process in servers if f"--grpc-port={port}" in process.cmdline()]
+    (model,) = find_descendants(triton.pid, STUB_NAME)
+    return model

@@ -77,6 +77,12 @@ class FakeServer:
                 self._drop(call)
                 call.finish(_broken("the stream was reset"))
 
+    def mute_streams(self) -> None:
+        """All streams that are open live on, and nothing passes them any more; the sessions live."""
+        with self._lock:
+            for call in list(self._calls):
+                self._drop(call)
+
     def restart(self) -> None:
         """The server dies, with all sessions, and is back at once."""
         with self._lock:

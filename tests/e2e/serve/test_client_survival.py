@@ -7,6 +7,7 @@ turns are those of a talk that nobody disturbed.
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -41,8 +42,8 @@ def undisturbed(served: Served) -> dict[str, Heard]:
 
 
 @contextmanager
-def opened(address: str, **options: object) -> Iterator[Session]:
-    with Client(address, timeout_s=120, recovery=PATIENT) as client, client.session(**options) as session:
+def opened(address: str, recovery: Recovery = PATIENT, **options: object) -> Iterator[Session]:
+    with Client(address, timeout_s=120, recovery=recovery) as client, client.session(**options) as session:
         yield session
 
 
@@ -88,6 +89,23 @@ def test_fifty_resets_change_nothing(served: Served, undisturbed: dict[str, Hear
         for kind, heard in zip(kinds, pool.map(partial(talk_through_resets, served.address), kinds), strict=True):
             heard.check_same(undisturbed[kind])
             assert heard.resumed
+
+
+def test_a_model_process_that_stands_still_changes_nothing(served: Served, undisturbed: dict[str, Heard]) -> None:
+    """Its turns pile up in Triton, and are asked for again and again, each time on a new stream."""
+    model = served.model_process()
+    moments = {(10, -1), (61, 2), (110, 1)}
+
+    def disturb(number: int, token: int) -> None:
+        if (number, token) in moments:
+            moments.remove((number, token))
+            model.suspend()
+            threading.Timer(1.5, model.resume).start()
+
+    with opened(served.address, Recovery(ask_again_after_s=0.1), **SEEDED) as session:
+        heard = talk(session, disturb)
+    assert not moments
+    heard.check_same(undisturbed["seeded"])
 
 
 def test_five_deaths_change_nothing(served: Served, start_tiny: Start, undisturbed: dict[str, Heard]) -> None:

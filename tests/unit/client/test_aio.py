@@ -13,6 +13,7 @@ from microturn_client import (
     InternalError,
     InvalidArgument,
     ProtocolError,
+    Recovery,
     ResourceExhausted,
     SessionClosed,
     Tokens,
@@ -177,6 +178,20 @@ class TestSilence:
             assert await session.close(timeout_s=0.2) is None
         assert time.monotonic() - started_s < 5.0
         await wait_until(lambda: server.num_ended_streams == 1)
+
+    async def test_a_stream_that_dies_without_a_word_is_replaced(self):
+        server = FakeServer(token_s=0.005)
+        recovery = Recovery(ask_again_after_s=0.1)
+        async with server.async_client(recovery=recovery) as client, client.session(timeout_s=20.0) as session:
+            turn = session.turn([1], max_tokens=20)
+            first = await anext(turn)
+            server.mute_streams()
+            *rest, end = await events(turn)
+            assert all(isinstance(event, Tokens) for event in rest)
+            assert sum(len(event.ids) for event in (first, *rest)) == 20
+            assert isinstance(end, TurnEnd)
+            server.mute_streams()
+            assert (await session.append([2])).context_len == 1 + 20 + 1
 
     async def test_a_turn_without_limit_waits(self, client):
         session = client.session(timeout_s=float("inf"))

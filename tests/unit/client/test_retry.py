@@ -19,7 +19,7 @@ from microturn_client import (
     Unavailable,
 )
 from microturn_client import _errors as errors
-from microturn_client._retry import Backoff, Remedy, remedy_for
+from microturn_client._retry import Backoff, Patience, Remedy, remedy_for
 
 RULES = {
     InvalidArgument: (Remedy.TELL, Remedy.TELL),
@@ -88,3 +88,16 @@ def test_patience_counts_from_the_first_failure_and_an_answer_renews_it():
     assert backoff.is_exhausted(5.0)
     backoff.succeeded()
     assert not backoff.is_exhausted(5.0)
+
+
+@pytest.mark.parametrize("uniform", [0.0, 0.999999])
+def test_silence_is_borne_twice_as_long_each_time_and_an_answer_renews_it(uniform):
+    patience = Patience(Recovery(ask_again_after_s=4.0), lambda: uniform)
+    waits = []
+    for _ in range(4):
+        waits.append(patience.seconds)
+        patience.was_in_vain()
+    first_s = 4.0 + 2.0 * uniform
+    assert waits == pytest.approx([first_s, 2 * first_s, 4 * first_s, 8 * first_s])
+    patience.renew()
+    assert patience.seconds == pytest.approx(first_s)

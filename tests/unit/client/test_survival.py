@@ -51,6 +51,17 @@ class Scene:
             self.sessions.drop(self.send)
         self.up, self.down = [], []
         self.send = None
+        self.is_mute = False
+        self.lost = set()
+
+    def go_mute(self):
+        """The stream lives, and nothing that is on the way or will be sent gets through."""
+        self.up, self.down = [], []
+        self.is_mute = self.send is not None
+
+    def lose_answer(self, request_id):
+        """What the server still says to one request gets lost."""
+        self.lost.add(request_id)
 
     def flush(self):
         if not self.core.wants_stream:
@@ -61,7 +72,8 @@ class Scene:
         elif requests:
             if self.send is None:
                 self.send = self.down.append
-            self.up += requests
+            if not self.is_mute:
+                self.up += requests
 
     def begin(self, given, **options):
         turn = self.core.begin_turn(encode_input(given), options, 1e9)
@@ -74,8 +86,10 @@ class Scene:
 
     def deliver_down(self):
         if self.down:
-            self.core.receive(self.down.pop(0))
-            self.flush()
+            message = self.down.pop(0)
+            if not self.is_mute and message.infer_response.id not in self.lost:
+                self.core.receive(message)
+                self.flush()
 
     def wait(self):
         if self.core.wake_at is not None:
@@ -101,11 +115,16 @@ class Scene:
                 self.deliver_down()
             elif self.sessions.is_busy:
                 self.sessions.step()
-            elif self.core.state is SessionState.BROKEN and self.core.wake_at is not None:
+            elif self.core.wake_at is not None and self.is_waiting:
                 self.wait()
             else:
                 return
         raise AssertionError("it never comes to rest")
+
+    @property
+    def is_waiting(self):
+        """Whether the core wants an answer, or to try again."""
+        return self.core.state is SessionState.BROKEN or self.core._outbox.has_sent_any
 
     @property
     def context(self):
@@ -198,8 +217,13 @@ class Talk:
 
     def fail(self):
         if self.chance.random() < 0.5:
-            failures = [self.scene.break_stream, self.scene.kill, self.scene.sessions.forget_sequences]
-            self.chance.choice(failures)()
+            scene = self.scene
+            failures = [scene.break_stream, scene.kill, scene.sessions.forget_sequences, scene.go_mute]
+            self.chance.choice([*failures, self.lose])()
+
+    def lose(self):
+        if self.scene.up:
+            self.scene.lose_answer(self.chance.choice(self.scene.up).id)
 
     def pass_on(self):
         scene = self.scene
@@ -422,6 +446,114 @@ def test_a_turn_at_which_the_server_fails_is_tried_once_more(scene):
     with pytest.raises(InternalError, match="a fault"):
         events(turn)
     assert len(scene.context) == 2 + 5
+
+
+class TestSilence:
+    """A stream that lives and says nothing: a model process that died in a Triton that nobody supervises, a proxy that
+    has not noticed that its server is gone. Clients waited for ever, since what is behind an answer that its reader has
+    left, or behind the attempt to go on with a session, was not sent before that was answered."""
+
+    @pytest.mark.parametrize("num_tokens", [0, 3])
+    def test_a_turn_without_an_answer_is_asked_for_again(self, scene, num_tokens):
+        scene.begin([1, 2], max_tokens=2)
+        scene.settle()
+        turn = scene.begin([3], max_tokens=num_tokens)
+        scene.go_mute()
+        scene.settle()
+        assert ids(events(turn)) == expected_of([([1, 2], 2, 0), ([3], num_tokens, 0)])[1][-1]
+        assert scene.sessions.num_turns_done == 2
+
+    def test_an_answer_that_was_lost_is_told_again(self, scene):
+        scene.begin([1, 2], max_tokens=2)
+        scene.settle()
+        turn = scene.begin([3], max_tokens=4)
+        for step in (scene.deliver_up, scene.sessions.step, scene.sessions.step, scene.deliver_down):
+            step()
+        heard = ids(events(turn))
+        scene.sessions.step()
+        scene.go_mute()
+        scene.settle()
+        assert heard + ids(events(turn)) == expected_of([([1, 2], 2, 0), ([3], 4, 0)])[1][-1]
+        assert scene.sessions.num_turns_done == 2
+
+    def test_an_answer_that_is_overtaken_is_lost(self, scene):
+        """The turns behind it were written down in its place."""
+        turns = [scene.begin([number], max_tokens=2) for number in range(3)]
+        scene.deliver_up()
+        scene.sessions.step()
+        scene.deliver_down()
+        scene.lose_answer(scene.up[0].id)
+        began_s = scene.now_s
+        scene.settle()
+        assert scene.now_s < began_s + 1.0
+        said = [([number], 2, 0) for number in range(3)]
+        assert [ids(events(turn)) for turn in turns] == expected_of(said)[1]
+        assert scene.sessions.num_turns_done == 3
+        scene.kill()
+        scene.wait()
+        scene.settle()
+        assert scene.context == expected_of(said)[0]
+
+    def test_a_turn_that_was_given_up_holds_nobody_up(self, scene):
+        scene.begin([1, 2], max_tokens=2)
+        scene.settle()
+        late = scene.begin([3], max_tokens=4)
+        scene.go_mute()
+        scene.core.time_out(late)
+        turn = scene.begin([4], max_tokens=2)
+        scene.settle()
+        assert len(ids(events(turn))) == 2
+        assert scene.context[:6] == [*expected_of([([1, 2], 2, 0)])[0], 3, 4]
+
+    def test_start_is_asked_for_again(self, scene):
+        turn = scene.begin([1, 2], max_tokens=2)
+        scene.go_mute()
+        scene.settle()
+        assert ids(events(turn)) == expected_of([([1, 2], 2, 0)])[1][-1]
+        assert scene.sessions.num_turns_done == 1
+
+    @pytest.mark.parametrize("fail", [Scene.break_stream, Scene.kill])
+    def test_each_attempt_to_go_on_may_be_lost(self, scene, fail):
+        """The first attempts, where the session lives; what it is told, where it is opened anew."""
+        scene.begin("a b", max_tokens=2, role="user")
+        scene.begin([3], max_tokens=2)
+        scene.settle()
+        fail(scene)
+        turn = scene.begin([4], max_tokens=2)
+        for num_passed in range(5):
+            for _ in range(num_passed):
+                scene.deliver_up()
+                scene.deliver_down()
+            while scene.core.state is SessionState.BROKEN:
+                scene.wait()
+            scene.go_mute()
+            scene.wait()
+            assert not scene.is_mute, "it waits for ever"
+        scene.settle()
+        said = [("a b", 2, 0), ([3], 2, 0), ([4], 2, 0)]
+        assert ids(events(turn)) == expected_of(said)[1][-1]
+        assert scene.context == expected_of(said)[0]
+
+    def test_a_server_that_is_slow_is_not_taken_for_lost(self):
+        """An hour before each token: the turns are done once, and their readers hear of nothing but the answers."""
+        scene = Scene(Recovery(give_up_after_s=1.0, give_up_opening_s=1.0))
+        turns = [scene.begin([1, 2], max_tokens=2), scene.begin([3], max_tokens=2)]
+        num_streams = 0
+        for hour in range(1, 5):
+            while scene.now_s < hour * 3600.0:
+                num_streams += scene.core.state is SessionState.BROKEN
+                scene.deliver_up()
+                scene.deliver_down()
+                scene.wait()
+            scene.sessions.step()
+        scene.settle()
+        for turn, answer in zip(turns, expected_of([([1, 2], 2, 0), ([3], 2, 0)])[1], strict=True):
+            *tokens, end = events(turn)
+            assert all(isinstance(event, Tokens) for event in tokens)
+            assert ids(tokens) == answer
+            assert end.status.finish_reason == "length"
+        assert scene.sessions.num_turns_done == 2
+        assert num_streams <= 4 * 9  # 10 s and more, doubled
 
 
 class TestBargeIn:

@@ -13,6 +13,7 @@ from microturn_client import (
     InvalidArgument,
     NotFound,
     ProtocolError,
+    Recovery,
     ResourceExhausted,
     SessionClosed,
     Tokens,
@@ -20,6 +21,7 @@ from microturn_client import (
     TurnTimeout,
     Unavailable,
 )
+from microturn_client.testing import FakeServer
 
 
 @pytest.fixture
@@ -220,6 +222,20 @@ class TestSilence:
             release.set()
             assert len(list(turn)) == 2
             assert session.context_len == 1 + 1 + 2
+
+    def test_a_stream_that_dies_without_a_word_is_replaced(self):
+        server = FakeServer(token_s=0.005)
+        recovery = Recovery(ask_again_after_s=0.1)
+        with server.client(recovery=recovery) as client, client.session(timeout_s=20.0) as session:
+            turn = session.turn([1], max_tokens=20)
+            first = next(turn)
+            server.mute_streams()
+            *rest, end = turn
+            assert all(isinstance(event, Tokens) for event in rest)
+            assert sum(len(event.ids) for event in (first, *rest)) == 20
+            assert isinstance(end, TurnEnd)
+            server.mute_streams()
+            assert session.append([2]).context_len == 1 + 20 + 1
 
     def test_a_turn_without_limit_waits(self, client):
         assert client.session(timeout_s=float("inf")).append([1]).context_len == 1
