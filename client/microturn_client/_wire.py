@@ -29,6 +29,9 @@ CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", -1),
     # gRPC waits up to two minutes between attempts; a server that restarts is back in seconds.
     ("grpc.max_reconnect_backoff_ms", 1000),
+    # With pings, what is written to a connection that is dead is waited for 20 s, and without for a quarter of an hour.
+    # More than one in five minutes many servers do not allow.
+    ("grpc.keepalive_time_ms", 330_000),
 )
 
 _RESERVED_NAMES = ("priority", "timeout", "headers")

@@ -22,9 +22,10 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 
 
-@pytest.fixture
-def bare_triton(smollm2_dir: str, tmp_path: Path) -> Iterator[str]:
+@pytest.fixture(scope="module")
+def bare_triton(smollm2_dir: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A tritonserver that nobody supervises, with the model copied into somebody's repository."""
+    tmp_path = tmp_path_factory.mktemp("bare")
     python = _python_with_wheels(tmp_path / "environment")
     repository = tmp_path / "repository"
     repository.mkdir()
@@ -52,6 +53,7 @@ def bare_triton(smollm2_dir: str, tmp_path: Path) -> Iterator[str]:
             f"--metrics-port={metrics_port}",
             *(f"--{kind}-address=127.0.0.1" for kind in ("grpc", "http", "metrics")),
             "--allow-gpu-metrics=false",
+            "--exit-timeout-secs=2",  # it waits so long for a model process that is dead
             *flags,
         ],
         # The stub takes the packages of the first python3 on PATH.
@@ -77,10 +79,10 @@ def test_the_copied_model_serves_sessions_in_a_bare_triton(bare_triton: str) -> 
 
 def test_a_model_process_that_died_is_noticed_though_triton_says_nothing(bare_triton: str) -> None:
     """Its stream lives on. The turn ended by its own time limit only, and so did every turn behind it."""
-    with Client(bare_triton) as client:
-        _wait_until_ready(client)
     impatient = Recovery(ask_again_after_s=0.5, give_up_after_s=1.0)
-    with Client(bare_triton, recovery=impatient, timeout_s=60) as client, client.session() as session:
+    with Client(bare_triton, recovery=impatient, timeout_s=60) as client:
+        _wait_until_ready(client)
+        session = client.session()
         turn = session.turn("Once upon a time", max_tokens=4000, ignore_eos=True)
         next(turn)
         began_s = time.monotonic()

@@ -1,9 +1,12 @@
 import gc
+import os
+import socket
 import threading
 import time
 
 import grpc
 import numpy as np
+import psutil
 import pytest
 
 from microturn_client import (
@@ -236,6 +239,15 @@ class TestSilence:
             assert isinstance(end, TurnEnd)
             server.mute_streams()
             assert session.append([2]).context_len == 1 + 20 + 1
+
+    def test_a_connection_that_dies_without_a_word_is_replaced(self, client, server):
+        """What was written to it was sent again for a quarter of an hour, and every new stream took the same way."""
+        client.session().append([1])
+        port = int(server.address.rpartition(":")[2])
+        ends = psutil.Process().net_connections("tcp")
+        [descriptor] = [end.fd for end in ends if end.raddr and end.raddr.port == port]
+        with socket.socket(fileno=os.dup(descriptor)) as connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 20_000
 
     def test_a_turn_without_limit_waits(self, client):
         assert client.session(timeout_s=float("inf")).append([1]).context_len == 1
