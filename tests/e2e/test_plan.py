@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from support.tiny_model_dir import write_tiny_model
 
 
@@ -27,5 +29,6 @@ def test_a_machine_is_measured_and_the_measurement_can_be_planned_with_again(tmp
     assert min(cost_ms.values()) >= 0
     assert measured["sessions_by_time"] > 0
     again = json.loads(plan("--steps", str(steps)))
-    assert again["serving_cost_ms"] == cost_ms
-    assert again["sessions_by_time"] == measured["sessions_by_time"]
+    assert again["serving_cost_ms"] == pytest.approx(cost_ms)
+    # The file has its times rounded.
+    assert again["sessions_by_time"] == pytest.approx(measured["sessions_by_time"], rel=0.02)

@@ -40,9 +40,10 @@ def measure(
     """Measures steps in this process, and then the cost of serving; see `measure_steps` and `measure_serving`.
 
     Raises:
-        Unavailable: when the server that is to be measured does not start.
+        Unavailable: when the server that is to be measured does not start, or does not answer.
     """
     from microturn.planning.serving_cost import MOST_ROWS, measure_serving
+    from microturn_client import MicroturnError
 
     steps = measure_steps(model_dir, weights, kv_dtype, context_len, num_new, most_rows)
     decodes = [step for step in steps if step.num_new == 1 and step.num_rows <= MOST_ROWS]
@@ -50,7 +51,7 @@ def measure(
     try:
         decode_s = widest.step_s * min(widest.jitter)
         cost = measure_serving(model_dir, weights, kv_dtype, context_len, widest.num_rows, decode_s)
-    except RuntimeError as error:
+    except (RuntimeError, MicroturnError) as error:
         raise Unavailable(f"what serving costs cannot be measured: {error}") from None
     return Measurement(steps, cost)
 
