@@ -44,9 +44,9 @@ class _Switch:
         self._reporting = reporting
         self._read = reporting._publisher._read
         self.answered = reporting.answered
-        threads = [reporting._publisher._thread, reporting._log._thread]
+        threads = [reporting._publisher._thread, reporting._log._records.thread]
         if reporting._spans is not None:
-            threads.append(reporting._spans._thread)
+            threads.append(reporting._spans._turns.thread)
         idents = [thread.ident for thread in threads if thread is not None]
         self._clocks = [time.pthread_getcpuclockid(ident) for ident in idents if ident is not None]
 

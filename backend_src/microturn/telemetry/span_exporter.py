@@ -9,9 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-import queue
 import socket
-import threading
 import time
 import urllib.error
 import urllib.request
@@ -21,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 import microturn
 from microturn.errors import InvalidArgument
+from microturn.telemetry.batch_thread import BatchThread
 from microturn.telemetry.spans import AnsweredTurn, spans_of
 
 log = logging.getLogger(__name__)
@@ -42,48 +41,28 @@ class SpanExporter:
         url: where to, `/v1/traces` included.
         headers: that the collector wants, such as an authorization.
         resource: attributes of this server.
-
-    Attributes:
-        num_dropped: turns whose spans were lost, because nobody took them in time.
     """
 
     def __init__(self, url: str, headers: Mapping[str, str], resource: Mapping[str, str]) -> None:
-        self.num_dropped = 0
         self._url = url
         self._headers = {"Content-Type": "application/json", **headers}
         self._resource = [{"key": key, "value": {"stringValue": value}} for key, value in resource.items()]
-        self._waiting: queue.Queue[AnsweredTurn] = queue.Queue(_MAX_WAITING)
-        self._is_stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="microturn-spans", daemon=True)
-        self._thread.start()
+        self._turns = BatchThread(
+            "microturn-spans", self._send, pause_s=_PAUSE_S, max_waiting=_MAX_WAITING, max_at_once=_MAX_AT_ONCE
+        )
+
+    @property
+    def num_dropped(self) -> int:
+        """Turns whose spans were lost, because nobody took them in time."""
+        return self._turns.num_dropped
 
     def put(self, answered: AnsweredTurn) -> None:
         """Hands a turn on; never waits."""
-        try:
-            self._waiting.put_nowait(answered)
-        except queue.Full:
-            self.num_dropped += 1
+        self._turns.put(answered)
 
     def stop(self) -> None:
         """Sends what waits, once, and ends the thread."""
-        self._is_stopping.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        is_last = False
-        while not is_last:
-            is_last = self._is_stopping.wait(_PAUSE_S)
-            while answered := self._take():
-                self._send(answered)
-
-    def _take(self) -> list[AnsweredTurn]:
-        taken: list[AnsweredTurn] = []
-        try:
-            while len(taken) < _MAX_AT_ONCE:
-                taken.append(self._waiting.get_nowait())
-        except queue.Empty:
-            pass
-        return taken
+        self._turns.close()
 
     def _send(self, answered: list[AnsweredTurn]) -> None:
         unix_offset_s = time.time() - time.monotonic()
@@ -106,9 +85,9 @@ class SpanExporter:
             if isinstance(trouble, urllib.error.HTTPError):
                 is_refused = trouble.code not in _TRY_AGAIN
                 trouble.close()
-            if pause_s is None or is_refused or self._is_stopping.wait(pause_s):
+            if pause_s is None or is_refused or self._turns.is_closing.wait(pause_s):
                 break
-        self.num_dropped += len(answered)
+        self._turns.num_dropped += len(answered)
         log.warning("spans of %d turns are lost: %s: %s", len(answered), self._url, trouble)
 
     def _post(self, body: bytes) -> None:

@@ -99,9 +99,9 @@ def test_where_nobody_reads_closing_is_given_up(monkeypatch: pytest.MonkeyPatch)
     lines = LogThread(stream)
     log.info("unread")
     lines.close()
-    assert lines._thread.is_alive()
+    assert lines._records.thread.is_alive()
     stream.goes_on.set()
-    lines._thread.join(30)
+    lines._records.thread.join(30)
     assert [line["event"] for line in written(stream)] == ["unread"]
 
 
@@ -151,3 +151,15 @@ class Broken(io.StringIO):
             self.has_failed.set()
             raise BrokenPipeError
         return super().write(text)
+
+
+def test_who_logs_and_the_thread_survive_what_makes_no_line(capsys: pytest.CaptureFixture[str]) -> None:
+    stream = io.StringIO()
+    lines = LogThread(stream)
+    unfit = logging.makeLogRecord({"msg": "%d sessions", "args": ("three",)})
+    lines._handler.handle(unfit)  # not by the logger: pytest listens, too, and raises
+    log.info("no line", extra={"fields": {("a", "b"): 1}})
+    log.info("a line")
+    lines.close()
+    assert [line["event"] for line in written(stream)] == ["a line"]
+    assert capsys.readouterr().err.count("--- Logging error ---") == 2
