@@ -11,6 +11,7 @@ import numpy as np
 
 from load_tests.bench.results import print_table
 from load_tests.fleet.simulation import Course, Fleet, Ints, Moved, missed_beats
+from load_tests.load.pictures import save
 
 mpl.use("Agg")  # there may be no screen
 
@@ -103,7 +104,4 @@ def draw(path: Path, fleet: Fleet, courses: Mapping[str, Course]) -> None:
     missed.xaxis.set_major_formatter("{x:g}")
     for axes in (load, waiting, missed):
         axes.legend(frameon=False, fontsize=8)
-        axes.grid(visible=True, alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    save(figure, path)

@@ -45,7 +45,7 @@ def draw_run(path: Path, title: str, seconds: Sequence[Mapping[str, Any]]) -> No
     turns.set(xlabel="seconds", ylabel="per second", ylim=(0, None))
     for axes in (latency, people, turns):
         axes.legend(frameon=False, loc="upper right", ncols=3)
-    _save(figure, path)
+    save(figure, path)
 
 
 def draw_capacity(path: Path, levels: Sequence[Mapping[str, Any]], wanted_share: float) -> None:
@@ -71,11 +71,11 @@ def draw_capacity(path: Path, levels: Sequence[Mapping[str, Any]], wanted_share:
     parts.xaxis.get_major_locator().set_params(integer=True)
     if users:
         parts.legend(frameon=False, ncols=3)
-    _save(figure, path)
+    save(figure, path)
 
 
-def _save(figure: Figure, path: Path) -> None:
-    """With a faint grid, and no frame but the two axes."""
+def save(figure: Figure, path: Path) -> None:
+    """Writes a picture, with a faint grid and no frame but the two axes, and lets go of it."""
     for axes in figure.axes:
         axes.grid(visible=True, alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)

@@ -78,7 +78,7 @@ class SteppedEngine:
         """Opens a session or appends to it, without computing, until it has so many tokens."""
         at = self._context_lens.get(session_id, 0)
         self._engine.runner = self._stands_in
-        given = [_token(position) for position in range(at, context_len)]
+        given = [token_at(position) for position in range(at, context_len)]
         self._submit(session_id, given, {"max_tokens": 0, "rewind_to": at} if at else {"max_tokens": 0}, start=at == 0)
         self._run_out()
         self._engine.runner = self._computes
@@ -108,7 +108,7 @@ class SteppedEngine:
     def _turns(self, session_ids: Sequence[int], num_given: int, num_output: int) -> None:
         for session_id in session_ids:
             at = self._context_lens[session_id]
-            given = [_token(at + offset) for offset in range(num_given)]
+            given = [token_at(at + offset) for offset in range(num_given)]
             self._submit(session_id, given, {"max_tokens": num_output, "ignore_eos": True, "rewind_to": at})
 
     def _submit(
@@ -151,8 +151,8 @@ class SteppedEngine:
                 tensor.copy_(page.to(tensor.dtype) if tensor.dtype == torch.int8 else page / 100)
 
 
-def _token(position: int) -> int:
-    """Some token."""
+def token_at(position: int) -> int:
+    """Some token that every vocabulary has."""
     return 10 + position % 100
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from microturn.planning.step_times import StepTimes
+from microturn.settings import Settings
 
 # A session that is so many beats late will not be on time again.
 _HOPELESS_BEATS = 10
@@ -61,7 +62,7 @@ class Beat:
     num_output: int = 4
     wanted_share: float = 0.99
     cost: ServingCost = ServingCost()
-    max_step_tokens: int = 256
+    max_step_tokens: int = Settings.max_batch_tokens
     spread: str = "even"
 
 

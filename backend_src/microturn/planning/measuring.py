@@ -85,7 +85,7 @@ def measure_steps(
         model_dir=str(model_dir),
         weights=weights,
         kv_dtype=kv_dtype,
-        max_batch_tokens=max(256, most_rows * num_new),
+        max_batch_tokens=max(Settings.max_batch_tokens, most_rows * num_new),
         max_sessions=most_rows,
         kv_tokens=most_rows * longest,
         max_context=longest,

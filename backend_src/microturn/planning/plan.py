@@ -10,6 +10,7 @@ from microturn.planning.beat import Beat, on_time_share, sessions_on_time
 from microturn.planning.machine import Machine
 from microturn.planning.shape import ModelShape
 from microturn.planning.step_times import MeasuredStep, Roofline, StepTimes
+from microturn.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,8 @@ class Question:
     context_len: int
     beat: Beat
     memory_share: float
-    page_size: int = 16
-    window_slack: int = 256
+    page_size: int = Settings.page_size
+    window_slack: int = Settings.window_slack
 
     @property
     def weight_bytes(self) -> int:

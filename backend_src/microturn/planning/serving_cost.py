@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
+from microturn.bench.stepped_engine import token_at
 from microturn.planning.beat import ServingCost
 from microturn.serve.child import running_server
 from microturn_client import AsyncClient, AsyncSession
@@ -52,12 +53,12 @@ async def _measure(address: str, context_len: int, num_rows: int, decode_s: floa
     async with AsyncClient(address) as client:
         sessions = [client.session() for _ in range(num_rows)]
         for session in sessions:
-            await session.turn([_token(at) for at in range(context_len)], max_tokens=0).wait()
+            await session.turn([token_at(at) for at in range(context_len)], max_tokens=0).wait()
         turn_s = median([await _empty_s(sessions[0]) for _ in range(_NUM_EMPTY)])
         served_s = min([await _served_decode_s(sessions, context_len) for _ in range(_NUM_ROUNDS)])
         beside = [client.session() for _ in range(MOST_ROWS)]
         for session in beside:
-            await session.turn([_token(0)], max_tokens=0).wait()
+            await session.turn([token_at(0)], max_tokens=0).wait()
         turn_hold_s = median([await _turn_hold_s(sessions[0], beside, context_len) for _ in range(_NUM_ROUNDS)])
         return ServingCost(turn_s, max(turn_hold_s, 0.0), max((served_s - decode_s) / num_rows, 0.0))
 
@@ -73,7 +74,8 @@ async def _together_s(sessions: Sequence[AsyncSession], num_output: int, context
     """Seconds until turns of all sessions have ended that were sent at once, from the same context each time."""
     started_s = time.perf_counter()
     turns = [
-        session.turn([_token(0)], max_tokens=num_output, ignore_eos=True, rewind_to=context_len) for session in sessions
+        session.turn([token_at(0)], max_tokens=num_output, ignore_eos=True, rewind_to=context_len)
+        for session in sessions
     ]
     await asyncio.gather(*(turn.wait() for turn in turns))
     return time.perf_counter() - started_s
@@ -110,8 +112,3 @@ async def _keep_alive(session: AsyncSession, due_s: float, period_s: float, is_o
             return num_turns
         await session.turn(None, max_tokens=0).wait()
         num_turns += 1
-
-
-def _token(position: int) -> int:
-    """Some token that every vocabulary has."""
-    return 5 + position % 50
