@@ -21,8 +21,11 @@ from microturn import kernel_cache
 # All kernels that are made of these pieces import this file before they are decorated.
 kernel_cache.watch_all_sources()
 
+# What kernels are compiled for, in LLVM's names.
+CPU_FEATURES = frozenset((config.CPU_FEATURES or get_host_cpu_features()).split(","))
+
 # 32 registers of 16 floats with AVX-512; otherwise 16 of 8 floats as with AVX2, or what LLVM makes of them.
-HAS_AVX512 = "+avx512f" in (config.CPU_FEATURES or get_host_cpu_features()).split(",")
+HAS_AVX512 = "+avx512f" in CPU_FEATURES
 LANES = 16 if HAS_AVX512 else 8
 
 # Where what is fetched waits: 3 is the first cache, 2 the second. Intel's first cache has room for few lines on their

@@ -14,9 +14,12 @@ from numpy.typing import NDArray
 
 from microturn.kv_quantization import LEAST_SCALE
 from microturn.layers import int8_products as products
-from microturn.layers.int8_products import TILE_ROWS
+from microturn.layers.int8_products import PANEL, TILE_ROWS
 
 _Array = NDArray[Any]
+
+# So many are rounded sooner than other threads wake up.
+FEW_ROWS = 8
 
 _LEAST_SCALE = np.float32(LEAST_SCALE)
 _NO_SIGN = np.int32(0x7FFFFFFF)
@@ -42,7 +45,7 @@ def _find_scale(x: _Array, most_steps: int, scale: _Array) -> None:
 
 
 @numba.njit(nogil=True)
-def _quantize_row(x: _Array, most_steps: int, steps: _Array, scale: _Array) -> None:
+def quantize_row(x: _Array, most_steps: int, steps: _Array, scale: _Array) -> None:
     _find_scale(x, most_steps, scale)
     inverse = np.float32(1.0) / scale[0]
     for d in range(x.shape[0]):
@@ -61,12 +64,12 @@ def quantize(x: _Array, most_steps: int, steps: _Array, scales: _Array) -> None:
         steps: int16 [rows, padded width], written, zeros behind the width.
         scales: float32 [rows], written.
     """
-    if x.shape[0] <= TILE_ROWS:  # less than to wake the other threads takes
+    if x.shape[0] <= FEW_ROWS:
         for row in range(x.shape[0]):
-            _quantize_row(x[row], most_steps, steps[row], scales[row : row + 1])
+            quantize_row(x[row], most_steps, steps[row], scales[row : row + 1])
     else:
         for row in numba.prange(x.shape[0]):
-            _quantize_row(x[row], most_steps, steps[row], scales[row : row + 1])
+            quantize_row(x[row], most_steps, steps[row], scales[row : row + 1])
 
 
 @numba.njit(nogil=True, parallel=True, cache=True)
@@ -76,7 +79,7 @@ def multiply(x: _Array, x_scales: _Array, weight: _Array, weight_scales: _Array,
     Args:
         x: int16 [rows, padded in], at most `most_steps` each.
         x_scales: float32 [rows].
-        weight: int8 [panels, padded in / 2, PANEL, 2], from -127 to 127 (see `int8_products`).
+        weight: int8 [panels, padded in * PANEL], from -127 to 127 (see `int8_products`).
         weight_scales: float32 [panels * PANEL].
         out: float32 [rows, out], written: ``sum * weight_scale * x_scale``, multiplied in this order.
     """
@@ -91,7 +94,7 @@ def multiply(x: _Array, x_scales: _Array, weight: _Array, weight_scales: _Array,
 @numba.njit(nogil=True, cache=True)
 def round_and_multiply(x: _Array, most_steps: int, weight: _Array, weight_scales: _Array, out: _Array) -> None:
     """Product of rows, float32 [rows, in], with a weight; the others as in `quantize` and `multiply`."""
-    steps = np.empty((x.shape[0], 2 * weight.shape[1]), np.int16)
+    steps = np.empty((x.shape[0], weight.shape[1] // PANEL), np.int16)
     scales = np.empty(x.shape[0], np.float32)
     quantize(x, most_steps, steps, scales)
     multiply(steps, scales, weight, weight_scales, out)

@@ -1,4 +1,4 @@
-"""Matrix products over weights of 8 bits: a quarter of the memory, and one kernel for few rows and for many.
+"""Matrix products over weights of 8 bits: a quarter of the memory.
 
 Each row of a weight has a scale, and so has each row of the input: a token's result depends on nothing but that token.
 Inputs keep 16 bits (8 cost SmolLM2-135M 3.9 % of perplexity).
@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Self
 
-import numpy as np
-import torch
+import numba
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from microturn.kv_quantization import quantize
-from microturn.layers import int8_kernels
-from microturn.layers.int8_products import PANEL, STEP, most_steps
+from microturn.layers import amx_kernels, amx_products, int8_kernels
+from microturn.layers.int8_kernels import FEW_ROWS
+from microturn.layers.int8_products import PANEL, in_panels, most_steps
 from microturn.layers.linear import stacked
 
 
@@ -30,12 +31,8 @@ class Int8Linear:
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.num_out, num_in = weight.shape
         steps, scales = quantize(weight)
-        num_panels, num_pairs = -(-self.num_out // PANEL), -(-num_in // STEP) * STEP // 2
-        padded = torch.zeros(num_panels * PANEL, 2 * num_pairs, dtype=torch.int8)
-        padded[: self.num_out, :num_in] = steps
-        self._weight = padded.view(num_panels, PANEL, num_pairs, 2).transpose(1, 2).contiguous().numpy()
-        self._scales = np.ones(num_panels * PANEL, np.float32)
-        self._scales[: self.num_out] = scales.numpy()
+        self._weight = in_panels(steps).contiguous().numpy()
+        self._scales = pad(scales, (0, len(self._weight) * PANEL - self.num_out), value=1.0).numpy()
         self._most_steps = most_steps(num_in)
         self._bias = bias
         self.num_bytes = self._weight.nbytes + self._scales.nbytes
@@ -52,5 +49,10 @@ class Int8Linear:
 
     def __call__(self, x: Tensor, out: Tensor) -> Tensor:
         """See `Product`."""
-        int8_kernels.round_and_multiply(x.numpy(), self._most_steps, self._weight, self._scales, out.numpy())
+        args = x.numpy(), self._most_steps, self._weight, self._scales, out.numpy()
+        # Few rows wait for the weights in either case, and whole vectors ask for them in the steadier way.
+        if len(x) > FEW_ROWS and amx_products.is_available():
+            amx_kernels.round_and_multiply(*args, numba.get_num_threads())
+        else:
+            int8_kernels.round_and_multiply(*args)
         return out if self._bias is None else out.add_(self._bias)

@@ -5,13 +5,14 @@ integers, so that neither the order of a sum nor the tiles change it: a row has 
 company. Nothing saturates: two neighbours, widened to 16 bits, are multiplied and added up in 32 bits by an instruction
 that every x86 CPU has, and `most_steps` keeps the whole sum within them.
 
-Weights lie in *panels* of as many outputs as two vectors have lanes, pair of inputs by pair of inputs::
+Weights lie in *panels* of as many outputs as a vector has lanes, four inputs by four::
 
-    weight[panel, pair, output, 2]     a load has the pair's two elements for one output per lane
-    x[row, 2 * pair : 2 * pair + 2]    is repeated in all lanes
+    weight[panel, quad, output, 4]     a load has these four elements of half a panel's outputs
+    x[row, 4 * quad : 4 * quad + 4]    is repeated for each of them
 
-so that nothing is ever added across lanes. A panel is read once, in order, while what comes behind it is fetched, and
-stays in the cache for all rows (Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008).
+so that nothing is added across lanes but, at the end, the two sums that an output has. A panel is read once, in order,
+while what comes behind it is fetched, and stays in the cache for all rows (Goto and van de Geijn, "Anatomy of
+High-Performance Matrix Multiplication", 2008). CPUs with AMX read the same panels in another way: `amx_products`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from typing import Any
 
 from llvmlite import ir
 from numba.core import cgutils
+from torch import Tensor
+from torch.nn.functional import pad
 
 from microturn.attention.native_vectors import (
     HAS_AVX512,
@@ -34,26 +37,28 @@ from microturn.attention.native_vectors import (
 )
 from microturn.kv_quantization import MOST_STEPS
 
+# Outputs of a panel. With AMX two panels are read at once: their number is even.
+PANEL = LANES
+PANELS_AT_ONCE = 2
+_QUAD = 4
 _NUM_VECTORS = 2
-
-# Outputs of a panel.
-PANEL = _NUM_VECTORS * LANES
 
 # Rows of a tile, at most: its sums fill half of the registers.
 TILE_ROWS = 8 if HAS_AVX512 else 4
 
-# A turn of the loop takes a cache line of weights: one pair of inputs with AVX-512, otherwise two. Rows are padded with
-# zeros to whole multiples of that.
+# Rows of inputs and weights are padded with zeros to whole multiples of that.
+STEP = 64
+
+# A turn of the loop takes a cache line of weights.
 _LINE_BYTES = 64
-_NUM_PAIRS = _LINE_BYTES // (2 * PANEL)
-STEP = 2 * _NUM_PAIRS
+_NUM_QUADS = _LINE_BYTES // (_QUAD * PANEL)
 
 # Weights are fetched so many bytes ahead.
 _AHEAD = 4096
 
 _MOST_INPUT_STEPS = 2**15 - 1
 
-_INT32, _FLOAT = ir.IntType(32), ir.FloatType()
+_INT32, _INT64, _FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
 _SUMS, _FLOATS, _WIDE = ir.VectorType(_INT32, LANES), ir.VectorType(_FLOAT, LANES), ir.VectorType(_INT32, 2 * LANES)
 _INPUTS, _WEIGHTS = ir.VectorType(ir.IntType(16), 2 * LANES), ir.VectorType(ir.IntType(8), 2 * LANES)
 
@@ -61,6 +66,20 @@ _INPUTS, _WEIGHTS = ir.VectorType(ir.IntType(16), 2 * LANES), ir.VectorType(ir.I
 def most_steps(width: int) -> int:
     """The largest input to be multiplied with weight rows of so many elements: no sum has more than 32 bits."""
     return min(_MOST_INPUT_STEPS, (2**31 - 1) // (MOST_STEPS * width))
+
+
+def in_panels(steps: Tensor) -> Tensor:
+    """Weights in the order of reading.
+
+    Args:
+        steps: int8 [outputs, inputs].
+
+    Returns:
+        int8 [panels, padded inputs * PANEL].
+    """
+    num_out, num_in = steps.shape
+    padded = pad(steps, (0, -num_in % STEP, 0, -num_out % (PANELS_AT_ONCE * PANEL)))
+    return padded.view(-1, PANEL, padded.shape[1] // _QUAD, _QUAD).transpose(1, 2).flatten(1)
 
 
 def tile() -> Any:
@@ -85,49 +104,52 @@ def tile() -> Any:
             def add_line(number: ir.Value, sums: Values) -> Values:
                 line = b.gep(start, [b.mul(number, INT(_LINE_BYTES))])
                 fetch(b, b.gep(line, [INT(_AHEAD)]))
-                for pair in range(_NUM_PAIRS):
-                    at = b.add(b.mul(number, INT(STEP)), INT(2 * pair))
-                    starts = [2 * (pair * PANEL + vector * LANES) for vector in range(_NUM_VECTORS)]
-                    factors = [_load(b, line, INT(place), _WEIGHTS) for place in starts]
-                    given = [_repeated_pair(b, vector, at) for vector in inputs]
+                for quad in range(_NUM_QUADS):
+                    at = b.mul(b.add(b.mul(number, INT(_NUM_QUADS)), INT(quad)), INT(_QUAD))
+                    starts = [_QUAD * (quad * PANEL + vector * PANEL // _NUM_VECTORS) for vector in range(_NUM_VECTORS)]
+                    factors = [load(b, line, INT(place), _WEIGHTS) for place in starts]
+                    given = [_repeated_quad(b, vector, at) for vector in inputs]
                     pairs = [(vector, factor) for vector in given for factor in factors]
                     sums = [_add_products(b, *pair, total) for pair, total in zip(pairs, sums, strict=True)]
                 return sums
 
             zeros = [_SUMS([0] * LANES)] * (count * _NUM_VECTORS)
-            sums = iter(loop(b, b.udiv(num_in, INT(STEP)), zeros, add_line))
+            halves = iter(loop(b, b.udiv(num_in, INT(_QUAD * _NUM_QUADS)), zeros, add_line))
+            factors = load(b, weight_scales, first, _FLOATS)
             for number in rows:
                 x_scale = broadcast(b, b.load(b.gep(x_scales, [number])))
-                for vector in range(_NUM_VECTORS):
-                    column = b.add(first, INT(vector * LANES))
-                    scaled = b.fmul(b.sitofp(next(sums), _FLOATS), _load(b, weight_scales, column, _FLOATS))
-                    address = b.gep(out, [b.add(b.mul(number, num_out), column)])
-                    _store_first(b, b.fmul(scaled, x_scale), address, b.sub(num_out, column))
+                both = b.shuffle_vector(next(halves), next(halves), _WIDE(list(range(2 * LANES))))
+                scaled = b.fmul(b.sitofp(_sums_of_neighbours(b, both), _FLOATS), factors)
+                address = b.gep(out, [b.add(b.mul(number, num_out), first)])
+                store_first(b, b.fmul(scaled, x_scale), address, b.sub(num_out, first))
 
         for_each_choice(b, num_rows, range(1, TILE_ROWS + 1), emit_rows)
 
     return callable_by_kernels(emit)
 
 
-def _load(b: ir.IRBuilder, array: ir.Value, at: ir.Value, kind: ir.VectorType) -> ir.Value:
+def load(b: ir.IRBuilder, array: ir.Value, at: ir.Value, kind: ir.VectorType) -> ir.Value:
     return b.load(b.bitcast(b.gep(array, [at]), kind.as_pointer()), align=1)
 
 
-def _repeated_pair(b: ir.IRBuilder, x: ir.Value, at: ir.Value) -> ir.Value:
-    """Two neighbours of a row in all lanes."""
-    pair = b.load(b.bitcast(b.gep(x, [at]), _INT32.as_pointer()), align=2)
-    return b.bitcast(broadcast(b, pair), _INPUTS)
+def _repeated_quad(b: ir.IRBuilder, x: ir.Value, at: ir.Value) -> ir.Value:
+    """Four neighbours of a row, in all lanes."""
+    quad = b.load(b.bitcast(b.gep(x, [at]), _INT64.as_pointer()), align=2)
+    return b.bitcast(broadcast(b, quad, LANES // 2), _INPUTS)
 
 
 def _add_products(b: ir.IRBuilder, x: ir.Value, weight: ir.Value, sums: ir.Value) -> ir.Value:
     """Adds the products of two neighbours to the sum of their lane; LLVM has an instruction for just that."""
-    products = b.mul(b.sext(x, _WIDE), b.sext(weight, _WIDE))
+    return b.add(sums, _sums_of_neighbours(b, b.mul(b.sext(x, _WIDE), b.sext(weight, _WIDE))))
+
+
+def _sums_of_neighbours(b: ir.IRBuilder, vector: ir.Value) -> ir.Value:
     even, odd = (_SUMS([2 * lane + place for lane in range(LANES)]) for place in (0, 1))
     nothing = _WIDE(ir.Undefined)
-    return b.add(sums, b.add(b.shuffle_vector(products, nothing, even), b.shuffle_vector(products, nothing, odd)))
+    return b.add(b.shuffle_vector(vector, nothing, even), b.shuffle_vector(vector, nothing, odd))
 
 
-def _store_first(b: ir.IRBuilder, values: ir.Value, address: ir.Value, count: ir.Value) -> None:
+def store_first(b: ir.IRBuilder, values: ir.Value, address: ir.Value, count: ir.Value) -> None:
     """Stores a vector's first elements, as many as there are of so many; AMD's stores with a mask are slow."""
     pointer = b.bitcast(address, _FLOATS.as_pointer())
     with b.if_else(b.icmp_signed(">=", count, INT(LANES))) as (has_all, has_some):

@@ -1,66 +1,93 @@
-"""The product of integers against torch's in float64, which is exact, over whole and part tiles and blocks."""
+"""The product of integers against torch's in float64, which is exact, over whole and part tiles and panels."""
 
 from __future__ import annotations
 
-import numpy as np
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+
+import numba
 import pytest
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from microturn.attention.native_vectors import LANES
-from microturn.layers import int8_kernels
-from microturn.layers.int8_products import PANEL, STEP, most_steps
+from microturn.attention.native_vectors import CPU_FEATURES
+from microturn.layers import amx_kernels, amx_products, int8_kernels
+from microturn.layers.int8_products import PANEL, PANELS_AT_ONCE, STEP, in_panels, most_steps
+
+Kernel = Callable[..., None]
+
+OUT_STEP = PANELS_AT_ONCE * PANEL
 
 
-def in_panels(weight: Tensor) -> NDArray[np.int8]:
-    """Of a weight [whole panels, whole steps]."""
-    panels = weight.view(-1, PANEL, weight.shape[1] // 2, 2)
-    return panels.transpose(1, 2).contiguous().numpy()
+@pytest.fixture(params=["vectors", "amx"])
+def round_and_multiply(request: pytest.FixtureRequest) -> Kernel:
+    if request.param == "vectors":
+        return int8_kernels.round_and_multiply
+    if not amx_products.is_available():
+        pytest.skip("this CPU has no AMX")
+    return partial(amx_kernels.round_and_multiply, num_threads=numba.get_num_threads())
 
 
-def product(x: Tensor, x_scales: Tensor, weight: Tensor, weight_scales: Tensor, num_out: int) -> Tensor:
+def product(kernel: Kernel, x: Tensor, x_scales: Tensor, weight: Tensor, weight_scales: Tensor) -> Tensor:
+    """Of integers [rows, in] and [out, in] with scales; each row of x holds `most_steps` and has a power of two."""
+    num_out, width = weight.shape
     out = torch.full((len(x), num_out), float("nan"))
-    int8_kernels.multiply(x.numpy(), x_scales.numpy(), in_panels(weight), weight_scales.numpy(), out.numpy())
+    given = (x * x_scales[:, None]).numpy(), most_steps(width), in_panels(weight).contiguous().numpy()
+    padded_scales = torch.cat((weight_scales, torch.ones(-num_out % OUT_STEP)))
+    kernel(*given, padded_scales.numpy(), out.numpy())
     return out
 
 
-def expected(x: Tensor, x_scales: Tensor, weight: Tensor, weight_scales: Tensor, num_out: int) -> Tensor:
-    sums = (x.double() @ weight[:num_out].double().t()).float()
-    return sums * weight_scales[:num_out] * x_scales[:, None]
+def expected(x: Tensor, x_scales: Tensor, weight: Tensor, weight_scales: Tensor) -> Tensor:
+    sums = (x.double() @ weight.double().t()).float()
+    return sums * weight_scales * x_scales[:, None]
 
 
-@pytest.mark.parametrize("num_rows", [0, 1, 2, 3, 4, 5, 8, 11])
-@pytest.mark.parametrize(("num_out", "width"), [(1, STEP), (7, STEP), (PANEL + LANES + 1, 64), (960, 576), (12, 8192)])
-def test_the_product_is_exact(num_rows: int, num_out: int, width: int) -> None:
+@pytest.mark.parametrize("num_rows", [0, 1, 2, 3, 4, 5, 8, 11, 16, 17, 35])
+@pytest.mark.parametrize(
+    ("num_out", "width"), [(1, STEP), (7, 5), (PANEL + 1, STEP + 1), (OUT_STEP + 3, 64), (960, 576), (12, 8192)]
+)
+def test_the_product_is_exact(round_and_multiply: Kernel, num_rows: int, num_out: int, width: int) -> None:
     generator = torch.Generator().manual_seed(num_rows)
-    padded = -(-num_out // PANEL) * PANEL
     most = most_steps(width)
+    x = torch.randint(-most, most + 1, (num_rows, width), generator=generator)
+    x[:, width // 2] = most
     given = (
-        torch.randint(-most, most + 1, (num_rows, width), dtype=torch.int16, generator=generator),
-        torch.rand(num_rows, generator=generator),
-        torch.randint(-127, 128, (padded, width), dtype=torch.int8, generator=generator),
-        torch.rand(padded, generator=generator),
-        num_out,
+        x,
+        2.0 ** torch.randint(-20, 20, (num_rows,), generator=generator),
+        torch.randint(-127, 128, (num_out, width), dtype=torch.int8, generator=generator),
+        torch.rand(num_out, generator=generator),
     )
-    assert torch.equal(product(*given), expected(*given))
+    assert torch.equal(product(round_and_multiply, *given), expected(*given))
 
 
-@pytest.mark.parametrize("width", [STEP, 576, 1536, 4096])
+@pytest.mark.parametrize("width", [1, STEP, 576, 1536, 4096])
 @pytest.mark.parametrize("sign", [-1, 1])
-def test_nothing_saturates_and_no_sum_overflows(width: int, sign: int) -> None:
+def test_nothing_saturates_and_no_sum_overflows(round_and_multiply: Kernel, width: int, sign: int) -> None:
     """All elements are as large as they may be: sums of pairs pass 16 bits, those of a row come near 32."""
-    x = torch.full((5, width), sign * most_steps(width), dtype=torch.int16)
+    x = torch.full((5, width), sign * most_steps(width))
     weight = torch.full((PANEL, width), 127, dtype=torch.int8)
     weight[1] = -127
-    given = (x, torch.ones(5), weight, torch.ones(PANEL), PANEL)
-    assert torch.equal(product(*given), expected(*given))
+    given = (x, torch.ones(5), weight, torch.ones(PANEL))
+    assert torch.equal(product(round_and_multiply, *given), expected(*given))
 
 
-def test_only_the_columns_that_there_are_are_written() -> None:
-    out = np.full((3, 7), 5.0, np.float32)
-    x = np.ones((2, STEP), np.int16)
-    weight, scales = torch.ones(PANEL, STEP, dtype=torch.int8), np.ones(PANEL, np.float32)
-    int8_kernels.multiply(x, np.ones(2, np.float32), in_panels(weight), scales, out[:2])
-    assert (out[:2] == STEP).all()
-    assert (out[2] == 5).all()
+@pytest.mark.parametrize("num_rows", [2, 18])
+def test_only_the_rows_and_columns_that_there_are_are_written(round_and_multiply: Kernel, num_rows: int) -> None:
+    out = torch.full((num_rows + 1, 7), 5.0)
+    weight = in_panels(torch.ones(7, STEP, dtype=torch.int8)).contiguous().numpy()
+    scales = torch.ones(OUT_STEP).numpy()
+    round_and_multiply(torch.ones(num_rows, STEP).numpy(), 100, weight, scales, out[:num_rows].numpy())
+    assert torch.allclose(out[:num_rows], torch.tensor(float(STEP)))
+    assert (out[num_rows] == 5).all()
+
+
+def test_amx_is_for_cpus_that_have_it_as_the_user_would_have_it() -> None:
+    features = ",".join(sorted(CPU_FEATURES - {"+amx-tile", "+amx-int8"}))
+    program = "from microturn.layers import amx_products; print(amx_products.is_available())"
+    environment = {**os.environ, "NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": features}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, check=True, capture_output=True, text=True)
+    assert done.stdout == "False\n"
