@@ -3,8 +3,8 @@
 * Steps: so many sessions at so long a context, each with so many new tokens in one step. Time per step and its parts
   (see `stopwatch`), tokens per second, and the bytes that a step cannot do without (each weight once, the KV of all
   contexts once) over its time, beside what this machine's memory gives.
-* Slope: by how much a decode step of one session grows per token of context, beside the time that reading this token's
-  KV takes at that bandwidth.
+* Slope: by how much a decode step of so many sessions grows per token that they hold, beside the time that reading this
+  token's KV takes at that bandwidth.
 * Parked sessions: decode steps with none and with many that only wait, in turns.
 """
 
@@ -53,13 +53,15 @@ class StepTimes:
 
 @dataclass(frozen=True)
 class Slope:
-    """Growth of a decode step of one session.
+    """Growth of a decode step.
 
     Attributes:
-        us_per_token: microseconds per token of context, by least squares.
+        num_rows: sessions in it.
+        us_per_token: microseconds per token of their contexts, by least squares.
         read_us_per_token: what reading a token's KV takes at the measured bandwidth.
     """
 
+    num_rows: int
     us_per_token: float
     read_us_per_token: float
 
@@ -128,13 +130,16 @@ def summary(steps: Sequence[Step], num_rows: int, context_len: int, num_new: int
     )
 
 
-def slope(times: Sequence[StepTimes], bytes_per_token: int, bandwidth: float) -> Slope | None:
-    """Of the decode steps of one session; None when fewer than two contexts were measured."""
-    decode = [step for step in times if step.num_rows == step.num_new == 1]
-    if len(decode) < 2:
-        return None
-    line = linear_regression([step.context_len for step in decode], [step.step_ms * 1e3 for step in decode])
-    return Slope(line.slope, bytes_per_token / bandwidth * 1e6)
+def slopes(times: Sequence[StepTimes], bytes_per_token: int, bandwidth: float) -> list[Slope]:
+    """For each number of sessions whose decode steps were measured at two contexts at least."""
+    found = []
+    for num_rows in sorted({step.num_rows for step in times}):
+        decode = [step for step in times if step.num_rows == num_rows and step.num_new == 1]
+        if len(decode) > 1:
+            lens, times_us = [num_rows * step.context_len for step in decode], [step.step_ms * 1e3 for step in decode]
+            growth = linear_regression(lens, times_us).slope
+            found.append(Slope(num_rows, growth, bytes_per_token / bandwidth * 1e6))
+    return found
 
 
 def time_parked(engine: SteppedEngine, num_parked: int, context_len: int) -> Parked:

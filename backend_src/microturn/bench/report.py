@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 
 from microturn.bench.about import about
 from microturn.bench.bandwidth import read_bandwidth
-from microturn.bench.engine import StepTimes, as_json, slope, time_parked, time_steps
+from microturn.bench.engine import StepTimes, as_json, slopes, time_parked, time_steps
 from microturn.bench.stepped_engine import SteppedEngine
 from microturn.bench.table import print_table
 from microturn.errors import InvalidArgument
@@ -36,10 +36,11 @@ def report_engine(arguments: argparse.Namespace) -> dict[str, object]:
     times = time_steps(engine, rows, context_lens, new_lens)
     parked = time_parked(engine, arguments.parked, min(context_lens))
     _print_steps(times, bandwidth)
-    growth = slope(times, engine.bytes_per_token, bandwidth)
-    if growth is not None:
+    print()
+    growths = slopes(times, engine.bytes_per_token, bandwidth)
+    for growth in growths:
         print(
-            f"\na decode step of one session grows by {growth.us_per_token:.2f} µs per token of context; "
+            f"a decode step of {growth.num_rows} grows by {growth.us_per_token:.2f} µs per token of context; "
             f"reading its KV takes {growth.read_us_per_token:.2f} µs: {growth.ratio:.2f} times as long"
         )
     print(
@@ -53,7 +54,7 @@ def report_engine(arguments: argparse.Namespace) -> dict[str, object]:
         "read_bandwidth_bytes_per_s": round(bandwidth),
         "kv_bytes_per_token": engine.bytes_per_token,
         "steps": as_json(times),
-        "slope": None if growth is None else {**asdict(growth), "ratio": growth.ratio},
+        "slopes": [{**asdict(growth), "ratio": growth.ratio} for growth in growths],
         "parked": {**asdict(parked), "slowdown": parked.slowdown},
     }
 

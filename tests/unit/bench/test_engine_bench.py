@@ -8,7 +8,7 @@ import pytest
 from transformers import PreTrainedModel
 
 from microturn.bench.command import add_bench_arguments
-from microturn.bench.engine import Parked, StepTimes, as_json, slope, summary, time_parked, time_steps
+from microturn.bench.engine import Parked, StepTimes, as_json, slopes, summary, time_parked, time_steps
 from microturn.bench.report import _settings
 from microturn.bench.stepped_engine import Step, SteppedEngine
 from microturn.bench.stopwatch import Stopwatch
@@ -47,17 +47,17 @@ def test_what_is_not_product_or_attention_is_the_rest() -> None:
     assert as_json([times])[0]["step_ms"] == 11
 
 
-def test_the_slope_is_that_of_one_sessions_decode_steps() -> None:
+def test_a_slope_is_that_of_the_decode_steps_of_so_many_sessions() -> None:
     def step(num_rows: int, context_len: int, num_new: int, step_ms: float) -> StepTimes:
         return StepTimes(num_rows, context_len, num_new, step_ms, 0, 0, 0, 0, 0, 0)
 
-    steps = [step(1, 100, 1, 20.1), step(1, 1000, 1, 21.0), step(4, 100, 1, 90.0), step(1, 1000, 16, 70.0)]
-    growth = slope(steps, bytes_per_token=5000, bandwidth=10e9)
-    assert growth is not None
-    assert growth.us_per_token == pytest.approx(1.0)
-    assert growth.read_us_per_token == pytest.approx(0.5)
-    assert growth.ratio == pytest.approx(2.0)
-    assert slope(steps[:1], 5000, 10e9) is None
+    steps = [step(1, 100, 1, 20.1), step(1, 1000, 1, 21.0), step(4, 100, 1, 20.0), step(4, 600, 1, 26.0)]
+    others = [step(1, 1000, 16, 70.0), step(8, 1000, 1, 70.0)]
+    one, four = slopes(steps + others, bytes_per_token=5000, bandwidth=10e9)
+    assert (one.num_rows, four.num_rows) == (1, 4)
+    assert [one.us_per_token, four.us_per_token] == pytest.approx([1.0, 3.0])
+    assert one.read_us_per_token == four.read_us_per_token == pytest.approx(0.5)
+    assert [one.ratio, four.ratio] == pytest.approx([2.0, 6.0])
 
 
 def test_a_slowdown_is_a_share() -> None:
