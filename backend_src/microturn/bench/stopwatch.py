@@ -1,7 +1,8 @@
 """Where the time of a step goes: stopwatches around the calls of a runner that only a benchmark has.
 
-Three nested spans. What is left of the layers without products and attention is their norms, activations, rotations and
-the Python between them; what is left of a step without the layers is planning, embedding, sampling and commit.
+Nested spans, and the products once more by themselves: in a compiled layer nothing can be put around them. What is left
+of the layers without products and attention is their norms, activations, rotations and the Python between them; what is
+left of a step without the layers is planning, embedding, sampling and commit.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from microturn.layers.decoder import Attention, FusedDecoder
-from microturn.layers.linear import Product
 
 
 @dataclass
@@ -20,7 +20,7 @@ class Stopwatch:
     """Seconds since it was last set to zero.
 
     Attributes:
-        products_s: in matrix products, the head's included.
+        products_s: in the same matrix products by themselves, the head's included; no part of the others.
         attention_s: in attention, writing new keys and values included.
         layers_s: in all layers and the head, products and attention included.
         num_tokens: that went through the layers.
@@ -38,39 +38,25 @@ class TimedDecoder:
     """A decoder with a stopwatch in it; use it in its place.
 
     Args:
-        decoder: its products are timed from now on, for good.
+        decoder: of our layers.
         stopwatch: that runs.
     """
 
     def __init__(self, decoder: FusedDecoder, stopwatch: Stopwatch) -> None:
         self._decoder = decoder
         self._stopwatch = stopwatch
-        decoder.wrap_products(lambda product: _TimedProduct(product, stopwatch))
 
     def __call__(self, hidden: Tensor, positions: Tensor, wanted: Tensor, attention: Attention) -> Tensor:
         """See `FusedDecoder`."""
         started_s = time.perf_counter()
         logits = self._decoder(hidden, positions, wanted, _TimedAttention(attention, self._stopwatch))
-        self._stopwatch.layers_s += time.perf_counter() - started_s
+        ended_s = time.perf_counter()
+        self._decoder.multiply(len(positions), len(wanted))
+        self._stopwatch.products_s += time.perf_counter() - ended_s
+        self._stopwatch.layers_s += ended_s - started_s
         self._stopwatch.num_tokens += len(positions)
+        self._stopwatch.product_bytes += self._decoder.weight_bytes
         return logits
-
-
-class _TimedProduct:
-    """A `Product` that is timed."""
-
-    def __init__(self, product: Product, stopwatch: Stopwatch) -> None:
-        self._product = product
-        self._stopwatch = stopwatch
-        self.num_out = product.num_out
-        self.num_bytes = product.num_bytes
-
-    def __call__(self, x: Tensor, out: Tensor) -> Tensor:
-        started_s = time.perf_counter()
-        self._product(x, out)
-        self._stopwatch.products_s += time.perf_counter() - started_s
-        self._stopwatch.product_bytes += self._product.num_bytes
-        return out
 
 
 class _TimedAttention:

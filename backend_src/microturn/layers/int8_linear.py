@@ -7,9 +7,11 @@ Inputs keep 16 bits (8 cost SmolLM2-135M 3.9 % of perplexity).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Self
+from typing import Any, Self
 
 import numba
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
@@ -19,9 +21,46 @@ from microturn.layers.int8_kernels import FEW_ROWS
 from microturn.layers.int8_products import PANEL, in_panels, most_steps
 from microturn.layers.linear import stacked
 
+_Array = NDArray[Any]
+
+# What a kernel needs of a weight: its panels, their scales, how many steps inputs have, and a bias, which may be empty.
+Int8Weight = tuple[_Array, _Array, int, _Array]
+
+
+@numba.njit(nogil=True, cache=True)
+def multiply(x: _Array, weight: Int8Weight, out: _Array, amx_threads: int | None) -> None:
+    """Product of rows with a weight and its bias; all arrays are contiguous.
+
+    Args:
+        x: float32 [rows, in].
+        weight: of an `Int8Linear`.
+        out: float32 [rows, out], written.
+        amx_threads: see `amx_threads`.
+    """
+    panels, scales, most_steps, bias = weight
+    # Few rows wait for the weights in either case, and whole vectors ask for them in the steadier way.
+    if amx_threads is None:
+        int8_kernels.round_and_multiply(x, most_steps, panels, scales, out)
+    elif x.shape[0] > FEW_ROWS:
+        amx_kernels.round_and_multiply(x, most_steps, panels, scales, out, amx_threads)
+    else:
+        int8_kernels.round_and_multiply(x, most_steps, panels, scales, out)
+    if bias.shape[0] > 0:
+        for row in range(out.shape[0]):
+            for d in range(out.shape[1]):
+                out[row, d] += bias[d]
+
+
+def amx_threads() -> int | None:
+    """How many threads share the tiles of a product, where the CPU has AMX; without it None, and no code for it."""
+    return numba.get_num_threads() if amx_products.is_available() else None
+
 
 class Int8Linear:
     """A `Product` over a weight of its own, rounded to 8 bits.
+
+    Attributes:
+        weight: what kernels take.
 
     Args:
         weight: float32 [out, in].
@@ -31,11 +70,11 @@ class Int8Linear:
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.num_out, num_in = weight.shape
         steps, scales = quantize(weight)
-        self._weight = in_panels(steps).contiguous().numpy()
-        self._scales = pad(scales, (0, len(self._weight) * PANEL - self.num_out), value=1.0).numpy()
-        self._most_steps = most_steps(num_in)
-        self._bias = bias
-        self.num_bytes = self._weight.nbytes + self._scales.nbytes
+        panels = in_panels(steps).contiguous().numpy()
+        padded_scales = pad(scales, (0, len(panels) * PANEL - self.num_out), value=1.0).numpy()
+        biases = np.empty(0, np.float32) if bias is None else bias.numpy()
+        self.weight: Int8Weight = (panels, padded_scales, most_steps(num_in), biases)
+        self.num_bytes = panels.nbytes + padded_scales.nbytes
 
     @classmethod
     def fused(cls, modules: Sequence[nn.Linear]) -> Self:
@@ -49,10 +88,5 @@ class Int8Linear:
 
     def __call__(self, x: Tensor, out: Tensor) -> Tensor:
         """See `Product`."""
-        args = x.numpy(), self._most_steps, self._weight, self._scales, out.numpy()
-        # Few rows wait for the weights in either case, and whole vectors ask for them in the steadier way.
-        if len(x) > FEW_ROWS and amx_products.is_available():
-            amx_kernels.round_and_multiply(*args, numba.get_num_threads())
-        else:
-            int8_kernels.round_and_multiply(*args)
-        return out if self._bias is None else out.add_(self._bias)
+        multiply(x.numpy(), self.weight, out.numpy(), amx_threads())
+        return out

@@ -55,7 +55,7 @@ def test_weights_are_not_in_memory_twice() -> None:
     model = models.llama()
     decoder = FusedDecoder.of(model, trace_layers(model))
     assert decoder is not None
-    fused = decoder._layers[1]
+    fused = decoder._known[1]
     attention, feed_forward = model.model.layers[1].self_attn, model.model.layers[1].mlp
     for linear, modules in (
         (fused.qkv, (attention.q_proj, attention.k_proj, attention.v_proj)),

@@ -1,0 +1,131 @@
+"""A decoder layer with 8-bit weights as two compiled functions: what comes before its attention, and what behind it.
+
+For a token or two a layer takes some hundred microseconds. Calling ten kernels one by one from Python took a third of
+them; besides, each call lent the interpreter to other threads of the server just when the engine wanted it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from microturn.layers import gates, kernels
+from microturn.layers.buffers import Angles, Buffers
+from microturn.layers.int8_linear import Int8Linear, Int8Weight, amx_threads, multiply
+from microturn.layers.weights import DecoderLayer, RMSNorm
+
+_Array = NDArray[Any]
+
+# A norm's gain, which is empty where there is none, and its eps.
+_Norm = tuple[_Array, np.float32]
+
+
+@numba.njit(nogil=True, cache=True)
+def _project(
+    hidden: _Array,
+    norm: _Norm,
+    weight: Int8Weight,
+    q_gain: _Array | None,
+    k_gain: _Array | None,
+    eps: np.float32,
+    cos: _Array,
+    sin: _Array,
+    amx_threads: int | None,
+    normed: _Array,
+    qkv: _Array,
+    q: _Array,
+    k: _Array,
+    v: _Array,
+) -> None:
+    kernels.rms_norm(hidden, norm[0], norm[1], normed)
+    multiply(normed, weight, qkv.reshape((qkv.shape[0], qkv.shape[1] * qkv.shape[2])), amx_threads)
+    kernels.split_heads(qkv, q_gain, k_gain, eps, cos, sin, q, k, v)
+
+
+@numba.njit(nogil=True)
+def _add(block: _Array, norm: _Norm, hidden: _Array) -> None:
+    """Adds what a block gives, normed where there is a norm, which overwrites it."""
+    if norm[0].shape[0] > 0:
+        kernels.rms_norm(block, norm[0], norm[1], block)
+    for row in range(hidden.shape[0]):
+        for d in range(hidden.shape[1]):
+            hidden[row, d] += block[row, d]
+
+
+@numba.njit(nogil=True, cache=True)
+def _finish(
+    hidden: _Array,
+    attended: _Array,
+    output: Int8Weight,
+    attended_norm: _Norm,
+    feed_forward_norm: _Norm,
+    gate_up: Int8Weight,
+    gate: _Array,
+    down: Int8Weight,
+    fed_forward_norm: _Norm,
+    amx_threads: int | None,
+    normed: _Array,
+    gate_and_up: _Array,
+    gated: _Array,
+    block: _Array,
+) -> None:
+    multiply(attended.reshape((attended.shape[0], attended.shape[1] * attended.shape[2])), output, block, amx_threads)
+    _add(block, attended_norm, hidden)
+    kernels.rms_norm(hidden, feed_forward_norm[0], feed_forward_norm[1], normed)
+    multiply(normed, gate_up, gate_and_up, amx_threads)
+    gates.multiply(gate_and_up, gate, gated)
+    multiply(gated, down, block, amx_threads)
+    _add(block, fed_forward_norm, hidden)
+
+
+class CompiledLayer:
+    """A `Layer` of 8-bit products.
+
+    Args:
+        layer: what it computes.
+        weights: of its products, in their order.
+        gate: `gates.coefficients` of its activation.
+    """
+
+    def __init__(self, layer: DecoderLayer, weights: Sequence[Int8Weight], gate: NDArray[np.float32]) -> None:
+        qkv, output, gate_up, down = weights
+        eps = np.float32(0) if layer.q_norm is None else layer.q_norm.eps
+        gains = (None if norm is None else norm.gain for norm in (layer.q_norm, layer.k_norm))
+        self._before = (_norm(layer.input_norm), qkv, *gains, eps)
+        self._behind = (
+            output,
+            _norm(layer.attended_norm),
+            _norm(layer.feed_forward_norm),
+            gate_up,
+            gate,
+            down,
+            _norm(layer.fed_forward_norm),
+        )
+
+    @classmethod
+    def of(cls, layer: DecoderLayer) -> Self | None:
+        """The layer compiled, or None where a product or the activation is of another kind."""
+        gate = gates.coefficients(layer.activation, layer.gate_up.num_out // 2)
+        weights = [product.weight for product in layer.products if isinstance(product, Int8Linear)]
+        if gate is None or len(weights) < len(layer.products):
+            return None
+        return cls(layer, weights, gate)
+
+    def project(self, angles: Angles, buffers: Buffers) -> None:
+        """See `Layer`."""
+        hidden, normed, qkv, q, k, v, *_ = buffers.arrays
+        _project(hidden, *self._before, *angles, amx_threads(), normed, qkv, q, k, v)
+
+    def finish(self, attended: Tensor, buffers: Buffers) -> None:
+        """See `Layer`."""
+        hidden, normed, *_, gate_up, gated, block = buffers.arrays
+        _finish(hidden, attended.numpy(), *self._behind, amx_threads(), normed, gate_up, gated, block)
+
+
+def _norm(norm: RMSNorm | None) -> _Norm:
+    return (np.empty(0, np.float32), np.float32(0)) if norm is None else (norm.gain, norm.eps)
