@@ -35,7 +35,7 @@ def _project(
     eps: np.float32,
     cos: _Array,
     sin: _Array,
-    amx_threads: int | None,
+    num_threads: int | None,
     normed: _Array,
     qkv: _Array,
     q: _Array,
@@ -43,7 +43,7 @@ def _project(
     v: _Array,
 ) -> None:
     kernels.rms_norm(hidden, norm[0], norm[1], normed)
-    multiply(normed, weight, qkv.reshape((qkv.shape[0], qkv.shape[1] * qkv.shape[2])), amx_threads)
+    multiply(normed, weight, qkv.reshape((qkv.shape[0], qkv.shape[1] * qkv.shape[2])), num_threads)
     kernels.split_heads(qkv, q_gain, k_gain, eps, cos, sin, q, k, v)
 
 
@@ -68,18 +68,18 @@ def _finish(
     gate: _Array,
     down: Int8Weight,
     fed_forward_norm: _Norm,
-    amx_threads: int | None,
+    num_threads: int | None,
     normed: _Array,
     gate_and_up: _Array,
     gated: _Array,
     block: _Array,
 ) -> None:
-    multiply(attended.reshape((attended.shape[0], attended.shape[1] * attended.shape[2])), output, block, amx_threads)
+    multiply(attended.reshape((attended.shape[0], attended.shape[1] * attended.shape[2])), output, block, num_threads)
     _add(block, attended_norm, hidden)
     kernels.rms_norm(hidden, feed_forward_norm[0], feed_forward_norm[1], normed)
-    multiply(normed, gate_up, gate_and_up, amx_threads)
+    multiply(normed, gate_up, gate_and_up, num_threads)
     gates.multiply(gate_and_up, gate, gated)
-    multiply(gated, down, block, amx_threads)
+    multiply(gated, down, block, num_threads)
     _add(block, fed_forward_norm, hidden)
 
 

@@ -28,14 +28,15 @@ from microturn.attention.native_vectors import (
     splat,
 )
 from microturn.layers.int8_kernels import FEW_ROWS
+from microturn.layers.int8_products import load
 
 _Array = NDArray[Any]
 
 _VECTOR = ir.VectorType(ir.FloatType(), LANES)
 
 # What x and x**3 are multiplied with in f, times log2(e).
-_SILU = math.log2(math.e) * np.array([1, 0], np.float32)
-_GELU_TANH = math.log2(math.e) * math.sqrt(8 / math.pi) * np.array([1, 0.044715], np.float32)
+_SILU = np.float32(math.log2(math.e)) * np.array([1, 0], np.float32)
+_GELU_TANH = np.float32(math.log2(math.e) * math.sqrt(8 / math.pi)) * np.array([1, 0.044715], np.float32)
 
 
 def coefficients(activation: nn.Module, width: int) -> NDArray[np.float32] | None:
@@ -43,9 +44,9 @@ def coefficients(activation: nn.Module, width: int) -> NDArray[np.float32] | Non
     if width < LANES:
         return None
     if isinstance(activation, nn.SiLU | activations.SiLUActivation):
-        return _SILU.astype(np.float32)
+        return _SILU
     is_tanh = isinstance(activation, activations.GELUTanh | activations.NewGELUActivation)
-    return _GELU_TANH.astype(np.float32) if is_tanh else None
+    return _GELU_TANH if is_tanh else None
 
 
 def _multiply_row() -> Any:
@@ -62,7 +63,7 @@ def _multiply_row() -> Any:
             # The last vector begins early enough to be a whole one; what it has again comes out the same.
             at = b.mul(index, INT(LANES))
             at = b.select(b.icmp_signed("<", at, last), at, last)
-            x, up = (_load(b, given, place) for place in (at, b.add(at, width)))
+            x, up = (load(b, given, place, _VECTOR) for place in (at, b.add(at, width)))
             exponent = b.fmul(x, b.fadd(linear, b.fmul(cubic, b.fmul(x, x))))
             is_positive = b.fcmp_ordered(">", exponent, splat(0.0))
             power = exp2(b, b.select(is_positive, b.fneg(exponent), exponent))
@@ -74,10 +75,6 @@ def _multiply_row() -> Any:
         loop(b, b.udiv(b.add(width, INT(LANES - 1)), INT(LANES)), [], multiply)
 
     return callable_by_kernels(emit)
-
-
-def _load(b: ir.IRBuilder, array: ir.Value, at: ir.Value) -> ir.Value:
-    return b.load(b.bitcast(b.gep(array, [at]), _VECTOR.as_pointer()), align=4)
 
 
 _row = _multiply_row()

@@ -28,21 +28,21 @@ Int8Weight = tuple[_Array, _Array, int, _Array]
 
 
 @numba.njit(nogil=True, cache=True)
-def multiply(x: _Array, weight: Int8Weight, out: _Array, amx_threads: int | None) -> None:
+def multiply(x: _Array, weight: Int8Weight, out: _Array, num_threads: int | None) -> None:
     """Product of rows with a weight and its bias; all arrays are contiguous.
 
     Args:
         x: float32 [rows, in].
         weight: of an `Int8Linear`.
         out: float32 [rows, out], written.
-        amx_threads: see `amx_threads`.
+        num_threads: that share the tiles of AMX; None without it, and no code for it is made (see `amx_threads`).
     """
     panels, scales, most_steps, bias = weight
     # Few rows wait for the weights in either case, and whole vectors ask for them in the steadier way.
-    if amx_threads is None:
+    if num_threads is None:
         int8_kernels.round_and_multiply(x, most_steps, panels, scales, out)
     elif x.shape[0] > FEW_ROWS:
-        amx_kernels.round_and_multiply(x, most_steps, panels, scales, out, amx_threads)
+        amx_kernels.round_and_multiply(x, most_steps, panels, scales, out, num_threads)
     else:
         int8_kernels.round_and_multiply(x, most_steps, panels, scales, out)
     if bias.shape[0] > 0:

@@ -85,9 +85,20 @@ def test_only_the_rows_and_columns_that_there_are_are_written(round_and_multiply
     assert (out[num_rows] == 5).all()
 
 
-def test_amx_is_for_cpus_that_have_it_as_the_user_would_have_it() -> None:
-    features = ",".join(sorted(CPU_FEATURES - {"+amx-tile", "+amx-int8"}))
-    program = "from microturn.layers import amx_products; print(amx_products.is_available())"
+WITHOUT_AMX = """
+import torch
+from microturn.layers import amx_products
+from microturn.layers.int8_linear import Int8Linear
+module = torch.nn.Linear(64, 48).requires_grad_(False)
+x = torch.randn(40, 64)
+torch.testing.assert_close(Int8Linear.of(module)(x, torch.empty(40, 48)), module(x), atol=0.02, rtol=0)
+print(amx_products.is_available())
+"""
+
+
+def test_a_cpu_without_amx_multiplies_many_rows_as_well() -> None:
+    """No code for it may be made there: LLVM would end the process."""
+    features = ",".join(sorted(CPU_FEATURES - {"+amx-tile", "+amx-int8", "+amx-bf16"}))
     environment = {**os.environ, "NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": features}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, check=True, capture_output=True, text=True)
-    assert done.stdout == "False\n"
+    done = subprocess.run([sys.executable, "-c", WITHOUT_AMX], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
