@@ -134,16 +134,18 @@ def settle(driver: Driver) -> None:
 
 
 def _settle(storage: Storage, take_posts: Callable[[], None]) -> None:
-    # The thread of what sessions bring along begins with the first such file.
-    threads = [thread for thread in (storage.incoming._started, storage.disk and storage.disk._thread) if thread]
+    def wait_for_threads() -> None:
+        # The thread of what sessions bring along begins with the first such file, which a post may bring.
+        for thread in (storage.incoming._started, storage.disk and storage.disk._thread):
+            if thread:
+                wait_for_files(thread)
+
     is_moving = True
     while is_moving:
-        for thread in threads:
-            wait_for_files(thread)
+        wait_for_threads()
         take_posts()
         is_moving = any(image.place in MOVING for image in storage)
-    for thread in threads:
-        wait_for_files(thread)
+    wait_for_threads()
 
 
 def counters_of(driver: Driver) -> TierCounters:
