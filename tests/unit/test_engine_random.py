@@ -9,6 +9,7 @@ damaged.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 import sys
@@ -389,11 +390,15 @@ class TieredEngineMachine(EngineMachine):
 
     @rule(damage=st.sampled_from(["flip", "truncate", "remove", "swap"]), where=st.integers(0, 2**20))
     def damage_files(self, damage: str, where: int) -> None:
-        """Something happens to all files."""
+        """Something happens to all files that are there and not empty by now."""
         settle(self.driver)
-        files = sorted(self.tier_dir.glob("*/*.safetensors"))
-        contents = [file.read_bytes() for file in files]
-        for number, (file, content) in enumerate(zip(files, contents, strict=True)):
+        contents = {}
+        for file in sorted(self.tier_dir.glob("*/*.safetensors")):
+            with contextlib.suppress(FileNotFoundError):  # the store has just removed it
+                contents[file] = file.read_bytes()
+        files = [file for file, content in contents.items() if content]
+        for number, file in enumerate(files):
+            content = contents[file]
             at = where % len(content)
             if damage == "flip":
                 file.write_bytes(content[:at] + bytes([content[at] ^ 1 << where % 8]) + content[at + 1 :])
@@ -402,7 +407,7 @@ class TieredEngineMachine(EngineMachine):
             elif damage == "remove":
                 file.unlink()
             else:
-                file.write_bytes(contents[number - 1])
+                file.write_bytes(contents[files[number - 1]])
 
     def teardown(self) -> None:
         try:
