@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from microturn.layers import amx_products as products
 from microturn.layers.amx_products import TILE_BYTES, TILE_ROWS
-from microturn.layers.int8_kernels import FEW_ROWS, quantize_row
+from microturn.layers.int8_kernels import quantize_row
 from microturn.layers.int8_products import PANEL, PANELS_AT_ONCE, STEP
 
 _Array = NDArray[Any]
@@ -42,15 +42,11 @@ def quantize(x: _Array, most_steps: int, halves: _Array, scales: _Array) -> None
             rows behind the last.
         scales: float32 [rows], written.
     """
-    num_rows, num_steps = x.shape[0], -(-x.shape[1] // STEP)
-    if num_rows <= FEW_ROWS:
-        for row in range(num_rows):
-            _quantize_row(x[row], most_steps, halves, row * STEP, scales[row : row + 1])
-    else:
-        for row in numba.prange(num_rows):
-            tile, of_tile = row // TILE_ROWS, row % TILE_ROWS
-            first = tile * num_steps * 2 * TILE_BYTES + of_tile * STEP
-            _quantize_row(x[row], most_steps, halves, first, scales[row : row + 1])
+    num_steps = -(-x.shape[1] // STEP)
+    for row in numba.prange(x.shape[0]):
+        tile, of_tile = row // TILE_ROWS, row % TILE_ROWS
+        first = tile * num_steps * 2 * TILE_BYTES + of_tile * STEP
+        _quantize_row(x[row], most_steps, halves, first, scales[row : row + 1])
 
 
 @numba.njit(nogil=True, parallel=True, cache=True)

@@ -94,9 +94,7 @@ class CompiledLayer:
 
     def __init__(self, layer: DecoderLayer, weights: Sequence[Int8Weight], gate: NDArray[np.float32]) -> None:
         qkv, output, gate_up, down = weights
-        eps = np.float32(0) if layer.q_norm is None else layer.q_norm.eps
-        gains = (None if norm is None else norm.gain for norm in (layer.q_norm, layer.k_norm))
-        self._before = (_norm(layer.input_norm), qkv, *gains, eps)
+        self._before = (_norm(layer.input_norm), qkv, *layer.head_norms)
         self._behind = (
             output,
             _norm(layer.attended_norm),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,9 +32,7 @@ class StepwiseLayer:
         layer.qkv(layer.input_norm(buffers.hidden, buffers.normed), buffers.qkv.flatten(1))
         kernels.split_heads(
             buffers.arrays.qkv,
-            None if layer.q_norm is None else layer.q_norm.gain,
-            None if layer.k_norm is None else layer.k_norm.gain,
-            np.float32(0) if layer.q_norm is None else layer.q_norm.eps,
+            *layer.head_norms,
             *angles,
             buffers.arrays.q,
             buffers.arrays.k,

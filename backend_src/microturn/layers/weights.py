@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -102,6 +103,12 @@ class DecoderLayer:
     def products(self) -> tuple[Product, ...]:
         """All that has large weights."""
         return self.qkv, self.output, self.gate_up, self.down
+
+    @property
+    def head_norms(self) -> tuple[NDArray[np.float32] | None, NDArray[np.float32] | None, np.float32]:
+        """Gains of query and key heads, None where they are not normed, and the norms' eps."""
+        q, k = self.q_norm, self.k_norm
+        return None if q is None else q.gain, None if k is None else k.gain, np.float32(0) if q is None else q.eps
 
     @classmethod
     def of(cls, module: _Module, shape: LayerShape, kind: str | None, products: Products) -> Self:
