@@ -75,9 +75,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of many sessions for one packed forward pass."""
+    """Rows of many sessions for one packed forward pass.
+
+    Attributes:
+        rows: one for each session.
+        ids: int64 [tokens], the new tokens of all rows where the host does not know them yet, since they are being
+            sampled on the device; then the rows' own say only how many there are.
+    """
 
     rows: Sequence[Row]
+    ids: Tensor | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -46,6 +46,7 @@ class FakeRunner:
         error: what the next pass raises, once it has spoiled the cells that it was to write.
     """
 
+    is_asynchronous = False
     no_window_reason: str | None = None
 
     def __init__(
