@@ -25,6 +25,7 @@ from microturn.kv_tensors import KVTensors
 from microturn.layer_groups import LayerGroups, LayerShape
 from microturn.window import Window
 from support.driver import Driver
+from support.late_copies import NewCopier
 
 VOCAB_SIZE = 97
 HIDDEN_SIZE = 4
@@ -56,6 +57,7 @@ class FakeRunner:
         vocab_size: int = VOCAB_SIZE,
         accepts_embeds: bool = True,
         window: int | None = None,
+        new_copier: NewCopier = None,
     ) -> None:
         self.vocab_size = vocab_size
         self.hidden_size = HIDDEN_SIZE
@@ -67,7 +69,7 @@ class FakeRunner:
         groups = LayerGroups.of(layers)
         num_pages *= groups.num_groups
         self._places = [(kind, group) for kind, of in enumerate(groups.kinds) for group in range(of.num_groups)]
-        self.kv = KVTensors(layers, num_pages, page_size, dtype=torch.int64, groups=groups)
+        self.kv = KVTensors(layers, num_pages, page_size, dtype=torch.int64, groups=groups, new_copier=new_copier)
         self.kv.layers[0].elements.fill_(-1)
         self._cells = self.kv.layers[0].elements.numpy()[:, :, 0, :, 0]
 
@@ -147,9 +149,16 @@ class FakeDriver(Driver):
         page_size: int = 4,
         accepts_embeds: bool = True,
         window: int | None = None,
+        new_copier: NewCopier = None,
         **kwargs: Any,
     ) -> None:
-        self.runner = FakeRunner(num_pages=num_pages, page_size=page_size, accepts_embeds=accepts_embeds, window=window)
+        self.runner = FakeRunner(
+            num_pages=num_pages,
+            page_size=page_size,
+            accepts_embeds=accepts_embeds,
+            window=window,
+            new_copier=new_copier,
+        )
         super().__init__(self.runner, num_pages=num_pages, page_size=page_size, **kwargs)
 
 

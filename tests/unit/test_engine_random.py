@@ -4,7 +4,7 @@ jumps, in a pool that is too small, against plain lists.
 `PlainEngine` hears all that the engine hears and says what must come of it. After every event the contexts, the open
 turns and the answers of both are compared, and the engine's integrity is checked. `pytest --engine-runs` says how many
 runs there are. Some of them have a host tier; in `TieredEngineMachine` there are files too, and some of these are
-damaged.
+damaged; in `LateEngineMachine` copies between pages and host memory are done late besides, as a GPU's are.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import shutil
 import sys
 import tempfile
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from microturn.session import Session
 from support.fake_runner import VOCAB_SIZE, FakeDriver
+from support.late_copies import LateCopier
 from support.plain_engine import MAX_SESSIONS, PlainEngine
 from support.plain_session import IDLE_S, MAX_QUEUED, PlainSession
 from support.plain_turn import MAX_CONTEXT, WINDOW, Ask, PlainTurn
@@ -113,6 +115,7 @@ class EngineMachine(RuleBasedStateMachine):
         host_tier_bytes=host_tiers_bytes,
         layer_window=layer_windows,
         is_stopped=st.sampled_from([False, False, False, True]),
+        seed=st.integers(0, 2**32),
         first=st.lists(remarks, min_size=1, max_size=3),
     )
     def begin(
@@ -123,8 +126,10 @@ class EngineMachine(RuleBasedStateMachine):
         host_tier_bytes: int,
         layer_window: int | None,
         is_stopped: bool,
+        seed: int,
         first: list[Remark],
     ) -> None:
+        self.seed = seed
         self.driver = FakeDriver(
             num_pages=num_pages,
             max_context=MAX_CONTEXT,
@@ -419,7 +424,16 @@ class TieredEngineMachine(EngineMachine):
                 shutil.rmtree(self.tier_dir)
 
 
-@pytest.mark.parametrize(("machine", "share"), [(EngineMachine, 1.0), (TieredEngineMachine, 0.25)])
+class LateEngineMachine(TieredEngineMachine):
+    """With copies that are still under way when steps are made."""
+
+    def _more_settings(self) -> dict[str, Any]:
+        return {**super()._more_settings(), "new_copier": partial(LateCopier, seed=self.seed)}
+
+
+@pytest.mark.parametrize(
+    ("machine", "share"), [(EngineMachine, 1.0), (TieredEngineMachine, 0.25), (LateEngineMachine, 0.25)]
+)
 def test_whatever_happens_the_engine_does_what_plain_lists_say(
     pytestconfig: pytest.Config,
     caplog: pytest.LogCaptureFixture,

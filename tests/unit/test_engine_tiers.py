@@ -7,6 +7,7 @@ import resource
 import threading
 import time
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from microturn.tiers.file_thread import Priority
 from microturn.window import Window
 from support.fake_runner import FakeDriver, expected_tokens
+from support.late_copies import LateCopier
 from support.threads import starting_engines
 from support.tiers import counters_of, settle
 
@@ -22,11 +24,12 @@ from support.tiers import counters_of, settle
 HOST, DISK = "host", "disk"
 
 
-@pytest.fixture(params=[HOST, DISK])
+@pytest.fixture(params=product([HOST, DISK], [None, LateCopier]), ids=lambda of: f"{of[0]}-{of[1] and 'late'}")
 def driver(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FakeDriver]:
-    """An engine over a pool for one context, with one tier or the other."""
-    tier = {"host_tier_bytes": 1_000_000} if request.param == HOST else {"disk_tier_dir": str(tmp_path)}
-    driver = FakeDriver(num_pages=8, max_context=32, window_slack=4, **tier)
+    """An engine over a pool for one context, with one tier or the other, and copies in time or late."""
+    of, new_copier = request.param
+    tier = {"host_tier_bytes": 1_000_000} if of == HOST else {"disk_tier_dir": str(tmp_path)}
+    driver = FakeDriver(num_pages=8, max_context=32, window_slack=4, new_copier=new_copier, **tier)
     yield driver
     driver.engine.stop()
     assert list(tmp_path.iterdir()) == []
