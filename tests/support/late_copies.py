@@ -25,7 +25,7 @@ NewCopier = Callable[[Sequence[Tensor]], KVCopier] | None
 
 _GARBAGE = 0xA5
 # Pieces of work that are done each time somebody asks; a copy is three or more of them.
-_NUMS_AT_ONCE = (0, 0, 1, 2)
+_NUMS_AT_ONCE = (0, 0, 0, 0, 1, 2)
 
 
 class LateStream:

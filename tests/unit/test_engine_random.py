@@ -393,6 +393,17 @@ class TieredEngineMachine(EngineMachine):
         self.tier_dir = Path(tempfile.mkdtemp())
         return {"disk_tier_dir": str(self.tier_dir), "disk_tier_bytes": 2000}
 
+    @rule(num_parked=st.integers(1, 3), is_running=st.booleans(), pause=pauses)
+    def take_pages(self, num_parked: int, is_running: bool, pause: int) -> None:
+        """Sessions lose their pages, as if somebody needed them: those parked longest, and perhaps one that runs."""
+        tiers = self.driver.engine._tiers
+        for _ in range(num_parked):
+            tiers.reclaim()
+        for session in list(self.driver.engine._lifecycle.running)[: int(is_running)]:
+            tiers.move_out(session)
+        self._check()
+        self._listen(pause)
+
     @rule(damage=st.sampled_from(["flip", "truncate", "remove", "swap"]), where=st.integers(0, 2**20))
     def damage_files(self, damage: str, where: int) -> None:
         """Something happens to all files that are there and not empty by now."""
@@ -430,9 +441,24 @@ class LateEngineMachine(TieredEngineMachine):
     def _more_settings(self) -> dict[str, Any]:
         return {**super()._more_settings(), "new_copier": partial(LateCopier, seed=self.seed)}
 
+    @precondition(lambda self: self._coming)
+    @rule(which=choices, pause=pauses)
+    def take_pages_on_the_way(self, which: int, pause: int) -> None:
+        """A session loses pages into which its KV is being copied."""
+        coming = self._coming
+        self.driver.engine._tiers.move_out(coming[which % len(coming)])
+        self._check()
+        self._listen(pause)
+
+    @property
+    def _coming(self) -> list[Session]:
+        """Sessions that have pages, and their KV elsewhere."""
+        sessions = self.driver.engine._sessions
+        return [session for session in sessions if session.stored is not None and not session.table.is_empty]
+
 
 @pytest.mark.parametrize(
-    ("machine", "share"), [(EngineMachine, 1.0), (TieredEngineMachine, 0.25), (LateEngineMachine, 0.25)]
+    ("machine", "share"), [(EngineMachine, 1.0), (TieredEngineMachine, 0.25), (LateEngineMachine, 0.125)]
 )
 def test_whatever_happens_the_engine_does_what_plain_lists_say(
     pytestconfig: pytest.Config,
