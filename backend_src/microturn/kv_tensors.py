@@ -20,14 +20,17 @@ token has a float32 scale of its own, in a second tensor whose first axes are th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from microturn.gpu.kv_copier import StreamCopier
+from microturn.kv_copier import CopyShare, InPlaceCopier, KVCopier, parts_of
 from microturn.kv_image import KVImage, PagePart
 from microturn.kv_quantization import dequantize, quantize
+from microturn.kv_transfer import Transfer
 from microturn.layer_groups import LayerGroups, LayerShape
 
 # How elements lie in a page. Pages that outlive this process say so: with as many heads as tokens in a page, the shape
@@ -98,6 +101,7 @@ class KVTensors:
         dtype: type of the elements, one of `KV_DTYPES`.
         device: where the pages live.
         groups: of the layers; None is one group of all.
+        new_copier: makes what copies pages out and in, given all that they consist of; None is what the device takes.
     """
 
     def __init__(
@@ -108,6 +112,7 @@ class KVTensors:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         groups: LayerGroups | None = None,
+        new_copier: Callable[[Sequence[Tensor]], KVCopier] | None = None,
     ) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
@@ -120,6 +125,9 @@ class KVTensors:
             scales = torch.empty(num_pages, 2, _num_scales(slot, dtype), page_size, dtype=_SCALE_DTYPE, device=device)
             self._slots.append(LayerPages(elements, scales))
         self.layers = [self._slots[place.slot] for place in self.groups.places]
+        if new_copier is None:
+            new_copier = StreamCopier.on if self._tensors[0].is_cuda else InPlaceCopier
+        self._copier = new_copier(self._tensors)
 
     @staticmethod
     def bytes_per_token(layers: Sequence[LayerShape], dtype: torch.dtype = torch.float32) -> int:
@@ -135,47 +143,56 @@ class KVTensors:
     @property
     def page_parts(self) -> list[PagePart]:
         """What a page consists of."""
-        return [PagePart(tuple(tensor.shape[1:]), tensor.dtype) for tensor in self._tensors]
+        return parts_of(self._tensors)
 
     @property
     def bytes_per_page(self) -> int:
         """Bytes of one page over all slots."""
         return sum(part.num_bytes for part in self.page_parts)
 
+    @property
+    def share(self) -> CopyShare:
+        """How many pages may be copied between two steps."""
+        return self._copier.share
+
     def new_image(self, num_pages: int) -> KVImage:
         """Host memory for so many pages; nothing stands in it yet."""
-        return KVImage(self.page_parts, num_pages, is_pinned=self._tensors[0].is_cuda)
+        return self._copier.new_image(num_pages)
+
+    def image_bytes(self, num_pages: int) -> int:
+        """What an image of so many pages takes in host memory."""
+        return self._copier.image_bytes(num_pages)
+
+    def reserve_host_memory(self, num_bytes: int) -> None:
+        """Gets host memory for images that are to come, where it takes long to get."""
+        self._copier.reserve(num_bytes)
 
     def read(self, pages: Sequence[int], image: KVImage | None = None, first: int = 0) -> KVImage:
-        """Copies pages out, bit by bit.
+        """Copies pages out, bit by bit; they may be given up at once.
 
         Args:
             pages: their ids.
             image: where to; None is a new one of just these pages.
             first: index in the image of the first page.
+
+        Returns:
+            The image, which is complete when its `filling` is done.
         """
         image = self.new_image(len(pages)) if image is None else image
-        ids = self._ids(pages)
-        for tensor, part in zip(self._tensors, image.part(first, first + len(pages)), strict=True):
-            if tensor.is_cuda:
-                part.copy_(tensor.index_select(0, ids))
-            else:
-                torch.index_select(tensor, 0, ids, out=part)
+        self._copier.read(pages, image, first)
         return image
 
-    def write(self, pages: Sequence[int], image: KVImage, first: int = 0) -> None:
-        """Copies pages of an image, from its index `first` on, into these."""
-        ids = self._ids(pages)
-        for tensor, part in zip(self._tensors, image.part(first, first + len(pages)), strict=True):
-            tensor.index_copy_(0, ids, part.to(tensor.device))
+    def write(self, pages: Sequence[int], image: KVImage, first: int = 0) -> Transfer:
+        """Copies pages of an image, from its index `first` on, into these.
+
+        Nobody may use what stands in them before the copy is done; who gives them up sooner has it precede the steps.
+        """
+        return self._copier.write(pages, image, first)
 
     @property
     def _tensors(self) -> list[Tensor]:
         """All that pages consist of; the first axis of each tensor is that of the pages."""
         return [tensor for slot in self._slots for tensor in slot.tensors]
-
-    def _ids(self, pages: Sequence[int]) -> Tensor:
-        return torch.tensor(pages, dtype=torch.int64, device=self._tensors[0].device)
 
 
 def _num_scales(layer: LayerShape, dtype: torch.dtype) -> int:

@@ -179,7 +179,7 @@ class Session:
     def cut_kv(self, context_len: int) -> None:
         """Gives up the KV of all that is behind a length, and of the last token before it."""
         kv_len = max(0, context_len - 1)
-        self.table.truncate(kv_len)
+        self.give_up_pages(kv_len)
         if self.stored is not None:
             self.stored.cut(kv_len)
             if not self.stored.kv_len:
@@ -205,8 +205,17 @@ class Session:
 
     def drop_kv(self) -> None:
         """Gives up all KV, wherever it is."""
-        self.table.truncate(0)
+        self.give_up_pages()
         self.drop_stored()
+
+    def give_up_pages(self, kv_len: int = 0) -> None:
+        """Gives up the pages of all tokens from position `kv_len` on.
+
+        What is still being copied into them lands there: whoever has them next comes after it.
+        """
+        if self.stored is not None and kv_len < self.table.kv_len:
+            self.stored.coming.precede_steps()
+        self.table.truncate(kv_len)
 
     @property
     def room(self) -> int:

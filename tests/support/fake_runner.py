@@ -25,6 +25,7 @@ from microturn.kv_tensors import KVTensors
 from microturn.layer_groups import LayerGroups, LayerShape
 from microturn.window import Window
 from support.driver import Driver
+from support.late_copies import NewCopier
 from support.late_draws import fail_late
 
 VOCAB_SIZE = 97
@@ -60,6 +61,7 @@ class FakeRunner:
         accepts_embeds: bool = True,
         window: int | None = None,
         is_asynchronous: bool = False,
+        new_copier: NewCopier = None,
     ) -> None:
         self.is_asynchronous = is_asynchronous
         self.vocab_size = vocab_size
@@ -73,7 +75,7 @@ class FakeRunner:
         groups = LayerGroups.of(layers)
         num_pages *= groups.num_groups
         self._places = [(kind, group) for kind, of in enumerate(groups.kinds) for group in range(of.num_groups)]
-        self.kv = KVTensors(layers, num_pages, page_size, dtype=torch.int64, groups=groups)
+        self.kv = KVTensors(layers, num_pages, page_size, dtype=torch.int64, groups=groups, new_copier=new_copier)
         self.kv.layers[0].elements.fill_(-1)
         self._cells = self.kv.layers[0].elements.numpy()[:, :, 0, :, 0]
 
@@ -176,6 +178,7 @@ class FakeDriver(Driver):
         accepts_embeds: bool = True,
         window: int | None = None,
         is_asynchronous: bool = False,
+        new_copier: NewCopier = None,
         **kwargs: Any,
     ) -> None:
         self.runner = FakeRunner(
@@ -184,6 +187,7 @@ class FakeDriver(Driver):
             accepts_embeds=accepts_embeds,
             window=window,
             is_asynchronous=is_asynchronous,
+            new_copier=new_copier,
         )
         super().__init__(self.runner, num_pages=num_pages, page_size=page_size, **kwargs)
 

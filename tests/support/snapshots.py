@@ -68,6 +68,7 @@ def copied_kv(driver: Driver, session_id: SessionId = 1) -> KVCopy:
     copying = copies.begin(find(driver, session_id))
     assert copying is not None, "there is no KV"
     while not copies.advance(copying):
+        copying.settle()
         driver.engine.check_integrity()
     copies.end(copying)
     driver.engine.check_integrity()

@@ -18,7 +18,7 @@ Starter = Callable[..., StorageDriver]
 def add(driver: StorageDriver, *pages: int) -> StoredImage:
     """Adds a copy for which there must be room."""
     copy = KV.read(pages)
-    assert driver.storage.has_room(copy.num_bytes)
+    assert driver.storage.has_room(KV.image_bytes(len(pages)))
     image = driver.storage.add(copy, TableState(4, 4 * len(pages)))
     driver.storage.check_integrity()
     return image

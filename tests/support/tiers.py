@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from microturn.kv_image import KVImage
 from microturn.kv_pool import PagePool
 from microturn.kv_tensors import KVTensors
 from microturn.layer_groups import LayerShape
@@ -22,15 +23,19 @@ from microturn.tiers.stored_kv import Place
 from microturn.tiers.tiers import Tiers
 from support.clock import Clock
 from support.driver import Driver
+from support.late_copies import NewCopier
 from support.sessions import make_table
 
 MODEL = "a model"
 MOVING = (Place.WRITING, Place.READING)
 
 
-def make_kv(num_pages: int, *, page_size: int = 4, dtype: torch.dtype = torch.float32) -> KVTensors:
+def make_kv(
+    num_pages: int, *, page_size: int = 4, dtype: torch.dtype = torch.float32, new_copier: NewCopier = None
+) -> KVTensors:
     """Two layers of different shapes, filled with bits of any kind."""
-    kv = KVTensors([LayerShape(2, 3), LayerShape(1, 5)], num_pages, page_size, dtype=dtype)
+    layers = [LayerShape(2, 3), LayerShape(1, 5)]
+    kv = KVTensors(layers, num_pages, page_size, dtype=dtype, new_copier=new_copier)
     generator = torch.Generator().manual_seed(num_pages)
     for tensor in kv._tensors:
         bits = tensor.view(torch.uint8)
@@ -41,6 +46,17 @@ def make_kv(num_pages: int, *, page_size: int = 4, dtype: torch.dtype = torch.fl
 def bits_of(kv: KVTensors, pages: list[int]) -> bytes:
     """All that stands in some pages."""
     return b"".join(tensor[pages].contiguous().view(torch.uint8).numpy().tobytes() for tensor in kv._tensors)
+
+
+def contents_of(image: KVImage) -> bytes:
+    """All that stands in an image."""
+    return b"".join(image.contents())
+
+
+def tensors_of(image: KVImage) -> list[torch.Tensor]:
+    """The same, part by part: [num_pages, *shape] each."""
+    image.filling.wait()
+    return [torch.cat(blocks) for blocks in zip(*image.blocks, strict=True)]
 
 
 class Posts:
@@ -91,7 +107,9 @@ class StorageDriver:
         self.incoming = IncomingFiles(self.kv.new_image, self._posts.post)
         self.counters = TierCounters()
         self.clock = Clock()
-        self.storage = Storage(host_bytes, max_image_bytes, self.disk, self.incoming, self.counters, self.clock)
+        self.storage = Storage(
+            host_bytes, max_image_bytes, self.kv.image_bytes, self.disk, self.incoming, self.counters, self.clock
+        )
 
     def settle(self) -> None:
         """Waits until no file is being read, written or removed any more."""
@@ -102,8 +120,17 @@ class StorageDriver:
 class TiersDriver(StorageDriver):
     """Tiers over a pool and a table of sessions."""
 
-    def __init__(self, pool: PagePool, host_bytes: int = 0, disk_dir: Path | None = None, **kwargs: int) -> None:
-        super().__init__(host_bytes, disk_dir, kv=make_kv(pool.num_pages, page_size=pool.page_size), **kwargs)
+    def __init__(
+        self,
+        pool: PagePool,
+        host_bytes: int = 0,
+        disk_dir: Path | None = None,
+        *,
+        new_copier: NewCopier = None,
+        **kwargs: int,
+    ) -> None:
+        kv = make_kv(pool.num_pages, page_size=pool.page_size, new_copier=new_copier)
+        super().__init__(host_bytes, disk_dir, kv=kv, **kwargs)
         self.pool = pool
         self.sessions = make_table()
         self.prefixes = PrefixCache(pool)
@@ -136,8 +163,8 @@ def settle(driver: Driver) -> None:
 def _settle(storage: Storage, take_posts: Callable[[], None]) -> None:
     def wait_for_threads() -> None:
         # The thread of what sessions bring along begins with the first such file, which a post may bring.
-        for thread in (storage.incoming._started, storage.disk and storage.disk._thread):
-            if thread:
+        for thread in (storage.incoming._started, None if storage.disk is None else storage.disk._thread):
+            if thread is not None:
                 wait_for_files(thread)
 
     is_moving = True

@@ -4,7 +4,8 @@ jumps, in a pool that is too small, against plain lists.
 `PlainEngine` hears all that the engine hears and says what must come of it. After every event the contexts, the open
 turns and the answers of both are compared, and the engine's integrity is checked. `pytest --engine-runs` says how many
 runs there are. Half of them are on an asynchronous runner, which the engine runs ahead of. Some have a host tier; in
-`TieredEngineMachine` there are files too, and some of these are damaged.
+`TieredEngineMachine` there are files too, and some of these are damaged; in `LateEngineMachine` copies between pages
+and host memory are done late besides, as a GPU's are.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from microturn.engine import Engine
 from microturn.flight import Flight
 from microturn.session import Session
 from support.fake_runner import VOCAB_SIZE, FakeDriver
+from support.late_copies import LateCopier
 from support.late_draws import late_draw
 from support.plain_engine import MAX_SESSIONS, PlainEngine
 from support.plain_session import IDLE_S, MAX_QUEUED, PlainSession
@@ -126,6 +128,7 @@ class EngineMachine(RuleBasedStateMachine):
         host_tier_bytes=host_tiers_bytes,
         layer_window=layer_windows,
         is_stopped=st.sampled_from([False, False, False, True]),
+        seed=st.integers(0, 2**32),
         first=st.lists(remarks, min_size=1, max_size=3),
     )
     def begin(
@@ -136,8 +139,10 @@ class EngineMachine(RuleBasedStateMachine):
         host_tier_bytes: int,
         layer_window: int | None,
         is_stopped: bool,
+        seed: int,
         first: list[Remark],
     ) -> None:
+        self.seed = seed
         self.driver = FakeDriver(
             num_pages=num_pages,
             max_context=MAX_CONTEXT,
@@ -430,6 +435,17 @@ class TieredEngineMachine(EngineMachine):
         self.tier_dir = Path(tempfile.mkdtemp())
         return {"disk_tier_dir": str(self.tier_dir), "disk_tier_bytes": 2000}
 
+    @rule(num_parked=st.integers(1, 3), is_running=st.booleans(), pause=pauses)
+    def take_pages(self, num_parked: int, is_running: bool, pause: int) -> None:
+        """Sessions lose their pages, as if somebody needed them: those parked longest, and perhaps one that runs."""
+        tiers = self.driver.engine._tiers
+        for _ in range(num_parked):
+            tiers.reclaim()
+        for session in list(self.driver.engine._lifecycle.running)[: int(is_running)]:
+            tiers.move_out(session)
+        self._check()
+        self._listen(pause)
+
     @rule(damage=st.sampled_from(["flip", "truncate", "remove", "swap"]), where=st.integers(0, 2**20))
     def damage_files(self, damage: str, where: int) -> None:
         """Something happens to all files that are there and not empty by now."""
@@ -461,8 +477,32 @@ class TieredEngineMachine(EngineMachine):
                 shutil.rmtree(self.tier_dir)
 
 
+class LateEngineMachine(TieredEngineMachine):
+    """With copies that are still under way when steps are made."""
+
+    def _more_settings(self) -> dict[str, Any]:
+        return {**super()._more_settings(), "new_copier": partial(LateCopier, seed=self.seed)}
+
+    @precondition(lambda self: self._coming)
+    @rule(which=choices, pause=pauses)
+    def take_pages_on_the_way(self, which: int, pause: int) -> None:
+        """A session loses pages into which its KV is being copied."""
+        coming = self._coming
+        self.driver.engine._tiers.move_out(coming[which % len(coming)])
+        self._check()
+        self._listen(pause)
+
+    @property
+    def _coming(self) -> list[Session]:
+        """Sessions that have pages, and their KV elsewhere."""
+        sessions = self.driver.engine._sessions
+        return [session for session in sessions if session.stored is not None and not session.table.is_empty]
+
+
 @pytest.mark.parametrize("is_asynchronous", [False, True], ids=["in_step", "ahead"])
-@pytest.mark.parametrize(("machine", "share"), [(EngineMachine, 0.5), (TieredEngineMachine, 0.125)])
+@pytest.mark.parametrize(
+    ("machine", "share"), [(EngineMachine, 0.5), (TieredEngineMachine, 0.125), (LateEngineMachine, 0.0625)]
+)
 def test_whatever_happens_the_engine_does_what_plain_lists_say(
     pytestconfig: pytest.Config,
     caplog: pytest.LogCaptureFixture,

@@ -7,6 +7,8 @@ import resource
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 from microturn.tiers.file_thread import Priority
 from microturn.window import Window
 from support.fake_runner import FakeDriver, expected_tokens
+from support.late_copies import LateCopier
 from support.threads import starting_engines
 from support.tiers import counters_of, settle
 
@@ -22,11 +25,12 @@ from support.tiers import counters_of, settle
 HOST, DISK = "host", "disk"
 
 
-@pytest.fixture(params=[HOST, DISK])
+@pytest.fixture(params=product([HOST, DISK], [None, LateCopier]), ids=lambda of: f"{of[0]}-{of[1] and 'late'}")
 def driver(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FakeDriver]:
-    """An engine over a pool for one context, with one tier or the other."""
-    tier = {"host_tier_bytes": 1_000_000} if request.param == HOST else {"disk_tier_dir": str(tmp_path)}
-    driver = FakeDriver(num_pages=8, max_context=32, window_slack=4, **tier)
+    """An engine over a pool for one context, with one tier or the other, and copies in time or late."""
+    of, new_copier = request.param
+    tier = {"host_tier_bytes": 1_000_000} if of == HOST else {"disk_tier_dir": str(tmp_path)}
+    driver = FakeDriver(num_pages=8, max_context=32, window_slack=4, new_copier=new_copier, **tier)
     yield driver
     driver.engine.stop()
     assert list(tmp_path.iterdir()) == []
@@ -243,6 +247,41 @@ def test_two_sessions_that_each_want_the_whole_pool_go_on_without_computing_twic
         assert answer.token_ids == expected_tokens([number] * 8, 24)
         assert answer.status.usage["computed_tokens"] == 31
     assert counters_of(driver).restored > 0
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_pages_change_hands_while_copies_are_under_way_and_no_token_is_wrong(tmp_path: Path, seed: int) -> None:
+    """Ten sessions in a pool for two: they come back, are cut, given up, begun anew and pushed out on the way."""
+    rng = random.Random(seed)
+    tier = {"disk_tier_dir": str(tmp_path), "disk_tier_bytes": 20_000} if seed % 2 else {"host_tier_bytes": 8_000}
+    driver = FakeDriver(num_pages=14, max_context=40, new_copier=partial(LateCopier, seed=seed), **tier)
+    histories: dict[int, list[int]] = {}
+    for _ in range(80):
+        asked = []
+        for session_id in rng.sample(range(10), 3):
+            history = histories.get(session_id, [])
+            given = [rng.randrange(97) for _ in range(rng.randint(1, 8))]
+            is_new = session_id not in histories or len(history) > 28 or rng.random() < 0.05
+            kept = 0 if is_new else rng.choice([len(history)] * 3 + [rng.randrange(len(history) + 1)])
+            options = {"start": True} if is_new else {"rewind_to": kept}
+            answer, turn = driver.post(session_id, given, max_tokens=2, **options)
+            asked.append((session_id, [] if is_new else history, [*history[:kept], *given], answer, turn))
+            driver.steps(rng.randrange(3))
+        for *_, turn in asked:
+            if rng.random() < 0.2:
+                driver.engine.cancel(turn)
+        driver.steps(rng.randrange(3))
+        coming = [session for session in driver.engine._sessions if session.stored and session.table.pages]
+        if coming and rng.random() < 0.5:
+            driver.engine._tiers.move_out(rng.choice(coming))
+        driver.run()
+        for session_id, before, told, answer, _ in asked:
+            histories[session_id] = before
+            if answer.status.finish_reason != "cancelled":
+                assert answer.token_ids == expected_tokens(told, 2)
+                histories[session_id] = [*told, *answer.token_ids]
+    assert counters_of(driver).restored > 40
+    driver.engine.stop()
 
 
 # ---- what goes wrong with files ------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ def collect_kv(
         if copying.num_bytes > max_bytes:
             return None
         while not engine.call(lambda sessions: sessions.copies.advance(copying)):
-            pass
+            copying.settle()
     finally:
         engine.call(lambda sessions: sessions.copies.end(copying))
     try:

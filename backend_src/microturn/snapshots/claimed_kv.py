@@ -35,10 +35,6 @@ class ClaimedKV:
     def state(self) -> TableState:
         return self._part.state
 
-    @property
-    def num_bytes(self) -> int:
-        return self._part.num_bytes
-
     def read(self, pages: KVImage) -> None:
         """Reads the pages.
 

@@ -3,7 +3,7 @@
     8 bytes   length of the header
     header    JSON: `__metadata__` with `format_version`, `session` (a snapshot's `Header`) and `checksum`; the tensors
     data      the snapshot's tensors, and its state as the bytes of a JSON text
-    KV        where it has one: pages, as they lie in memory (see `kv_part`)
+    KV        where it has one: each tensor of all pages (see `kv_part`)
 
 The checksum is the SHA-256 of the file up to its KV, with zeros in the checksum's place. A snapshot that was claimed is
 its header alone, once nobody wants its KV any more. Knows no sessions.
@@ -153,13 +153,16 @@ def keep_header(path: Path) -> None:
 
 
 def _write_pages(file: BinaryIO, pages: KVImage, until_s: float) -> None:
-    content = memoryview(pages.buffer.numpy().data)
-    for start in range(0, len(content), _PIECE_BYTES):
-        if time.monotonic() >= until_s:
-            raise DeadlineExceeded(f"{start} of {len(content)} bytes of KV were written in time")
-        file.write(content[start : start + _PIECE_BYTES])
-        file.flush()
-        os.fdatasync(file.fileno())
+    num_written = num_synced = 0
+    for piece in pages.contents():
+        for start in range(0, len(piece), _PIECE_BYTES):
+            if time.monotonic() >= until_s:
+                raise DeadlineExceeded(f"{num_written} of {pages.num_bytes} bytes of KV were written in time")
+            num_written += file.write(piece[start : start + _PIECE_BYTES])
+            if num_written - num_synced >= _PIECE_BYTES:
+                file.flush()
+                os.fdatasync(file.fileno())
+                num_synced = num_written
 
 
 def _sealed(snapshot: Snapshot, kv: KVCopy | None) -> bytearray:

@@ -4,7 +4,8 @@
     a copy outside the pool ── read by who wants it, in its own thread ──▶ KVCopy
 
 A page that is shared keeps what stands in it up to where the session had come: who cuts its context back takes another.
-Knows no files.
+Who wants the copy waits for each share before asking for the next one, so that on a GPU no long row of them is under
+way. Knows no files.
 """
 
 from __future__ import annotations
@@ -17,9 +18,6 @@ from microturn.kv_pool import PagePool, TableState
 from microturn.kv_tensors import KVTensors
 from microturn.session import Session
 from microturn.tiers.storage import Storage
-
-# Bytes copied between two steps: at 2 GB/s or more these are at most 8 ms, for which running turns wait.
-_BYTES_AT_ONCE = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -45,6 +43,7 @@ class Copying:
         read: reads pages of which the first ones are those wanted. Not for the engine's thread: there may be a file.
         held: pages of the pool that are still shared.
         num_copied: of these.
+        image: where these are copied to.
     """
 
     state: TableState
@@ -52,6 +51,12 @@ class Copying:
     read: Callable[[], KVImage]
     held: list[int] = field(default_factory=list)
     num_copied: int = 0
+    image: KVImage | None = None
+
+    def settle(self) -> None:
+        """Waits for what has been copied so far, in the thread of who wants it."""
+        if self.image is not None:
+            self.image.filling.wait()
 
 
 class KVCopies:
@@ -67,7 +72,7 @@ class KVCopies:
         self._pool = pool
         self._kv = kv
         self._storage = storage
-        self._open: dict[Copying, KVImage] = {}
+        self._open: set[Copying] = set()
 
     def owned(self) -> Iterator[list[int]]:
         """The pages that copies share, a list for each."""
@@ -76,7 +81,8 @@ class KVCopies:
     def begin(self, session: Session) -> Copying | None:
         """Begins to copy the KV of a session as of its last committed point; None when it has none.
 
-        `advance` goes on with it until it says that it is done, `end` is called in any case, then `finish`.
+        `advance` goes on with it until it says that it is done, with `Copying.settle` in between; `end` is called in
+        any case, then `finish`.
         """
         state = session.table.save() if session.stored is None else session.stored.state
         state = state.cut(min(session.kv_len, max(0, session.committed_len - 1)))  # of a copy that is lost, nothing
@@ -85,23 +91,25 @@ class KVCopies:
         if session.stored is not None:
             return Copying(state, state.num_pages * self._kv.bytes_per_page, self._storage.reader(session.stored.image))
         image = self._kv.new_image(state.num_pages)
-        copying = Copying(state, image.num_bytes, lambda: image, session.table.used_pages[: state.num_pages])
+        held = session.table.used_pages[: state.num_pages]
+        copying = Copying(state, image.num_bytes, lambda: image, held, image=image)
         self._pool.share(copying.held)
-        self._open[copying] = image
+        self._open.add(copying)
         return copying
 
     def advance(self, copying: Copying) -> bool:
         """Copies some pages more; says whether these were the last ones."""
         if copying in self._open:
-            num_pages = max(1, _BYTES_AT_ONCE // self._kv.bytes_per_page)
-            pages = copying.held[copying.num_copied : copying.num_copied + num_pages]
-            self._kv.read(pages, self._open[copying], copying.num_copied)
+            assert copying.image is not None
+            pages = copying.held[copying.num_copied : copying.num_copied + self._kv.share.for_later]
+            self._kv.read(pages, copying.image, copying.num_copied)
             copying.num_copied += len(pages)
         return copying.num_copied == len(copying.held)
 
     def end(self, copying: Copying) -> None:
         """Shares no pages any more, whether all have been copied or not."""
-        if self._open.pop(copying, None) is not None:
+        if copying in self._open:
+            self._open.remove(copying)
             self._pool.release(copying.held)
 
     def finish(self, copying: Copying) -> KVCopy:

@@ -2,7 +2,7 @@
 
     8 bytes   length of the header
     header    JSON: each tensor's dtype, shape and place; `__metadata__`: model, page size, table, checksum of tensors
-    tensors   as they lie in memory
+    tensors   each of all pages
 
 Whoever reads the file knows what was written, down to the last byte of the header: so a header is compared and never
 believed, and a flipped bit anywhere in the file is found. We write and read the format ourselves because the library
@@ -49,7 +49,10 @@ class DamagedFile(Exception):
 
 def checksum_of(image: KVImage) -> str:
     """A hash of all bytes of the tensors."""
-    return hashlib.blake2b(image.buffer.numpy().data, digest_size=32).hexdigest()
+    digest = hashlib.blake2b(digest_size=32)
+    for piece in image.contents():
+        digest.update(piece)
+    return digest.hexdigest()
 
 
 def write_image(path: Path, image: KVImage, model: str, state: TableState) -> str:
@@ -75,7 +78,8 @@ def write_image(path: Path, image: KVImage, model: str, state: TableState) -> st
     try:
         with part.open("wb") as file:
             file.write(_head(image, model, state, checksum))
-            file.write(image.buffer.numpy().data)
+            for piece in image.contents():
+                file.write(piece)
         part.replace(path)
     except OSError:
         part.unlink(missing_ok=True)
@@ -110,7 +114,7 @@ def fill(file: BinaryIO, image: KVImage, checksum: str) -> None:
         DamagedFile: they are not the ones of this checksum; the image's content means nothing.
         OSError: the file cannot be read.
     """
-    num_bytes = _read_into(file, memoryview(image.buffer.numpy().data))
+    num_bytes = sum(_read_into(file, piece) for piece in image.contents())
     if num_bytes < image.num_bytes:
         raise DamagedFile(f"{num_bytes} bytes of tensors are not {image.num_bytes}")
     if file.read(1):
@@ -129,11 +133,11 @@ def tensor_entries(image: KVImage, name: str = "{}", first_byte: int = 0) -> Map
     """
     return {
         name.format(index): {
-            "dtype": DTYPE_NAMES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [first_byte + start, first_byte + start + tensor.nbytes],
+            "dtype": DTYPE_NAMES[part.dtype],
+            "shape": [image.num_pages, *part.shape],
+            "data_offsets": [first_byte + start, first_byte + start + image.num_pages * part.num_bytes],
         }
-        for index, (tensor, start) in enumerate(zip(image.tensors, image.offsets, strict=True))
+        for index, (part, start) in enumerate(zip(image.parts, image.offsets, strict=True))
     }
 
 

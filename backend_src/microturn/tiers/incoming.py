@@ -25,11 +25,6 @@ class KVSource(Protocol):
         """Of the table whose pages these were."""
         ...
 
-    @property
-    def num_bytes(self) -> int:
-        """Of the pages."""
-        ...
-
     def read(self, pages: KVImage) -> None:
         """Reads them all, or raises why they cannot be had."""
         ...

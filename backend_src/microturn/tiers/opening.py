@@ -47,4 +47,14 @@ def open_storage(
                 f"setting 'disk_tier_dir' cannot be used: {error.strerror}: {error.filename}"
             ) from error
     incoming = IncomingFiles(kv.new_image, post)
-    return Storage(settings.host_tier_bytes, max_image_pages * kv.bytes_per_page, disk, incoming, TierCounters(), clock)
+    storage = Storage(
+        settings.host_tier_bytes,
+        kv.image_bytes(max_image_pages),
+        kv.image_bytes,
+        disk,
+        incoming,
+        TierCounters(),
+        clock,
+    )
+    kv.reserve_host_memory(storage.host.capacity_bytes)
+    return storage

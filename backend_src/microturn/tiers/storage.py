@@ -41,6 +41,7 @@ class Storage:
     Args:
         host_tier_bytes: what host memory keeps; 0 is nothing, but for what is on its way to the disk.
         max_image_bytes: the largest copy there can be: that much memory there is for the way to the disk.
+        image_bytes: what a copy of so many pages takes in host memory.
         disk: see above.
         incoming: see above.
         counters: see above.
@@ -51,6 +52,7 @@ class Storage:
         self,
         host_tier_bytes: int,
         max_image_bytes: int,
+        image_bytes: Callable[[int], int],
         disk: DiskStore | None,
         incoming: IncomingFiles,
         counters: TierCounters,
@@ -60,6 +62,7 @@ class Storage:
         self.disk = disk
         self.incoming = incoming
         self.counters = counters
+        self._image_bytes = image_bytes
         self._clock = clock
         self._kept_bytes = int(_HOST_SHARE * host_tier_bytes)
         self._writing: StoredImage | None = None
@@ -95,7 +98,7 @@ class Storage:
 
     def add(self, pages: KVImage, state: TableState) -> StoredImage:
         """Keeps a copy for which there is room."""
-        image = StoredImage(state, pages.num_bytes, self._discard, pages)
+        image = StoredImage(state, self._image_bytes(state.num_pages), self._discard, pages)
         self.host.add(image)
         self.counters.moved_to_host += 1
         self._write_some()
@@ -103,7 +106,8 @@ class Storage:
 
     def bring(self, source: KVSource) -> StoredImage:
         """Knows of a copy that a session has brought along, in a file; it is read when a turn wants it."""
-        image = StoredImage(source.state, source.num_bytes, self._discard, None, Place.DISK)
+        num_bytes = self._image_bytes(source.state.num_pages)
+        image = StoredImage(source.state, num_bytes, self._discard, None, Place.DISK)
         self.incoming.add(image, source)
         return image
 

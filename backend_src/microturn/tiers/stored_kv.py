@@ -16,6 +16,7 @@ from enum import Enum, auto
 
 from microturn.kv_image import KVImage
 from microturn.kv_pool import PageTable, TableState
+from microturn.kv_transfer import DONE, Transfer
 
 
 class Place(Enum):
@@ -34,7 +35,7 @@ class StoredImage:
 
     Attributes:
         state: of the table.
-        num_bytes: of its pages.
+        num_bytes: what its pages take in host memory; a file of them takes no more.
         on_unused: called when the last session has done with it.
         pages: in `HOST` and `WRITING`, what stood in the pages.
         place: where it is.
@@ -65,13 +66,15 @@ class StoredKV:
         image: the copy.
         state: of the table that is made from it: that of the copy, or cut back since.
         moved_s: when it left, by the engine's clock.
-        num_copied: pages that are back in the session's table already, once that has pages.
+        num_copied: pages of which the copy back into the session's table has been begun, once that has pages.
+        coming: the copy of these that was begun last.
     """
 
     image: StoredImage
     state: TableState
     moved_s: float
     num_copied: int = 0
+    coming: Transfer = DONE
 
     @property
     def kv_len(self) -> int:

@@ -5,11 +5,15 @@
                       │ takes      │ leave, a few    │ nothing moves
                       │ pages      │ pages a step    │
 
-Belongs to the engine's thread, which copies pages between its steps: no more of them per step than a running turn can
-wait for. Only where a turn needs pages and none are free, a whole session is copied out at once: that is seldom, and
-takes a hundredth of the time in which it would be computed again. For the same reason the KV of a running session that
-must give way goes to host memory too. Without a host tier, KV that must give way is dropped, and computed again from
-the tokens.
+Belongs to the engine's thread, which copies pages between its steps, or on a GPU has them copied beside its steps: no
+more of them per step than a running turn can wait for. Only where a turn needs pages and none are free, a whole session
+is copied out at once: that is seldom, and takes a hundredth of the time in which it would be computed again. For the
+same reason the KV of a running session that must give way goes to host memory too. Without a host tier, KV that must
+give way is dropped, and computed again from the tokens.
+
+A session has left when its pages have been read, and is back when all that it wants has arrived in its pages. What is
+still under way is looked at again in every step, and where no step is made, after a millisecond: that is a hundredth of
+a step of a core, and whoever comes meanwhile is heard, which the engine could not if it waited for the copy.
 """
 
 from __future__ import annotations
@@ -19,9 +23,11 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from microturn.kv_copier import CopyBudget
 from microturn.kv_image import KVImage
 from microturn.kv_pool import PagePool, TableState
 from microturn.kv_tensors import KVTensors
+from microturn.kv_transfer import Transfer
 from microturn.prefix_cache import PrefixCache
 from microturn.session import Session
 from microturn.session_table import SessionTable
@@ -33,10 +39,8 @@ from microturn.tiers.stored_kv import StoredKV
 _BEGIN_SHARE = 1 / 16
 _ENOUGH_SHARE = 1 / 8
 
-# Bytes copied in one step: for turns that wait, and for what can wait. At 2 GB/s or more, which two busy cores reach,
-# these are at most 16 and 8 ms.
-_BYTES_FOR_TURNS = 32 << 20
-_BYTES_FOR_LATER = 16 << 20
+# When to look again at copies that are under way.
+_LOOK_AGAIN_S = 1e-3
 
 
 @dataclass
@@ -82,22 +86,30 @@ class Tiers:
         self._sessions = sessions
         self._prefixes = prefixes
         self._clock = clock
-        self._bytes_per_page = kv.bytes_per_page
         self._begin_pages = math.ceil(_BEGIN_SHARE * pool.num_pages)
         self._enough_pages = math.ceil(_ENOUGH_SHARE * pool.num_pages)
         self._is_short = False
         self._saving: _Saving | None = None
         self._forecast = Forecast()
         self._expected: dict[Session, None] = {}
-        self._bytes_for_turns = self._bytes_for_later = 0
+        self._for_turns = self._for_later = CopyBudget(0, 1)
+        # Copies under way for which no turn waits; and whether a session waits for its own.
+        self._later: list[Transfer] = []
+        self._is_waiting = False
         self._has_more = False
 
     # ---- each step -----------------------------------------------------------------------------------------------
 
     def begin_step(self) -> None:
-        """From now on as much may be copied as in one step."""
-        self._bytes_for_turns = max(_BYTES_FOR_TURNS, self._bytes_per_page)
-        self._bytes_for_later = max(_BYTES_FOR_LATER, self._bytes_per_page)
+        """From now on as much may be copied as in one step.
+
+        Of what can wait nothing, while the last of it is under way: behind a long row of it turns would wait.
+        """
+        share = self._kv.share
+        self._later = [transfer for transfer in self._later if not transfer.is_done()]
+        self._for_turns = CopyBudget(share.for_turns, share.unit)
+        self._for_later = CopyBudget(0 if self._later else share.for_later, share.unit)
+        self._is_waiting = False
         self._has_more = False
         self.storage.begin_step()
 
@@ -110,7 +122,7 @@ class Tiers:
         if self.storage.is_there:
             self._restore_expected()
             self._save_parked()
-        return self._has_more
+        return self._has_more and not self._is_under_way
 
     def check_integrity(self) -> None:
         """Asserts that every copy belongs to as many sessions as it says."""
@@ -122,7 +134,12 @@ class Tiers:
     @property
     def next_s(self) -> float | None:
         """When there is something to do again though nobody comes, by the engine's clock."""
-        return self._forecast.next_s
+        return self._clock() + _LOOK_AGAIN_S if self._is_under_way else self._forecast.next_s
+
+    @property
+    def _is_under_way(self) -> bool:
+        """Whether something is there to be seen as soon as a copy has arrived."""
+        return bool(self._later) or self._is_waiting
 
     # ---- pages for turns -----------------------------------------------------------------------------------------
 
@@ -142,7 +159,7 @@ class Tiers:
         if session.stored is None and session.table.kv_len:
             saving = self._saving_of(session, self.storage.make_room)
             if saving is not None:
-                self._copy_out(saving, saving.state.num_pages)
+                self._note_later(self._copy_out(saving, saving.state.num_pages))
                 return
             self.storage.counters.dropped += 1
         self._free(session)
@@ -160,8 +177,7 @@ class Tiers:
             assert session.running is not None
             session.running.num_cached = 0
             self._note_restored(session, stored)
-            session.table.truncate(0)
-            session.drop_stored()
+            session.drop_kv()
         return True
 
     def fill(self, session: Session) -> bool:
@@ -169,9 +185,7 @@ class Tiers:
         stored = session.stored
         if stored is None:
             return True
-        num_pages = self._copy_in(session, stored, self._bytes_for_turns)
-        self._bytes_for_turns -= num_pages * self._bytes_per_page
-        return session.stored is None
+        return self._copy_in(session, stored, self._for_turns)
 
     # ---- parked sessions leave -----------------------------------------------------------------------------------
 
@@ -185,7 +199,7 @@ class Tiers:
             session = self._sessions.parked_longest()
             if session is None:
                 return
-            if self._bytes_for_later < self._bytes_per_page:
+            if not self._for_later.num_left:
                 self._has_more = True
                 return
             if not self._prefixes.evict():
@@ -195,8 +209,8 @@ class Tiers:
                 saving = self._saving_of(session, self.storage.has_room)
                 if saving is None:
                     return
-                num_pages = self._copy_out(saving, self._bytes_for_later // self._bytes_per_page)
-                self._bytes_for_later -= num_pages * self._bytes_per_page
+                num_left = saving.state.num_pages - saving.num_copied
+                self._note_later(self._copy_out(saving, self._for_later.take(num_left)))
             self._is_short = self._pool.num_free < self._enough_pages
 
     def _saving_of(self, session: Session, has_room: Callable[[int], bool]) -> _Saving | None:
@@ -204,18 +218,17 @@ class Tiers:
         parking = self._sessions.parking_of(session)
         saving = self._saving
         if saving is not None and saving.session is session and saving.parking == parking:
-            return saving if has_room(saving.image.num_bytes) else None
+            return saving if has_room(self._kv.image_bytes(saving.state.num_pages)) else None
         state = session.table.save()
-        num_bytes = state.num_pages * self._bytes_per_page
-        if not has_room(num_bytes):
+        if not has_room(self._kv.image_bytes(state.num_pages)):
             return None
         self._saving = _Saving(session, parking, state, self._kv.new_image(state.num_pages))
         return self._saving
 
-    def _copy_out(self, saving: _Saving, max_pages: int) -> int:
-        """Copies some pages more; with the last ones the session leaves the pool. Says how many."""
+    def _copy_out(self, saving: _Saving, num_pages: int) -> Transfer:
+        """Copies so many pages more, as far as there are any; with the last ones the session leaves the pool."""
         session, first = saving.session, saving.num_copied
-        pages = session.table.used_pages[first : first + max_pages]
+        pages = session.table.used_pages[first : first + num_pages]
         self._kv.read(pages, saving.image, first)
         saving.num_copied += len(pages)
         if saving.num_copied == saving.state.num_pages:
@@ -225,10 +238,15 @@ class Tiers:
             self._free(session)
             if session.running is None:
                 self._forecast.note(session, self._clock())
-        return len(pages)
+        return saving.image.filling
+
+    def _note_later(self, transfer: Transfer) -> None:
+        """Something has begun for which no turn waits."""
+        if not transfer.is_done():
+            self._later.append(transfer)
 
     def _free(self, session: Session) -> None:
-        session.table.truncate(0)
+        session.give_up_pages()
         self._sessions.unpark(session)
         self._expected.pop(session, None)
         self._has_more = self._has_more or bool(self._expected)  # which wait for pages
@@ -243,35 +261,43 @@ class Tiers:
             if stored is None or stored.image.is_lost or not is_away(session):
                 del self._expected[session]
                 continue
-            # Until pages come free it waits, and no file is read.
-            has_pages = session.table.pages or session.num_pages_with(0) <= self._pool.num_free
-            if not has_pages or not self.storage.fetch(stored.image, is_urgent=False) or not session.reserve(0):
+            if session.table.is_empty:
+                # Until pages come free it waits, and no file is read.
+                if session.num_pages_with(0) > self._pool.num_free:
+                    continue
+                if not self._for_later.num_left:
+                    self._has_more = True
+                    continue
+            if not self.storage.fetch(stored.image, is_urgent=False) or not session.reserve(0):
                 continue
             self._sessions.park(session)
-            num_pages = self._copy_in(session, stored, self._bytes_for_later)
-            self._bytes_for_later -= num_pages * self._bytes_per_page
-            if session.stored is not None:
-                return
+            is_back = self._copy_in(session, stored, self._for_later)
+            self._note_later(stored.coming)
+            if not is_back:
+                continue
             del self._expected[session]
             self.storage.counters.restored_ahead += 1
             self.storage.counters.restored_ahead_from_disk += stored.image.was_in_file
 
-    def _copy_in(self, session: Session, stored: StoredKV, max_bytes: int) -> int:
-        """Copies some pages more; with the last ones the session is back. Says how many."""
-        assert stored.image.pages is not None
-        first = stored.num_copied
-        pages = session.table.used_pages[first:]
-        within_budget = pages[: max_bytes // self._bytes_per_page]
-        self._kv.write(within_budget, stored.image.pages, first)
-        stored.num_copied += len(within_budget)
-        if len(within_budget) < len(pages):
+    def _copy_in(self, session: Session, stored: StoredKV, budget: CopyBudget) -> bool:
+        """Copies some pages more, once those before them have arrived; says whether the session is back with that."""
+        pages = session.table.used_pages[stored.num_copied :]
+        if stored.coming.is_done() and (num_pages := budget.take(len(pages))):
+            assert stored.image.pages is not None
+            stored.coming = self._kv.write(pages[:num_pages], stored.image.pages, stored.num_copied)
+            stored.num_copied += num_pages
+            del pages[:num_pages]
+        if not stored.coming.is_done():
+            self._is_waiting = True
+            return False
+        if pages:
             self._has_more = True
-        else:
-            self._note_restored(session, stored)
-            session.drop_stored()
-            self.storage.counters.restored += 1
-            self.storage.counters.restored_from_disk += stored.image.was_in_file
-        return len(within_budget)
+            return False
+        self._note_restored(session, stored)
+        session.drop_stored()
+        self.storage.counters.restored += 1
+        self.storage.counters.restored_from_disk += stored.image.was_in_file
+        return True
 
     def _note_restored(self, session: Session, stored: StoredKV) -> None:
         """The running turn had to wait until now; what it waits after its first token is part of its decoding."""

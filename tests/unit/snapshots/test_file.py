@@ -29,7 +29,7 @@ from microturn.snapshots.file import (
 from microturn.snapshots.snapshot import Header, Snapshot
 from microturn.tiers.copies import KVCopy
 from microturn.tiers.image_file import DamagedFile
-from support.tiers import make_kv
+from support.tiers import contents_of, make_kv, tensors_of
 
 SNAPSHOT = Snapshot(
     Header("a-session", 17, "ab" * 16, 4e9, KeyHash.of("ours"), '"checksum":"' + "0" * 64 + '"'),
@@ -183,13 +183,13 @@ def with_kv(path: Path) -> Path:
     return path
 
 
-def read_kv(path: Path) -> torch.Tensor:
+def read_kv(path: Path) -> bytes:
     """All bytes of a snapshot's KV."""
     part = read_snapshot(path).kv
     assert part is not None
     pages = KV.new_image(3)
     ClaimedKV(path, part).read(pages)
-    return pages.buffer
+    return contents_of(pages)
 
 
 def test_kv_is_read_as_it_was_written(with_kv: Path) -> None:
@@ -199,7 +199,7 @@ def test_kv_is_read_as_it_was_written(with_kv: Path) -> None:
     assert read.kv is not None
     assert read.kv.state == STATE
     assert read.kv.is_of(KV.page_parts)
-    assert torch.equal(read_kv(with_kv), KV.read([6, 2, 3]).buffer)
+    assert read_kv(with_kv) == contents_of(KV.read([6, 2, 3]))
     assert stat.S_IMODE(with_kv.stat().st_mode) == 0o600
 
 
@@ -208,7 +208,7 @@ def test_a_snapshot_without_kv_says_so(path: Path) -> None:
 
 
 def test_with_kv_it_is_a_safetensors_file_too(with_kv: Path) -> None:
-    expected = KV.read([6, 2, 3]).tensors
+    expected = tensors_of(KV.read([6, 2, 3]))
     with safe_open(with_kv, "pt") as file:
         assert set(file.keys()) == {"state", "token_ids", "marks", *(f"kv.{number}" for number in range(len(expected)))}
         for number, tensor in enumerate(expected):

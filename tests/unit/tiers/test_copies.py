@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from microturn.tiers import copies as copies_module
+from microturn import kv_copier
 from microturn.tiers.image_file import DamagedFile
 from support.fake_runner import FakeDriver, expected_tokens
 from support.snapshots import copied_kv, find
-from support.tiers import settle
+from support.tiers import settle, tensors_of
 
 
 @pytest.fixture(autouse=True)
 def one_page_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copies_module, "_BYTES_AT_ONCE", 1)
+    monkeypatch.setattr(kv_copier, "_BYTES_FOR_LATER", 1)
 
 
 def parked(**settings: Any) -> FakeDriver:
@@ -35,7 +35,7 @@ def cells(driver: FakeDriver, kv_len: int) -> torch.Tensor:
 
 def copied_cells(driver: FakeDriver) -> torch.Tensor:
     copy = copied_kv(driver)
-    return copy.pages.tensors[0].transpose(0, 1).reshape(2, -1)[:, : copy.state.kv_len]
+    return tensors_of(copy.pages)[0].transpose(0, 1).reshape(2, -1)[:, : copy.state.kv_len]
 
 
 def test_a_parked_sessions_kv_is_copied_whole() -> None:
@@ -62,10 +62,10 @@ def test_a_session_goes_on_while_it_is_copied() -> None:
         history += [*given[number], *answer.token_ids]
         driver.turn(2 + number, [*range(20)], start=True, max_tokens=1)
     while not copies.advance(copying):
-        pass
+        copying.settle()
     copies.end(copying)
     driver.engine.check_integrity()
-    pages = copies.finish(copying).pages.tensors[0]
+    pages = tensors_of(copies.finish(copying).pages)[0]
     assert torch.equal(pages.transpose(0, 1).reshape(2, -1)[:, :29], before)
 
 

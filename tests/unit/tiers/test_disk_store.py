@@ -7,14 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from microturn.kv_image import KVImage
 from microturn.kv_pool import TableState
 from microturn.tiers.disk_store import DiskStore
 from microturn.tiers.image_file import DamagedFile
 from microturn.tiers.stored_kv import StoredImage
-from support.tiers import MODEL, Posts, make_kv, wait_for_files
+from support.tiers import MODEL, Posts, contents_of, make_kv, wait_for_files
 
 KV = make_kv(16)
 
@@ -67,7 +66,7 @@ def test_what_is_written_is_read_and_removed(store: DiskStore, posts: Posts, tmp
     assert error is None
     assert pages is not None
     assert stored.pages is not None
-    assert torch.equal(pages.buffer, stored.pages.buffer)
+    assert contents_of(pages) == contents_of(stored.pages)
     store.remove(stored)
     wait_for_files(store._thread)
     assert (files(tmp_path), store.used_bytes, list(store)) == ([], 0, [])

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from microturn.kv_image import KVImage
 from microturn.kv_pool import TableState
 from microturn.tiers.image_file import DamagedFile
 from support.storages import KV, PAGE, Starter, add, fetch, pass_steps, places
+from support.tiers import contents_of
 
 
 class Source:
     """The KV of pages 1 and 2, in what might be a file."""
 
     state = TableState(4, 8)
-    num_bytes = 2 * PAGE
 
     def __init__(self) -> None:
         self.is_dropped = False
 
     def read(self, pages: KVImage) -> None:
-        pages.buffer.copy_(KV.read([1, 2]).buffer)
+        pages.buffers[0].copy_(KV.read([1, 2]).buffers[0])
 
     def drop(self) -> None:
         self.is_dropped = True
@@ -32,11 +31,11 @@ def test_what_is_brought_along_comes_when_a_turn_wants_it(start: Starter, sizes:
     driver, source = start(*sizes), Source()
     image = driver.storage.bring(source)
     assert (places(image), driver.storage.host.used_bytes) == (["DISK"], 0)
-    assert torch.equal(driver.storage.reader(image)().buffer, KV.read([1, 2]).buffer)
+    assert contents_of(driver.storage.reader(image)()) == contents_of(KV.read([1, 2]))
     assert not source.is_dropped
     fetch(driver, image)
     assert image.pages is not None
-    assert torch.equal(image.pages.buffer, KV.read([1, 2]).buffer)
+    assert contents_of(image.pages) == contents_of(KV.read([1, 2]))
     driver.settle()
     image.num_users = 0
     image.on_unused(image)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 from microturn.tiers.stored_kv import Place
 from support.storages import KV, PAGE, Starter, add, fetch, pass_steps, places
+from support.tiers import contents_of
 
 
 def test_without_tiers_nothing_can_be_kept(start: Starter) -> None:
@@ -26,7 +26,7 @@ def test_in_memory_a_copy_is_at_hand(start: Starter) -> None:
     image = add(driver, 1, 2)
     assert driver.storage.fetch(image, is_urgent=True)
     assert image.pages is not None
-    assert torch.equal(image.pages.buffer, KV.read([1, 2]).buffer)
+    assert contents_of(image.pages) == contents_of(KV.read([1, 2]))
 
 
 def test_without_a_disk_those_used_longest_ago_are_lost(start: Starter) -> None:
@@ -123,7 +123,7 @@ def test_a_copy_comes_back_from_the_disk_and_its_file_goes(start: Starter, tmp_p
     assert image.pages is None
     fetch(driver, image)
     assert image.pages is not None
-    assert torch.equal(image.pages.buffer, KV.read([7, 5]).buffer)
+    assert contents_of(image.pages) == contents_of(KV.read([7, 5]))
     driver.settle()
     assert driver.counters.read_from_disk == 1
     assert list(tmp_path.glob("*/*")) == []

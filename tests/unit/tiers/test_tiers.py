@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from microturn import kv_copier
 from microturn.kv_pool import PagePool
 from microturn.pace import Pace
 from microturn.scheduler import Scheduler
 from microturn.session import Session
-from microturn.tiers import tiers
 from support.sessions import make_session, make_turn
 from support.tiers import TiersDriver, bits_of
 
@@ -44,8 +44,8 @@ def start(tmp_path: Path) -> Iterator[Starter]:
 @pytest.fixture
 def two_pages_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """As little is copied as if pages were large."""
-    monkeypatch.setattr(tiers, "_BYTES_FOR_TURNS", 2 * PAGE_BYTES)
-    monkeypatch.setattr(tiers, "_BYTES_FOR_LATER", 2 * PAGE_BYTES)
+    monkeypatch.setattr(kv_copier, "_BYTES_FOR_TURNS", 2 * PAGE_BYTES)
+    monkeypatch.setattr(kv_copier, "_BYTES_FOR_LATER", 2 * PAGE_BYTES)
 
 
 PAGE_BYTES = TiersDriver(PagePool(1, PAGE_SIZE)).kv.bytes_per_page
