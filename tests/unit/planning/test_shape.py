@@ -90,7 +90,12 @@ def test_layers_with_a_window_keep_what_the_readme_says_of_gemma() -> None:
 
 @pytest.mark.parametrize(
     ("name", "num_params"),
-    [("llama-3.2-1b", 1_235_814_400), ("llama-3.1-70b", 70_553_706_496), ("qwen2.5-7b", 7_615_616_512)],
+    [
+        ("llama-3.2-1b", 1_235_814_400),
+        ("llama-3.1-70b", 70_553_706_496),
+        ("qwen2.5-7b", 7_615_616_512),
+        ("qwen3-0.6b", 596_049_920),
+    ],
 )
 def test_named_shapes_have_as_many_parameters_as_their_authors_say(name: str, num_params: int) -> None:
     assert read_shape(name).num_params == num_params
