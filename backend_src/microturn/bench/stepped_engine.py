@@ -84,6 +84,6 @@ class SteppedEngine(GrownSessions):
     def _step(self) -> Step:
         vars(self._stopwatch).update(vars(Stopwatch()))
         started_s = time.perf_counter()
-        self._engine.step()
+        self.engine.step()
         parts = Stopwatch(**vars(self._stopwatch))
         return Step(time.perf_counter() - started_s - parts.products_s, parts)
