@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from microturn.batch import Batch
 from microturn.codec import CodecFactory
+from microturn.drawn import Sampled
 from microturn.errors import InternalError, InvalidArgument, Unavailable
 from microturn.housekeeping import Housekeeping
 from microturn.kv_pool import PagePool
@@ -26,7 +27,7 @@ from microturn.pace import Pace
 from microturn.prefix_cache import PrefixCache
 from microturn.reception import Reception
 from microturn.runner import Runner
-from microturn.sampler import Sampled, SamplingRow, sample
+from microturn.sampler import SamplingRow, draw
 from microturn.scheduler import ScheduledRow, Scheduler
 from microturn.session import Session
 from microturn.session_table import SessionTable
@@ -275,7 +276,7 @@ class Engine:
         try:
             logits = self.runner.run(batch)
             wanting = [scheduled for scheduled, row in zip(rows, batch.rows, strict=True) if row.wants_logits]
-            sampled = iter(sample(logits, [self._sampling_row(scheduled) for scheduled in wanting]))
+            sampled = iter(draw(logits, [self._sampling_row(scheduled) for scheduled in wanting]).sampled())
         except Exception as error:
             # Whatever went wrong, the sessions of this step are the only ones it can have touched.
             log.exception("a forward pass of %d rows failed", len(rows))

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from transformers import PreTrainedModel
 
+from microturn.runner import ModelRunner
 from support.driver import Driver, model_runner
 from support.models import VOCAB_SIZE
 from support.oracle import check_incremental, stock_greedy
+from support.paths import PATHS
 
 
-@pytest.mark.parametrize("use_native", [True, False], ids=["native", "torch"])
+@PATHS
 @pytest.mark.parametrize(("seed", "num_sessions"), [(0, 1), (1, 2), (2, 5), (3, 16)])
 def test_any_split_in_any_company_gives_the_logits_of_the_whole(
-    tiny_model: PreTrainedModel, seed: int, num_sessions: int, use_native: bool
+    tiny_model: PreTrainedModel, seed: int, num_sessions: int, new_runner: Callable[..., ModelRunner]
 ) -> None:
-    check_incremental(tiny_model, range(VOCAB_SIZE), seed=seed, num_sessions=num_sessions, use_native=use_native)
+    check_incremental(tiny_model, range(VOCAB_SIZE), seed=seed, num_sessions=num_sessions, new_runner=new_runner)
 
 
 @pytest.mark.parametrize("max_batch_tokens", [1, 7, 500])

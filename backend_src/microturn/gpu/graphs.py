@@ -22,7 +22,7 @@ from microturn.runner import Decoder
 
 # Beyond so many tokens a step takes the GPU longer than launching it takes the host.
 _MOST_TOKENS = 256
-_TOKENS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 224, _MOST_TOKENS)
+_TOKENS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 224, _MOST_TOKENS)
 _MIXED_ROWS = (1, 4, 16, 64)
 
 
@@ -37,6 +37,11 @@ class StepSize:
 
     num_tokens: int
     num_rows: int
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether every session has one new token when it is full."""
+        return self.num_tokens == self.num_rows
 
     def holds(self, batch: Batch) -> bool:
         """Whether a batch fits."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 
 import torch
 from transformers import PreTrainedModel
@@ -26,7 +27,7 @@ from microturn.gpu.runner import GpuRunner
 from microturn.kv_tensors import KV_DTYPES, KVTensors
 from microturn.layer_groups import LayerGroups, LayerShape
 from microturn.loaded import Loaded, size_pool
-from microturn.probe import TOLERANCE, check_runner, new_pages
+from microturn.probe import TOLERANCE, Checked, check_runner, new_pages
 from microturn.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -60,12 +61,12 @@ def make_ready(model: PreTrainedModel, settings: Settings) -> Loaded:
     """
     # Sums in float32 are what it says: matrix units would round their factors to 10 bits.
     torch.backends.cuda.matmul.allow_tf32 = False
-    layers, device = runner.trace_layers(model), model.device
+    layers = runner.trace_layers(model)
     checked = check_runner(
         type(model).__name__,
         lambda decoder: GpuRunner(
             model,
-            new_pages(layers, device=device),
+            new_pages(layers, device=model.device),
             layers,
             decoder=decoder,
             has_flashinfer=False,
@@ -78,39 +79,63 @@ def make_ready(model: PreTrainedModel, settings: Settings) -> Loaded:
     kv_dtype = dtype if settings.kv_dtype == "auto" else KV_DTYPES[settings.kv_dtype]
     has_flashinfer = _has_flashinfer(settings.attention, model, layers, dtype, kv_dtype)
     model.to(dtype)
-    new_runner = partial(
-        GpuRunner,
-        model,
-        layers=layers,
-        decoder=None if checked.decoder is None else TorchDecoder.of(model, layers, _glue(device)),
-        has_flashinfer=has_flashinfer,
-        max_tokens=settings.max_batch_tokens,
-        accepts_embeds=checked.accepts_embeds,
-        no_window_reason=checked.no_window_reason,
-    )
-    groups = LayerGroups.of(layers)
-    sizes = step_sizes(settings.max_sessions, settings.max_batch_tokens)
-
-    def new_kv(num_pages: int) -> KVTensors:
-        return KVTensors(layers, num_pages + 1, settings.page_size, kv_dtype, device, groups)
-
-    def free_tokens(max_context: int) -> int:
-        largest = [max(sizes), max((size for size in sizes if size.num_rows == size.num_tokens), default=max(sizes))]
-        taken = _bytes_of_passes(new_runner(new_kv(0)), largest, max_context, settings.max_batch_tokens)
-        gc.collect()
-        torch.cuda.empty_cache()
-        free = _free_bytes(device) - taken - len(sizes) * _BYTES_PER_GRAPH - _SPARE_BYTES
-        return max(0, free) // (groups.num_groups * KVTensors.bytes_per_token(groups.slots, kv_dtype))
-
-    pool, max_context = size_pool(settings, model, groups.num_groups, free_tokens)
-    ready = new_runner(new_kv(pool.num_pages))
-    ready.capture(sizes, max_context)
+    if checked.decoder is not None:  # the new one takes the place of a second set of weights, in float32
+        glue = Glue.compiled() if model.device.type == "cuda" else Glue()
+        checked = replace(checked, decoder=TorchDecoder.of(model, layers, glue))
+    serving = _Serving(model, layers, checked, has_flashinfer, kv_dtype, settings)
+    pool, max_context = size_pool(settings, model, serving.groups.num_groups, serving.free_tokens)
+    ready = serving.new_runner(pool.num_pages)
+    ready.capture(serving.sizes, max_context)
     weights = str(dtype).removeprefix("torch.")
     return Loaded(ready, pool, max_context, weights, "flashinfer" if has_flashinfer else "torch")
 
 
-def _glue(device: torch.device) -> Glue:
-    return Glue.compiled() if device.type == "cuda" else Glue()
+@dataclass(frozen=True)
+class _Serving:
+    """A converted model, and how it is served."""
+
+    model: PreTrainedModel
+    layers: Sequence[LayerShape]
+    checked: Checked[TorchDecoder]
+    has_flashinfer: bool
+    kv_dtype: torch.dtype
+    settings: Settings
+
+    @cached_property
+    def groups(self) -> LayerGroups:
+        return LayerGroups.of(self.layers)
+
+    @cached_property
+    def sizes(self) -> list[StepSize]:
+        return step_sizes(self.settings.max_sessions, self.settings.max_batch_tokens)
+
+    def new_runner(self, num_pages: int) -> GpuRunner:
+        """With so many pages, and nobody's."""
+        kv = KVTensors(
+            self.layers, num_pages + 1, self.settings.page_size, self.kv_dtype, self.model.device, self.groups
+        )
+        return GpuRunner(
+            self.model,
+            kv,
+            self.layers,
+            decoder=self.checked.decoder,
+            has_flashinfer=self.has_flashinfer,
+            max_tokens=self.settings.max_batch_tokens,
+            accepts_embeds=self.checked.accepts_embeds,
+            no_window_reason=self.checked.no_window_reason,
+        )
+
+    def free_tokens(self, max_context: int) -> int:
+        """For how many there is memory beside the largest passes: these are captured and run here, over no pages."""
+        device, free_before = self.model.device, _free_bytes(self.model.device)
+        rehearsal = self.new_runner(0)
+        rehearsal.capture([self.sizes[0], max(size for size in self.sizes if size.is_decode)], max_context)
+        rehearsal.run(nobodys_batch(rehearsal.kv, StepSize(self.settings.max_batch_tokens, 1)))
+        torch.cuda.synchronize(device)
+        taken = free_before - torch.cuda.mem_get_info(device)[0]
+        del rehearsal
+        free = _free_bytes(device) - taken - len(self.sizes) * _BYTES_PER_GRAPH - _SPARE_BYTES
+        return max(0, free) // (self.groups.num_groups * KVTensors.bytes_per_token(self.groups.slots, self.kv_dtype))
 
 
 def _has_flashinfer(
@@ -135,16 +160,8 @@ def _has_flashinfer(
     return False
 
 
-def _bytes_of_passes(rehearsal: GpuRunner, sizes: Sequence[StepSize], max_context: int, max_tokens: int) -> int:
-    """What passes take on the device besides pages: the largest are captured and run, over a page that is nobody's."""
-    device = rehearsal.kv.device
-    free_before = _free_bytes(device)
-    rehearsal.capture(sizes, max_context)
-    rehearsal.run(nobodys_batch(rehearsal.kv, StepSize(max_tokens, 1)))
-    torch.cuda.synchronize(device)
-    return free_before - _free_bytes(device)
-
-
 def _free_bytes(device: torch.device) -> int:
-    """What neither torch nor anybody else holds of a GPU's memory."""
+    """What nobody holds of a GPU's memory, once torch has given back what it keeps for later."""
+    gc.collect()
+    torch.cuda.empty_cache()
     return torch.cuda.mem_get_info(device)[0]
