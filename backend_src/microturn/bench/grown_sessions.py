@@ -6,7 +6,7 @@ no time: every page is memory that was written, and the kernels' work depends on
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,9 @@ from microturn.errors import MicroturnError
 from microturn.kv_tensors import KVTensors
 from microturn.runner import Runner
 from microturn.turn import TokenInput, Turn, TurnOutput, TurnRequest, TurnSink
+
+# Sessions that grow together: what a step costs besides its tokens grows with their number.
+_AT_ONCE = 8
 
 
 class GrownSessions:
@@ -42,16 +45,18 @@ class GrownSessions:
         kv = self._computes.kv
         return kv.groups.num_groups * kv.bytes_per_page // kv.page_size
 
-    def grow(self, session_id: int, context_len: int) -> None:
-        """Opens a session, appends to it without computing, or cuts it back, until it has so many tokens."""
-        at = self._context_lens.get(session_id)
-        first = 0 if at is None else min(at, context_len)
+    def grow(self, session_ids: Sequence[int], context_len: int) -> None:
+        """Opens sessions, appends to them without computing, or cuts them back, until each has so many tokens."""
         self.engine.runner = self._stands_in
-        options = {"max_tokens": 0} if at is None else {"max_tokens": 0, "rewind_to": first}
-        self.submit(session_id, MustSucceed(), context_len - first, options, start=at is None)
-        self.run_out()
+        for some in (session_ids[first : first + _AT_ONCE] for first in range(0, len(session_ids), _AT_ONCE)):
+            for session_id in some:
+                at = self._context_lens.get(session_id)
+                first = 0 if at is None else min(at, context_len)
+                options = {"max_tokens": 0} if at is None else {"max_tokens": 0, "rewind_to": first}
+                self.submit(session_id, MustSucceed(), context_len - first, options, start=at is None)
+                self._context_lens[session_id] = context_len
+            self.run_out()
         self.engine.runner = self._computes
-        self._context_lens[session_id] = context_len
 
     def end(self, session_id: int) -> None:
         """Closes a session."""
@@ -95,8 +100,9 @@ def _fill(kv: KVTensors) -> None:
     for layer in kv.layers:
         for tensor in layer.tensors:
             page = torch.randint(-100, 100, tensor.shape[1:])
-            page = page if tensor.dtype == torch.int8 else page / 100
-            tensor.copy_(page.to(tensor.device, tensor.dtype))
+            page = (page if tensor.dtype == torch.int8 else page / 100).to(tensor.dtype)
+            # As bytes: not every type can be copied everywhere.
+            tensor.view(torch.uint8).copy_(page.view(torch.uint8).to(tensor.device))
 
 
 def token_at(place: int) -> int:

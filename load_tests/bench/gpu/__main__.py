@@ -35,7 +35,8 @@ def main() -> int:
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("torch finds no GPU")
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.getLogger("microturn").setLevel(logging.INFO)
     device = torch.device("cuda", 0)
     card = measure_card(device, _READ_BYTES, _HOST_BYTES)
     release(device)

@@ -20,8 +20,9 @@ from load_tests.bench.gpu.subject import Subject, ready_subject, release
 from load_tests.bench.results import write_result
 from microturn.settings import MAX_IDLE_TIMEOUT_S, Settings
 
-# What every engine here has; the rest is as a server would have it.
+# What every engine here has; the rest is as a server would have it. Attention through torch would take hours.
 SETTINGS = Settings(
+    attention="flashinfer",
     max_sessions=4096,
     max_batch_tokens=1024,
     max_queued_turns=16,

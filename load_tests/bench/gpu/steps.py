@@ -60,8 +60,7 @@ def watch_steps(subject: Subject, extent: Extent) -> dict[str, object]:
 def grown(sessions: GrownSessions, num_rows: int, context_len: int) -> Sequence[int]:
     """So many sessions of just so many tokens."""
     ids = range(1, num_rows + 1)
-    for session_id in ids:
-        sessions.grow(session_id, context_len)
+    sessions.grow(ids, context_len)
     return ids
 
 

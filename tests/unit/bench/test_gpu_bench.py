@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from load_tests.bench.gpu.roofline import Roofline
 from load_tests.bench.gpu.run import SETTINGS, run_shape
 from load_tests.bench.gpu.sections import SECTIONS, served, served_from_host, served_in_float8
 from load_tests.bench.gpu.steps import grown
-from load_tests.bench.gpu.subject import Subject, ready_subject
+from load_tests.bench.gpu.subject import Subject, ready_subject, release
 from microturn.engine import Engine
 
 CPU = torch.device("cpu")
@@ -192,6 +193,18 @@ def test_an_engine_that_breaks_on_its_thread_hangs_nobody(monkeypatch: pytest.Mo
 def subject() -> Subject:
     with ready_subject(TINY, served(ON_A_CPU, LITTLE), CPU, CARD) as ready:
         yield ready
+
+
+def test_nothing_of_an_engine_stays_in_memory() -> None:
+    """The next one's pool is what is left of the card's."""
+    with ready_subject(TINY, served(ON_A_CPU, LITTLE), CPU, CARD) as subject:
+        ids = grown(subject.sessions, 2, 30)
+        take_level(subject.sessions, ids, num_turns=1, beat_s=0.01)
+        runner = subject.loaded.runner
+        kept = [weakref.ref(tensor) for tensor in (runner.kv.layers[0].elements, runner.model.lm_head.weight)]
+    del subject, runner
+    release(CPU)
+    assert [ref() for ref in kept] == [None, None]
 
 
 def test_a_level_counts_every_turn_from_when_it_was_due(subject: Subject) -> None:
