@@ -59,6 +59,10 @@ def lines_of(section: str, result: Mapping[str, Any]) -> Iterator[Line]:
             for level in result["levels"]:
                 if level["num_sessions"] == result["sessions_on_time"]:
                     yield f"{section}, turns then", f"p50 {level['p50_ms']} ms, p99 {level['p99_ms']} ms", ""
+        case "kernels":
+            for kernel in result["kernels"][:6]:
+                figure = f"{kernel['us_each']:.1f} µs each, {kernel['share']:.1%} of the time"
+                yield f"{section}: {kernel['name'][:60]}", figure, ""
         case "restore":
             figure = f"{result['restore_p50_ms']:.1f} ms, {result['restore_over_copy']:.2f} times the copy"
             yield f"{section} of {result['num_bytes'] / 1e9:.2f} GB", figure, ""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from load_tests.bench.gpu.beat import measure_beat
 from load_tests.bench.gpu.extent import Extent
+from load_tests.bench.gpu.kernels import measure_kernels
 from load_tests.bench.gpu.memory import measure_memory
 from load_tests.bench.gpu.restore import measure_restore
 from load_tests.bench.gpu.steps import measure_decode, watch_steps
@@ -65,6 +66,7 @@ SECTIONS: Mapping[str, Section] = {
     "turns": Section(served, measure_turns),
     "steady": Section(served, watch_steps),
     "beat": Section(served, measure_beat),
+    "kernels": Section(served, measure_kernels),
     "float8-decode": Section(served_in_float8, measure_decode),
     "float8-turns": Section(served_in_float8, measure_turns),
     "float8-beat": Section(served_in_float8, measure_beat),

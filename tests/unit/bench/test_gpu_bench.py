@@ -135,6 +135,9 @@ def test_every_section_is_measured_and_written(tmp_path: Path, capsys: pytest.Ca
     assert found["beat"]["sessions_on_time"] <= 13
     assert found["beat"]["levels"][0]["num_turns"] == found["beat"]["levels"][0]["num_sessions"] * 2
 
+    assert sum(kernel["share"] for kernel in found["kernels"]["kernels"]) <= 1.001
+    assert found["kernels"]["kernels"][0]["us_each"] > 0
+
     restore = found["restore"]
     assert restore["num_bytes"] == 112 * KV_BYTES_PER_TOKEN
     assert restore["copy_ms"] == pytest.approx(restore["num_bytes"] / 5e5)
