@@ -12,7 +12,7 @@ import torch
 from load_tests.bench.gpu.card import measure_card
 from load_tests.bench.gpu.picture import draw_found
 from load_tests.bench.gpu.report import print_card, print_found
-from load_tests.bench.gpu.run import run_shape
+from load_tests.bench.gpu.run import read_found, run_shape
 from load_tests.bench.gpu.sections import SECTIONS
 from load_tests.bench.gpu.subject import release
 from load_tests.bench.results import RESULTS_DIR
@@ -30,26 +30,31 @@ def main() -> int:
     """
     parser = argparse.ArgumentParser(prog="python -m load_tests.bench.gpu", description=__doc__)
     parser.add_argument("--shapes", nargs="+", choices=sorted(NAMED_CONFIGS), default=_SHAPES, help="(%(default)s)")
-    parser.add_argument("--sections", nargs="+", choices=list(SECTIONS), default=list(SECTIONS), help="(all)")
+    parser.add_argument(
+        "--sections", nargs="*", choices=list(SECTIONS), default=list(SECTIONS), help="(all); none draws what is there"
+    )
     parser.add_argument("--results", type=Path, default=RESULTS_DIR, metavar="DIR", help="where files go (%(default)s)")
     arguments = parser.parse_args()
-    if not torch.cuda.is_available():
-        parser.error("torch finds no GPU")
-    logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", stream=sys.stderr)
-    logging.getLogger("microturn").setLevel(logging.INFO)
-    device = torch.device("cuda", 0)
-    card = measure_card(device, _READ_BYTES, _HOST_BYTES)
-    release(device)
-    all_found = {}
-    for shape in arguments.shapes:
-        found = run_shape(shape, NAMED_CONFIGS[shape], arguments.sections, device, card, arguments.results)
-        draw_found(shape, found, arguments.results / f"gpu-{shape}.png")
-        all_found[shape] = {section: found[section] for section in arguments.sections if section in found}
-    print_card(card)
-    for shape, found in all_found.items():
+    shapes, sections, results_dir = arguments.shapes, arguments.sections, arguments.results
+    if sections:
+        if not torch.cuda.is_available():
+            parser.error("torch finds no GPU")
+        logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", stream=sys.stderr)
+        logging.getLogger("microturn").setLevel(logging.INFO)
+        device = torch.device("cuda", 0)
+        card = measure_card(device, _READ_BYTES, _HOST_BYTES)
+        release(device)
+        print_card(card)
+        for shape in shapes:
+            run_shape(shape, NAMED_CONFIGS[shape], sections, device, card, results_dir)
+    has_failed = False
+    for shape in shapes:
+        found = read_found(shape, results_dir)
+        draw_found(shape, found, results_dir / f"gpu-{shape}.png")
         print()
-        print_found(shape, found)
-    return int(any("error" in result for found in all_found.values() for result in found.values()))
+        print_found(shape, {section: found[section] for section in sections or found})
+        has_failed = has_failed or any("error" in found[section] for section in sections)
+    return int(has_failed)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from load_tests.bench.gpu.extent import Extent
 from load_tests.bench.gpu.sections import SECTIONS
 from load_tests.bench.gpu.subject import Subject, ready_subject, release
 from load_tests.bench.results import write_result
+from microturn.bench.about import about
 from microturn.settings import MAX_IDLE_TIMEOUT_S, Settings
 
 # What every engine here has; the rest is as a server would have it. Attention through torch would take hours.
@@ -61,10 +62,12 @@ def run_shape(
         What the file says of its sections; of one that failed its `error`.
     """
     extent = extent or Extent()
-    found = _read(results_dir / f"gpu-{name}.json")
+    found = read_found(name, results_dir)
 
     def keep(section: str, result: dict[str, Any]) -> None:
-        found[section] = result
+        # A file may be completed later, by other sources.
+        told = about()
+        found[section] = {**result, "date": told["date"], "git": told["git"]}
         write_result(f"gpu-{name}", {"shape": name, "card": asdict(card), "sections": found}, results_dir)
 
     chosen = [section for section in SECTIONS if section in sections]
@@ -114,8 +117,9 @@ def _failure(error: Exception) -> dict[str, Any]:
     return {"error": f"{type(error).__name__}: {error}"}
 
 
-def _read(path: Path) -> Found:
-    """The sections of an earlier run."""
+def read_found(name: str, results_dir: Path) -> Found:
+    """What a file says of the sections of a shape; empty where there is none."""
+    path = results_dir / f"gpu-{name}.json"
     if not path.exists():
         return {}
     sections: Found = json.loads(path.read_text())["sections"]

@@ -169,7 +169,7 @@ def test_a_section_that_fails_is_told_and_the_others_go_on(tmp_path: Path, monke
     names = ["decode", "turns", "steady"]
     found = run_shape("tiny", TINY, names, CPU, CARD, tmp_path, settings=ON_A_CPU, extent=LITTLE)
     assert set(found) == {"memory", "decode", "turns", "steady"}
-    assert found["turns"] == {"error": "RuntimeError: an illegal memory access"}
+    assert found["turns"]["error"] == "RuntimeError: an illegal memory access"
     assert "p99_ms" in found["steady"]
     assert json.loads((tmp_path / "gpu-tiny.json").read_text())["sections"]["turns"] == found["turns"]
     assert list(lines_of("turns", found["turns"])) == [("turns", "failed: RuntimeError: an illegal memory access", "")]
