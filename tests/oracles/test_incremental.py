@@ -8,7 +8,7 @@ import pytest
 from transformers import PreTrainedModel
 
 from microturn.runner import ModelRunner
-from support.driver import Driver, model_runner
+from support.driver import Driver, asynchronous_runner, model_runner
 from support.models import VOCAB_SIZE
 from support.oracle import check_incremental, stock_greedy
 from support.paths import PATHS
@@ -26,6 +26,13 @@ def test_any_split_in_any_company_gives_the_logits_of_the_whole(
 def test_chunking_changes_nothing(tiny_model: PreTrainedModel, max_batch_tokens: int) -> None:
     check_incremental(
         tiny_model, range(VOCAB_SIZE), seed=4, num_sessions=3, num_turns=3, max_batch_tokens=max_batch_tokens
+    )
+
+
+@pytest.mark.parametrize(("seed", "num_sessions"), [(5, 1), (6, 5)])
+def test_running_ahead_changes_nothing(tiny_model: PreTrainedModel, seed: int, num_sessions: int) -> None:
+    check_incremental(
+        tiny_model, range(VOCAB_SIZE), seed=seed, num_sessions=num_sessions, new_runner=asynchronous_runner
     )
 
 

@@ -220,3 +220,10 @@ def model_runner(
     products = ExactLinear if is_deterministic else Linear
     decoder = FusedDecoder.of(model, layers, products) if exact is None else FusedDecoder.of(exact, layers, Int8Linear)
     return ModelRunner(model, kv, use_native=use_native, decoder=decoder, exact=is_deterministic)
+
+
+def asynchronous_runner(model: PreTrainedModel, **kwargs: Any) -> ModelRunner:
+    """The same, which the engine runs ahead of."""
+    runner = model_runner(model, **kwargs)
+    runner.is_asynchronous = True
+    return runner

@@ -7,7 +7,7 @@ who else is in the batch, chunking and preemption change no token.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,10 +17,10 @@ from transformers import PreTrainedModel
 from microturn.attention import paged
 from microturn.attention.paged import PagedAttention
 from microturn.batch import Batch, Row
+from microturn.flight import Flight
 from microturn.kv_tensors import KVTensors
 from microturn.runner import ModelRunner, trace_layers
 from microturn.scheduler import ScheduledRow
-from microturn.session import Session
 from microturn.turn import SessionId
 from microturn.window import Window
 from support.driver import Driver, model_runner
@@ -43,21 +43,20 @@ class RecordingDriver(Driver):
     def __init__(self, runner: ModelRunner, **kwargs: Any) -> None:
         super().__init__(runner, **kwargs)
         self.logits: dict[tuple[SessionId, int], Tensor] = {}
-        self._runs = runner.run
-        self._schedules = self.engine._scheduler.schedule
-        self._rows: list[ScheduledRow] = []
+        self._runs, self._launches = runner.run, self.engine._launch
+        self._rows: Sequence[ScheduledRow] = []
         runner.run = self._run  # type: ignore[method-assign]
-        self.engine._scheduler.schedule = self._schedule  # type: ignore[method-assign]
+        self.engine._launch = self._launch  # type: ignore[method-assign]
 
-    def _schedule(self, running: Iterable[Session], *, in_company: bool) -> list[ScheduledRow]:
-        self._rows = self._schedules(running, in_company=in_company)
-        return self._rows
+    def _launch(self, rows: Sequence[ScheduledRow], ids: Tensor | None = None) -> Flight:
+        self._rows = rows
+        return self._launches(rows, ids)
 
     def _run(self, batch: Batch) -> Tensor:
         logits = self._runs(batch)
-        wanting = [scheduled.session for scheduled, row in zip(self._rows, batch.rows, strict=True) if row.wants_logits]
-        for session, row_logits in zip(wanting, logits, strict=True):
-            self.logits[session.id, len(session.context)] = row_logits.clone()
+        wanting = [scheduled for scheduled, row in zip(self._rows, batch.rows, strict=True) if row.wants_logits]
+        for scheduled, row_logits in zip(wanting, logits, strict=True):
+            self.logits[scheduled.session.id, scheduled.end] = row_logits.clone()
         return logits
 
 
