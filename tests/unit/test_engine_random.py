@@ -437,12 +437,16 @@ class TieredEngineMachine(EngineMachine):
 
     @rule(num_parked=st.integers(1, 3), is_running=st.booleans(), pause=pauses)
     def take_pages(self, num_parked: int, is_running: bool, pause: int) -> None:
-        """Sessions lose their pages, as if somebody needed them: those parked longest, and perhaps one that runs."""
-        tiers = self.driver.engine._tiers
+        """Sessions lose their pages, as if somebody needed them: those parked longest, and perhaps one that runs.
+
+        Only who schedules takes pages from one that runs, and that is never while a pass is under way.
+        """
+        engine = self.driver.engine
         for _ in range(num_parked):
-            tiers.reclaim()
-        for session in list(self.driver.engine._lifecycle.running)[: int(is_running)]:
-            tiers.move_out(session)
+            engine._tiers.reclaim()
+        if is_running and engine._flight is None:
+            for session in list(engine._lifecycle.running)[:1]:
+                engine._tiers.move_out(session)
         self._check()
         self._listen(pause)
 
