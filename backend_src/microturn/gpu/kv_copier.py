@@ -110,7 +110,7 @@ class StreamCopier:
         device = tensors[0].device
         bytes_per_page = sum(part.num_bytes for part in parts_of(tensors))
         block_bytes = max(_LEAST_BLOCK_BYTES, _power_of_two(_PAGES_PER_BLOCK * bytes_per_page))
-        staged_bytes = min(_STAGED_BYTES, int(_STAGED_SHARE * sum(tensor.nbytes for tensor in tensors)))
+        staged_bytes = staged_bytes_of(sum(tensor.nbytes for tensor in tensors))
         return cls(
             tensors,
             CudaCopyStream(device),
@@ -189,6 +189,11 @@ class StreamCopier:
     def _new_buffer(self, num_bytes: int) -> Tensor:
         buffer = torch.empty(self._block_bytes, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
         return buffer[:num_bytes]
+
+
+def staged_bytes_of(cache_bytes: int) -> int:
+    """What is staged on the GPU, each way, for a cache of so many bytes."""
+    return min(_STAGED_BYTES, int(_STAGED_SHARE * cache_bytes))
 
 
 def _copy_blocks(sources: Sequence[Tensor] | Tensor, targets: Sequence[Tensor] | Tensor) -> None:

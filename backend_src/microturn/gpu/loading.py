@@ -23,6 +23,7 @@ from microturn.gpu.attention_probe import check_attention
 from microturn.gpu.decoder import TorchDecoder
 from microturn.gpu.glue import Glue
 from microturn.gpu.graphs import StepSize, nobodys_batch, step_sizes
+from microturn.gpu.kv_copier import staged_bytes_of
 from microturn.gpu.runner import GpuRunner
 from microturn.kv_tensors import KV_DTYPES, KVTensors
 from microturn.layer_groups import LayerGroups, LayerShape
@@ -36,8 +37,9 @@ _DTYPES = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.
 
 # What a captured graph takes besides the memory that all of them share.
 _BYTES_PER_GRAPH = 16 << 20
-# Left free for the driver, and for allocations that differ from one step to the next.
-_SPARE_BYTES = 1 << 30
+# Left free for choosing tokens (60 bytes per logit, of 64 rows at most), for allocations that differ from one step to
+# the next, and for the driver.
+_SPARE_BYTES = 2 << 30
 
 
 def load(settings: Settings, device: torch.device) -> Loaded:
@@ -133,8 +135,11 @@ class _Serving:
         rehearsal.run(nobodys_batch(rehearsal.kv, StepSize(self.settings.max_batch_tokens, 1)))
         torch.cuda.synchronize(device)
         taken = free_before - torch.cuda.mem_get_info(device)[0]
+        # Each graph keeps its logits, in float32.
+        num_logits = sum(size.num_rows for size in self.sizes) * rehearsal.vocab_size
         del rehearsal
-        free = _free_bytes(device) - taken - len(self.sizes) * _BYTES_PER_GRAPH - _SPARE_BYTES
+        free = _free_bytes(device) - taken - len(self.sizes) * _BYTES_PER_GRAPH - 4 * num_logits - _SPARE_BYTES
+        free -= 2 * staged_bytes_of(free)
         return max(0, free) // (self.groups.num_groups * KVTensors.bytes_per_token(self.groups.slots, self.kv_dtype))
 
 

@@ -76,8 +76,9 @@ class GpuRunner(ModelRunner):
         pool = torch.cuda.graph_pool_handle()
         pages_per_row = -(-max_context // self.kv.page_size)
         for size in tqdm(sorted(sizes, reverse=True), desc="capturing CUDA graphs", unit="graph", leave=False):
+            max_pages = max(size.num_tokens, size.num_rows * pages_per_row)
             attention = FlashInferAttention(
-                self._shape, self.kv, self._workspace, size.num_tokens, size.num_rows, size.num_rows * pages_per_row
+                self._shape, self.kv, self._workspace, size.num_tokens, size.num_rows, max_pages
             )
             embeddings = self._embed(Batch([], torch.zeros(size.num_tokens, dtype=torch.int64, device=self.kv.device)))
             self._graphs[size] = StepGraph(self.decoder, attention, self.kv, size, embeddings, pool)
