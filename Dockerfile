@@ -9,11 +9,13 @@ FROM ${BASE} AS dependencies
 COPY constraints.txt /build/
 COPY client/pyproject.toml /build/client/
 COPY backend_src/pyproject.toml /build/backend_src/
+# [gpu] adds FlashInfer, whose kernels a GPU's first start compiles.
+ARG EXTRAS=""
 ENV PIP_CONSTRAINT=/build/constraints.txt PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /build
 # A virtual environment, since the system's Python belongs to its distribution; Triton's stub runs the first on PATH.
 RUN python3 -m venv --without-pip /opt/microturn \
-    && python3 -m pip --python /opt/microturn/bin/python install './client[gateway]' ./backend_src \
+    && python3 -m pip --python /opt/microturn/bin/python install './client[gateway]' "./backend_src${EXTRAS}" \
     && python3 -m pip --python /opt/microturn/bin/python uninstall --yes microturn microturn-client
 
 FROM dependencies AS wheels

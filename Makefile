@@ -28,6 +28,8 @@ $(INSTALLED): constraints.txt pyproject.toml backend_src/pyproject.toml client/p
 	  --editable 'client[gateway]' --editable backend_src --group dev
 	# The wheel that carries the real server; what it asks for is pytriton's, which we do not use.
 	$(BIN)/pip install --disable-pip-version-check --no-deps --constraint constraints.txt nvidia-pytriton
+	# FlashInfer's functions, for their signatures: no GPU is needed to import them, nor most of what it asks for.
+	$(BIN)/pip install --disable-pip-version-check --no-deps --constraint constraints.txt flashinfer-python apache-tvm-ffi nvidia-ml-py
 	@touch $@
 
 model: setup  ## fetch and convert the embedded model (once; cached)

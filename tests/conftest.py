@@ -14,6 +14,12 @@ from support import models
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--engine-runs", type=int, default=2000, help="random runs of the engine in test_engine_random.py")
+    parser.addoption("--device", default="cpu", help="where the models of the oracles compute: cpu or cuda")
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> str:
+    return request.config.getoption("--device")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -27,8 +33,8 @@ def smollm2_dir() -> str:
 
 
 @pytest.fixture(scope="session")
-def smollm2(smollm2_dir: str) -> PreTrainedModel:
-    return runner.load_model(smollm2_dir)
+def smollm2(smollm2_dir: str, device: str) -> PreTrainedModel:
+    return runner.load_model(smollm2_dir, device=device)
 
 
 @pytest.fixture(scope="session", params=["grouped_heads", "sliding_window", "llama", "biases", "own_fusion"])

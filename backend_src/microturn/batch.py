@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+# Stands in a row's `token_ids` for a token that the host does not know yet; the model never looks at it.
+UNKNOWN_ID = -1
+
 
 @dataclass(frozen=True)
 class EmbedSpan:
@@ -75,9 +78,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of many sessions for one packed forward pass."""
+    """Rows of many sessions for one packed forward pass.
+
+    Attributes:
+        rows: one for each session.
+        ids: int64 [tokens], the new tokens of all rows where the host does not know them yet, since they are being
+            sampled on the device; then the rows' own, `UNKNOWN_ID`, say only how many there are.
+    """
 
     rows: Sequence[Row]
+    ids: Tensor | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -1,7 +1,8 @@
 """The engine: one thread that owns all sessions and turns them, step by step, through the model.
 
-A step is schedule → run → commit. Other threads post to the inbox and never touch a session. The engine knows token
-ids, not text (its codec does), and sinks, not responses (the adapter does).
+A step is schedule → run → commit; on an asynchronous runner the next one is run before this one is committed, where it
+can be (see `flight`). Other threads post to the inbox and never touch a session. The engine knows token ids, not text
+(its codec does), and sinks, not responses (the adapter does).
 """
 
 from __future__ import annotations
@@ -10,25 +11,27 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar
 
+from torch import Tensor
+
 from microturn.batch import Batch
 from microturn.codec import CodecFactory
 from microturn.errors import InternalError, InvalidArgument, Unavailable
+from microturn.flight import Flight
+from microturn.generation import Generation
 from microturn.housekeeping import Housekeeping
 from microturn.kv_pool import PagePool
 from microturn.lifecycle import Lifecycle
-from microturn.options import TurnOptions
 from microturn.pace import Pace
 from microturn.prefix_cache import PrefixCache
 from microturn.reception import Reception
 from microturn.runner import Runner
-from microturn.sampler import Sampled, SamplingRow, sample
+from microturn.sampler import draw
 from microturn.scheduler import ScheduledRow, Scheduler
-from microturn.session import Session
 from microturn.session_table import SessionTable
 from microturn.settings import Settings
 from microturn.snapshots.arrivals import Arrivals
@@ -39,7 +42,7 @@ from microturn.telemetry.recorder import Recorder
 from microturn.tiers.copies import KVCopies
 from microturn.tiers.opening import open_storage
 from microturn.tiers.tiers import Tiers
-from microturn.turn import Turn, TurnOutput
+from microturn.turn import Turn
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +96,6 @@ class Engine:
         self.runner = runner
         self.clock = clock
         self._pool = pool
-        self._eos_ids = eos_ids
         self.recorder = recorder = Recorder(settings)
         self._sessions = SessionTable(recorder)
         self._prefixes = PrefixCache(pool)
@@ -117,6 +119,7 @@ class Engine:
             step_len=settings.max_batch_tokens,
             model_fingerprint=model_fingerprint,
         )
+        self._generation = Generation(self._lifecycle, eos_ids, clock)
         self.snapshots = snapshots
         num_results = settings.max_queued_turns + 1
         self.host = Host(
@@ -141,6 +144,7 @@ class Engine:
         self._housekeeping = Housekeeping(
             self._sessions, self._lifecycle, self._reception, arrivals, self.host, self.copies, gauges, self._stop
         )
+        self._flight: Flight | None = None
         # Nothing is left to do before somebody comes, or the time has.
         self._can_wait = True
         self._is_running = False
@@ -198,23 +202,31 @@ class Engine:
     def step(self, *, block: bool = False) -> bool:
         """Takes what was posted, then makes one forward pass.
 
+        A pass that is under way since the last step is ended before that, since sessions change while none is. As long
+        as nobody posts and nothing falls due, that is all, and the model has been given the next one (see `Flight`).
+
         Args:
             block: wait for a post when there is nothing to do.
 
         Returns:
             Whether anything is left to compute.
         """
-        self._take_posts(block=block and self._can_wait)
-        if self._is_stopping:
-            return False
-        self._lifecycle.expire_turns()
-        self._reap()
         self._tiers.begin_step()
-        rows = self._scheduler.schedule(self._lifecycle.running, in_company=len(self._sessions) > 1)
-        if rows:
-            self._run(rows)
-        self._can_wait = not self._tiers.end_step() and not rows
-        return bool(self._lifecycle.running)
+        has_run = self._flight is not None
+        if self._flight is not None:
+            self._finish(self._flight)
+        if self._flight is None:
+            self._take_posts(block=block and self._can_wait)
+            if self._is_stopping:
+                return False
+            self._lifecycle.expire_turns()
+            self._reap()
+            rows = self._scheduler.schedule(self._lifecycle.running, in_company=len(self._sessions) > 1)
+            if rows:
+                has_run = True
+                self._finish(self._launch(rows))
+        self._can_wait = not self._tiers.end_step() and not has_run
+        return bool(self._lifecycle.running) or self._flight is not None
 
     def check_integrity(self) -> None:
         """Asserts that pages, sessions and turns agree."""
@@ -236,9 +248,12 @@ class Engine:
 
     def _patience_s(self) -> float | None:
         """How long nothing happens though nobody comes; None is for ever."""
-        times_s = [self._sessions.next_expiry_s(), self._lifecycle.next_deadline_s(), self._tiers.next_s]
-        next_s = min((time_s for time_s in times_s if time_s is not None), default=None)
+        next_s = _earliest(self._due_s(), self._tiers.next_s)
         return None if next_s is None else max(0.0, next_s - self.clock())
+
+    def _due_s(self) -> float | None:
+        """When a session expires or a turn's time has passed, by the engine's clock."""
+        return _earliest(self._sessions.next_expiry_s(), self._lifecycle.next_deadline_s())
 
     def _reap(self) -> None:
         for session in self._sessions.expired(self.clock()):
@@ -269,78 +284,69 @@ class Engine:
 
     # ---- a forward pass ------------------------------------------------------------------------------------------
 
-    def _run(self, rows: list[ScheduledRow]) -> None:
-        batch = Batch([row.build() for row in rows])
-        started_s = self.clock()
+    def _finish(self, flight: Flight) -> None:
+        """Ends a pass under way; where the next one can follow from it, the model is given that before."""
+        self._flight = self._launch_ahead(flight)
+        self._land(flight)
+
+    def _launch_ahead(self, flight: Flight) -> Flight | None:
+        """Gives the model what follows a pass under way; None where that must be over before anything is decided."""
+        if not self.runner.is_asynchronous or flight.error is not None or not self._inbox.empty():
+            return None
+        # What falls due until it is over comes before the next pass.
+        over_s = max(self.clock(), flight.begun_s + self._pace.pass_s(flight.batch.num_tokens))
+        due_s = self._due_s()
+        if due_s is not None and due_s <= over_s:
+            return None
+        rows = self._scheduler.follow(flight.rows, self._lifecycle.running)
+        return self._launch(rows, flight.ids_of(rows)) if rows else None
+
+    def _launch(self, rows: Sequence[ScheduledRow], ids: Tensor | None = None) -> Flight:
+        """Gives the model a pass; why that fails is told when it lands.
+
+        Args:
+            rows: whose tokens it computes.
+            ids: these tokens, where they are still being chosen.
+        """
+        flight = Flight(rows, Batch([row.build() for row in rows], ids), self.clock())
         try:
-            logits = self.runner.run(batch)
-            wanting = [scheduled for scheduled, row in zip(rows, batch.rows, strict=True) if row.wants_logits]
-            sampled = iter(sample(logits, [self._sampling_row(scheduled) for scheduled in wanting]))
+            logits = self.runner.run(flight.batch)
+            flight.drawn = draw(logits, [self._generation.sampling_row(row) for row in flight.choosing])
+        except Exception as error:
+            flight.error = error
+        return flight
+
+    def _land(self, flight: Flight) -> None:
+        """Waits for a pass, and commits what came of it for those turns that still run."""
+        try:
+            sampled = iter(flight.sampled())
         except Exception as error:
             # Whatever went wrong, the sessions of this step are the only ones it can have touched.
-            log.exception("a forward pass of %d rows failed", len(rows))
+            log.exception("a forward pass of %d rows failed", len(flight.rows))
             self.recorder.step_failed()
             failure = InternalError(f"the forward pass failed, nothing was appended: {error}")
-            for scheduled in rows:
-                self._lifecycle.fail(scheduled.session, scheduled.turn, failure)
+            for scheduled in flight.rows:
+                if scheduled.is_wanted:
+                    self._lifecycle.fail(scheduled.session, scheduled.turn, failure)
             return
-        step_s = self.clock() - started_s
-        self._pace.observe(batch.num_tokens, step_s)
-        self.recorder.stepped(len(rows), batch.num_tokens, step_s)
-        for scheduled, row in zip(rows, batch.rows, strict=True):
+        landed_s = self.clock()
+        if self._flight is not None:
+            self._flight.begun_s = landed_s
+        step_s = landed_s - flight.begun_s
+        self._pace.observe(flight.batch.num_tokens, step_s)
+        self.recorder.stepped(len(flight.rows), flight.batch.num_tokens, step_s)
+        for scheduled, row in zip(flight.rows, flight.batch.rows, strict=True):
+            token = next(sampled) if row.wants_logits else None
+            if not scheduled.is_wanted:
+                continue  # it has ended with the token that this row computed
             try:
-                self._commit(scheduled, next(sampled) if row.wants_logits else None)
+                self._generation.commit(scheduled, token)
             except Exception as error:
                 self._lifecycle.fail(scheduled.session, scheduled.turn, error)
 
-    def _sampling_row(self, scheduled: ScheduledRow) -> SamplingRow:
-        session, turn = scheduled.session, scheduled.turn
-        options = turn.options
-        stops_early = turn.num_output < options.min_tokens
-        return SamplingRow(
-            options=options,
-            history=session.context.known_ids() if options.has_penalties else (),
-            seed=session.seed if options.seed is None else options.seed,
-            position=len(session.context),
-            banned_ids=self._stop_ids(options) if stops_early else (),
-        )
 
-    def _commit(self, scheduled: ScheduledRow, sampled: Sampled | None) -> None:
-        session, turn = scheduled.session, scheduled.turn
-        session.table.kv_len += scheduled.num_tokens
-        turn.num_computed += scheduled.num_tokens
-        if sampled is not None:
-            self._commit_token(session, turn, sampled)
-        elif not session.num_pending:
-            self._lifecycle.finish(session, turn, "append")
-        self._lifecycle.advance(session)
-
-    def _commit_token(self, session: Session, turn: Turn, sampled: Sampled) -> None:
-        position = len(session.context)
-        session.context.append_ids([sampled.token_id])
-        turn.num_output += 1
-        if turn.first_token_s is None:
-            turn.first_token_s = self.clock()
-        piece = session.codec.accept(sampled.token_id)
-        if turn.num_output == turn.options.min_tokens:
-            session.codec.begin_generation(turn.options.stop)
-        if piece.stop is not None:
-            turn.stop_reason = piece.stop
-        elif sampled.token_id in self._stop_ids(turn.options):
-            turn.stop_reason = sampled.token_id
-        output = TurnOutput(
-            token_ids=(sampled.token_id,),
-            text=piece.text,
-            position=position,
-            logprobs=() if sampled.logprob is None else (sampled.logprob,),
-        )
-        if turn.stop_reason is not None or turn.num_output == turn.max_tokens:
-            self._lifecycle.finish(session, turn, "length" if turn.stop_reason is None else "stop", output)
-        else:
-            turn.put(output)
-
-    def _stop_ids(self, options: TurnOptions) -> tuple[int, ...]:
-        return options.stop_token_ids if options.ignore_eos else (*options.stop_token_ids, *self._eos_ids)
+def _earliest(*times_s: float | None) -> float | None:
+    return min((time_s for time_s in times_s if time_s is not None), default=None)
 
 
 def _stopping() -> Unavailable:

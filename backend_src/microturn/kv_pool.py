@@ -263,10 +263,14 @@ class PageTable:
         last_pages = (pages[end - 1] for pages, end in zip(self._pages, left.ends, strict=True))
         if rest and any(map(self._pool.is_shared, last_pages)):
             left = left.cut(left.kv_len - rest)
-        for pages, end in zip(self._pages, left.ends, strict=True):
+        self.kv_len, self.tracks = left.kv_len, list(left.tracks)
+        self.trim()
+
+    def trim(self) -> None:
+        """Gives up the pages behind the last token in the cache."""
+        for pages, end in zip(self._pages, self.save().ends, strict=True):
             self._pool.release(pages[end:])
             del pages[end:]
-        self.kv_len, self.tracks = left.kv_len, list(left.tracks)
 
     def check_integrity(self) -> None:
         """Asserts that all tokens in the cache have a page, but for those that nobody sees."""

@@ -13,8 +13,9 @@ than where the heads of a token lie together.
 Position ``p`` of a session lives in its page ``pages[p // page_size]`` at offset ``p % page_size``, where `pages` are
 those that it has for the layer's group. Who owns which page is the pool's knowledge, not ours.
 
-Elements are float32, bfloat16 or int8. In int8 each head's key and value of each token has a float32 scale of its own,
-in a second tensor whose first axes are those of the first: ``[num_pages, 2, num_kv_heads, page_size]``.
+Elements are float32, bfloat16, int8, or on a GPU float8 (of the kind e4m3). In int8 each head's key and value of each
+token has a float32 scale of its own, in a second tensor whose first axes are those of the first:
+``[num_pages, 2, num_kv_heads, page_size]``.
 """
 
 from __future__ import annotations
@@ -37,7 +38,12 @@ from microturn.layer_groups import LayerGroups, LayerShape
 LAYOUT = "HND"
 
 # The types of elements, by the names that settings have for them.
-KV_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
+KV_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float8": torch.float8_e4m3fn,
+    "int8": torch.int8,
+}
 
 _SCALE_DTYPE = torch.float32
 
@@ -60,14 +66,18 @@ class LayerPages:
         return (self.elements, self.scales) if self.scales.shape[2] else (self.elements,)
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys or values, float32 [tokens, num_kv_heads, head_dim], as the pages keep them.
+        """Keys or values, floats [tokens, num_kv_heads, head_dim], as the pages keep them.
 
         Returns:
             [tokens, num_kv_heads, head_dim] and scales [tokens, num_scales].
         """
-        if self.elements.dtype == torch.int8:
-            return quantize(x)
-        return x.to(self.elements.dtype), x.new_empty(len(x), 0)
+        dtype = self.elements.dtype
+        if dtype == torch.int8:
+            return quantize(x.float())
+        if dtype == torch.float8_e4m3fn:
+            largest = torch.finfo(dtype).max
+            x = x.clamp(-largest, largest)  # beyond it there is no number
+        return x.to(dtype), self.scales.new_empty(len(x), 0)
 
     def decode(self, page_ids: Tensor) -> Tensor:
         """What some pages keep, float32 [pages, 2, num_kv_heads, page_size, head_dim]."""
@@ -79,6 +89,8 @@ class KVTensors:
     """The pages of all layers.
 
     Attributes:
+        num_pages: pages in each tensor.
+        device: where they live.
         groups: which pages are a layer's.
         layers: for each layer, in the model's order, the tensors in which its pages are; other groups' pages too.
 
@@ -86,7 +98,7 @@ class KVTensors:
         layers: shape of each layer, in the model's order.
         num_pages: pages in each tensor.
         page_size: tokens in a page.
-        dtype: type of the elements: float32, bfloat16 or int8.
+        dtype: type of the elements, one of `KV_DTYPES`.
         device: where the pages live.
         groups: of the layers; None is one group of all.
         new_copier: makes what copies pages out and in, given all that they consist of; None is what the device takes.
@@ -98,11 +110,13 @@ class KVTensors:
         num_pages: int,
         page_size: int,
         dtype: torch.dtype = torch.float32,
-        device: str = "cpu",
+        device: torch.device | str = "cpu",
         groups: LayerGroups | None = None,
         new_copier: Callable[[Sequence[Tensor]], KVCopier] | None = None,
     ) -> None:
+        self.num_pages = num_pages
         self.page_size = page_size
+        self.device = torch.device(device)
         self.groups = LayerGroups.one(layers) if groups is None else groups
         self._slots = []
         for slot in self.groups.slots:

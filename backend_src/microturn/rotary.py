@@ -98,6 +98,8 @@ class Rotary(nn.Module):
         return Rotation(cos.float(), torch.cat((-first, second), dim=-1).float())
 
     def _turn(self, distances: Tensor, kind: str | None) -> tuple[Tensor, Tensor]:
+        if self._inv_freq[kind].device != distances.device:
+            self._inv_freq[kind] = self._inv_freq[kind].to(distances.device)
         angles = distances[..., None].double() * self._inv_freq[kind]
         angles = torch.cat((angles, angles), dim=-1)
         return angles.cos(), angles.sin()

@@ -21,6 +21,8 @@ from microturn.batch import Batch
 from microturn.errors import InvalidArgument
 from microturn.kv_tensors import KVTensors
 from microturn.layer_groups import LayerShape
+from microturn.layers.decoder import Attention
+from microturn.upload import upload
 
 
 class Runner(Protocol):
@@ -31,9 +33,11 @@ class Runner(Protocol):
         hidden_size: width of an embedding.
         accepts_embeds: whether embeddings may stand for tokens.
         no_window_reason: why rows must not have evicted tokens; None when they may.
+        is_asynchronous: whether `run` returns before its work is done, so that more may be handed over meanwhile.
         kv: the pages that it reads and writes.
     """
 
+    is_asynchronous: bool
     vocab_size: int
     hidden_size: int
     accepts_embeds: bool
@@ -44,7 +48,8 @@ class Runner(Protocol):
         """Computes the new tokens of all rows and writes their keys and values into the pages.
 
         Returns:
-            float32 logits [rows that want them, vocab_size], in the order of the rows.
+            float32 logits [rows that want them, vocab_size], in the order of the rows, where the model computes. They
+            are good until the next pass.
         """
         ...
 
@@ -52,11 +57,11 @@ class Runner(Protocol):
 class Decoder(Protocol):
     """A model's layers (see `FusedDecoder`)."""
 
-    def __call__(self, hidden: Tensor, positions: Tensor, wanted: Tensor, attention: PagedAttention) -> Tensor: ...
+    def __call__(self, hidden: Tensor, positions: Tensor, wanted: Tensor, attention: Attention) -> Tensor: ...
 
 
 class ModelRunner:
-    """A Hugging Face causal LM over KV pages.
+    """A Hugging Face causal LM over KV pages: where these live, and in the type of its weights.
 
     Args:
         model: loaded for inference with our attention (see `load_model`).
@@ -66,6 +71,8 @@ class ModelRunner:
         exact: whether attention gives the same bits however a session is cut into rows; native only.
         accepts_embeds: what the probe found (see `Runner`); `no_window_reason` likewise.
     """
+
+    is_asynchronous = False
 
     def __init__(
         self,
@@ -94,38 +101,54 @@ class ModelRunner:
     @torch.inference_mode()
     def run(self, batch: Batch) -> Tensor:
         """See `Runner.run`."""
-        rows = batch.rows
-        ids = torch.tensor([token_id for row in rows for token_id in row.token_ids])
-        ends = torch.tensor([len(row.token_ids) for row in rows]).cumsum(0)
-        wanted = ends[torch.tensor([row.wants_logits for row in rows])] - 1
-        positions = self._positions(batch)
-        attention = PagedAttention(batch, self.kv, native=self.use_native, rotary=self._rotary, exact=self._exact)
+        attention = self._attend(batch)
+        positions, wanted = upload(positions_of(batch), self.kv.device), upload(wanted_of(batch), self.kv.device)
         if self.decoder is not None:
-            return self.decoder(self._embed(batch, ids), positions, wanted, attention)
-        has_embeds = any(row.embeds for row in rows)
-        inputs = {"inputs_embeds": self._embed(batch, ids)[None]} if has_embeds else {"input_ids": ids[None]}
+            return self.decoder(self._embed(batch), positions, wanted, attention)
+        has_embeds = any(row.embeds for row in batch.rows)
+        inputs = {"inputs_embeds": self._embed(batch)[None]} if has_embeds else {"input_ids": self._ids(batch)[None]}
         logits: Tensor = self.model(
             **inputs, position_ids=positions[None], use_cache=False, logits_to_keep=wanted, paged=attention
         ).logits
         return logits[0].float()
 
-    def _positions(self, batch: Batch) -> Tensor:
-        return torch.cat([torch.arange(row.position, row.position + len(row.token_ids)) for row in batch.rows])
+    def _attend(self, batch: Batch) -> Attention:
+        """The attention of a step."""
+        return PagedAttention(batch, self.kv, native=self.use_native, rotary=self._rotary, exact=self._exact)
 
-    def _embed(self, batch: Batch, ids: Tensor) -> Tensor:
+    def _ids(self, batch: Batch) -> Tensor:
+        """The new tokens, int64 [tokens]."""
+        if batch.ids is not None:
+            return batch.ids
+        return upload(torch.tensor([token_id for row in batch.rows for token_id in row.token_ids]), self.kv.device)
+
+    def _embed(self, batch: Batch) -> Tensor:
         """The new tokens' embeddings [tokens, hidden], those that were given in place of tokens included."""
-        embeds: Tensor = self.model.get_input_embeddings()(ids)
+        embeds: Tensor = self.model.get_input_embeddings()(self._ids(batch))
         start = 0
         for row in batch.rows:
             for span in row.embeds:
                 first = start + span.start
-                embeds[first : first + len(span.embeds)] = span.embeds
+                embeds[first : first + len(span.embeds)] = upload(span.embeds, self.kv.device)
             start += len(row.token_ids)
         return embeds
 
 
-def load_model(model_dir: str | Path) -> PreTrainedModel:
-    """Loads a causal LM in float32 with our attention.
+def positions_of(batch: Batch) -> Tensor:
+    """The new tokens' absolute positions, int64 [tokens]."""
+    return torch.cat([torch.arange(row.position, row.position + len(row.token_ids)) for row in batch.rows])
+
+
+def wanted_of(batch: Batch) -> Tensor:
+    """Which tokens' logits are asked for, int64 [n]."""
+    ends = torch.tensor([len(row.token_ids) for row in batch.rows]).cumsum(0)
+    return ends[torch.tensor([row.wants_logits for row in batch.rows])] - 1
+
+
+def load_model(
+    model_dir: str | Path, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+) -> PreTrainedModel:
+    """Loads a causal LM with our attention.
 
     Raises:
         InvalidArgument: when the directory holds no causal LM that transformers can load.
@@ -133,7 +156,7 @@ def load_model(model_dir: str | Path) -> PreTrainedModel:
     paged.register()
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            model_dir, dtype=torch.float32, attn_implementation=paged.IMPLEMENTATION, local_files_only=True
+            model_dir, dtype=dtype, attn_implementation=paged.IMPLEMENTATION, local_files_only=True
         )
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0]
@@ -141,7 +164,8 @@ def load_model(model_dir: str | Path) -> PreTrainedModel:
     for parameter in model.parameters():
         # Weights come as a mapping of the file. The kernel may drop such pages and read them again in the middle of a
         # turn: seen as turns of many seconds after a pause. Memory of our own stays.
-        parameter.data = parameter.data.clone()
+        parameter.data = parameter.data.to(device, copy=True)
+    model.to(device)
     rotary.install(model)
     return model.eval()
 
@@ -183,7 +207,8 @@ def trace_layers(model: PreTrainedModel) -> list[LayerShape]:
     """
     recorder = _ShapeRecorder()
     try:
-        model(input_ids=torch.tensor([[0]]), position_ids=torch.tensor([[0]]), use_cache=False, paged=recorder)
+        zero = torch.tensor([[0]], device=model.device)
+        model(input_ids=zero, position_ids=zero, use_cache=False, paged=recorder)
     except NotImplementedError as error:
         raise InvalidArgument(f"{type(model).__name__} cannot be served: it uses {error}") from error
     num_layers = int(model.config.get_text_config().num_hidden_layers)

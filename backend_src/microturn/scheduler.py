@@ -10,11 +10,11 @@ more tokens than fit the time that the others have, by what earlier passes took.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from microturn.batch import Row, RowPages
+from microturn.batch import UNKNOWN_ID, Row, RowPages
 from microturn.pace import Pace
 from microturn.session import Session
 from microturn.turn import BEAT_S, Turn
@@ -25,29 +25,40 @@ _COMPANY_PASS_S = BEAT_S / 4
 
 @dataclass(frozen=True)
 class ScheduledRow:
-    """A session's part in the next forward pass: its next `num_tokens` tokens."""
+    """A session's part in a forward pass.
+
+    Attributes:
+        session: whose tokens.
+        turn: on whose behalf; the session may run another one when the pass is over.
+        first: position of the first of them.
+        num_tokens: how many.
+    """
 
     session: Session
+    turn: Turn
+    first: int
     num_tokens: int
 
     @property
-    def turn(self) -> Turn:
-        """The turn that the session runs."""
-        assert self.session.running is not None
-        return self.session.running
+    def end(self) -> int:
+        """Position behind its last token."""
+        return self.first + self.num_tokens
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether its turn still runs."""
+        return self.session.running is self.turn
 
     def build(self) -> Row:
         """The row that the model sees."""
-        session = self.session
-        first = session.table.kv_len
-        last = first + self.num_tokens
+        session, first, last = self.session, self.first, self.end
         (track, pages), *others = session.table.seen(0 if session.window is None else session.window.evicted(first))
         return Row(
-            token_ids=session.context.token_ids[first:last],
+            token_ids=session.context.token_ids[first:last] or [UNKNOWN_ID],
             position=first,
             pages=tuple(pages),
             embeds=session.context.embeds_between(first, last),
-            wants_logits=last == len(session.context),
+            wants_logits=last >= len(session.context),
             num_sinks=track.num_sinks,
             num_evicted=track.num_evicted,
             others=[RowPages(tuple(pages), track.num_sinks, track.num_evicted) for track, pages in others],
@@ -121,9 +132,41 @@ class Scheduler:
                 break
             if not self._memory.fill(session):
                 continue
-            rows.append(ScheduledRow(session, num_tokens))
+            assert session.running is not None
+            rows.append(ScheduledRow(session, session.running, session.kv_len, num_tokens))
             budget -= num_tokens
         return rows
+
+    def follow(self, rows: Iterable[ScheduledRow], running: Collection[Session]) -> list[ScheduledRow]:
+        """The rows of the step behind one that is under way, as far as they follow from it whatever it chooses.
+
+        They are those of turns that may go on: the tokens that it chooses, each a row. What follows nothing must be
+        scheduled, once the step is over: where somebody would miss a step (a session that is not in this one, or has
+        more of its input to compute; a turn that begins when the one before it ends, which is sure), where a choice
+        needs the token before it on the host, and where the pool has no page free.
+
+        Args:
+            rows: of the step that is under way.
+            running: the sessions that have a turn.
+
+        Pages for the new tokens are reserved. Nothing is evicted before: more than a turn needs is given up with its
+        end, or by `schedule`, where the pool is full.
+        """
+        current = [row for row in rows if row.is_wanted]
+        if len(current) < len(running):
+            return []
+        following = []
+        for row in current:
+            session, turn = row.session, row.turn
+            if row.end < session.kv_target or turn.options.has_penalties:
+                return []
+            if turn.num_passes_left > 1:
+                if not session.table.reserve(row.end + 1):
+                    return []
+                following.append(ScheduledRow(session, turn, row.end, 1))
+            elif session.queued:
+                return []
+        return following
 
     def _urgency(self, session: Session) -> tuple[bool, float]:
         assert session.running is not None

@@ -124,6 +124,7 @@ class SessionTable:
     def park(self, session: Session) -> None:
         """Notes that a session has no turn, so that its pages may be reclaimed."""
         session.evict()
+        session.table.trim()
         if session.table.pages and session not in self._parked:
             self._parked[session] = next(self._parkings)
 

@@ -31,15 +31,20 @@ class Settings:
 
     Attributes:
         model_dir: a Hugging Face model directory.
-        weights: their type, ``auto`` (int8 on a CPU where the model's layers can have it), ``int8`` (a step reads a
-            quarter of the bytes, and logits change: `make bench-weights` measures how much) or ``float32``.
+        device: where the model computes: ``cpu``, ``cuda``, or ``auto``, a GPU where there is one.
+        weights: their type, ``auto`` (int8 on a CPU where the model's layers can have it, bfloat16 on a GPU), ``int8``
+            (a step reads a quarter of the bytes, and logits change: `make bench-weights` measures how much; on a CPU),
+            ``bfloat16`` (on a GPU) or ``float32``.
         deterministic: a session's logits are the same to the bit in whatever company and chunks it is computed, and
             after whatever preemption or restoring; slower.
-        attention: ``auto`` (native where it can run), ``native`` or ``torch``.
-        kv_dtype: type of the KV cache, ``auto`` (float32 on a CPU), ``float32``, ``bfloat16`` or ``int8``: the smaller,
-            the more tokens there is room for, and the more logits change (`make bench-kv` measures how much).
+        attention: whose kernels: ``native`` (on a CPU), ``flashinfer`` (on a GPU), ``torch`` (slow, runs everywhere),
+            or ``auto``, the first of them that can run.
+        kv_dtype: type of the KV cache, ``auto`` (float32 on a CPU, that of the weights on a GPU), ``float32``,
+            ``bfloat16``, ``float8`` (on a GPU) or ``int8``: the smaller, the more tokens there is room for, and the
+            more logits change (`make bench-kv` measures how much).
         kv_tokens: size of the KV pool, in tokens that all layers keep; 0 takes half of the memory that is free after
-            loading, at most 32 contexts. Where layers have a window of their own, more tokens fit.
+            loading, at most 32 contexts, or on a GPU what is left of its memory when everything else has some. Where
+            layers have a window of their own, more tokens fit.
         page_size: tokens in a page.
         max_sessions: live sessions; one more is refused.
         max_sessions_per_tenant: live sessions of one tenant, where a trusted proxy names one in the header
@@ -69,6 +74,7 @@ class Settings:
     """
 
     model_dir: str = ""
+    device: str = "auto"
     weights: str = "auto"
     deterministic: bool = False
     attention: str = "auto"
@@ -95,9 +101,10 @@ class Settings:
 
     def __post_init__(self) -> None:
         choices = {
-            "weights": ("auto", "float32", "int8"),
-            "attention": ("auto", "native", "torch"),
-            "kv_dtype": ("auto", "float32", "bfloat16", "int8"),
+            "device": ("auto", "cpu", "cuda"),
+            "weights": ("auto", "float32", "bfloat16", "int8"),
+            "attention": ("auto", "native", "flashinfer", "torch"),
+            "kv_dtype": ("auto", "float32", "bfloat16", "float8", "int8"),
             "log_turns": ("none", "all", "text"),
         }
         for name, allowed in choices.items():

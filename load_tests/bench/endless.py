@@ -51,6 +51,8 @@ class ScoringRunner:
         surprises: negative log-likelihoods of the tokens that came behind others in a row.
     """
 
+    is_asynchronous = False
+
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self.vocab_size = runner.vocab_size

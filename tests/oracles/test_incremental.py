@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from transformers import PreTrainedModel
 
-from support.driver import Driver, model_runner
+from microturn.runner import ModelRunner
+from support.driver import Driver, asynchronous_runner, model_runner
 from support.models import VOCAB_SIZE
 from support.oracle import check_incremental, stock_greedy
+from support.paths import PATHS
 
 
-@pytest.mark.parametrize("use_native", [True, False], ids=["native", "torch"])
+@PATHS
 @pytest.mark.parametrize(("seed", "num_sessions"), [(0, 1), (1, 2), (2, 5), (3, 16)])
 def test_any_split_in_any_company_gives_the_logits_of_the_whole(
-    tiny_model: PreTrainedModel, seed: int, num_sessions: int, use_native: bool
+    tiny_model: PreTrainedModel, seed: int, num_sessions: int, new_runner: Callable[..., ModelRunner]
 ) -> None:
-    check_incremental(tiny_model, range(VOCAB_SIZE), seed=seed, num_sessions=num_sessions, use_native=use_native)
+    check_incremental(tiny_model, range(VOCAB_SIZE), seed=seed, num_sessions=num_sessions, new_runner=new_runner)
 
 
 @pytest.mark.parametrize("max_batch_tokens", [1, 7, 500])
 def test_chunking_changes_nothing(tiny_model: PreTrainedModel, max_batch_tokens: int) -> None:
     check_incremental(
         tiny_model, range(VOCAB_SIZE), seed=4, num_sessions=3, num_turns=3, max_batch_tokens=max_batch_tokens
+    )
+
+
+@pytest.mark.parametrize(("seed", "num_sessions"), [(5, 1), (6, 5)])
+def test_running_ahead_changes_nothing(tiny_model: PreTrainedModel, seed: int, num_sessions: int) -> None:
+    check_incremental(
+        tiny_model, range(VOCAB_SIZE), seed=seed, num_sessions=num_sessions, new_runner=asynchronous_runner
     )
 
 

@@ -11,6 +11,7 @@ much: another draw of the same noise. What attention makes of the same pages is 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -20,12 +21,13 @@ from transformers import PreTrainedModel
 
 from microturn import kv_tensors
 from microturn.batch import Batch, Row
+from microturn.runner import ModelRunner
 from support.driver import model_runner
 from support.models import VOCAB_SIZE
 from support.oracle import check_incremental, one_shot_logits, stock_logits
+from support.paths import PATHS
 
 TYPES = pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.int8], ids=str)
-KERNELS = pytest.mark.parametrize("use_native", [True, False], ids=["native", "torch"])
 
 # Largest difference of two logits that such steps explain in three layers; 0.01 was seen. The spread of logits is 2.
 STEPS = 0.03
@@ -39,18 +41,22 @@ def distance(got: Tensor, expected: Tensor) -> float:
     return float((got - expected).square().mean().sqrt() / expected.std())
 
 
-@KERNELS
+@PATHS
 @TYPES
 @pytest.mark.parametrize(("seed", "num_sessions"), [(0, 1), (2, 5)])
 def test_any_split_in_any_company_gives_the_logits_of_the_whole(
-    tiny_model: PreTrainedModel, seed: int, num_sessions: int, kv_dtype: torch.dtype, use_native: bool
+    tiny_model: PreTrainedModel,
+    seed: int,
+    num_sessions: int,
+    kv_dtype: torch.dtype,
+    new_runner: Callable[..., ModelRunner],
 ) -> None:
     check_incremental(
         tiny_model,
         range(VOCAB_SIZE),
         seed=seed,
         num_sessions=num_sessions,
-        use_native=use_native,
+        new_runner=new_runner,
         kv_dtype=kv_dtype,
         tolerance=STEPS,
     )

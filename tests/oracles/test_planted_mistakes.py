@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from microturn import runner
 from microturn.attention.paged import PagedAttention
 from microturn.attention.step import PagedStep
 from microturn.batch import Batch
@@ -17,18 +18,19 @@ from microturn.errors import InternalError
 from microturn.runner import ModelRunner
 from support.models import VOCAB_SIZE
 from support.oracle import check_incremental
+from support.paths import PATHS
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 def _position_off_by_one_in_later_turns(patch: pytest.MonkeyPatch) -> None:
-    original = ModelRunner._positions
+    original = runner.positions_of
 
-    def positions(self: ModelRunner, batch: Batch) -> torch.Tensor:
+    def positions_of(batch: Batch) -> torch.Tensor:
         shift = torch.cat([torch.full((len(row.token_ids),), int(row.position > 0)) for row in batch.rows])
-        return original(self, batch) + shift
+        return original(batch) + shift
 
-    patch.setattr(ModelRunner, "_positions", positions)
+    patch.setattr(runner, "positions_of", positions_of)
 
 
 def _two_pages_swapped_when_read(patch: pytest.MonkeyPatch) -> None:
@@ -94,14 +96,17 @@ def _change_window(patch: pytest.MonkeyPatch, change: Callable[[int | None], int
         _mask_hides_what_is_far_back,
     ],
 )
-@pytest.mark.parametrize("use_native", [True, False], ids=["native", "torch"])
+@PATHS
 def test_the_oracle_sees_a_planted_mistake(
-    tiny_model: PreTrainedModel, plant: Plant, use_native: bool, monkeypatch: pytest.MonkeyPatch
+    tiny_model: PreTrainedModel,
+    plant: Plant,
+    new_runner: Callable[..., ModelRunner],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     plant(monkeypatch)
     # What is read where nobody wrote may be any bits: at times a pass fails over them before a logit can be wrong.
     with pytest.raises((AssertionError, InternalError)):
-        check_incremental(tiny_model, range(VOCAB_SIZE), seed=2, num_sessions=5, use_native=use_native)
+        check_incremental(tiny_model, range(VOCAB_SIZE), seed=2, num_sessions=5, new_runner=new_runner)
 
 
 def test_the_oracle_sees_a_window_one_too_long(monkeypatch: pytest.MonkeyPatch) -> None:

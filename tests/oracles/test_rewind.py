@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 from transformers import PreTrainedModel
 
 from microturn.history import Cut, History
+from microturn.runner import ModelRunner
 from microturn.session import Session
 from support import models
-from support.driver import Driver, Recorder, model_runner
+from support.driver import Driver, Recorder, asynchronous_runner, model_runner
 from support.models import VOCAB_SIZE
 from support.oracle import RecordingDriver, stock_logits, tolerance_of
 
@@ -34,6 +35,7 @@ def check_rewinds(
     seed: int,
     num_sessions: int,
     num_rounds: int = 3,
+    new_runner: Callable[..., ModelRunner] = model_runner,
 ) -> None:
     """Sessions at once; each round a turn that is talked over while its prompt is computed, while it answers, or later.
 
@@ -42,7 +44,7 @@ def check_rewinds(
             logits that differ by more than its tolerance from those of the stock model.
     """
     rng = random.Random(seed)
-    driver = RecordingDriver(model_runner(model, page_size=8), page_size=8, max_batch_tokens=24)
+    driver = RecordingDriver(new_runner(model, page_size=8), page_size=8, max_batch_tokens=24)
     fresh = Driver(model_runner(model, page_size=8), page_size=8)
     histories: list[list[int]] = [[] for _ in range(num_sessions)]
     for number in range(num_rounds):
@@ -93,6 +95,21 @@ def test_what_comes_behind_a_cut_is_as_if_nothing_had_stood_there(
     tiny_model: PreTrainedModel, seed: int, num_sessions: int, sampling: dict[str, Any]
 ) -> None:
     check_rewinds(tiny_model, range(VOCAB_SIZE), sampling, seed=seed, num_sessions=num_sessions, num_rounds=5)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, {"temperature": 0.9, "seed": 1234}], ids=["greedy", "sampled"])
+def test_a_cut_while_the_next_token_is_computed_is_no_other(
+    tiny_model: PreTrainedModel, sampling: dict[str, Any]
+) -> None:
+    check_rewinds(
+        tiny_model,
+        range(VOCAB_SIZE),
+        sampling,
+        seed=3,
+        num_sessions=3,
+        num_rounds=4,
+        new_runner=asynchronous_runner,
+    )
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 from transformers import PreTrainedModel
 
+from microturn.runner import ModelRunner
 from microturn.window import Window
 from support import models
 from support.driver import model_runner
 from support.models import VOCAB_SIZE
 from support.oracle import RecordingDriver, check_sampled, tolerance_of
+from support.paths import PATHS
 from support.plain_window import windowed_logits
 
 PAGE_SIZE = 8
@@ -29,7 +31,7 @@ def check_window(
     num_turns: int,
     num_pages: int = 256,
     max_batch_tokens: int = 48,
-    use_native: bool = True,
+    new_runner: Callable[..., ModelRunner] = model_runner,
 ) -> int:
     """Random sessions at once, in turns of 0 to 40 tokens with 0 to 6 generated; some turns are taken back in part.
 
@@ -41,7 +43,7 @@ def check_window(
     """
     rng = random.Random(seed)
     driver = RecordingDriver(
-        model_runner(model, num_pages=num_pages, page_size=PAGE_SIZE, use_native=use_native),
+        new_runner(model, num_pages=num_pages, page_size=PAGE_SIZE),
         num_pages=num_pages,
         page_size=PAGE_SIZE,
         max_context=window.max_kept + 60,
@@ -88,14 +90,16 @@ def check_window(
     return num_computed
 
 
-@pytest.mark.parametrize("use_native", [True, False], ids=["native", "torch"])
+@PATHS
 @pytest.mark.parametrize(
     "window",
     [Window(8, 30, 8), Window(16, 64, 24), Window(0, 40, 16), Window(8, 5, 8)],
     ids=["small", "wide", "without sinks", "tiny"],
 )
-def test_any_split_equals_the_plain_reference(tiny_model: PreTrainedModel, window: Window, use_native: bool) -> None:
-    check_window(tiny_model, range(VOCAB_SIZE), window, seed=1, num_sessions=3, num_turns=12, use_native=use_native)
+def test_any_split_equals_the_plain_reference(
+    tiny_model: PreTrainedModel, window: Window, new_runner: Callable[..., ModelRunner]
+) -> None:
+    check_window(tiny_model, range(VOCAB_SIZE), window, seed=1, num_sessions=3, num_turns=12, new_runner=new_runner)
 
 
 @pytest.mark.parametrize("window", [Window(8, 30, 8), Window(8, 5, 8)], ids=["longer", "shorter"])

@@ -24,6 +24,7 @@ from microturn.settings import Settings
 from microturn.snapshots.directory import SnapshotDirectory
 from microturn.turn import SessionId, Status, TokenInput, Turn, TurnInput, TurnOutput, TurnRequest
 from support.clock import Clock
+from support.gpu_runner import gpu_runner
 from support.rounded import exact_of
 
 
@@ -204,11 +205,14 @@ def model_runner(
 ) -> ModelRunner:
     """A runner over a model with a pool of its own, and with fused layers where they know the model.
 
-    A model that `support.rounded` made is run as the one that it was made of, with 8-bit weights.
+    A model that `support.rounded` made is run as the one that it was made of, with 8-bit weights. One that lies on a
+    GPU is run there, with torch's attention.
 
     Args:
         num_pages: for each group of its layers.
     """
+    if model.device.type == "cuda":
+        return gpu_runner(model, num_pages=num_pages, page_size=page_size, kv_dtype=kv_dtype)
     layers = trace_layers(model)
     groups = LayerGroups.of(layers)
     kv = KVTensors(layers, groups.num_groups * num_pages, page_size, kv_dtype, groups=groups)
@@ -216,3 +220,10 @@ def model_runner(
     products = ExactLinear if is_deterministic else Linear
     decoder = FusedDecoder.of(model, layers, products) if exact is None else FusedDecoder.of(exact, layers, Int8Linear)
     return ModelRunner(model, kv, use_native=use_native, decoder=decoder, exact=is_deterministic)
+
+
+def asynchronous_runner(model: PreTrainedModel, **kwargs: Any) -> ModelRunner:
+    """The same, which the engine runs ahead of."""
+    runner = model_runner(model, **kwargs)
+    runner.is_asynchronous = True
+    return runner

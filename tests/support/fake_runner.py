@@ -20,12 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from microturn.batch import Batch, Row
+from microturn.batch import UNKNOWN_ID, Batch, Row
 from microturn.kv_tensors import KVTensors
 from microturn.layer_groups import LayerGroups, LayerShape
 from microturn.window import Window
 from support.driver import Driver
 from support.late_copies import NewCopier
+from support.late_draws import fail_late
 
 VOCAB_SIZE = 97
 HIDDEN_SIZE = 4
@@ -45,6 +46,8 @@ class FakeRunner:
         kv: one slot, [num_pages, 2, 1, page_size, 1]: a cell's position and group, and the number of its value.
         batches: all that it was given.
         error: what the next pass raises, once it has spoiled the cells that it was to write.
+        late_error: likewise, but when its tokens are asked for (see `late_draws`).
+        is_asynchronous: whether the engine may run ahead of it.
     """
 
     no_window_reason: str | None = None
@@ -58,12 +61,15 @@ class FakeRunner:
         accepts_embeds: bool = True,
         window: int | None = None,
         new_copier: NewCopier = None,
+        is_asynchronous: bool = False,
     ) -> None:
+        self.is_asynchronous = is_asynchronous
         self.vocab_size = vocab_size
         self.hidden_size = HIDDEN_SIZE
         self.accepts_embeds = accepts_embeds
         self.batches: list[Batch] = []
         self.error: Exception | None = None
+        self.late_error: Exception | None = None
         self._page_size = page_size
         layers = [LayerShape(1, 1)] if window is None else [LayerShape(1, 1), *[LayerShape(1, 1, window)] * 2]
         groups = LayerGroups.of(layers)
@@ -80,17 +86,39 @@ class FakeRunner:
 
     def run(self, batch: Batch) -> Tensor:
         self.batches.append(batch)
+        batch = self._with_ids(batch)
         self._check(batch)
         if self.error is not None:
             error, self.error = self.error, None
-            for row in batch.rows:
-                self._write(row, [b"spoilt"] * len(row.token_ids))
+            self._spoil(batch)
             raise error
         for row in batch.rows:
             self._write(row, _new_values(row))
         contexts = [self._read(row) for row in batch.rows]
         wanted = [context for context, row in zip(contexts, batch.rows, strict=True) if row.wants_logits]
-        return torch.stack([_logits(context, self.vocab_size) for context in wanted]) if wanted else torch.empty(0, 1)
+        logits = torch.stack([_logits(context, self.vocab_size) for context in wanted]) if wanted else torch.empty(0, 1)
+        if self.late_error is not None:
+            fail_late(logits, self.late_error)
+            self.late_error = None
+            self._spoil(batch)
+        return logits
+
+    def _with_ids(self, batch: Batch) -> Batch:
+        """The batch with tokens that the host did not know; nothing else may be in it then."""
+        if batch.ids is None:
+            assert all(UNKNOWN_ID not in row.token_ids for row in batch.rows), "a token that nobody knows"
+            return batch
+        assert self.is_asynchronous, "nobody runs ahead of who is waited for"
+        assert batch.ids.shape == (batch.num_tokens,)
+        assert batch.ids.dtype == torch.int64
+        assert all(list(row.token_ids) == [UNKNOWN_ID] for row in batch.rows), "tokens that were looked at too early"
+        return Batch(
+            [replace(row, token_ids=[token_id]) for row, token_id in zip(batch.rows, batch.ids.tolist(), strict=True)]
+        )
+
+    def _spoil(self, batch: Batch) -> None:
+        for row in batch.rows:
+            self._write(row, [b"spoilt"] * len(row.token_ids))
 
     def _check(self, batch: Batch) -> None:
         """A batch must be one that a real model could run."""
@@ -150,6 +178,7 @@ class FakeDriver(Driver):
         accepts_embeds: bool = True,
         window: int | None = None,
         new_copier: NewCopier = None,
+        is_asynchronous: bool = False,
         **kwargs: Any,
     ) -> None:
         self.runner = FakeRunner(
@@ -158,6 +187,7 @@ class FakeDriver(Driver):
             accepts_embeds=accepts_embeds,
             window=window,
             new_copier=new_copier,
+            is_asynchronous=is_asynchronous,
         )
         super().__init__(self.runner, num_pages=num_pages, page_size=page_size, **kwargs)
 

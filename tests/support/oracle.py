@@ -7,7 +7,7 @@ who else is in the batch, chunking and preemption change no token.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,10 +17,10 @@ from transformers import PreTrainedModel
 from microturn.attention import paged
 from microturn.attention.paged import PagedAttention
 from microturn.batch import Batch, Row
+from microturn.flight import Flight
 from microturn.kv_tensors import KVTensors
 from microturn.runner import ModelRunner, trace_layers
 from microturn.scheduler import ScheduledRow
-from microturn.session import Session
 from microturn.turn import SessionId
 from microturn.window import Window
 from support.driver import Driver, model_runner
@@ -43,21 +43,20 @@ class RecordingDriver(Driver):
     def __init__(self, runner: ModelRunner, **kwargs: Any) -> None:
         super().__init__(runner, **kwargs)
         self.logits: dict[tuple[SessionId, int], Tensor] = {}
-        self._runs = runner.run
-        self._schedules = self.engine._scheduler.schedule
-        self._rows: list[ScheduledRow] = []
+        self._runs, self._launches = runner.run, self.engine._launch
+        self._rows: Sequence[ScheduledRow] = []
         runner.run = self._run  # type: ignore[method-assign]
-        self.engine._scheduler.schedule = self._schedule  # type: ignore[method-assign]
+        self.engine._launch = self._launch  # type: ignore[method-assign]
 
-    def _schedule(self, running: Iterable[Session], *, in_company: bool) -> list[ScheduledRow]:
-        self._rows = self._schedules(running, in_company=in_company)
-        return self._rows
+    def _launch(self, rows: Sequence[ScheduledRow], ids: Tensor | None = None) -> Flight:
+        self._rows = rows
+        return self._launches(rows, ids)
 
     def _run(self, batch: Batch) -> Tensor:
         logits = self._runs(batch)
-        wanting = [scheduled.session for scheduled, row in zip(self._rows, batch.rows, strict=True) if row.wants_logits]
-        for session, row_logits in zip(wanting, logits, strict=True):
-            self.logits[session.id, len(session.context)] = row_logits.clone()
+        wanting = [scheduled for scheduled, row in zip(self._rows, batch.rows, strict=True) if row.wants_logits]
+        for scheduled, row_logits in zip(wanting, logits, strict=True):
+            self.logits[scheduled.session.id, scheduled.end] = row_logits.clone()
         return logits
 
 
@@ -69,20 +68,23 @@ def check_incremental(
     num_sessions: int,
     num_turns: int = 4,
     max_batch_tokens: int = 48,
-    use_native: bool = True,
     kv_dtype: torch.dtype = torch.float32,
     tolerance: float | None = None,
+    new_runner: Callable[..., ModelRunner] = model_runner,
 ) -> None:
     """Random sessions at once, each in turns of 0 to 64 tokens with 0 to 6 generated, against one forward pass.
 
     In float32 that is the stock model's, in other types our own, which rounds alike.
+
+    Args:
+        new_runner: makes the runner over the model.
 
     Raises:
         AssertionError: when a logit differs by more than the tolerance, which is the model's unless told, or a greedy
             token is another one.
     """
     rng = random.Random(seed)
-    runner = model_runner(model, num_pages=1024, page_size=8, use_native=use_native, kv_dtype=kv_dtype)
+    runner = new_runner(model, num_pages=1024, page_size=8, kv_dtype=kv_dtype)
     driver = RecordingDriver(runner, num_pages=1024, page_size=8, max_batch_tokens=max_batch_tokens)
     histories: list[list[int]] = [[] for _ in range(num_sessions)]
     generated: list[list[int]] = [[] for _ in range(num_sessions)]
@@ -118,7 +120,7 @@ def stock_logits(model: PreTrainedModel, ids: Sequence[int]) -> Tensor:
     """Logits [n, vocab_size] of one full forward pass by transformers' own attention."""
     model.set_attn_implementation("sdpa")
     try:
-        logits: Tensor = model(input_ids=torch.tensor([list(ids)]), use_cache=False).logits[0]
+        logits: Tensor = model(input_ids=torch.tensor([list(ids)], device=model.device), use_cache=False).logits[0]
     finally:
         model.set_attn_implementation(paged.IMPLEMENTATION)
     return logits
@@ -130,10 +132,11 @@ def one_shot_logits(
 ) -> Tensor:
     """Logits [n, vocab_size] of one full forward pass of transformers' layers over our attention, with nobody else."""
     pages = list(range(-(-len(ids) // 16)))
-    kv = KVTensors(trace_layers(model), len(pages), 16, kv_dtype)
+    kv = KVTensors(trace_layers(model), len(pages), 16, kv_dtype, model.device)
     attention = PagedAttention(Batch([Row(list(ids), 0, pages)]), kv, native=use_native)
-    given = {"input_ids": torch.tensor([list(ids)]), "position_ids": torch.arange(len(ids))[None]}
-    logits: Tensor = model(**given, use_cache=False, paged=attention).logits[0]
+    at = torch.arange(len(ids), device=model.device)[None]
+    given = torch.tensor([list(ids)], device=model.device)
+    logits: Tensor = model(input_ids=given, position_ids=at, use_cache=False, paged=attention).logits[0]
     return logits
 
 
@@ -143,7 +146,9 @@ def stock_greedy(model: PreTrainedModel, ids: Sequence[int], num_tokens: int) ->
     end_ids, model.generation_config.eos_token_id = model.generation_config.eos_token_id, None
     model.set_attn_implementation("sdpa")
     try:
-        output = model.generate(torch.tensor([list(ids)]), max_new_tokens=num_tokens, do_sample=False)
+        output = model.generate(
+            torch.tensor([list(ids)], device=model.device), max_new_tokens=num_tokens, do_sample=False
+        )
     finally:
         model.set_attn_implementation(paged.IMPLEMENTATION)
         model.generation_config.eos_token_id = end_ids

@@ -169,8 +169,8 @@ class PlainSession:
         is_gone = turn.turn not in real_open
         if is_gone and pass_failed:
             self._drop(turn, Ending(code="INTERNAL"))
-        elif turn.num_answered == turn.ask.max_tokens if turn.ask.max_tokens else is_gone:
-            self._finish("length" if turn.ask.max_tokens else "append")
+        elif turn.num_answered == len(turn.answer) if turn.ask.max_tokens else is_gone:
+            self._finish(turn.reason)
         self.advance()
         return is_gone and pass_failed
 

@@ -15,6 +15,8 @@ from support.driver import Recorder
 from support.fake_runner import expected_tokens
 
 MAX_CONTEXT = 40
+# Tokens that end a generation.
+EOS_IDS = frozenset(range(0, 96, 12))
 WINDOW = Window(num_sinks=4, length=9, slack=4)
 
 
@@ -195,13 +197,22 @@ class PlainTurn:
         """Its input is in, behind what is left of the session; what it would say follows from the tokens alone."""
         self.undone, self.told = undone, told
         told.sight.lose(len(told.tokens) - len(self.ask.given))
-        self.answer = expected_tokens(told.tokens, max_tokens, window=told.sight.window)
+        answer = expected_tokens(told.tokens, max_tokens, window=told.sight.window)
+        stops_at = next((at for at, token_id in enumerate(answer, start=1) if token_id in EOS_IDS), None)
+        self.answer = answer[:stops_at]
 
     @property
     def left(self) -> Told:
         """What the session is made of with all that the turn has brought and said."""
         assert self.told is not None
         return replace(self.told, tokens=self.told.tokens + tuple(self.answer[: self.num_answered]))
+
+    @property
+    def reason(self) -> str:
+        """Why it ends if nobody stops it."""
+        if not self.ask.max_tokens:
+            return "append"
+        return "stop" if self.answer[-1] in EOS_IDS else "length"
 
     @property
     def has_nothing_to_compute(self) -> bool:

@@ -26,8 +26,8 @@ def windowed_logits(model: PreTrainedModel, ids: Sequence[int], window: Window) 
             _evict(model, cache, window.num_sinks, window.evicted(first) - num_evicted)
             num_evicted = window.evicted(first)
             last = min(len(ids), window.sees_less_from(first))
-            at = torch.arange(first - num_evicted, last - num_evicted)
-            given = torch.tensor([list(ids[first:last])])
+            at = torch.arange(first - num_evicted, last - num_evicted, device=model.device)
+            given = torch.tensor([list(ids[first:last])], device=model.device)
             logits.append(model(input_ids=given, position_ids=at[None], past_key_values=cache).logits[0])
             first = last
         return torch.cat(logits)
@@ -40,7 +40,7 @@ def _evict(model: PreTrainedModel, cache: DynamicCache, num_sinks: int, distance
         return
     rotary = model.model.rotary_emb
     for layer, kind in zip(cache.layers, rotary.kinds, strict=True):
-        cos, sin = rotary(layer.keys, torch.tensor([[distance]]), kind)
+        cos, sin = rotary(layer.keys, torch.tensor([[distance]], device=model.device), kind)
         keys = layer.keys[:, :, num_sinks + distance :]
         first, second = keys.chunk(2, dim=-1)
         turned_back = keys * cos + torch.cat((second, -first), dim=-1) * sin

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from microturn.options import TurnOptions
-from microturn.sampler import SamplingRow, sample
+from microturn.sampler import SamplingRow, draw
 from microturn.turn import EmbedInput
 from support.fake_runner import HIDDEN_SIZE, FakeDriver, expected_logits, expected_tokens
 
@@ -106,7 +106,7 @@ def expected_sampled(history: Sequence[int], num_tokens: int, *, seed: int, **op
     tokens = list(history)
     for _ in range(num_tokens):
         row = SamplingRow(TurnOptions(**options), tokens, seed, len(tokens))
-        tokens.append(sample(expected_logits(tokens)[None], [row])[0].token_id)
+        tokens.append(draw(expected_logits(tokens)[None], [row]).sampled()[0].token_id)
     return tokens[len(history) :]
 
 

@@ -3,8 +3,9 @@ jumps, in a pool that is too small, against plain lists.
 
 `PlainEngine` hears all that the engine hears and says what must come of it. After every event the contexts, the open
 turns and the answers of both are compared, and the engine's integrity is checked. `pytest --engine-runs` says how many
-runs there are. Some of them have a host tier; in `TieredEngineMachine` there are files too, and some of these are
-damaged; in `LateEngineMachine` copies between pages and host memory are done late besides, as a GPU's are.
+runs there are. Half of them are on an asynchronous runner, which the engine runs ahead of. Some have a host tier; in
+`TieredEngineMachine` there are files too, and some of these are damaged; in `LateEngineMachine` copies between pages
+and host memory are done late besides, as a GPU's are.
 """
 
 from __future__ import annotations
@@ -24,17 +25,25 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
+from microturn import engine
+from microturn.engine import Engine
+from microturn.flight import Flight
 from microturn.session import Session
 from support.fake_runner import VOCAB_SIZE, FakeDriver
 from support.late_copies import LateCopier
+from support.late_draws import late_draw
 from support.plain_engine import MAX_SESSIONS, PlainEngine
 from support.plain_session import IDLE_S, MAX_QUEUED, PlainSession
-from support.plain_turn import MAX_CONTEXT, WINDOW, Ask, PlainTurn
+from support.plain_turn import EOS_IDS, MAX_CONTEXT, WINDOW, Ask, PlainTurn
 from support.tiers import settle
 
 # In so many steps the most urgent turn computes a whole context, if need be in steps of one token, and ends.
 MAX_STEPS_TO_AN_ANSWER = 2 * MAX_CONTEXT
 STEP_S = 0.01
+
+
+class OutOfMemory(Exception):
+    """Why passes fail here, and the only reason."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +117,10 @@ host_tiers_bytes = st.sampled_from([0, 0, 200, 1000, 100_000])
 class EngineMachine(RuleBasedStateMachine):
     """Sessions in a pool that is too small for them, and the plain engine beside it."""
 
+    def __init__(self, *, is_asynchronous: bool) -> None:
+        super().__init__()
+        self.is_asynchronous = is_asynchronous
+
     @initialize(
         num_pages=st.integers(10, 30),
         max_batch_tokens=st.sampled_from([4, 7, 64]),
@@ -141,9 +154,12 @@ class EngineMachine(RuleBasedStateMachine):
             share_prefixes=share_prefixes,
             host_tier_bytes=host_tier_bytes,
             window=layer_window,
+            eos_ids=EOS_IDS,
+            is_asynchronous=self.is_asynchronous,
             **self._more_settings(),
         )
         self.plain = PlainEngine(self.driver.clock, self._find)
+        self._overhear(self.driver.engine)
         self.is_stopped = is_stopped
         self.num_said = 0
         self.posted: list[PlainTurn] = []
@@ -236,18 +252,22 @@ class EngineMachine(RuleBasedStateMachine):
         turns = [turn for turn in self.posted if not turn.recorder.is_done] or self.posted
         turn = turns[-1 - which % len(turns)]
         self.driver.engine.cancel(turn.turn)
-        self.driver.engine._take_posts(block=False)
+        self._take_posts()
         self.plain.leave(turn)
         self._check()
         self._listen(pause)
 
     @precondition(lambda self: self.plain.num_open)
-    @rule()
-    def fail_a_pass(self) -> None:
-        """The next forward pass raises, having written nonsense into its pages."""
-        self.driver.runner.error = RuntimeError("out of memory")
+    @rule(is_late=st.booleans(), pause=pauses)
+    def fail_a_pass(self, is_late: bool, pause: int) -> None:
+        """The next forward pass raises, at once or when its tokens are asked for, having spoilt what it writes."""
+        if is_late:
+            self.driver.runner.late_error = OutOfMemory()
+        else:
+            self.driver.runner.error = OutOfMemory()
         self._step()
-        self.driver.runner.error = None
+        self.driver.runner.error = self.driver.runner.late_error = None
+        self._listen(pause)
 
     @precondition(lambda self: self.plain.num_open)
     @rule(num_steps=st.integers(2, 9))
@@ -291,7 +311,7 @@ class EngineMachine(RuleBasedStateMachine):
                 Ask(session_id, (7,), 2, end=True, rewind_to=cut_at, deadline_ms=0.0, session_key=session.key)
             )
             self._finish()
-            assert last.recorder.status.finish_reason == "length"
+            assert last.recorder.status.finish_reason == last.reason
         while self.driver.engine._prefixes.evict():
             pass
         assert self.driver.pool.num_free == self.driver.pool.num_pages
@@ -312,7 +332,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.num_said += 1
         posted = PlainTurn(ask, turn, recorder, self.driver.clock())
         self.driver.clock.now_s += delay_s
-        self.driver.engine._take_posts(block=False)
+        self._take_posts()
         self.plain.arrive(posted)
         self.plain.listen(pass_failed=False)
         self._check()
@@ -329,12 +349,34 @@ class EngineMachine(RuleBasedStateMachine):
     def _step(self) -> None:
         self.driver.clock.now_s += STEP_S
         settle(self.driver)
-        may_fail = self.driver.runner.error is not None
         is_busy = self.driver.engine.step()
-        self.plain.pass_time()
-        self.plain.listen(pass_failed=may_fail and self.driver.runner.error is None)
-        assert is_busy == bool(self.plain.num_open)
+        assert is_busy == bool(self.plain.num_open or self.driver.engine._flight)
         self._check()
+
+    def _take_posts(self) -> None:
+        """What was posted, and nothing else that a step does; no pass may be under way then."""
+        if self.driver.engine._flight is not None:
+            self.driver.engine._finish(self.driver.engine._flight)
+        assert self.driver.engine._flight is None, "a pass is begun while somebody waits"
+        self.driver.engine._take_posts(block=False)
+
+    def _overhear(self, engine: Engine) -> None:
+        """The plain engine is told when time passes in the engine, and when a pass is over."""
+        finish, reap = engine._finish, engine._reap
+
+        def finish_and_tell(flight: Flight) -> None:
+            is_anybodys = any(row.is_wanted for row in flight.rows)
+            error = flight.error if flight.drawn is None else flight.drawn.error
+            assert isinstance(error, OutOfMemory | None), error
+            finish(flight)
+            self.plain.listen(pass_failed=is_anybodys and error is not None)
+
+        def reap_and_tell() -> None:
+            reap()
+            self.plain.pass_time()
+            self.plain.listen(pass_failed=False)
+
+        engine._finish, engine._reap = finish_and_tell, reap_and_tell  # type: ignore[method-assign]
 
     def _finish(self) -> None:
         """Everybody is answered: in a bounded number of steps at least one is."""
@@ -393,6 +435,7 @@ class TieredEngineMachine(EngineMachine):
         self.tier_dir = Path(tempfile.mkdtemp())
         return {"disk_tier_dir": str(self.tier_dir), "disk_tier_bytes": 2000}
 
+    @precondition(lambda self: self._is_between_passes)
     @rule(num_parked=st.integers(1, 3), is_running=st.booleans(), pause=pauses)
     def take_pages(self, num_parked: int, is_running: bool, pause: int) -> None:
         """Sessions lose their pages, as if somebody needed them: those parked longest, and perhaps one that runs."""
@@ -425,6 +468,11 @@ class TieredEngineMachine(EngineMachine):
             else:
                 file.write_bytes(contents[files[number - 1]])
 
+    @property
+    def _is_between_passes(self) -> bool:
+        """Only then sessions change (see `Engine.step`)."""
+        return self.driver.engine._flight is None
+
     def teardown(self) -> None:
         try:
             super().teardown()
@@ -441,7 +489,7 @@ class LateEngineMachine(TieredEngineMachine):
     def _more_settings(self) -> dict[str, Any]:
         return {**super()._more_settings(), "new_copier": partial(LateCopier, seed=self.seed)}
 
-    @precondition(lambda self: self._coming)
+    @precondition(lambda self: self._is_between_passes and self._coming)
     @rule(which=choices, pause=pauses)
     def take_pages_on_the_way(self, which: int, pause: int) -> None:
         """A session loses pages into which its KV is being copied."""
@@ -457,20 +505,24 @@ class LateEngineMachine(TieredEngineMachine):
         return [session for session in sessions if session.stored is not None and not session.table.is_empty]
 
 
+@pytest.mark.parametrize("is_asynchronous", [False, True], ids=["in_step", "ahead"])
 @pytest.mark.parametrize(
-    ("machine", "share"), [(EngineMachine, 1.0), (TieredEngineMachine, 0.25), (LateEngineMachine, 0.125)]
+    ("machine", "share"), [(EngineMachine, 0.5), (TieredEngineMachine, 0.125), (LateEngineMachine, 0.0625)]
 )
 def test_whatever_happens_the_engine_does_what_plain_lists_say(
     pytestconfig: pytest.Config,
     caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
     machine: type[EngineMachine],
     share: float,
+    is_asynchronous: bool,
 ) -> None:
     caplog.set_level(logging.CRITICAL)
+    monkeypatch.setattr(engine, "draw", late_draw)
     runs = settings(
         max_examples=int(share * pytestconfig.getoption("engine_runs")),
         stateful_step_count=30,
         deadline=None,
         suppress_health_check=list(HealthCheck),
     )
-    run_state_machine_as_test(machine, settings=runs)
+    run_state_machine_as_test(partial(machine, is_asynchronous=is_asynchronous), settings=runs)

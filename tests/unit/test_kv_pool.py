@@ -154,6 +154,19 @@ def test_a_reservation_that_does_not_fit_takes_nothing() -> None:
     assert pool.num_free == 2
 
 
+@pytest.mark.parametrize(("kv_len", "num_kept"), [(9, 3), (8, 2), (1, 1), (0, 0)])
+def test_pages_reserved_for_what_never_came_are_given_up(kv_len: int, num_kept: int) -> None:
+    pool = PagePool(8, 4)
+    table = PageTable(pool)
+    table.reserve(20)
+    table.kv_len = kv_len
+    pages = list(table.pages)
+    table.trim()
+    assert table.pages == pages[:num_kept]
+    assert table.kv_len == kv_len
+    assert pool.num_free == 8 - num_kept
+
+
 @pytest.mark.parametrize(("kv_len", "num_kept"), [(9, 3), (8, 2), (5, 2), (4, 1), (1, 1), (0, 0)])
 def test_truncation_keeps_the_pages_that_the_rest_needs(kv_len: int, num_kept: int) -> None:
     pool = PagePool(4, 4)

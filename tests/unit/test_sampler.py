@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
@@ -12,8 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from microturn.drawn import Sampled
 from microturn.options import TurnOptions
-from microturn.sampler import Sampled, SamplingRow, sample, uniform
+from microturn.sampler import SamplingRow, choose, draw, uniform
+from support.plain_sampler import distribution, normalized, plain_choice, random_step
 
 LOGITS = [2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, 3.0]
 NUM_DRAWS = 3000
@@ -26,37 +29,8 @@ def row(
 
 
 def sample_one(logits: Sequence[float] | Tensor, sampling_row: SamplingRow) -> Sampled:
-    (sampled,) = sample(torch.as_tensor(logits)[None], [sampling_row])
+    (sampled,) = draw(torch.as_tensor(logits)[None], [sampling_row]).sampled()
     return sampled
-
-
-# ---- the plain reference -------------------------------------------------------------------------------------------
-
-
-def reference(logits: Sequence[float], options: TurnOptions, history: Sequence[int]) -> list[float]:
-    """The distribution that the options ask for, step by step as the contract words it."""
-    counts = Counter(history)
-    changed = []
-    for token_id, logit in enumerate(logits):
-        if counts[token_id]:
-            logit = logit / options.repetition_penalty if logit > 0 else logit * options.repetition_penalty
-            logit -= options.frequency_penalty * counts[token_id] + options.presence_penalty
-        changed.append(logit / options.temperature)
-    probs = normalized([math.exp(logit) for logit in changed])
-    if options.top_k:
-        least = sorted(probs, reverse=True)[: options.top_k][-1]
-        probs = normalized([prob if prob >= least else 0.0 for prob in probs])
-    mass, kept = 0.0, set()
-    for token_id in sorted(range(len(probs)), key=lambda token_id: -probs[token_id]):
-        if mass < options.top_p:
-            kept.add(token_id)
-        mass += probs[token_id]
-    probs = [prob if token_id in kept else 0.0 for token_id, prob in enumerate(probs)]
-    return normalized([prob if prob >= options.min_p * max(probs) else 0.0 for prob in probs])
-
-
-def normalized(weights: Sequence[float]) -> list[float]:
-    return [weight / sum(weights) for weight in weights]
 
 
 def chi_square(counts: Counter[int], probs: Sequence[float]) -> tuple[float, int]:
@@ -66,6 +40,24 @@ def chi_square(counts: Counter[int], probs: Sequence[float]) -> tuple[float, int
     assert set(counts) <= set(possible), "a token came that was ruled out"
     terms = [(counts[i] - num_draws * probs[i]) ** 2 / (num_draws * probs[i]) for i in possible]
     return sum(terms), len(possible) - 1
+
+
+# ---- the plain reference -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("vocab_size", [2, 5, 97, 1500])
+def test_every_choice_is_the_plain_one(vocab_size: int) -> None:
+    rng = random.Random(vocab_size)
+    num_judged = 0
+    for _ in range(20):
+        logits, rows = random_step(rng, 8, vocab_size)
+        token_ids = choose(logits, rows, at_once=8).tolist()
+        for token_id, row_logits, sampling_row in zip(token_ids, logits.tolist(), rows, strict=True):
+            expected = plain_choice(row_logits, sampling_row)
+            if expected.margin > 1e-5:
+                num_judged += 1
+                assert token_id == expected.token_id, sampling_row.options
+    assert num_judged > 110, "too many of the 160 choices were left to rounding errors"
 
 
 # ---- greedy --------------------------------------------------------------------------------------------------------
@@ -116,8 +108,9 @@ def test_tokens_come_as_often_as_the_options_ask_for(options: dict[str, Any]) ->
     history = [7, 7, 7, 2, 6, 6]
     logits = torch.tensor(LOGITS).expand(NUM_DRAWS, -1)
     rows = [row(history=history, seed=3, position=position, **options) for position in range(NUM_DRAWS)]
-    counts = Counter(sampled.token_id for sampled in sample(logits, rows))
-    statistic, num_free = chi_square(counts, reference(LOGITS, TurnOptions(**options), history))
+    counts = Counter(draw(logits, rows).ids.tolist())
+    probs, _ = distribution(LOGITS, rows[0])
+    statistic, num_free = chi_square(counts, probs)
     # Wilson and Hilferty's normal approximation; four deviations leave out one honest sampler in 30,000.
     limit = max(1, num_free) * (1 - 2 / (9 * max(1, num_free)) + 4 * math.sqrt(2 / (9 * max(1, num_free)))) ** 3
     assert statistic < limit
@@ -215,15 +208,26 @@ def test_company_changes_nothing() -> None:
         row(banned_ids=[int(logits[4].argmax())], logprobs=True),
         row(temperature=1.0, min_p=0.05, position=9),
     ]
-    together = sample(logits, rows)
+    together = draw(logits, rows).sampled()
     alone = [sample_one(row_logits, sampling_row) for row_logits, sampling_row in zip(logits, rows, strict=True)]
     assert together == alone
-    assert sample(logits.flip(0), rows[::-1]) == alone[::-1]
+    assert draw(logits.flip(0), rows[::-1]).sampled() == alone[::-1]
+
+
+@pytest.mark.parametrize("vocab_size", [3, 300, 5000])
+def test_rows_that_are_computed_together_choose_as_alone(vocab_size: int) -> None:
+    """To the bit: there is no margin for a rounding error here."""
+    rng = random.Random(vocab_size)
+    for _ in range(10):
+        logits, rows = random_step(rng, 9, vocab_size)
+        alone = choose(logits, rows, at_once=1)
+        assert choose(logits, rows, at_once=4).equal(alone)
+        assert choose(logits.flip(0), rows[::-1], at_once=9).equal(alone.flip(0))
 
 
 def test_the_logits_are_not_changed() -> None:
     logits = torch.tensor([LOGITS])
-    sample(logits, [row(temperature=1, history=[7], presence_penalty=2.0, banned_ids=[0], top_k=2)])
+    draw(logits, [row(temperature=1, history=[7], presence_penalty=2.0, banned_ids=[0], top_k=2)])
     assert logits.tolist() == [LOGITS]
 
 
@@ -231,9 +235,9 @@ def test_a_rounding_error_moves_the_choice_at_a_border_only() -> None:
     """Another batch may bring other last bits; the token must not hang on them."""
     logits = torch.randn(64, generator=torch.Generator().manual_seed(1))
     rows = [row(temperature=1, top_p=0.95, position=position) for position in range(300)]
-    exact = sample(logits.expand(300, -1), rows)
-    rounded = sample((logits * (1 + 1e-6)).expand(300, -1), rows)
-    assert exact == rounded
+    exact = draw(logits.expand(300, -1), rows).ids
+    rounded = draw((logits * (1 + 1e-6)).expand(300, -1), rows).ids
+    assert exact.equal(rounded)
 
 
 def test_seed_and_position_alone_choose() -> None:
@@ -244,7 +248,25 @@ def test_seed_and_position_alone_choose() -> None:
 
 
 def test_no_rows_give_no_tokens() -> None:
-    assert sample(torch.empty(0, 8), []) == []
+    drawn = draw(torch.empty(0, 8), [])
+    assert (drawn.ids.tolist(), drawn.sampled()) == ([], [])
+
+
+# ---- on a device that nobody waits for -----------------------------------------------------------------------------
+
+
+def test_the_ids_on_the_device_are_those_that_are_told() -> None:
+    logits, rows = random_step(random.Random(0), 12, 97)
+    drawn = draw(logits, rows)
+    assert drawn.ids.dtype == torch.int64
+    assert drawn.ids.tolist() == [sampled.token_id for sampled in drawn.sampled()]
+    assert [sampled.logprob is not None for sampled in drawn.sampled()] == [each.options.logprobs for each in rows]
+
+
+def test_no_value_is_looked_at_on_a_device() -> None:
+    """The host would have to wait for it. A meta tensor has none, so here such a look fails."""
+    logits, rows = random_step(random.Random(0), 40, 1500)
+    assert choose(logits.to("meta"), rows, at_once=16).is_meta
 
 
 # ---- log probabilities ---------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from microturn.batch import UNKNOWN_ID
 from microturn.kv_pool import PagePool
 from microturn.pace import Pace
 from microturn.scheduler import ScheduledRow, Scheduler
@@ -60,13 +61,18 @@ def step(sessions: Sequence[Session], max_batch_tokens: int) -> dict[object, int
     return scheduled
 
 
+def row_of(session: Session, num_tokens: int) -> ScheduledRow:
+    assert session.running is not None
+    return ScheduledRow(session, session.running, session.kv_len, num_tokens)
+
+
 # ---- rows ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_row_holds_the_next_tokens_and_where_they_stand(pool: PagePool) -> None:
     session = running(pool, 1, context_len=11, kv_len=5)
     session.table.reserve(9)
-    row = ScheduledRow(session, 4).build()
+    row = row_of(session, 4).build()
     assert list(row.token_ids) == [6, 7, 8, 9]
     assert row.position == 5
     assert row.pages == tuple(session.table.pages)
@@ -77,15 +83,15 @@ def test_a_row_holds_the_next_tokens_and_where_they_stand(pool: PagePool) -> Non
 def test_a_row_wants_logits_when_it_ends_with_the_context(pool: PagePool) -> None:
     session = running(pool, 1, context_len=11, kv_len=5)
     session.table.reserve(11)
-    assert ScheduledRow(session, 6).build().wants_logits
-    assert not ScheduledRow(session, 5).build().wants_logits
+    assert row_of(session, 6).build().wants_logits
+    assert not row_of(session, 5).build().wants_logits
 
 
 def test_a_row_carries_its_own_part_of_the_embeddings(pool: PagePool) -> None:
     session = running(pool, 1, context_len=3, kv_len=2)
     session.context.append_embeds(torch.arange(8.0).reshape(4, 2))
     session.table.reserve(6)
-    (span,) = ScheduledRow(session, 3).build().embeds
+    (span,) = row_of(session, 3).build().embeds
     assert span.start == 1
     assert span.embeds.tolist() == [[0, 1], [2, 3]]
 
@@ -303,3 +309,61 @@ def test_every_turn_ends_in_a_pool_that_holds_one_context(
                 row.session.table.truncate(0)
         num_steps += 1
         assert num_steps <= 40 * len(turns) ** 2, "no progress"
+
+
+# ---- the step behind one that is under way -------------------------------------------------------------------------
+
+
+def follow(pool: PagePool, sessions: Sequence[Session], rows: Sequence[ScheduledRow]) -> list[ScheduledRow]:
+    return make_scheduler(64, TiersDriver(pool)).follow(rows, sessions)
+
+
+def all_of(session: Session) -> ScheduledRow:
+    """The row with all that a session's turn has to compute."""
+    assert session.table.reserve(len(session.context))
+    return row_of(session, session.num_pending)
+
+
+def test_what_follows_is_a_token_that_nobody_knows_yet(pool: PagePool) -> None:
+    session = running(pool, 1, context_len=8, kv_len=3, max_tokens=2)
+    (following,) = follow(pool, [session], [all_of(session)])
+    row = following.build()
+    assert (list(row.token_ids), row.position, row.wants_logits) == ([UNKNOWN_ID], 8, True)
+    assert len(row.pages) == 3
+    assert len(session.context) == 8
+    assert session.table.kv_len == 3
+
+
+def test_a_turn_that_ends_with_this_step_is_followed_by_nothing(pool: PagePool) -> None:
+    ends, appends, goes_on = (running(pool, n, 8, 7, max_tokens=n) for n in (1, 0, 2))
+    appends.context.append_ids([9])
+    rows = [row_of(appends, 1), all_of(ends), all_of(goes_on)]
+    assert [row.turn for row in follow(pool, [ends, appends, goes_on], rows)] == [goes_on.running]
+
+
+def test_nothing_follows_where_somebody_would_miss_a_step(pool: PagePool) -> None:
+    session, other = running(pool, 1, 8, 7, max_tokens=9), running(pool, 2, 8, max_tokens=9)
+    rows = [all_of(session)]
+    assert follow(pool, [session], rows)
+    assert not follow(pool, [session, other], rows), "it is not in the step"
+    assert not follow(pool, [session, other], [*rows, row_of(other, 4)]), "it has more of its input to compute"
+    other.running = make_turn(max_tokens=1)
+    assert follow(pool, [session, other], [*rows, all_of(other)])
+    other.queued.append(make_turn())
+    assert not follow(pool, [session, other], [*rows, all_of(other)]), "its next turn begins"
+
+
+def test_nothing_follows_from_a_turn_that_has_ended(pool: PagePool) -> None:
+    session = running(pool, 1, 8, 7, max_tokens=9)
+    rows = [all_of(session)]
+    session.running = make_turn(max_tokens=9)
+    assert not follow(pool, [session], rows)
+
+
+def test_nothing_follows_where_a_page_would_have_to_be_taken_from_somebody() -> None:
+    pool = PagePool(3, PAGE_SIZE)
+    session, parked = running(pool, 1, 8, 7, max_tokens=9), make_session(pool, 2, context_len=5, kv_len=4)
+    rows = [all_of(session)]
+    assert not follow(pool, [session], rows)
+    parked.table.truncate(0)
+    assert follow(pool, [session], rows)

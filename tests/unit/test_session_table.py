@@ -248,6 +248,15 @@ def test_a_parked_session_without_pages_has_nothing_to_give(table: SessionTable,
     assert table.parked_longest() is None
 
 
+def test_a_parked_session_keeps_no_page_for_a_token_that_never_came(table: SessionTable, pool: PagePool) -> None:
+    session = make_session(pool, context_len=5, kv_len=4)
+    table.add(session)
+    session.table.reserve(5)
+    num_free = pool.num_free
+    table.park(session)
+    assert pool.num_free == num_free + 1
+
+
 def test_parking_twice_does_not_make_a_session_younger(table: SessionTable, pool: PagePool) -> None:
     """A turn that was refused parks its session again; that is no use of it."""
     first, second = (make_session(pool, session_id, context_len=9, kv_len=8) for session_id in range(2))

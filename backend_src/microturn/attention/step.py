@@ -44,6 +44,30 @@ class PagedStep:
         (at,) = moved_by.nonzero()
         return at, moved_by[at]
 
+    def apart(self) -> tuple[Self, Self]:
+        """The sinks that have moved, for the queries that `moved_queries` names, and what else the rows see."""
+        has_moved, nums_pages = self.num_sinks > 0, np.diff(self.page_indptr)
+        nums_sink_pages = self.num_sinks // self.page_size
+        index_in_row = np.arange(len(self.page_ids)) - np.repeat(self.page_indptr[:-1], nums_pages)
+        is_sink = index_in_row < np.repeat(nums_sink_pages, nums_pages)
+        unmoved = np.zeros_like(self.num_sinks)
+        sinks = replace(
+            self,
+            query_indptr=_indptr(np.diff(self.query_indptr)[has_moved]),
+            context_len=self.num_sinks[has_moved],
+            page_indptr=_indptr(nums_sink_pages[has_moved]),
+            page_ids=self.page_ids[is_sink],
+            num_sinks=unmoved[has_moved],
+        )
+        others = replace(
+            self,
+            context_len=self.context_len - self.num_sinks,
+            page_indptr=_indptr(nums_pages - nums_sink_pages),
+            page_ids=self.page_ids[~is_sink],
+            num_sinks=unmoved,
+        )
+        return sinks, others
+
     @classmethod
     def plan(cls, batch: Batch, page_size: int, kind: int = 0, num_groups: int = 1) -> list[Self]:
         """Lays out a batch for each group of a kind of layers: they differ in `page_ids` and `slots` alone.
@@ -77,3 +101,8 @@ class PagedStep:
             first_group,
             *(replace(first_group, page_ids=page_ids[group], slots=np.concatenate(slots[group])) for group in others),
         ]
+
+
+def _indptr(lengths: NDArray[np.int32]) -> Int32Array:
+    """Where rows of such lengths begin and end."""
+    return np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)

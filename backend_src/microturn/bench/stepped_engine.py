@@ -169,6 +169,8 @@ class _Raising:
 class _StandIn:
     """A runner that computes nothing (see `Runner`)."""
 
+    is_asynchronous = False
+
     def __init__(self, runner: Runner) -> None:
         self.vocab_size = runner.vocab_size
         self.hidden_size = runner.hidden_size

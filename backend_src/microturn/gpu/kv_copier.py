@@ -110,13 +110,13 @@ class StreamCopier:
         device = tensors[0].device
         bytes_per_page = sum(part.num_bytes for part in parts_of(tensors))
         block_bytes = max(_LEAST_BLOCK_BYTES, _power_of_two(_PAGES_PER_BLOCK * bytes_per_page))
-        staged_bytes = min(_STAGED_BYTES, int(_STAGED_SHARE * sum(tensor.nbytes for tensor in tensors)))
+        each_way_bytes = staged_bytes(sum(tensor.nbytes for tensor in tensors)) // 2
         return cls(
             tensors,
             CudaCopyStream(device),
             CudaCopyStream(device),
             pages_per_block=block_bytes // bytes_per_page,
-            num_staged=max(1, staged_bytes // block_bytes),
+            num_staged=max(1, each_way_bytes // block_bytes),
         )
 
     def new_image(self, num_pages: int) -> KVImage:
@@ -189,6 +189,11 @@ class StreamCopier:
     def _new_buffer(self, num_bytes: int) -> Tensor:
         buffer = torch.empty(self._block_bytes, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
         return buffer[:num_bytes]
+
+
+def staged_bytes(num_bytes: int) -> int:
+    """What is staged on the GPU, both ways, of a cache of so many bytes: a block each way at least."""
+    return 2 * min(_STAGED_BYTES, int(_STAGED_SHARE * num_bytes))
 
 
 def _copy_blocks(sources: Sequence[Tensor] | Tensor, targets: Sequence[Tensor] | Tensor) -> None:

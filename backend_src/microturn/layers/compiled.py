@@ -126,4 +126,4 @@ class CompiledLayer:
 
 
 def _norm(norm: RMSNorm | None) -> _Norm:
-    return (np.empty(0, np.float32), np.float32(0)) if norm is None else (norm.gain, norm.eps)
+    return (np.empty(0, np.float32), np.float32(0)) if norm is None else norm.arrays

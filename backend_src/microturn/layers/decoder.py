@@ -61,8 +61,8 @@ class FusedDecoder:
 
     @classmethod
     def of(cls, model: PreTrainedModel, shapes: Sequence[LayerShape], products: Products = Linear) -> Self | None:
-        """A decoder of the model, or None for an architecture that we do not know or where Numba lacks."""
-        if native.unavailable_reason() is not None or not is_known(model, shapes):
+        """A decoder of a float32 model, or None for an architecture that we do not know or where Numba lacks."""
+        if model.dtype != torch.float32 or native.unavailable_reason() is not None or not is_known(model, shapes):
             return None
         return cls(model, shapes, products)
 

@@ -1,4 +1,4 @@
-"""Matrix products over weights that the transformers model keeps using: one copy in memory, two kernels."""
+"""Matrix products over weights that the transformers model keeps using: one copy in memory."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Product(Protocol):
         ...
 
 
-class Linear:
-    """A `Product` in float32.
+class TorchLinear:
+    """A `Product` by torch, of any type and on any device.
 
     Args:
         weight: [out, in].
@@ -44,7 +44,6 @@ class Linear:
         self.num_bytes = weight.nbytes
         self.weight = weight
         self.bias = bias
-        self._weight_array = weight.numpy() if few_rows.fits(weight) else None
 
     @classmethod
     def fused(cls, modules: Sequence[nn.Linear]) -> Self:
@@ -60,6 +59,20 @@ class Linear:
     def of(cls, module: nn.Linear) -> Self:
         """The product of one module, over its own weight."""
         return cls(module.weight.detach(), None if module.bias is None else module.bias.detach())
+
+    def __call__(self, x: Tensor, out: Tensor) -> Tensor:
+        """See `Product`."""
+        if self.bias is None:
+            return torch.mm(x, self.weight.t(), out=out)
+        return torch.addmm(self.bias, x, self.weight.t(), out=out)
+
+
+class Linear(TorchLinear):
+    """A `Product` in float32 on a CPU, with a kernel of our own for few rows."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__(weight, bias)
+        self._weight_array = weight.numpy() if few_rows.fits(weight) else None
 
     def __call__(self, x: Tensor, out: Tensor) -> Tensor:
         """See `Product`."""
@@ -92,5 +105,5 @@ def stacked(modules: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
     weight = torch.cat([module.weight.detach() for module in modules])
     if all(module.bias is None for module in modules):
         return weight, None
-    biases = [torch.zeros(module.out_features) if module.bias is None else module.bias for module in modules]
+    biases = [weight.new_zeros(module.out_features) if module.bias is None else module.bias for module in modules]
     return weight, torch.cat([bias.detach() for bias in biases])

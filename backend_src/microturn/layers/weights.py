@@ -20,14 +20,14 @@ from transformers import PreTrainedModel
 from microturn.layer_groups import LayerShape
 from microturn.layers import kernels
 from microturn.layers.int8_linear import Int8Linear
-from microturn.layers.linear import Linear, Product
+from microturn.layers.linear import Product, TorchLinear
 from microturn.rotary import Rotary
 
 # A module of transformers: its attributes have no types that a checker could follow.
 _Module = Any
 
 # In what the weights of linear modules are kept.
-Products = type[Linear] | type[Int8Linear]
+Products = type[TorchLinear] | type[Int8Linear]
 
 _LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 _SANDWICH_LAYER = _LAYER | {"pre_feedforward_layernorm", "post_feedforward_layernorm"}
@@ -45,21 +45,26 @@ class RMSNorm:
     """
 
     def __init__(self, gain: Tensor, eps: float) -> None:
-        self.gain = gain.numpy()
-        self.eps = np.float32(eps)
+        self.gain = gain
+        self.eps = eps
 
     @classmethod
     @torch.no_grad()
     def of(cls, module: _Module) -> Self:
         """Reads a module's gain as the module applies it: some families store it less one."""
         eps = float(getattr(module, "variance_epsilon", None) or module.eps)
-        gain: Tensor = module(torch.ones(module.weight.shape)) * (1 + eps) ** 0.5
+        gain: Tensor = module(torch.ones(module.weight.shape, device=module.weight.device)) * (1 + eps) ** 0.5
         return cls(gain, eps)
 
     def __call__(self, x: Tensor, out: Tensor) -> Tensor:
-        """Writes the normed rows of x [rows, width] into out, which may be x itself; both contiguous."""
-        kernels.rms_norm(x.numpy(), self.gain, self.eps, out.numpy())
+        """Writes the normed rows of x [rows, width] into out, which may be x itself; float32, contiguous, on a CPU."""
+        kernels.rms_norm(x.numpy(), *self.arrays, out.numpy())
         return out
+
+    @property
+    def arrays(self) -> tuple[NDArray[np.float32], np.float32]:
+        """Gain and eps, as kernels take them."""
+        return self.gain.numpy(), np.float32(self.eps)
 
 
 @dataclass(frozen=True)
@@ -106,13 +111,15 @@ class DecoderLayer:
 
     @property
     def head_norms(self) -> tuple[NDArray[np.float32] | None, NDArray[np.float32] | None, np.float32]:
-        """Gains of query and key heads, None where they are not normed, and the norms' eps."""
-        q, k = self.q_norm, self.k_norm
-        return None if q is None else q.gain, None if k is None else k.gain, np.float32(0) if q is None else q.eps
+        """Gains of query and key heads, None where they are not normed, and the norms' eps, as kernels take them."""
+        if self.q_norm is None or self.k_norm is None:
+            return None, None, np.float32(0)
+        (q_gain, eps), (k_gain, _) = self.q_norm.arrays, self.k_norm.arrays
+        return q_gain, k_gain, eps
 
     @classmethod
     def of(cls, module: _Module, shape: LayerShape, kind: str | None, products: Products) -> Self:
-        """Fuses a layer that `is_known`; the module goes on working, in float32 over the same memory."""
+        """Fuses a layer that `is_known`; the module goes on working, over the same memory where products share it."""
         attention, feed_forward = module.self_attn, module.mlp
         is_sandwich = _children(module) == _SANDWICH_LAYER
         is_normed = _children(attention) == _NORMED_ATTENTION
@@ -138,7 +145,7 @@ class DecoderLayer:
 
 def is_known(model: PreTrainedModel, shapes: Sequence[LayerShape]) -> bool:
     """Whether a causal LM consists of what we can read, and of nothing else."""
-    if _children(model) != {"model", "lm_head"} or any(tensor.dtype != torch.float32 for tensor in model.parameters()):
+    if _children(model) != {"model", "lm_head"} or len({tensor.dtype for tensor in model.parameters()}) > 1:
         return False
     decoder = model.model
     return (

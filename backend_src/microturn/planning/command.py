@@ -31,7 +31,9 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         "--model", default="smollm2-135m", help="a directory, a config.json, or a shape that has a name (%(default)s)"
     )
     parser.add_argument("--weights", choices=["float32", "bfloat16", "int8"], help="(bfloat16; measured: int8)")
-    parser.add_argument("--kv-dtype", choices=["float32", "bfloat16", "int8"], help="(bfloat16; measured: float32)")
+    parser.add_argument(
+        "--kv-dtype", choices=["float32", "bfloat16", "float8", "int8"], help="(bfloat16; measured: float32)"
+    )
     parser.add_argument("--context", type=count, default=4000, metavar="TOKENS", help="of each session (%(default)s)")
     parser.add_argument("--beat-ms", type=positive, default=200.0, help="between two turns of a session (%(default)g)")
     parser.add_argument("--input", type=count, default=4, metavar="TOKENS", help="per turn (%(default)s)")

@@ -84,7 +84,7 @@ class ModelShape:
         """Pages that a session of so many tokens takes between two turns.
 
         Args:
-            kv_dtype: `float32`, `bfloat16` or `int8`.
+            kv_dtype: one of `KV_DTYPES`.
             context_len: tokens.
             page_size: tokens in a page.
             window_slack: tokens that layers with a window of their own keep beyond it, so that a session can be cut.

@@ -93,9 +93,11 @@ class Tiers:
         self._forecast = Forecast()
         self._expected: dict[Session, None] = {}
         self._for_turns = self._for_later = CopyBudget(0, 1)
-        # Copies under way for which no turn waits; and whether a session waits for its own.
+        # Copies under way for which no turn waits; whether a session waits for its own; and as of the last step's end,
+        # whether something is to be seen as soon as a copy has arrived.
         self._later: set[Transfer] = set()
         self._is_waiting = False
+        self._looks_again = False
         self._has_more = False
 
     # ---- each step -----------------------------------------------------------------------------------------------
@@ -122,7 +124,8 @@ class Tiers:
         if self.storage.is_there:
             self._restore_expected()
             self._save_parked()
-        return self._has_more and not self._is_under_way
+        self._looks_again = bool(self._later) or self._is_waiting
+        return self._has_more and not self._looks_again
 
     def check_integrity(self) -> None:
         """Asserts that every copy belongs to as many sessions as it says."""
@@ -134,12 +137,7 @@ class Tiers:
     @property
     def next_s(self) -> float | None:
         """When there is something to do again though nobody comes, by the engine's clock."""
-        return self._clock() + _LOOK_AGAIN_S if self._is_under_way else self._forecast.next_s
-
-    @property
-    def _is_under_way(self) -> bool:
-        """Whether something is there to be seen as soon as a copy has arrived."""
-        return bool(self._later) or self._is_waiting
+        return self._clock() + _LOOK_AGAIN_S if self._looks_again else self._forecast.next_s
 
     # ---- pages for turns -----------------------------------------------------------------------------------------
 

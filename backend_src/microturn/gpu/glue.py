@@ -1,0 +1,84 @@
+"""What a decoder layer does between its products and its attention, each a single pass over memory when compiled.
+
+Plain torch functions of any type and device. On a GPU torch.compile makes one kernel of each (`Glue.compiled`); on a
+CPU they run as they stand, so that the same lines are tested there. Sums and angles are float32 whatever the type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+# Kernels of one function that torch makes before it gives up: three for every model that a process loads.
+_MOST_VARIANTS = 64
+
+# What a norm is made of: its gain, float32 [width], and its eps. None stands for no norm.
+Norm = tuple[Tensor, float]
+
+
+def rms_norm(x: Tensor, norm: Norm) -> Tensor:
+    """Root mean square norm (Zhang and Sennrich, 2019) over the last axis."""
+    gain, eps = norm
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * gain).to(x.dtype)
+
+
+def add_and_norm(hidden: Tensor, block: Tensor, block_norm: Norm | None, next_norm: Norm) -> tuple[Tensor, Tensor]:
+    """Adds what a block gives [tokens, hidden], normed where there is a norm; and the sum normed for the next block."""
+    hidden = hidden + (block if block_norm is None else rms_norm(block, block_norm))
+    return hidden, rms_norm(hidden, next_norm)
+
+
+def split_heads(
+    qkv: Tensor, q_norm: Norm | None, k_norm: Norm | None, cos: Tensor, sin: Tensor, num_heads: int, num_kv_heads: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Takes one projection apart into heads; queries and keys are normed, where there are norms, and rotated.
+
+    Args:
+        qkv: [tokens, heads + 2 * kv_heads, head_dim], the query heads first.
+        q_norm: of each query head; `k_norm` likewise.
+        cos: float32 [tokens, head_dim] of rotary embeddings (Su et al., 2021), pairs half a head apart; `sin` likewise.
+        num_heads: query heads.
+        num_kv_heads: key heads, and value heads.
+
+    Returns:
+        [tokens, heads, head_dim] and twice [tokens, kv_heads, head_dim], contiguous.
+    """
+    q, k, v = torch.split(qkv, [num_heads, num_kv_heads, num_kv_heads], dim=1)
+    q = q if q_norm is None else rms_norm(q, q_norm)
+    k = k if k_norm is None else rms_norm(k, k_norm)
+    return _rotate(q, cos, sin), _rotate(k, cos, sin), v.contiguous()
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.float().chunk(2, dim=-1)
+    (first_cos, second_cos), (first_sin, second_sin) = (part[:, None].chunk(2, dim=-1) for part in (cos, sin))
+    turned = (first * first_cos - second * first_sin, second * second_cos + first * second_sin)
+    return torch.cat(turned, dim=-1).to(x.dtype)
+
+
+def gate(gate_up: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
+    """The gate [tokens, width], activated, times what lies behind it."""
+    given, up = gate_up.chunk(2, dim=-1)
+    return activation(given) * up
+
+
+@dataclass(frozen=True)
+class Glue:
+    """These functions as a decoder calls them."""
+
+    rms_norm: Callable[[Tensor, Norm], Tensor] = rms_norm
+    add_and_norm: Callable[[Tensor, Tensor, Norm | None, Norm], tuple[Tensor, Tensor]] = add_and_norm
+    split_heads: Callable[..., tuple[Tensor, Tensor, Tensor]] = split_heads
+    gate: Callable[[Tensor, Callable[[Tensor], Tensor]], Tensor] = gate
+
+    @classmethod
+    def compiled(cls) -> Self:
+        """One kernel each, made at the first calls: for the first number of tokens, for one token, and for any."""
+        torch._dynamo.config.recompile_limit = _MOST_VARIANTS
+        functions: list[Any] = [torch.compile(plain) for plain in (rms_norm, add_and_norm, split_heads, gate)]
+        return cls(*functions)

@@ -1,0 +1,106 @@
+"""Runs batches on a GPU: steps are enqueued, and small ones replayed from graphs.
+
+Where FlashInfer cannot serve a model torch attends: right, and slow. Nothing is captured then, nor where the layers are
+transformers' own, nor for a step with sinks that have moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+from microturn import rotary
+from microturn.batch import Batch
+from microturn.gpu.decoder import TorchDecoder
+from microturn.gpu.flashinfer_attention import AttentionShape, FlashInferAttention, new_workspace
+from microturn.gpu.graphs import StepGraph, StepSize
+from microturn.kv_tensors import KVTensors
+from microturn.layer_groups import LayerShape
+from microturn.layers.decoder import Attention
+from microturn.runner import ModelRunner, positions_of, wanted_of
+from microturn.upload import upload
+
+
+class GpuRunner(ModelRunner):
+    """A `ModelRunner` that returns while its work is under way.
+
+    Args:
+        model: on its device, in its type.
+        kv: the pages, on the same; the last one is nobody's.
+        layers: what each layer keeps.
+        decoder: the model's layers as ours; None runs transformers' own.
+        has_flashinfer: whether FlashInfer attends, or torch.
+        max_tokens: that a step computes.
+        accepts_embeds: what the probe found (see `Runner`); `no_window_reason` likewise.
+    """
+
+    is_asynchronous = True
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        kv: KVTensors,
+        layers: Sequence[LayerShape],
+        *,
+        decoder: TorchDecoder | None,
+        has_flashinfer: bool,
+        max_tokens: int,
+        accepts_embeds: bool = True,
+        no_window_reason: str | None = None,
+    ) -> None:
+        super().__init__(
+            model,
+            kv,
+            use_native=False,
+            decoder=decoder,
+            accepts_embeds=accepts_embeds,
+            no_window_reason=no_window_reason,
+        )
+        num_heads = int(model.config.get_text_config().num_attention_heads)
+        self._shape = AttentionShape(layers, num_heads, model.dtype, rotary.installed(model))
+        self._attention: FlashInferAttention | None = None
+        if has_flashinfer:
+            self._workspace = new_workspace(kv.device)
+            self._attention = FlashInferAttention(self._shape, kv, self._workspace, max_tokens)
+        self._graphs: dict[StepSize, StepGraph] = {}
+
+    @torch.inference_mode()
+    def capture(self, sizes: Iterable[StepSize], max_context: int) -> None:
+        """Captures passes of these sizes, the largest first, for sessions of so many tokens; see above when not."""
+        if self.decoder is None or self._attention is None:
+            return
+        pool = torch.cuda.graph_pool_handle()
+        pages_per_row = -(-max_context // self.kv.page_size)
+        for size in tqdm(sorted(sizes, reverse=True), desc="capturing CUDA graphs", unit="graph", leave=False):
+            attention = FlashInferAttention(
+                self._shape, self.kv, self._workspace, size.num_tokens, size.num_rows, size.num_rows * pages_per_row
+            )
+            embeddings = self._embed(Batch([], torch.zeros(size.num_tokens, dtype=torch.int64, device=self.kv.device)))
+            self._graphs[size] = StepGraph(self.decoder, attention, self.kv, size, embeddings, pool)
+
+    @torch.inference_mode()
+    def run(self, batch: Batch) -> Tensor:
+        """See `Runner.run`."""
+        graph = self._graph_for(batch)
+        if graph is None:
+            return super().run(batch)
+        device = self.kv.device
+        positions, wanted = upload(positions_of(batch), device), upload(wanted_of(batch), device)
+        return graph.replay(batch, self._embed(batch), positions, wanted)
+
+    def _graph_for(self, batch: Batch) -> StepGraph | None:
+        """The smallest that holds a batch, if there is one."""
+        if any(row.num_sinks and row.num_evicted for row in batch.rows):
+            return None
+        size = min((size for size in self._graphs if size.holds(batch)), default=None)
+        return None if size is None else self._graphs[size]
+
+    def _attend(self, batch: Batch) -> Attention:
+        if self._attention is None:
+            return super()._attend(batch)
+        self._attention.plan(batch)
+        return self._attention

@@ -1,0 +1,34 @@
+"""The runner of GPUs for tests, on any device: with `--device cuda` all oracles go through it."""
+
+from __future__ import annotations
+
+import torch
+from transformers import PreTrainedModel
+
+from microturn.gpu.decoder import TorchDecoder
+from microturn.gpu.runner import GpuRunner
+from microturn.kv_tensors import KVTensors
+from microturn.layer_groups import LayerGroups
+from microturn.runner import trace_layers
+
+
+def gpu_runner(
+    model: PreTrainedModel,
+    *,
+    num_pages: int = 512,
+    page_size: int = 16,
+    kv_dtype: torch.dtype | None = None,
+    has_flashinfer: bool = False,
+    max_tokens: int = 1024,
+) -> GpuRunner:
+    """A runner over a model where it lies and in its type, with a pool of its own.
+
+    Args:
+        num_pages: for each group of its layers.
+        kv_dtype: of the pages; None is that of the model.
+    """
+    layers = trace_layers(model)
+    groups = LayerGroups.of(layers)
+    kv = KVTensors(layers, groups.num_groups * num_pages + 1, page_size, kv_dtype or model.dtype, model.device, groups)
+    decoder = TorchDecoder.of(model, layers)
+    return GpuRunner(model, kv, layers, decoder=decoder, has_flashinfer=has_flashinfer, max_tokens=max_tokens)
