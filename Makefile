@@ -13,7 +13,7 @@ export GOMP_SPINCOUNT ?= 10000
 .DEFAULT_GOAL := help
 .PHONY: help setup model demo serve gateway test test-unit test-oracles test-e2e check check-deploy deploy-tools image-test clean \
 	bench-overhead bench-turns bench-beat bench-peers llama-server bench-engine bench-prefixes bench-endless bench-kv \
-	bench-weights bench-parked bench-client bench-telemetry bench-plan fleet soak load load-ui capacity
+	bench-weights bench-parked bench-client bench-telemetry bench-plan gpu-report fleet soak load load-ui capacity
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -115,6 +115,9 @@ bench-client: setup  ## what the client library costs: 200 sessions on the beat 
 
 bench-plan: model  ## what `microturn plan --measure` says of this machine, and what the real server then does
 	@$(BIN)/python -m load_tests.bench plan $(ARGS)
+
+gpu-report: setup  ## on a GPU: its tests, and the engine against the card's memory; ARGS='--shapes llama-3.1-8b …'
+	@PYTHON=$(BIN)/python tests/gpu/report.sh $(ARGS)
 
 fleet: setup  ## simulate up to 1,000,000 sessions over replicas that are lost and come back; ARGS='--headroom 0.4 …'
 	@$(BIN)/python -m load_tests.fleet $(ARGS)

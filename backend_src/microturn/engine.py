@@ -211,16 +211,18 @@ class Engine:
         Returns:
             Whether anything is left to compute.
         """
-        self._tiers.begin_step()
         has_run = self._flight is not None
         if self._flight is not None:
             self._finish(self._flight)
-        if self._flight is None:
+        is_ahead = self._flight is not None
+        if not is_ahead:
             self._take_posts(block=block and self._can_wait)
             if self._is_stopping:
                 return False
             self._lifecycle.expire_turns()
             self._reap()
+        self._tiers.begin_step()
+        if not is_ahead:
             rows = self._scheduler.schedule(self._lifecycle.running, in_company=len(self._sessions) > 1)
             if rows:
                 has_run = True

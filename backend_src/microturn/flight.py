@@ -26,6 +26,7 @@ from torch import Tensor
 from microturn.batch import Batch
 from microturn.drawn import Drawn, Sampled
 from microturn.scheduler import ScheduledRow
+from microturn.upload import upload
 
 
 @dataclass
@@ -73,6 +74,5 @@ class Flight:
         if len(following) == len(choosing):
             return ids
         place_of = {row.turn: place for place, row in enumerate(choosing)}
-        places = [place_of[row.turn] for row in following]
-        # Slices, since a list of places would have to be copied to the device.
-        return torch.cat([ids[place : place + 1] for place in places])
+        places = torch.tensor([place_of[row.turn] for row in following])
+        return ids[upload(places, ids.device)]

@@ -66,7 +66,7 @@ def load_engine(settings: Settings) -> Engine:
     device = _device(settings.device)
     loaded = cpu_loading.load(settings) if device.type == "cpu" else _load_on_gpu(settings, device)
     model_text = ModelText.from_directory(Path(settings.model_dir))
-    pace = _warm_up(loaded.runner, settings.max_batch_tokens, loaded.max_context)
+    pace = warm_up(loaded.runner, settings.max_batch_tokens, loaded.max_context)
     engine = Engine(
         settings,
         loaded.runner,
@@ -126,7 +126,7 @@ def _open_snapshots(settings: Settings) -> SnapshotDirectory | None:
     return snapshots
 
 
-def _warm_up(model_runner: runner.ModelRunner, max_batch_tokens: int, max_context: int) -> Pace:
+def warm_up(model_runner: runner.ModelRunner, max_batch_tokens: int, max_context: int) -> Pace:
     """Runs the shapes that the first turns will have: kernels are compiled and memory is touched before, not then.
 
     Returns:

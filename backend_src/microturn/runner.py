@@ -165,6 +165,11 @@ def load_model(
         # Weights come as a mapping of the file. The kernel may drop such pages and read them again in the middle of a
         # turn: seen as turns of many seconds after a pause. Memory of our own stays.
         parameter.data = parameter.data.to(device, copy=True)
+    return prepare_model(model, device)
+
+
+def prepare_model(model: PreTrainedModel, device: torch.device | str) -> PreTrainedModel:
+    """Puts a model that was built with our attention on its device, with angles that stay exact, for inference."""
     model.to(device)
     rotary.install(model)
     return model.eval()

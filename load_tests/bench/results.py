@@ -13,14 +13,15 @@ from microturn.bench.table import print_table as print_table
 RESULTS_DIR = Path(__file__).parent / "results"
 
 
-def write_result(name: str, result: Mapping[str, object]) -> Path:
-    """Writes `results/<name>.json`.
+def write_result(name: str, result: Mapping[str, object], directory: Path | None = None) -> Path:
+    """Writes `<name>.json` into a directory; None is `RESULTS_DIR`.
 
     Returns:
         Its path.
     """
-    RESULTS_DIR.mkdir(exist_ok=True)
-    path = RESULTS_DIR / f"{name}.json"
+    directory = directory or RESULTS_DIR
+    directory.mkdir(exist_ok=True)
+    path = directory / f"{name}.json"
     path.write_text(json.dumps({"about": about(), **result}, indent=1) + "\n")
     return path
 

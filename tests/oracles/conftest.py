@@ -11,6 +11,9 @@ from support import models
 @pytest.fixture(scope="session", params=["grouped_heads", "sliding_window", "llama", "biases", "own_fusion", "int8"])
 def tiny_model(request: pytest.FixtureRequest, device: str) -> PreTrainedModel:
     """A tiny random model; the parameter is its shape, or `int8`."""
-    if request.param == "int8" and device != "cpu":
+    model = getattr(models, request.param)()
+    if device == "cpu":
+        return model
+    if request.param == "int8":
         pytest.skip("8-bit weights are for a CPU")
-    return getattr(models, request.param)().to(device)
+    return model.to(device)

@@ -15,7 +15,9 @@ from microturn.attention.paged import PagedAttention
 from microturn.attention.step import PagedStep
 from microturn.batch import Batch
 from microturn.errors import InternalError
+from microturn.flight import Flight
 from microturn.runner import ModelRunner
+from support.driver import asynchronous_runner
 from support.models import VOCAB_SIZE
 from support.oracle import check_incremental
 from support.paths import PATHS
@@ -107,6 +109,16 @@ def test_the_oracle_sees_a_planted_mistake(
     # What is read where nobody wrote may be any bits: at times a pass fails over them before a logit can be wrong.
     with pytest.raises((AssertionError, InternalError)):
         check_incremental(tiny_model, range(VOCAB_SIZE), seed=2, num_sessions=5, new_runner=new_runner)
+
+
+def test_the_oracle_sees_sessions_that_go_on_with_each_others_tokens(
+    tiny_model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mistake that running ahead invites."""
+    original = Flight.ids_of
+    monkeypatch.setattr(Flight, "ids_of", lambda self, following: original(self, following).roll(1))
+    with pytest.raises(AssertionError):
+        check_incremental(tiny_model, range(VOCAB_SIZE), seed=7, num_sessions=8, new_runner=asynchronous_runner)
 
 
 def test_the_oracle_sees_a_window_one_too_long(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,8 +60,8 @@ class FakeRunner:
         vocab_size: int = VOCAB_SIZE,
         accepts_embeds: bool = True,
         window: int | None = None,
-        new_copier: NewCopier = None,
         is_asynchronous: bool = False,
+        new_copier: NewCopier = None,
     ) -> None:
         self.is_asynchronous = is_asynchronous
         self.vocab_size = vocab_size
@@ -177,8 +177,8 @@ class FakeDriver(Driver):
         page_size: int = 4,
         accepts_embeds: bool = True,
         window: int | None = None,
-        new_copier: NewCopier = None,
         is_asynchronous: bool = False,
+        new_copier: NewCopier = None,
         **kwargs: Any,
     ) -> None:
         self.runner = FakeRunner(
@@ -186,8 +186,8 @@ class FakeDriver(Driver):
             page_size=page_size,
             accepts_embeds=accepts_embeds,
             window=window,
-            new_copier=new_copier,
             is_asynchronous=is_asynchronous,
+            new_copier=new_copier,
         )
         super().__init__(self.runner, num_pages=num_pages, page_size=page_size, **kwargs)
 

@@ -435,15 +435,18 @@ class TieredEngineMachine(EngineMachine):
         self.tier_dir = Path(tempfile.mkdtemp())
         return {"disk_tier_dir": str(self.tier_dir), "disk_tier_bytes": 2000}
 
-    @precondition(lambda self: self._is_between_passes)
     @rule(num_parked=st.integers(1, 3), is_running=st.booleans(), pause=pauses)
     def take_pages(self, num_parked: int, is_running: bool, pause: int) -> None:
-        """Sessions lose their pages, as if somebody needed them: those parked longest, and perhaps one that runs."""
-        tiers = self.driver.engine._tiers
+        """Sessions lose their pages, as if somebody needed them: those parked longest, and perhaps one that runs.
+
+        Only who schedules takes pages from one that runs, and that is never while a pass is under way.
+        """
+        engine = self.driver.engine
         for _ in range(num_parked):
-            tiers.reclaim()
-        for session in list(self.driver.engine._lifecycle.running)[: int(is_running)]:
-            tiers.move_out(session)
+            engine._tiers.reclaim()
+        if is_running and engine._flight is None:
+            for session in list(engine._lifecycle.running)[:1]:
+                engine._tiers.move_out(session)
         self._check()
         self._listen(pause)
 
@@ -468,11 +471,6 @@ class TieredEngineMachine(EngineMachine):
             else:
                 file.write_bytes(contents[files[number - 1]])
 
-    @property
-    def _is_between_passes(self) -> bool:
-        """Only then sessions change (see `Engine.step`)."""
-        return self.driver.engine._flight is None
-
     def teardown(self) -> None:
         try:
             super().teardown()
@@ -489,7 +487,7 @@ class LateEngineMachine(TieredEngineMachine):
     def _more_settings(self) -> dict[str, Any]:
         return {**super()._more_settings(), "new_copier": partial(LateCopier, seed=self.seed)}
 
-    @precondition(lambda self: self._is_between_passes and self._coming)
+    @precondition(lambda self: self._coming and self.driver.engine._flight is None)
     @rule(which=choices, pause=pauses)
     def take_pages_on_the_way(self, which: int, pause: int) -> None:
         """A session loses pages into which its KV is being copied."""

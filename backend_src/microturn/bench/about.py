@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import subprocess
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-_PACKAGES = ("microturn", "torch", "transformers", "numba", "nvidia-pytriton")
+_PACKAGES = ("microturn", "torch", "transformers", "numba", "nvidia-pytriton", "flashinfer-python")
 
 
 def about() -> dict[str, object]:
@@ -20,6 +21,7 @@ def about() -> dict[str, object]:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {
             "cpu": _cpu_model(),
+            **_gpu(),
             "cores": len(os.sched_getaffinity(0)),
             "memory_gb": round(psutil.virtual_memory().total / 1e9),
             "load_before": os.getloadavg()[0],
@@ -42,10 +44,25 @@ def _cpu_model() -> str:
     return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
+def _gpu() -> dict[str, object]:
+    """The first GPU that torch sees, if there is one."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return {}
+    of = torch.cuda.get_device_properties(0)
+    return {"gpu": of.name, "gpu_memory_gb": round(of.total_memory / 1e9), "cuda": torch.version.cuda}
+
+
 def _git_state() -> str:
     """Of the sources that run, where they are a checkout."""
-    sources = Path(__file__).parent
+    git = shutil.which("git")
+    if git is None:
+        return "not known: git is missing"
     described = subprocess.run(
-        ["git", "-C", str(sources), "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
+        [git, "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     return described.stdout.strip() or "not a checkout"

@@ -97,8 +97,7 @@ def time_steps(
     times = []
     with tqdm(total=len(rows) * len(context_lens) * len(new_lens), desc="steps", unit="kind", leave=False) as progress:
         for context_len in sorted(context_lens):
-            for session_id in sessions:
-                engine.grow(session_id, context_len)
+            engine.grow(sessions, context_len)
             for num_rows in rows:
                 for num_new in new_lens:
                     if num_new == 1:
@@ -145,13 +144,11 @@ def slopes(times: Sequence[StepTimes], bytes_per_token: int, bandwidth: float) -
 def time_parked(engine: SteppedEngine, num_parked: int, context_len: int) -> Parked:
     """Decode steps of a few sessions, alone and beside parked ones, in alternating rounds."""
     talking, parked = range(1, _PARKED_ROWS + 1), range(_PARKED_ROWS + 1, _PARKED_ROWS + num_parked + 1)
-    for session_id in talking:
-        engine.grow(session_id, context_len)
+    engine.grow(talking, context_len)
     alone, beside = [], []
     for _ in tqdm(range(_PARKED_ROUNDS), desc=f"{num_parked} parked", unit="round", leave=False):
         alone += engine.decode(talking, _NUM_DECODE_STEPS)
-        for session_id in parked:
-            engine.grow(session_id, _PARKED_LEN)
+        engine.grow(parked, _PARKED_LEN)
         beside += engine.decode(talking, _NUM_DECODE_STEPS)
         for session_id in parked:
             engine.end(session_id)

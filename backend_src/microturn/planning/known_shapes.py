@@ -67,6 +67,18 @@ NAMED_CONFIGS: Mapping[str, Mapping[str, Any]] = {
         "num_attention_heads": 64,
         "num_key_value_heads": 8,
     },
+    "qwen3-0.6b": {
+        "model_type": "qwen3",
+        "vocab_size": 151936,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 40960,
+        "tie_word_embeddings": True,
+    },
     "qwen2.5-7b": {
         "model_type": "qwen2",
         "vocab_size": 152064,

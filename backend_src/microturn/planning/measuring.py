@@ -93,8 +93,7 @@ def measure_steps(
         idle_timeout_s=MAX_IDLE_TIMEOUT_S,
     )
     engine = SteppedEngine(load_engine(settings))
-    for session in range(1, most_rows + 1):
-        engine.grow(session, context_len)
+    engine.grow(range(1, most_rows + 1), context_len)
     rounds: dict[tuple[int, int], list[list[float]]] = {(row, new): [] for row in rows for new in (1, num_new)}
     for _ in range(_NUM_ROUNDS):
         for (num_rows, new), timed in rounds.items():

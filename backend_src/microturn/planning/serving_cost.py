@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from microturn.bench.stepped_engine import token_at
+from microturn.bench.grown_sessions import token_at
 from microturn.planning.beat import ServingCost
 from microturn.serve.child import running_server
 from microturn_client import AsyncClient, AsyncSession

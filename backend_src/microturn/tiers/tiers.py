@@ -93,11 +93,9 @@ class Tiers:
         self._forecast = Forecast()
         self._expected: dict[Session, None] = {}
         self._for_turns = self._for_later = CopyBudget(0, 1)
-        # Copies under way for which no turn waits; whether a session waits for its own; and as of the last step's end,
-        # whether something is to be seen as soon as a copy has arrived.
+        # Copies under way for which no turn waits; and whether a session waits for its own.
         self._later: set[Transfer] = set()
         self._is_waiting = False
-        self._looks_again = False
         self._has_more = False
 
     # ---- each step -----------------------------------------------------------------------------------------------
@@ -124,8 +122,7 @@ class Tiers:
         if self.storage.is_there:
             self._restore_expected()
             self._save_parked()
-        self._looks_again = bool(self._later) or self._is_waiting
-        return self._has_more and not self._looks_again
+        return self._has_more and not self._is_under_way
 
     def check_integrity(self) -> None:
         """Asserts that every copy belongs to as many sessions as it says."""
@@ -137,7 +134,12 @@ class Tiers:
     @property
     def next_s(self) -> float | None:
         """When there is something to do again though nobody comes, by the engine's clock."""
-        return self._clock() + _LOOK_AGAIN_S if self._looks_again else self._forecast.next_s
+        return self._clock() + _LOOK_AGAIN_S if self._is_under_way else self._forecast.next_s
+
+    @property
+    def _is_under_way(self) -> bool:
+        """Whether something is there to be seen as soon as a copy has arrived."""
+        return bool(self._later) or self._is_waiting
 
     # ---- pages for turns -----------------------------------------------------------------------------------------
 

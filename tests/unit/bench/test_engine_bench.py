@@ -86,8 +86,7 @@ def test_parked_sessions_are_there_while_they_are_measured_and_gone_afterwards()
 
 def test_a_step_of_another_size_is_no_result() -> None:
     engine, _ = stepped(models.grouped_heads())
-    engine.grow(1, 9)
-    engine.grow(2, 9)
+    engine.grow([1, 2], 9)
     with pytest.raises(RuntimeError, match="a step of 256 tokens"):
         engine.append([1, 2], num_tokens=160, num_steps=1)
 

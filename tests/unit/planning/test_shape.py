@@ -62,7 +62,7 @@ def test_a_tokens_kv_is_what_the_engine_keeps(kv_dtype: str) -> None:
 def test_smollm2_is_as_measured() -> None:
     shape = read_shape("smollm2-135m")
     assert shape.num_params == 134_515_008
-    assert [shape.token_bytes(kv_dtype) for kv_dtype in KV_DTYPES] == [46_080, 23_040, 12_240]
+    assert [shape.token_bytes(kv_dtype) for kv_dtype in KV_DTYPES] == [46_080, 23_040, 11_520, 12_240]
     # `make bench-weights` has counted what the products of a real engine take.
     assert shape.product_bytes("float32") == 537_919_488
     assert shape.product_bytes("int8") == 135_298_560
@@ -90,7 +90,12 @@ def test_layers_with_a_window_keep_what_the_readme_says_of_gemma() -> None:
 
 @pytest.mark.parametrize(
     ("name", "num_params"),
-    [("llama-3.2-1b", 1_235_814_400), ("llama-3.1-70b", 70_553_706_496), ("qwen2.5-7b", 7_615_616_512)],
+    [
+        ("llama-3.2-1b", 1_235_814_400),
+        ("llama-3.1-70b", 70_553_706_496),
+        ("qwen2.5-7b", 7_615_616_512),
+        ("qwen3-0.6b", 596_049_920),
+    ],
 )
 def test_named_shapes_have_as_many_parameters_as_their_authors_say(name: str, num_params: int) -> None:
     assert read_shape(name).num_params == num_params
