@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -88,7 +89,6 @@ class KVImage:
         parts: what a page consists of.
         offsets: where each part begins among the bytes of `contents`.
         buffers: uint8 [bytes], one per block.
-        blocks: per block and part, [pages in the block, *shape]: views of the buffers.
         filling: the copy from pages of the cache that was begun last; the engine's thread alone begins any.
 
     Args:
@@ -112,17 +112,25 @@ class KVImage:
         self.num_bytes = whole.num_bytes
         self.parts = whole.parts
         self.offsets = whole.offsets
-        self.buffers: list[Tensor] = []
-        self.blocks: list[list[Tensor]] = []
         self.filling: Transfer = DONE
         self._order = whole.order
-        for first in range(0, max(1, num_pages), max(1, layout.num_pages)):
-            if new_buffer is None:
-                buffer = torch.empty(layout.num_bytes, dtype=torch.uint8)
-            else:
-                buffer = new_buffer(layout.num_bytes)
-            self.buffers.append(buffer)
-            self.blocks.append(layout.views(buffer, min(layout.num_pages, num_pages - first)))
+        self._layout = layout
+        num_blocks = max(1, -(-num_pages // max(1, layout.num_pages)))
+        if new_buffer is None:
+            new_buffer = partial(torch.empty, dtype=torch.uint8)
+        self.buffers: list[Tensor] = [new_buffer(layout.num_bytes) for _ in range(num_blocks)]
+
+    @cached_property
+    def blocks(self) -> list[list[Tensor]]:
+        """Per block and part, [pages in the block, *shape]: views of the buffers.
+
+        Who moves whole blocks needs none of them: of a large image they are thousands.
+        """
+        room = self._layout.num_pages
+        return [
+            self._layout.views(buffer, min(room, self.num_pages - number * room))
+            for number, buffer in enumerate(self.buffers)
+        ]
 
     def contents(self) -> Iterator[memoryview]:
         """All bytes in their order, piece by piece, to be read or written; waits until copies to here are done."""

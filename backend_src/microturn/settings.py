@@ -64,7 +64,7 @@ class Settings:
         admin_socket: the path of the admin socket; empty is none.
         host_tier_bytes: host memory for the KV of parked sessions that no longer fit the pool; 0 is none, and then it
             is computed again. On a CPU the pool is host memory itself: raise `kv_tokens` first, and this only where
-            `disk_tier_dir` is set.
+            `disk_tier_dir` is set. With a GPU all of it is taken at the start, and cannot be swapped out.
         disk_tier_dir: directory for KV that no longer fits host memory either; empty is none.
         disk_tier_bytes: what the files there may take; 0 is half of what is free at the start.
         log_turns: whether each turn leaves a line in the log, beside those of sessions: ``none``, ``all`` (how it ended

@@ -487,7 +487,7 @@ class LateEngineMachine(TieredEngineMachine):
     def _more_settings(self) -> dict[str, Any]:
         return {**super()._more_settings(), "new_copier": partial(LateCopier, seed=self.seed)}
 
-    @precondition(lambda self: self._coming)
+    @precondition(lambda self: self._coming and self.driver.engine._flight is None)
     @rule(which=choices, pause=pauses)
     def take_pages_on_the_way(self, which: int, pause: int) -> None:
         """A session loses pages into which its KV is being copied."""

@@ -249,12 +249,16 @@ def test_two_sessions_that_each_want_the_whole_pool_go_on_without_computing_twic
     assert counters_of(driver).restored > 0
 
 
+@pytest.mark.parametrize("is_asynchronous", [False, True], ids=["in_step", "ahead"])
 @pytest.mark.parametrize("seed", range(8))
-def test_pages_change_hands_while_copies_are_under_way_and_no_token_is_wrong(tmp_path: Path, seed: int) -> None:
+def test_pages_change_hands_while_copies_are_under_way_and_no_token_is_wrong(
+    tmp_path: Path, seed: int, is_asynchronous: bool
+) -> None:
     """Ten sessions in a pool for two: they come back, are cut, given up, begun anew and pushed out on the way."""
     rng = random.Random(seed)
     tier = {"disk_tier_dir": str(tmp_path), "disk_tier_bytes": 20_000} if seed % 2 else {"host_tier_bytes": 8_000}
-    driver = FakeDriver(num_pages=14, max_context=40, new_copier=partial(LateCopier, seed=seed), **tier)
+    kinds = {"new_copier": partial(LateCopier, seed=seed), "is_asynchronous": is_asynchronous}
+    driver = FakeDriver(num_pages=14, max_context=40, **kinds, **tier)
     histories: dict[int, list[int]] = {}
     for _ in range(80):
         asked = []
@@ -272,7 +276,7 @@ def test_pages_change_hands_while_copies_are_under_way_and_no_token_is_wrong(tmp
                 driver.engine.cancel(turn)
         driver.steps(rng.randrange(3))
         coming = [session for session in driver.engine._sessions if session.stored and session.table.pages]
-        if coming and rng.random() < 0.5:
+        if coming and driver.engine._flight is None and rng.random() < 0.5:
             driver.engine._tiers.move_out(rng.choice(coming))
         driver.run()
         for session_id, before, told, answer, _ in asked:

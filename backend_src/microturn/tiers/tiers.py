@@ -12,8 +12,8 @@ same reason the KV of a running session that must give way goes to host memory t
 give way is dropped, and computed again from the tokens.
 
 A session has left when its pages have been read, and is back when all that it wants has arrived in its pages. What is
-still under way is looked at again in every step, and where no step is made, after a millisecond: that is a hundredth of
-a step of a core, and whoever comes meanwhile is heard, which the engine could not if it waited for the copy.
+still under way is looked at again in every step, and where no step is made, after a millisecond. That costs a few
+hundredths of a core for as long as a copy takes; if the engine waited for the copy, it would hear nobody meanwhile.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Tiers:
         self._expected: dict[Session, None] = {}
         self._for_turns = self._for_later = CopyBudget(0, 1)
         # Copies under way for which no turn waits; and whether a session waits for its own.
-        self._later: list[Transfer] = []
+        self._later: set[Transfer] = set()
         self._is_waiting = False
         self._has_more = False
 
@@ -106,7 +106,7 @@ class Tiers:
         Of what can wait nothing, while the last of it is under way: behind a long row of it turns would wait.
         """
         share = self._kv.share
-        self._later = [transfer for transfer in self._later if not transfer.is_done()]
+        self._later = {transfer for transfer in self._later if not transfer.is_done()}
         self._for_turns = CopyBudget(share.for_turns, share.unit)
         self._for_later = CopyBudget(0 if self._later else share.for_later, share.unit)
         self._is_waiting = False
@@ -243,7 +243,7 @@ class Tiers:
     def _note_later(self, transfer: Transfer) -> None:
         """Something has begun for which no turn waits."""
         if not transfer.is_done():
-            self._later.append(transfer)
+            self._later.add(transfer)
 
     def _free(self, session: Session) -> None:
         session.give_up_pages()
