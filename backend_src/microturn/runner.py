@@ -10,6 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -136,13 +137,15 @@ class ModelRunner:
 
 def positions_of(batch: Batch) -> Tensor:
     """The new tokens' absolute positions, int64 [tokens]."""
-    return torch.cat([torch.arange(row.position, row.position + len(row.token_ids)) for row in batch.rows])
+    num_new = np.fromiter((len(row.token_ids) for row in batch.rows), np.int64)
+    firsts = np.fromiter((row.position for row in batch.rows), np.int64)
+    return torch.from_numpy(np.arange(num_new.sum()) + np.repeat(firsts + num_new - num_new.cumsum(), num_new))
 
 
 def wanted_of(batch: Batch) -> Tensor:
     """Which tokens' logits are asked for, int64 [n]."""
-    ends = torch.tensor([len(row.token_ids) for row in batch.rows]).cumsum(0)
-    return ends[torch.tensor([row.wants_logits for row in batch.rows])] - 1
+    ends = np.cumsum([len(row.token_ids) for row in batch.rows])
+    return torch.from_numpy(ends[[row.wants_logits for row in batch.rows]] - 1)
 
 
 def load_model(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain
+from itertools import chain
 from typing import Self
 
 import numpy as np
@@ -75,31 +75,26 @@ class PagedStep:
         Each row's pages must reach through its last new token.
         """
         rows = batch.rows if kind == 0 else [row.seen_by(kind) for row in batch.rows]
-        slots: list[list[NDArray[np.int64]]] = [[] for _ in range(num_groups)]
-        for row in rows:
-            at, first = np.arange(row.start, row.context_len), row.start // page_size
-            page, offset = at // page_size - first, at % page_size
-            for group in range(num_groups):
-                pages = np.array(row.pages[first * num_groups + group :: num_groups], dtype=np.int64)
-                slots[group].append(pages[page] * page_size + offset)
-        page_ids = [
-            np.fromiter(chain.from_iterable(row.pages[group::num_groups] for row in rows), np.int32)
-            for group in range(num_groups)
-        ]
-        first_group = cls(
-            query_indptr=np.fromiter(accumulate((len(row.token_ids) for row in rows), initial=0), np.int32),
-            context_len=np.fromiter((row.context_len for row in rows), np.int32),
-            page_indptr=np.fromiter(accumulate((len(row.pages) // num_groups for row in rows), initial=0), np.int32),
-            page_ids=page_ids[0],
-            slots=np.concatenate(slots[0]),
-            num_sinks=np.fromiter((row.num_sinks if row.num_evicted else 0 for row in rows), np.int32),
-            num_evicted=np.fromiter((row.num_evicted for row in rows), np.int64),
-            page_size=page_size,
-        )
-        others = range(1, num_groups)
+        num_new = np.fromiter((len(row.token_ids) for row in rows), np.int32)
+        starts = np.fromiter((row.start for row in rows), np.int64)
+        query_indptr = _indptr(num_new)
+        page_indptr = _indptr(np.fromiter((len(row.pages) // num_groups for row in rows), np.int32))
+        pages = np.fromiter(chain.from_iterable(row.pages for row in rows), np.int32).reshape(-1, num_groups)
+        # Where among its row's tokens each new one lies, and which page of all that is.
+        at = np.arange(query_indptr[-1]) + np.repeat(starts - query_indptr[:-1], num_new)
+        written = np.repeat(page_indptr[:-1], num_new) + at // page_size
         return [
-            first_group,
-            *(replace(first_group, page_ids=page_ids[group], slots=np.concatenate(slots[group])) for group in others),
+            cls(
+                query_indptr=query_indptr,
+                context_len=(starts + num_new).astype(np.int32),
+                page_indptr=page_indptr,
+                page_ids=page_ids,
+                slots=page_ids[written].astype(np.int64) * page_size + at % page_size,
+                num_sinks=np.fromiter((row.num_sinks if row.num_evicted else 0 for row in rows), np.int32),
+                num_evicted=np.fromiter((row.num_evicted for row in rows), np.int64),
+                page_size=page_size,
+            )
+            for page_ids in np.ascontiguousarray(pages.T)
         ]
 
 
