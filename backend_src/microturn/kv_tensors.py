@@ -79,9 +79,21 @@ class LayerPages:
             x = x.clamp(-largest, largest)  # beyond it there is no number
         return x.to(dtype), self.scales.new_empty(len(x), 0)
 
+    def put(self, pages: Tensor, offsets: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Writes the keys and values of some tokens where they belong.
+
+        Args:
+            pages: int64 [tokens].
+            offsets: int64 [tokens], places in these pages.
+            keys: floats [tokens, num_kv_heads, head_dim]; `values` likewise.
+        """
+        for part, new in enumerate((keys, values)):
+            elements, self.scales[pages, part, :, offsets] = self.encode(new)
+            _indexable(self.elements)[pages, part, :, offsets] = _indexable(elements)
+
     def decode(self, page_ids: Tensor) -> Tensor:
         """What some pages keep, float32 [pages, 2, num_kv_heads, page_size, head_dim]."""
-        elements = self.elements[page_ids]
+        elements = _indexable(self.elements)[page_ids].view(self.elements.dtype)
         return dequantize(elements, self.scales[page_ids]) if elements.dtype == torch.int8 else elements.float()
 
 
@@ -193,6 +205,11 @@ class KVTensors:
     def _tensors(self) -> list[Tensor]:
         """All that pages consist of; the first axis of each tensor is that of the pages."""
         return [tensor for slot in self._slots for tensor in slot.tensors]
+
+
+def _indexable(elements: Tensor) -> Tensor:
+    """The same memory; not every device picks numbers of 8 bits out of a tensor where these are floats."""
+    return elements.view(torch.uint8) if elements.dtype == torch.float8_e4m3fn else elements
 
 
 def _num_scales(layer: LayerShape, dtype: torch.dtype) -> int:

@@ -140,7 +140,7 @@ def warm_up(model_runner: runner.ModelRunner, max_batch_tokens: int, max_context
             RowPages(list(islice(unused, num_pages * kind.num_groups))) for kind in model_runner.kv.groups.kinds
         )
         batch = Batch([Row([0] * num_tokens, 0, first.pages, others=others)])
-        model_runner.run(batch)
+        model_runner.run(batch).cpu()
         started_s = time.perf_counter()
         model_runner.run(batch).cpu()
         passes.append((num_tokens, time.perf_counter() - started_s))

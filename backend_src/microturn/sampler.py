@@ -17,6 +17,7 @@ from torch import Tensor
 
 from microturn.drawn import Drawn
 from microturn.options import TurnOptions
+from microturn.upload import upload
 
 
 @dataclass(frozen=True)
@@ -91,11 +92,7 @@ def _logprobs(logits: Tensor, ids: Tensor, wanting: Sequence[int]) -> Tensor:
 
 
 def _sent(values: Sequence[Any] | NDArray[np.int64], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
-    """The host's numbers on a device. A GPU fetches them from page-locked memory, and nobody waits for that."""
-    tensor = torch.as_tensor(values, dtype=dtype)
-    if device.type == "cuda":
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
+    return upload(torch.as_tensor(values, dtype=dtype), device)
 
 
 # ---- rows that do not just take the likeliest ----------------------------------------------------------------------

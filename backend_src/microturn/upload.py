@@ -1,4 +1,4 @@
-"""Small arrays from the host to where the model computes, without waiting for what is under way there."""
+"""Numbers from the host to where the model computes, without waiting for what is under way there."""
 
 from __future__ import annotations
 
@@ -11,4 +11,4 @@ def upload(values: Tensor, device: torch.device) -> Tensor:
 
     A GPU reads it by itself, behind what has been enqueued, out of pinned memory that torch keeps until then.
     """
-    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values
+    return (values.pin_memory() if device.type == "cuda" else values).to(device, non_blocking=True)

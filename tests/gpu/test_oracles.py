@@ -5,6 +5,7 @@ In float32 the oracles of every device run here too, exact as on a CPU: `pytest 
 
 from __future__ import annotations
 
+import time
 from itertools import pairwise
 from typing import Any
 
@@ -20,7 +21,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from microturn.batch import Batch, Row
+from microturn.batch import Batch, Row, RowPages
 from microturn.gpu.attention_probe import check_attention
 from microturn.gpu.graphs import step_sizes
 from microturn.gpu.runner import GpuRunner
@@ -64,30 +65,27 @@ def model(request: pytest.FixtureRequest) -> PreTrainedModel:
 
 
 def captured_runner(model: PreTrainedModel, **kwargs: Any) -> GpuRunner:
+    """With few sizes, since each takes a part of a second: for more than four rows or twelve tokens it is eager."""
     runner = gpu_runner(model, has_flashinfer=True, **kwargs)
-    runner.capture(step_sizes(max_rows=16, max_tokens=64), max_context=4096)
+    runner.capture(step_sizes(max_rows=4, max_tokens=12), max_context=4096)
     return runner
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("window", [None, 40])
 @pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
-def test_flashinfer_s_attention_is_torch_s(
-    model: PreTrainedModel, head_dim: int, window: int | None, kv_dtype: torch.dtype
-) -> None:
-    if head_dim != 64:
-        model = build(LlamaForCausalLM, LlamaConfig(**{**_SHAPE, "head_dim": head_dim})).to("cuda", torch.bfloat16)
+def test_flashinfer_s_attention_is_torch_s(head_dim: int, window: int | None, kv_dtype: torch.dtype) -> None:
+    model = build(LlamaForCausalLM, LlamaConfig(**{**_SHAPE, "head_dim": head_dim})).to("cuda", torch.bfloat16)
     check_attention(model, [LayerShape(2, head_dim, window)], torch.bfloat16, kv_dtype)
 
 
 def test_captured_passes_give_what_eager_ones_give(model: PreTrainedModel) -> None:
     captured, eager = captured_runner(model), gpu_runner(model, has_flashinfer=True)
     ids = torch.randint(VOCAB_SIZE, (300,), generator=torch.Generator().manual_seed(0)).tolist()
-    for first, last in pairwise([0, 40, 41, 42, 60, 250, 251, 300]):
+    for first, last in pairwise([0, 40, 41, 42, 50, 250, 251, 255, 300]):
         rows = _rows(captured.kv, ids, first, last)
         got, expected = captured.run(Batch(rows)).clone(), eager.run(Batch(rows))
         assert (got - expected).abs().max() <= BOUND * expected.std()
-    assert len(captured._graphs) > 10
 
 
 def test_padding_changes_nothing(model: PreTrainedModel) -> None:
@@ -106,7 +104,8 @@ def test_padding_changes_nothing(model: PreTrainedModel) -> None:
 def test_any_split_in_any_company_gives_the_logits_of_the_whole(
     model: PreTrainedModel, seed: int, num_sessions: int, kv_dtype: torch.dtype
 ) -> None:
-    spread = float(gpu_runner(model).run(Batch([Row([5], 0, [0])])).std())
+    plain = gpu_runner(model)
+    spread = float(plain.run(Batch(_rows(plain.kv, [5], 0, 1))).std())
     check_incremental(
         model,
         range(VOCAB_SIZE),
@@ -130,20 +129,22 @@ def test_a_turn_that_is_taken_back_leaves_nothing(model: PreTrainedModel) -> Non
 
 def test_no_step_waits_for_the_gpu(model: PreTrainedModel) -> None:
     runner = captured_runner(model)
-    batch = Batch(_rows(runner.kv, list(range(20)), 0, 20))
+    batch = Batch(_rows(runner.kv, list(range(10)), 0, 10))
     runner.run(batch)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda._sleep(10**9)  # half a second
+        started_s = time.perf_counter()
         runner.run(batch)
+        # What torch does not know of would wait for that.
+        assert time.perf_counter() - started_s < 0.1
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
 
 def _rows(kv: KVTensors, ids: list[int], first: int, last: int) -> list[Row]:
     """One row whose pages are in disorder, for models whose layers are of one kind or two."""
-    from microturn.batch import RowPages
-
     num_pages = -(-last // kv.page_size)
     pages = iter(torch.randperm(400, generator=torch.Generator().manual_seed(1)).tolist())
     seen = [RowPages([next(pages) for _ in range(25 * kind.num_groups)]) for kind in kv.groups.kinds]

@@ -6,7 +6,7 @@ import pytest
 from transformers import PreTrainedModel
 
 from support.driver import Driver, model_runner
-from support.models import VOCAB_SIZE
+from support.models import VOCAB_SIZE, grouped_heads
 
 SAMPLING = {"temperature": 0.9, "top_p": 0.95, "top_k": 50, "repetition_penalty": 1.1, "seed": 1234}
 
@@ -17,10 +17,8 @@ def model(request: pytest.FixtureRequest) -> PreTrainedModel:
 
 
 @pytest.fixture(scope="module")
-def tiny_grouped() -> PreTrainedModel:
-    from support.models import grouped_heads
-
-    return grouped_heads()
+def tiny_grouped(device: str) -> PreTrainedModel:
+    return grouped_heads().to(device)
 
 
 def test_seeded_sampling_is_the_same_alone_and_in_company(model: PreTrainedModel) -> None:

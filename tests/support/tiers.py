@@ -45,7 +45,7 @@ def make_kv(
 
 def bits_of(kv: KVTensors, pages: list[int]) -> bytes:
     """All that stands in some pages."""
-    return b"".join(tensor[pages].contiguous().view(torch.uint8).numpy().tobytes() for tensor in kv._tensors)
+    return b"".join(tensor[pages].contiguous().view(torch.uint8).cpu().numpy().tobytes() for tensor in kv._tensors)
 
 
 def contents_of(image: KVImage) -> bytes:

@@ -19,9 +19,7 @@ from microturn.rotary import Rotation
 def append(kv: LayerPages, k: Tensor, v: Tensor, step: PagedStep) -> None:
     """Writes new keys and values, each [tokens, kv_heads, head_dim], into their pages."""
     slots = torch.from_numpy(step.slots).to(k.device)
-    pages, offsets = slots // step.page_size, slots % step.page_size
-    for part, new in enumerate((k, v)):
-        kv.elements[pages, part, :, offsets], kv.scales[pages, part, :, offsets] = kv.encode(new)
+    kv.put(slots // step.page_size, slots % step.page_size, k, v)
 
 
 def attend(

@@ -48,6 +48,7 @@ class GrownSessions:
     def grow(self, session_ids: Sequence[int], context_len: int) -> None:
         """Opens sessions, appends to them without computing, or cuts them back, until each has so many tokens."""
         self.engine.runner = self._stands_in
+        learnt = vars(self.engine._pace).copy()
         for some in (session_ids[first : first + _AT_ONCE] for first in range(0, len(session_ids), _AT_ONCE)):
             for session_id in some:
                 at = self._context_lens.get(session_id)
@@ -57,6 +58,7 @@ class GrownSessions:
                 self._context_lens[session_id] = context_len
             self.run_out()
         self.engine.runner = self._computes
+        vars(self.engine._pace).update(learnt)  # passes of the stand-in say nothing about those of the model
 
     def end(self, session_id: int) -> None:
         """Closes a session."""

@@ -112,11 +112,14 @@ class FlashInferAttention:
         self._groups: dict[tuple[int, int], _Group] = {}
         self._layers: list[tuple[_Writer, _Reader]] = []
         for number, (layer, place) in enumerate(zip(shape.layers, kv.groups.places, strict=True)):
-            group = self._groups.setdefault((place.kind, place.group), _Group(_Writer(kv, max_tokens), {}))
+            key = place.kind, place.group
+            if key not in self._groups:
+                self._groups[key] = _Group(_Writer(kv, max_tokens), {})
+            group = self._groups[key]
             if layer not in group.readers:
                 dtypes = shape.dtype, kv.layers[number].elements.dtype
                 new_kernel = partial(_Kernel, workspace, layer, shape.num_heads, kv.page_size, *dtypes)
-                group.readers[layer] = _Reader(new_kernel, num_rows, max_pages)
+                group.readers[layer] = _Reader(new_kernel, kv.device, num_rows, max_pages)
             self._layers.append((group.writer, group.readers[layer]))
 
     def plan(self, batch: Batch) -> None:
@@ -264,20 +267,26 @@ class _Reader:
     alone, and the two results are merged. Such steps are not captured.
     """
 
-    def __init__(self, new_kernel: Callable[..., _Kernel], num_rows: int | None, max_pages: int) -> None:
+    def __init__(
+        self, new_kernel: Callable[..., _Kernel], device: torch.device, num_rows: int | None, max_pages: int
+    ) -> None:
         self._kernel = new_kernel(num_rows=num_rows, max_pages=max_pages)
         self._new_kernel = new_kernel
+        self._device = device
+        self._is_fixed = num_rows is not None
         self._sinks: _Kernel | None = None
-        self._moved = self._moved_by = torch.empty(0)
+        # The queries that are turned, and by how far.
+        self._moved = self._turned_by = torch.empty(0)
 
     def plan(self, step: PagedStep) -> None:
         moved, moved_by = (torch.from_numpy(part) for part in step.moved_queries())
         if len(moved):
+            assert not self._is_fixed, "sinks that have moved in a captured step"
             self._sinks = self._sinks or self._new_kernel(causal=False)
             sinks, step = step.apart()
             self._sinks.plan(sinks)
         self._kernel.plan(step)
-        self._moved, self._moved_by = moved, moved_by
+        self._moved, self._turned_by = upload(moved, self._device), upload(-moved_by, self._device)
 
     def attend(self, q: Tensor, kv: LayerPages, scale: float, rotation: Callable[[Tensor], Rotation]) -> Tensor:
         if not len(self._moved):
@@ -286,8 +295,8 @@ class _Reader:
 
         assert self._sinks is not None
         out, weight = self._kernel.run_with_weight(q, kv, scale)
-        moved, turn_back = upload(self._moved, q.device), rotation(upload(-self._moved_by, q.device))
-        turned = turn_back(q[moved].float()).to(q.dtype)
+        moved = self._moved
+        turned = rotation(self._turned_by)(q[moved].float()).to(q.dtype)
         out[moved], _ = merge_state(out[moved], weight[moved], *self._sinks.run_with_weight(turned, kv, scale))
         return out
 

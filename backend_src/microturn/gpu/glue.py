@@ -13,9 +13,6 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-# Kernels of one function that torch makes before it gives up: three for every model that a process loads.
-_MOST_VARIANTS = 64
-
 # What a norm is made of: its gain, float32 [width], and its eps. None stands for no norm.
 Norm = tuple[Tensor, float]
 
@@ -79,6 +76,6 @@ class Glue:
     @classmethod
     def compiled(cls) -> Self:
         """One kernel each, made at the first calls: for the first number of tokens, for one token, and for any."""
-        torch._dynamo.config.recompile_limit = _MOST_VARIANTS
+        torch._dynamo.reset()  # widths of another model that was here before would make those of this one variable
         functions: list[Any] = [torch.compile(plain) for plain in (rms_norm, add_and_norm, split_heads, gate)]
         return cls(*functions)

@@ -35,8 +35,8 @@ log = logging.getLogger(__name__)
 
 _DTYPES = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
-# What a captured graph takes besides the memory that all of them share.
-_BYTES_PER_GRAPH = 16 << 20
+# What a captured graph takes besides the memory that all of them share, and what it keeps for its rows.
+_BYTES_PER_GRAPH = 8 << 20
 # Left free for choosing tokens (60 bytes per logit, of 64 rows at most), for allocations that differ from one step to
 # the next, and for the driver.
 _SPARE_BYTES = 2 << 30
@@ -131,14 +131,16 @@ class _Serving:
         """For how many there is memory beside the largest passes: these are captured and run here, over no pages."""
         device, free_before = self.model.device, _free_bytes(self.model.device)
         rehearsal = self.new_runner(0)
-        rehearsal.capture([self.sizes[0], max(size for size in self.sizes if size.is_decode)], max_context)
-        rehearsal.run(nobodys_batch(rehearsal.kv, StepSize(self.settings.max_batch_tokens, 1)))
+        rehearsal.capture({self.sizes[0], max(size for size in self.sizes if size.is_decode)}, max_context)
+        num_rows = min(self.settings.max_sessions, self.settings.max_batch_tokens)
+        rehearsal.run(nobodys_batch(rehearsal.kv, StepSize(self.settings.max_batch_tokens, num_rows)))
         torch.cuda.synchronize(device)
         taken = free_before - torch.cuda.mem_get_info(device)[0]
-        # Each graph keeps its logits, in float32.
-        num_logits = sum(size.num_rows for size in self.sizes) * rehearsal.vocab_size
+        # Each graph keeps for each of its rows logits, in float32, and for each group of layers numbers of pages.
+        num_words = rehearsal.vocab_size + self.groups.num_groups * -(-max_context // self.settings.page_size)
+        kept = len(self.sizes) * _BYTES_PER_GRAPH + sum(size.num_rows for size in self.sizes) * 4 * num_words
         del rehearsal
-        free = _free_bytes(device) - taken - len(self.sizes) * _BYTES_PER_GRAPH - 4 * num_logits - _SPARE_BYTES
+        free = _free_bytes(device) - taken - kept - _SPARE_BYTES
         free -= 2 * staged_bytes_of(free)
         return max(0, free) // (self.groups.num_groups * KVTensors.bytes_per_token(self.groups.slots, self.kv_dtype))
 

@@ -57,7 +57,7 @@ def test_heads_are_split_normed_and_rotated_as_in_transformers(has_norms: bool) 
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler here")
-@pytest.mark.filterwarnings("default::DeprecationWarning")  # torch's own compiler uses what torch deprecates
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own compiler uses what torch deprecates
 def test_torch_compiles_them_for_any_number_of_tokens() -> None:
     plain, compiled = Glue(), Glue.compiled()
     next_norm, head_norm = _norm(48), _norm(HEAD_DIM)
