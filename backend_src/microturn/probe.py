@@ -111,7 +111,7 @@ def check_runner(
 def new_pages(
     layers: Sequence[LayerShape], dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
 ) -> KVTensors:
-    """Pages for two probes, and one that is nobody's."""
+    """Pages for two probes, and one for padding."""
     return KVTensors(layers, 2 * -(-_probe_len(layers) // _PAGE_SIZE) + 1, _PAGE_SIZE, dtype, device)
 
 

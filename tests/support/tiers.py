@@ -24,7 +24,7 @@ from microturn.tiers.tiers import Tiers
 from support.clock import Clock
 from support.driver import Driver
 from support.late_copies import NewCopier
-from support.sessions import make_table
+from support.sessions import make_session, make_table
 
 MODEL = "a model"
 MOVING = (Place.WRITING, Place.READING)
@@ -141,6 +141,14 @@ class TiersDriver(StorageDriver):
         self.sessions.add(session)
         self.sessions.park(session)
         return bits_of(self.kv, session.table.pages)
+
+    def new_parked(self, session_id: int, kv_len: int, *, beat_s: float | None = None) -> Session:
+        """A session that has no turn; with a beat, its next one is due so much later."""
+        session = make_session(self.pool, session_id, context_len=kv_len + 1, kv_len=kv_len)
+        for number in range(4 if beat_s is not None else 0):
+            session.beat.note(self.clock() - (3 - number) * (beat_s or 0))
+        self.park(session)
+        return session
 
     def step(self) -> bool:
         """One step without turns: whether more could be copied at once."""

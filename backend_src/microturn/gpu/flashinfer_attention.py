@@ -6,7 +6,7 @@ until the GPU is full, whatever the number of rows.
 
 Where the number of rows is fixed, the kernels of a step can be captured as a CUDA graph. The batch may be smaller: rows
 that are missing have no queries; tokens that are missing have queries that no plan mentions, whose results mean
-nothing, and their keys go into a page that nobody owns.
+nothing, and their keys go into a page for padding, which no session has.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class FlashInferAttention:
 
     Args:
         shape: of the model.
-        kv: the pages; the last one is nobody's.
+        kv: the pages; the last one is for padding.
         workspace: see `new_workspace`.
         max_tokens: of a step.
         num_rows: of every step, as the kernels see it, so that they can be captured; None where each has its own.
@@ -154,7 +154,7 @@ class _Writer:
     def __init__(self, kv: KVTensors, max_tokens: int) -> None:
         device = kv.device
         self._page_size = kv.page_size
-        self._nobodys_slot = (kv.num_pages - 1) * kv.page_size
+        self._padding_slot = (kv.num_pages - 1) * kv.page_size
         # To FlashInfer the tokens are one sequence, to which each brings the page that it goes to.
         self._pages_and_places = torch.zeros(2, max_tokens, dtype=torch.int32, device=device)
         self._sequence = torch.zeros(max_tokens, dtype=torch.int32, device=device)
@@ -163,7 +163,7 @@ class _Writer:
 
     def plan(self, slots: NDArray[np.int64], num_tokens: int) -> None:
         """Says where the tokens go, those that are missing too."""
-        at = np.full(num_tokens, self._nobodys_slot)
+        at = np.full(num_tokens, self._padding_slot)
         at[: len(slots)] = slots
         pages, offsets = np.divmod(at, self._page_size)
         places = np.arange(num_tokens) * self._page_size + offsets

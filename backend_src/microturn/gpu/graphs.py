@@ -68,7 +68,7 @@ class StepGraph:
     Args:
         decoder: the layers.
         attention: of as many rows and tokens as the size has.
-        kv: the pages; the last one is nobody's.
+        kv: the pages; the last one is for padding.
         size: see `StepSize`.
         hidden: [tokens, hidden], embeddings of any tokens, as many as the size has.
         pool: of memory that all graphs share.
@@ -88,7 +88,7 @@ class StepGraph:
         self._hidden = hidden
         self._positions = torch.zeros(size.num_tokens, dtype=torch.int64, device=device)
         self._wanted = torch.zeros(size.num_rows, dtype=torch.int64, device=device)
-        attention.plan(nobodys_batch(kv, size))
+        attention.plan(padding_batch(kv, size))
         self._run(decoder, attention)  # what is compiled or allocated once is so before the capture
         torch.cuda.synchronize(device)
         self._graph = torch.cuda.CUDAGraph()
@@ -111,14 +111,14 @@ class StepGraph:
         return self._logits[: len(wanted)]
 
 
-def nobodys_batch(kv: KVTensors, size: StepSize) -> Batch:
-    """A batch that fills a size; all of its rows read and write the page that is nobody's."""
+def padding_batch(kv: KVTensors, size: StepSize) -> Batch:
+    """A batch that fills a size; all of its rows read and write the padding page."""
     longest = size.num_tokens - size.num_rows + 1
     nums_tokens: Sequence[int] = [longest, *[1] * (size.num_rows - 1)]
-    return Batch([_nobodys_row(kv, num_tokens) for num_tokens in nums_tokens])
+    return Batch([_padding_row(kv, num_tokens) for num_tokens in nums_tokens])
 
 
-def _nobodys_row(kv: KVTensors, num_tokens: int) -> Row:
+def _padding_row(kv: KVTensors, num_tokens: int) -> Row:
     num_pages = -(-num_tokens // kv.page_size)
     first, *others = (RowPages([kv.num_pages - 1] * (num_pages * kind.num_groups)) for kind in kv.groups.kinds)
     return Row([0] * num_tokens, 0, first.pages, others=others)

@@ -22,7 +22,7 @@ from microturn.gpu import flashinfer_attention
 from microturn.gpu.attention_probe import check_attention
 from microturn.gpu.decoder import TorchDecoder
 from microturn.gpu.glue import Glue
-from microturn.gpu.graphs import StepSize, nobodys_batch, step_sizes
+from microturn.gpu.graphs import StepSize, padding_batch, step_sizes
 from microturn.gpu.kv_copier import staged_bytes_of
 from microturn.gpu.runner import GpuRunner
 from microturn.kv_tensors import KV_DTYPES, KVTensors
@@ -112,7 +112,7 @@ class _Serving:
         return step_sizes(self.settings.max_sessions, self.settings.max_batch_tokens)
 
     def new_runner(self, num_pages: int) -> GpuRunner:
-        """With so many pages, and nobody's."""
+        """With so many pages, and one for padding."""
         kv = KVTensors(
             self.layers, num_pages + 1, self.settings.page_size, self.kv_dtype, self.model.device, self.groups
         )
@@ -133,7 +133,7 @@ class _Serving:
         rehearsal = self.new_runner(0)
         rehearsal.capture({self.sizes[0], max(size for size in self.sizes if size.is_decode)}, max_context)
         num_rows = min(self.settings.max_sessions, self.settings.max_batch_tokens)
-        rehearsal.run(nobodys_batch(rehearsal.kv, StepSize(self.settings.max_batch_tokens, num_rows)))
+        rehearsal.run(padding_batch(rehearsal.kv, StepSize(self.settings.max_batch_tokens, num_rows)))
         torch.cuda.synchronize(device)
         taken = free_before - torch.cuda.mem_get_info(device)[0]
         # Each graph keeps for each of its rows logits, in float32, and for each group of layers numbers of pages.

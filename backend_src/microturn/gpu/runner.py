@@ -30,7 +30,7 @@ class GpuRunner(ModelRunner):
 
     Args:
         model: on its device, in its type.
-        kv: the pages, on the same; the last one is nobody's.
+        kv: the pages, on the same; the last one is for padding.
         layers: what each layer keeps.
         decoder: the model's layers as ours; None runs transformers' own.
         has_flashinfer: whether FlashInfer attends, or torch.

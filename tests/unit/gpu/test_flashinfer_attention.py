@@ -66,7 +66,7 @@ def test_attention_and_pages_are_torch_s(
         q, k, v = (torch.cat((x, torch.full((padding, *x.shape[1:]), torch.nan, dtype=x.dtype))) for x in (q, k, v))
         got = attention.append_and_attend(0, q, k, v, SCALE, window)[: batch.num_tokens]
         torch.testing.assert_close(got, expected, atol=2e-2, rtol=2e-2)
-        assert _equal_but_for_nobodys(kv, plain_kv)
+        assert _equal_but_for_padding(kv, plain_kv)
 
 
 def test_a_step_of_a_fixed_size_may_be_smaller_than_the_one_before() -> None:
@@ -84,7 +84,7 @@ def test_a_step_of_a_fixed_size_may_be_smaller_than_the_one_before() -> None:
         )
         got = attention.append_and_attend(0, q, k, v, SCALE, None)
         torch.testing.assert_close(got[: batch.num_tokens], expected, atol=2e-2, rtol=2e-2)
-        assert _equal_but_for_nobodys(kv, expected_kv)
+        assert _equal_but_for_padding(kv, expected_kv)
 
 
 def test_sinks_that_have_moved_are_seen_by_queries_that_are_turned_back() -> None:
@@ -122,7 +122,7 @@ def test_each_group_of_layers_has_its_pages_and_each_kind_its_window() -> None:
         expected = expecting.append_and_attend(layer, q, k, v, SCALE * (layer + 1), shape.window)
         got = attention.append_and_attend(layer, q, k, v, SCALE * (layer + 1), shape.window)
         torch.testing.assert_close(got, expected, atol=2e-2, rtol=2e-2)
-    assert _equal_but_for_nobodys(kv, plain_kv)
+    assert _equal_but_for_padding(kv, plain_kv)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def _attention(
 
 
 def _pages(layers: Sequence[LayerShape], dtype: torch.dtype) -> KVTensors:
-    """64 pages and nobody's, always the same."""
+    """64 pages and one for padding, always the same."""
     kv = KVTensors(layers, 65, PAGE_SIZE, dtype, groups=LayerGroups.of(layers))
     generator = torch.Generator().manual_seed(0)
     for elements in {id(layer.elements): layer.elements for layer in kv.layers}.values():
@@ -198,7 +198,7 @@ def _random(num_tokens: int, seed: int) -> list[Tensor]:
     return [torch.randn(num_tokens, n, HEAD_DIM, generator=generator).bfloat16() for n in heads]
 
 
-def _equal_but_for_nobodys(kv: KVTensors, expected: KVTensors) -> bool:
+def _equal_but_for_padding(kv: KVTensors, expected: KVTensors) -> bool:
     return all(
         torch.equal(layer.elements[:-1].view(torch.uint8), of.elements[:-1].view(torch.uint8))
         for layer, of in zip(kv.layers, expected.layers, strict=True)

@@ -26,12 +26,7 @@ def make_driver(seed: int = 0) -> TiersDriver:
 
 def parked(driver: TiersDriver, session_id: int, num_pages: int, *, beat_s: float | None = None) -> Session:
     """A session of whole pages; with a beat, its next turn is due so much later."""
-    kv_len = num_pages * PAGE_SIZE
-    session = make_session(driver.pool, session_id, context_len=kv_len + 1, kv_len=kv_len)
-    for number in range(4 if beat_s is not None else 0):
-        session.beat.note(driver.clock() - (3 - number) * (beat_s or 0))
-    driver.park(session)
-    return session
+    return driver.new_parked(session_id, num_pages * PAGE_SIZE, beat_s=beat_s)
 
 
 def begin_turn(session: Session, driver: TiersDriver) -> None:

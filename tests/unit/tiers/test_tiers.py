@@ -53,12 +53,7 @@ PAGE_BYTES = TiersDriver(PagePool(1, PAGE_SIZE)).kv.bytes_per_page
 
 def parked(driver: TiersDriver, session_id: int, num_pages: int, *, beat_s: float | None = None) -> Session:
     """A session of whole pages and two tokens more; with a beat, its next turn is due so much later."""
-    kv_len = num_pages * PAGE_SIZE - 2
-    session = make_session(driver.pool, session_id, context_len=kv_len + 1, kv_len=kv_len)
-    for number in range(4 if beat_s is not None else 0):
-        session.beat.note(driver.clock() - (3 - number) * (beat_s or 0))
-    driver.park(session)
-    return session
+    return driver.new_parked(session_id, num_pages * PAGE_SIZE - 2, beat_s=beat_s)
 
 
 def fill_pool(driver: TiersDriver, num_free: int) -> Session:
