@@ -1,7 +1,8 @@
 """Runs batches on a GPU: steps are enqueued, and small ones replayed from graphs.
 
 Where FlashInfer cannot serve a model torch attends: right, and slow. Nothing is captured then, nor where the layers are
-transformers' own, nor for a step with sinks that have moved.
+transformers' own, nor for a step with sinks that have moved. Where layers with a window of their own see such sinks,
+torch attends in that step: what they hide of them depends on the query.
 """
 
 from __future__ import annotations
@@ -67,6 +68,8 @@ class GpuRunner(ModelRunner):
             self._workspace = new_workspace(kv.device)
             self._attention = FlashInferAttention(self._shape, kv, self._workspace, max_tokens)
         self._graphs: dict[StepSize, StepGraph] = {}
+        places = zip(layers, kv.groups.places, strict=True)
+        self._windowed_kinds = {place.kind for layer, place in places if layer.window is not None}
 
     @torch.inference_mode()
     def capture(self, sizes: Iterable[StepSize], max_context: int) -> None:
@@ -95,13 +98,19 @@ class GpuRunner(ModelRunner):
 
     def _graph_for(self, batch: Batch) -> StepGraph | None:
         """The smallest that holds a batch, if there is one."""
-        if any(row.num_sinks and row.num_evicted for row in batch.rows):
+        if _has_moved_sinks(batch, range(len(self.kv.groups.kinds))):
             return None
         size = min((size for size in self._graphs if size.holds(batch)), default=None)
         return None if size is None else self._graphs[size]
 
     def _attend(self, batch: Batch) -> Attention:
-        if self._attention is None:
+        if self._attention is None or _has_moved_sinks(batch, self._windowed_kinds):
             return super()._attend(batch)
         self._attention.plan(batch)
         return self._attention
+
+
+def _has_moved_sinks(batch: Batch, kinds: Iterable[int]) -> bool:
+    """Whether some of these kinds of layers see sinks that have moved."""
+    views = (row.seen_by(kind) for kind in kinds for row in batch.rows)
+    return any(seen.num_sinks and seen.num_evicted for seen in views)

@@ -7,7 +7,15 @@ from itertools import pairwise
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from microturn.batch import Batch, EmbedSpan, Row, RowPages
 from microturn.gpu.decoder import TorchDecoder
@@ -110,6 +118,21 @@ def test_a_step_with_moved_sinks_is_not_replayed(model: PreTrainedModel) -> None
     far = runner.run(Batch([moved]))
     assert RecordedGraph.num_replays == num_replays + 1
     torch.testing.assert_close(far, near, atol=0.05, rtol=0.05)
+
+
+@pytest.mark.usefixtures("_without_a_gpu")
+def test_layers_with_a_window_of_their_own_hide_sinks_that_have_moved_as_torch_does() -> None:
+    """Of two kinds, which see the sinks of the session's window; the fourth page of the others is where theirs ends."""
+    config = Gemma3TextConfig(**SHAPE, sliding_window=40, layer_types=["sliding_attention", "full_attention"])
+    model = build(Gemma3ForCausalLM, config).to(torch.bfloat16)
+    runners = [gpu_runner(model, has_flashinfer=has_flashinfer) for has_flashinfer in (True, False)]
+    results = []
+    for runner in runners:
+        runner.run(Batch([Row(list(range(50)), 0, range(4), others=[RowPages(range(10, 14))])]))
+        moved = {"num_sinks": 16, "num_evicted": 4096}
+        far = Row([5, 6], 50 + 4096, range(4), others=[RowPages(range(10, 14), **moved)], **moved)
+        results.append(runner.run(Batch([far])))
+    torch.testing.assert_close(results[0], results[1], atol=0.05, rtol=0.05)
 
 
 def test_tokens_may_lie_on_the_device_alone() -> None:
