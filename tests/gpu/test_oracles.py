@@ -43,15 +43,17 @@ _SHAPE = {
     "num_key_value_heads": 2,
     "head_dim": 64,
     "max_position_embeddings": 4096,
-    "initializer_range": 0.2,
+    "initializer_range": 0.06,
     "bos_token_id": None,
     "eos_token_id": None,
     "pad_token_id": None,
 }
 _GEMMA = {"sliding_window": 40, "layer_types": ["sliding_attention", "full_attention"] * 2}
 
-# Largest difference of two logits that rounding to bfloat16 explains in four layers, relative to their spread.
-BOUND = 0.3
+# Largest difference of two logits that rounding to bfloat16 explains in four layers, relative to their spread: with
+# weights of this size 0.07 was seen on a CPU, and 0.35 at least for a position off by one. (With 0.2, as the oracles in
+# float32 have it, attention sees one key or another by chance: 0.6 is rounding in Llama.)
+BOUND = 0.15
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen3", "gemma3"])
