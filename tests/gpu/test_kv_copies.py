@@ -12,8 +12,6 @@ from microturn.kv_transfer import Transfer
 from microturn.layer_groups import LayerShape
 from support.tiers import contents_of
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-
 NUM_PAGES = 256
 DTYPES = [torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn]
 # Of Llama-3.1-8B; 8,192 tokens in bfloat16 are 1.07 GB.

@@ -10,8 +10,6 @@ import torch
 from microturn.sampler import choose, draw
 from support.plain_sampler import plain_choice, random_step
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-
 
 @pytest.mark.parametrize(
     ("vocab_size", "num_rows", "num_steps"), [(2, 8, 20), (97, 100, 3), (1501, 8, 20), (50_257, 8, 2)]
