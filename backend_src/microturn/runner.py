@@ -102,8 +102,12 @@ class ModelRunner:
     @torch.inference_mode()
     def run(self, batch: Batch) -> Tensor:
         """See `Runner.run`."""
-        attention = self._attend(batch)
         positions, wanted = upload(positions_of(batch), self.kv.device), upload(wanted_of(batch), self.kv.device)
+        return self._pass(batch, positions, wanted)
+
+    def _pass(self, batch: Batch, positions: Tensor, wanted: Tensor) -> Tensor:
+        """What `run` returns, given the new tokens' positions [tokens] and those that want logits [n]."""
+        attention = self._attend(batch)
         if self.decoder is not None:
             return self.decoder(self._embed(batch), positions, wanted, attention)
         has_embeds = any(row.embeds for row in batch.rows)

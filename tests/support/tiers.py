@@ -12,7 +12,9 @@ from microturn.kv_image import KVImage
 from microturn.kv_pool import PagePool
 from microturn.kv_tensors import KVTensors
 from microturn.layer_groups import LayerShape
+from microturn.pace import Pace
 from microturn.prefix_cache import PrefixCache
+from microturn.scheduler import Scheduler
 from microturn.session import Session
 from microturn.tiers.counters import TierCounters
 from microturn.tiers.disk_store import DiskStore
@@ -21,6 +23,7 @@ from microturn.tiers.incoming import IncomingFiles
 from microturn.tiers.storage import Storage
 from microturn.tiers.stored_kv import Place
 from microturn.tiers.tiers import Tiers
+from microturn.turn import SessionId
 from support.clock import Clock
 from support.driver import Driver
 from support.late_copies import NewCopier
@@ -149,6 +152,14 @@ class TiersDriver(StorageDriver):
             session.beat.note(self.clock() - (3 - number) * (beat_s or 0))
         self.park(session)
         return session
+
+    def schedule(self, *sessions: Session) -> list[SessionId]:
+        """One step with turns: whose rows are computed."""
+        self.tiers.begin_step()
+        rows = Scheduler(64, self.tiers, Pace(), self.clock).schedule(sessions, in_company=True)
+        self.tiers.end_step()
+        self.check_integrity()
+        return [row.session.id for row in rows]
 
     def step(self) -> bool:
         """One step without turns: whether more could be copied at once."""

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from microturn import rotary
 from microturn.attention.paged import PagedAttention
 from microturn.batch import Batch, Row
 from microturn.errors import InvalidArgument
@@ -35,20 +34,19 @@ def check_attention(
     Raises:
         InvalidArgument: FlashInfer gives something else.
     """
-    device, turned_by = model.device, rotary.installed(model)
+    device = model.device
     workspace, generator = new_workspace(device), torch.Generator(device).manual_seed(0)
-    num_heads = int(model.config.get_text_config().num_attention_heads)
     for layer in dict.fromkeys(layers):
-        shape = AttentionShape([layer], num_heads, dtype, turned_by)
+        shape = AttentionShape.of(model, [layer], dtype)
         kv = KVTensors([layer], _NUM_PAGES + 1, _PAGE_SIZE, kv_dtype, device)
         keys = torch.randn(kv.layers[0].elements.shape, generator=generator, device=device)
         kv.layers[0].elements.copy_(keys)
-        for batch in _batches(with_moved_sinks=turned_by is not None and layer.window is None):
+        for batch in _batches(with_moved_sinks=shape.rotary is not None and layer.window is None):
             q, k, v = (
                 torch.randn(batch.num_tokens, heads, layer.head_dim, generator=generator, device=device).to(dtype)
-                for heads in (num_heads, layer.num_kv_heads, layer.num_kv_heads)
+                for heads in (shape.num_heads, layer.num_kv_heads, layer.num_kv_heads)
             )
-            expected = _attend(PagedAttention(batch, kv, native=False, rotary=turned_by), layer, q, k, v)
+            expected = _attend(PagedAttention(batch, kv, native=False, rotary=shape.rotary), layer, q, k, v)
             written = kv.layers[0].elements.clone()
             attention = FlashInferAttention(shape, kv, workspace, batch.num_tokens)
             attention.plan(batch)

@@ -14,13 +14,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from transformers import PreTrainedModel
 
+from microturn import rotary
 from microturn.attention.step import PagedStep
 from microturn.batch import Batch
 from microturn.kv_tensors import KVTensors, LayerPages
@@ -77,6 +79,12 @@ class AttentionShape:
     num_heads: int
     dtype: torch.dtype
     rotary: Rotary | None
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, layers: Sequence[LayerShape], dtype: torch.dtype) -> Self:
+        """Of some of a model's layers."""
+        num_heads = int(model.config.get_text_config().num_attention_heads)
+        return cls(layers, num_heads, dtype, rotary.installed(model))
 
 
 def new_workspace(device: torch.device) -> Tensor:
@@ -276,27 +284,28 @@ class _Reader:
         self._is_fixed = num_rows is not None
         self._sinks: _Kernel | None = None
         # The queries that are turned, and by how far.
-        self._moved = self._turned_by = torch.empty(0)
+        self._moved: tuple[Tensor, Tensor] | None = None
 
     def plan(self, step: PagedStep) -> None:
         moved, moved_by = (torch.from_numpy(part) for part in step.moved_queries())
+        self._moved = None
         if len(moved):
             assert not self._is_fixed, "sinks that have moved in a captured step"
             self._sinks = self._sinks or self._new_kernel(causal=False)
             sinks, step = step.apart()
             self._sinks.plan(sinks)
+            self._moved = upload(moved, self._device), upload(-moved_by, self._device)
         self._kernel.plan(step)
-        self._moved, self._turned_by = upload(moved, self._device), upload(-moved_by, self._device)
 
     def attend(self, q: Tensor, kv: LayerPages, scale: float, rotation: Callable[[Tensor], Rotation]) -> Tensor:
-        if not len(self._moved):
+        if self._moved is None:
             return self._kernel.run(q, kv, scale)
         from flashinfer import merge_state
 
         assert self._sinks is not None
         out, weight = self._kernel.run_with_weight(q, kv, scale)
-        moved = self._moved
-        turned = rotation(self._turned_by)(q[moved].float()).to(q.dtype)
+        moved, turned_by = self._moved
+        turned = rotation(turned_by)(q[moved].float()).to(q.dtype)
         out[moved], _ = merge_state(out[moved], weight[moved], *self._sinks.run_with_weight(turned, kv, scale))
         return out
 

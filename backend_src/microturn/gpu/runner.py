@@ -14,7 +14,6 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from microturn import rotary
 from microturn.batch import Batch
 from microturn.gpu.decoder import TorchDecoder
 from microturn.gpu.flashinfer_attention import AttentionShape, FlashInferAttention, new_workspace
@@ -22,8 +21,7 @@ from microturn.gpu.graphs import StepGraph, StepSize
 from microturn.kv_tensors import KVTensors
 from microturn.layer_groups import LayerShape
 from microturn.layers.decoder import Attention
-from microturn.runner import ModelRunner, positions_of, wanted_of
-from microturn.upload import upload
+from microturn.runner import ModelRunner
 
 
 class GpuRunner(ModelRunner):
@@ -61,8 +59,7 @@ class GpuRunner(ModelRunner):
             accepts_embeds=accepts_embeds,
             no_window_reason=no_window_reason,
         )
-        num_heads = int(model.config.get_text_config().num_attention_heads)
-        self._shape = AttentionShape(layers, num_heads, model.dtype, rotary.installed(model))
+        self._shape = AttentionShape.of(model, layers, model.dtype)
         self._attention: FlashInferAttention | None = None
         if has_flashinfer:
             self._workspace = new_workspace(kv.device)
@@ -86,14 +83,10 @@ class GpuRunner(ModelRunner):
             embeddings = self._embed(Batch([], torch.zeros(size.num_tokens, dtype=torch.int64, device=self.kv.device)))
             self._graphs[size] = StepGraph(self.decoder, attention, self.kv, size, embeddings, pool)
 
-    @torch.inference_mode()
-    def run(self, batch: Batch) -> Tensor:
-        """See `Runner.run`."""
+    def _pass(self, batch: Batch, positions: Tensor, wanted: Tensor) -> Tensor:
         graph = self._graph_for(batch)
         if graph is None:
-            return super().run(batch)
-        device = self.kv.device
-        positions, wanted = upload(positions_of(batch), device), upload(wanted_of(batch), device)
+            return super()._pass(batch, positions, wanted)
         return graph.replay(batch, self._embed(batch), positions, wanted)
 
     def _graph_for(self, batch: Batch) -> StepGraph | None:

@@ -8,8 +8,6 @@ from functools import partial
 import pytest
 
 from microturn.kv_pool import PagePool
-from microturn.pace import Pace
-from microturn.scheduler import Scheduler
 from microturn.session import Session
 from support.late_copies import LateCopier
 from support.sessions import make_session, make_turn
@@ -40,21 +38,12 @@ def end_turn(session: Session, driver: TiersDriver) -> None:
     driver.sessions.park(session)
 
 
-def schedule(driver: TiersDriver, *sessions: Session) -> list[object]:
-    """One step with turns: whose rows are computed."""
-    driver.tiers.begin_step()
-    rows = Scheduler(64, driver.tiers, Pace(), driver.clock).schedule(sessions, in_company=True)
-    driver.tiers.end_step()
-    driver.check_integrity()
-    return [row.session.id for row in rows]
-
-
 def coming(driver: TiersDriver, num_pages: int = 6) -> Session:
     """A session with a turn, whose copy back into the pool has just begun."""
     session = parked(driver, 1, num_pages)
     driver.tiers.reclaim()
     begin_turn(session, driver)
-    assert schedule(driver, session) == []
+    assert driver.schedule(session) == []
     assert session.table.pages
     return session
 
@@ -73,7 +62,7 @@ def test_a_session_is_computed_when_its_pages_have_arrived(seed: int) -> None:
     begin_turn(session, driver)
     begin_turn(other, driver)
     num_steps = 0
-    while (rows := schedule(driver, session, other)) == [2]:
+    while (rows := driver.schedule(session, other)) == [2]:
         num_steps += 1
     assert sorted(rows) == [1, 2]
     assert num_steps >= 3, "twenty pages are more than two steps' share"
@@ -84,7 +73,7 @@ def test_the_engine_looks_again_soon_as_long_as_a_turn_waits() -> None:
     driver = make_driver()
     session = coming(driver)
     assert driver.tiers.next_s == driver.clock() + 0.001
-    while schedule(driver, session) == []:
+    while driver.schedule(session) == []:
         pass
     pass_steps(driver)
     assert driver.tiers.next_s is None
@@ -99,7 +88,7 @@ def test_pages_may_be_given_up_before_they_have_been_copied() -> None:
     for tensor in driver.kv._tensors:
         tensor[pages] = 7.0
     begin_turn(session, driver)
-    while schedule(driver, session) == []:
+    while driver.schedule(session) == []:
         pass
     assert bits_of(driver.kv, session.table.used_pages) == before
 
@@ -138,11 +127,11 @@ def test_what_is_left_of_a_session_that_was_cut_on_the_way_arrives() -> None:
     before = bits_of(driver.kv, session.table.pages[:2])
     driver.tiers.reclaim()
     begin_turn(session, driver)
-    assert schedule(driver, session) == []
+    assert driver.schedule(session) == []
     session.context.truncate(2 * PAGE_SIZE + 1)
     session.cut_kv(2 * PAGE_SIZE + 1)
     session.context.append_ids([1])
-    while schedule(driver, session) == []:
+    while driver.schedule(session) == []:
         pass
     assert bits_of(driver.kv, session.table.used_pages) == before
 

@@ -9,8 +9,6 @@ import pytest
 
 from microturn import kv_copier
 from microturn.kv_pool import PagePool
-from microturn.pace import Pace
-from microturn.scheduler import Scheduler
 from microturn.session import Session
 from support.sessions import make_session, make_turn
 from support.tiers import TiersDriver, bits_of
@@ -81,15 +79,6 @@ def step_until_quiet(driver: TiersDriver) -> int:
     raise AssertionError("it never ends")
 
 
-def schedule(driver: TiersDriver, *sessions: Session) -> list[object]:
-    """One step with turns: whose rows are computed."""
-    driver.tiers.begin_step()
-    rows = Scheduler(64, driver.tiers, Pace(), driver.clock).schedule(sessions, in_company=True)
-    driver.tiers.end_step()
-    driver.check_integrity()
-    return [row.session.id for row in rows]
-
-
 def begin_turn(driver: TiersDriver, session: Session) -> None:
     session.running = make_turn()
     session.running.begun_s = driver.clock()
@@ -146,7 +135,7 @@ def test_a_running_session_that_must_give_way_keeps_its_kv(start: Starter) -> No
     driver.tiers.move_out(session)
     assert is_out(session)
     driver.check_integrity()
-    assert schedule(driver, session) == [1]
+    assert driver.schedule(session) == [1]
     assert bits_of(driver.kv, session.table.pages) == before
 
 
@@ -173,7 +162,7 @@ def test_shared_pages_are_copied_and_left_to_the_others(start: Starter) -> None:
     assert is_out(session)
     assert bits_of(driver.kv, branch.table.pages) == theirs
     begin_turn(driver, session)
-    assert schedule(driver, session) == [1]
+    assert driver.schedule(session) == [1]
     assert bits_of(driver.kv, session.table.pages) == before
     assert not set(session.table.pages) & set(branch.table.pages)
 
@@ -211,7 +200,7 @@ def test_no_more_than_a_few_pages_are_copied_in_a_step(start: Starter) -> None:
     assert [is_out(session) for session in sessions] == [True, True]
     for session, bits in zip(sessions, before, strict=True):
         begin_turn(driver, session)
-        while schedule(driver, session) == []:
+        while driver.schedule(session) == []:
             num_steps += 1
         assert bits_of(driver.kv, session.table.pages) == bits
         session.running = None
@@ -233,7 +222,7 @@ def test_a_turn_in_between_makes_what_was_copied_worthless(start: Starter) -> No
     assert is_out(session)
     begin_turn(driver, session)
     end_big(driver)
-    while schedule(driver, session) == []:
+    while driver.schedule(session) == []:
         pass
     assert bits_of(driver.kv, session.table.pages) == after
 
@@ -291,9 +280,9 @@ def test_a_session_comes_back_bit_by_bit(start: Starter, is_on_disk: bool) -> No
     parked(driver, 2, 7)  # so that it comes back into other pages
     begin_turn(driver, session)
     if is_on_disk:
-        assert schedule(driver, session) == []
+        assert driver.schedule(session) == []
         driver.settle()
-    assert schedule(driver, session) == [1]
+    assert driver.schedule(session) == [1]
     assert session.table.pages != pages
     assert bits_of(driver.kv, session.table.pages) == before
     assert (session.stored, session.table.kv_len) == (None, 18)
@@ -308,10 +297,10 @@ def test_the_status_will_tell_how_long_it_took(start: Starter) -> None:
     driver.settle()
     driver.clock.now_s += 60
     begin_turn(driver, session)
-    schedule(driver, session)
+    driver.schedule(session)
     driver.settle()
     driver.clock.now_s += 0.25
-    schedule(driver, session)
+    driver.schedule(session)
     assert session.running is not None
     assert session.running.restore_s == pytest.approx(0.25)
 
@@ -323,9 +312,9 @@ def test_others_are_computed_while_a_session_is_on_its_way(start: Starter) -> No
     driver.settle()
     begin_turn(driver, away)
     begin_turn(driver, here)
-    assert schedule(driver, away, here) == [2]
+    assert driver.schedule(away, here) == [2]
     driver.settle()
-    assert schedule(driver, away, here) == [1, 2]
+    assert driver.schedule(away, here) == [1, 2]
 
 
 @pytest.mark.usefixtures("two_pages_a_step")
@@ -340,12 +329,12 @@ def test_a_cut_counts_wherever_the_kv_is(start: Starter, num_steps: int, context
     driver.tiers.reclaim()
     begin_turn(driver, session)
     for _ in range(num_steps):
-        assert schedule(driver, session) == []
+        assert driver.schedule(session) == []
     session.context.truncate(context_len)
     session.cut_kv(context_len)
     session.context.append_ids([1, 2, 3])
     assert session.kv_len == kv_len
-    while schedule(driver, session) == []:
+    while driver.schedule(session) == []:
         pass
     assert session.table.kv_len == kv_len
     assert bits_of(driver.kv, session.table.used_pages) == kept
@@ -361,7 +350,7 @@ def test_what_was_cut_off_needs_no_pages_any_more(start: Starter) -> None:
     session.cut_kv(4)
     session.context.append_ids([1])
     begin_turn(driver, session)
-    assert schedule(driver, session) == [1]
+    assert driver.schedule(session) == [1]
     assert len(session.table.pages) == 2
 
 
@@ -385,7 +374,7 @@ def test_a_branch_of_a_session_that_is_away_has_the_same_kv(start: Starter) -> N
     assert (session.kv_len, branch.kv_len) == (18, 14)
     driver.sessions.end(session)
     begin_turn(driver, branch)
-    assert schedule(driver, branch) == [2]
+    assert driver.schedule(branch) == [2]
     assert bits_of(driver.kv, branch.table.used_pages) == before
     assert driver.storage.host.used_bytes == 0
 
@@ -402,7 +391,7 @@ def test_a_copy_that_is_lost_means_computing_again(start: Starter) -> None:
         driver.step()
     driver.tiers.move_out(second)
     assert first.num_pending == 19
-    assert schedule(driver, first) == [1]
+    assert driver.schedule(first) == [1]
     assert (first.stored, first.table.kv_len, first.running.num_cached) == (None, 0, 0)
 
 
@@ -509,7 +498,7 @@ def test_a_turn_takes_over_what_was_copied_ahead(start: Starter) -> None:
     driver.clock.now_s += 7
     assert driver.step()
     begin_turn(driver, session)
-    assert schedule(driver, session) == []
-    assert schedule(driver, session) == [1]
+    assert driver.schedule(session) == []
+    assert driver.schedule(session) == [1]
     assert bits_of(driver.kv, session.table.pages) == before
     assert driver.storage.counters.restored_ahead == 0
