@@ -4,28 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from microturn.errors import InvalidArgument
 from microturn.gpu.loading import make_ready
 from microturn.settings import Settings
 from support import models
-from support.models import build
-
-SHAPE = {
-    "vocab_size": 512,
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "max_position_embeddings": 4096,
-}
 
 
 def test_the_pool_takes_what_memory_is_left_and_leaves_some() -> None:
-    model = build(LlamaForCausalLM, LlamaConfig(**SHAPE)).cuda()
+    model = models.with_served_heads("llama").cuda()
     loaded = make_ready(model, Settings(max_sessions=16))
     free, total = torch.cuda.mem_get_info()
     assert (loaded.weights, loaded.attention) == ("bfloat16", "flashinfer")

@@ -11,15 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import PreTrainedModel
 
 from microturn.batch import Batch, Row, RowPages
 from microturn.gpu.attention_probe import check_attention
@@ -28,9 +20,9 @@ from microturn.gpu.runner import GpuRunner
 from microturn.kv_tensors import KVTensors
 from microturn.layer_groups import LayerShape
 from microturn.runner import trace_layers
+from support import models
 from support.driver import Driver
 from support.gpu_runner import gpu_runner
-from support.models import build
 from support.oracle import check_incremental
 
 VOCAB_SIZE = 512
@@ -40,15 +32,8 @@ _SHAPE = {
     "intermediate_size": 512,
     "num_hidden_layers": 4,
     "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "max_position_embeddings": 4096,
     "initializer_range": 0.06,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
 }
-_GEMMA = {"sliding_window": 40, "layer_types": ["sliding_attention", "full_attention"] * 2}
 
 # Largest difference of two logits that rounding to bfloat16 explains in four layers, relative to their spread: with
 # weights of this size 0.07 was seen on a CPU, and 0.35 at least for a position off by one. (With 0.2, as the oracles in
@@ -58,12 +43,7 @@ BOUND = 0.15
 
 @pytest.fixture(scope="module", params=["llama", "qwen3", "gemma3"])
 def model(request: pytest.FixtureRequest) -> PreTrainedModel:
-    shapes: dict[str, tuple[Any, Any]] = {
-        "llama": (LlamaForCausalLM, LlamaConfig(**_SHAPE)),
-        "qwen3": (Qwen3ForCausalLM, Qwen3Config(**_SHAPE)),
-        "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig(**_SHAPE, **_GEMMA)),
-    }
-    return build(*shapes[request.param]).to(device="cuda", dtype=torch.bfloat16)
+    return models.with_served_heads(request.param, **_SHAPE).to(device="cuda", dtype=torch.bfloat16)
 
 
 def captured_runner(model: PreTrainedModel, **kwargs: Any) -> GpuRunner:
@@ -77,7 +57,7 @@ def captured_runner(model: PreTrainedModel, **kwargs: Any) -> GpuRunner:
 @pytest.mark.parametrize("window", [None, 40])
 @pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
 def test_flashinfer_s_attention_is_torch_s(head_dim: int, window: int | None, kv_dtype: torch.dtype) -> None:
-    model = build(LlamaForCausalLM, LlamaConfig(**{**_SHAPE, "head_dim": head_dim})).to("cuda", torch.bfloat16)
+    model = models.with_served_heads("llama", **_SHAPE, head_dim=head_dim).to("cuda", torch.bfloat16)
     check_attention(model, [LayerShape(2, head_dim, window)], torch.bfloat16, kv_dtype)
 
 

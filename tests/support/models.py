@@ -83,6 +83,33 @@ def int8() -> PreTrainedModel:
     return rounded(grouped_heads())
 
 
+def with_served_heads(family: str, **changes: object) -> PreTrainedModel:
+    """Two layers with heads of 64, which FlashInfer has kernels for; of gemma3's the first sees 40 tokens back.
+
+    Args:
+        family: `llama`, `qwen3` (with query and key norms) or `gemma3`.
+        changes: to its configuration.
+    """
+    shape = {
+        **_COMMON,
+        "vocab_size": 512,
+        "hidden_size": 96,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "initializer_range": 0.1,
+        **changes,
+    }
+    if family == "llama":
+        return build(LlamaForCausalLM, LlamaConfig(**shape))
+    if family == "qwen3":
+        return build(Qwen3ForCausalLM, Qwen3Config(**shape))
+    layer_types = ["sliding_attention", "full_attention"] * (shape["num_hidden_layers"] // 2)
+    return build(Gemma3ForCausalLM, Gemma3TextConfig(**shape, sliding_window=40, layer_types=layer_types))
+
+
 def build(model_class: type[PreTrainedModel], config: object, *, seed: int = 0) -> PreTrainedModel:
     """A random model with our attention, as transformers initialises it."""
     paged.register()

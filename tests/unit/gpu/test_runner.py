@@ -7,15 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from transformers import (
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import PreTrainedModel
 
 from microturn.batch import Batch, EmbedSpan, Row, RowPages
 from microturn.gpu.decoder import TorchDecoder
@@ -24,31 +16,16 @@ from microturn.rotary import Rotary
 from microturn.runner import trace_layers
 from support import models, plain_flashinfer, recorded_graphs
 from support.gpu_runner import gpu_runner
-from support.models import build
 from support.oracle import stock_logits
 from support.recorded_graphs import RecordedGraph
 
 SIZES = [StepSize(4, 4), StepSize(8, 2), StepSize(24, 4)]
-SHAPE = {
-    "vocab_size": 300,
-    "hidden_size": 96,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "initializer_range": 0.1,
-}
 
 
 @pytest.fixture(params=["llama", "qwen3"])
 def model(request: pytest.FixtureRequest) -> PreTrainedModel:
     """In bfloat16, with heads that FlashInfer serves."""
-    if request.param == "llama":
-        built = build(LlamaForCausalLM, LlamaConfig(**SHAPE))
-    else:
-        built = build(Qwen3ForCausalLM, Qwen3Config(**SHAPE))
-    return built.to(torch.bfloat16)
+    return models.with_served_heads(request.param).to(torch.bfloat16)
 
 
 @pytest.fixture
@@ -99,7 +76,7 @@ def test_captured_passes_give_what_eager_ones_give(model: PreTrainedModel) -> No
     ]
     for rows in steps:
         got, expected = captured.run(Batch(rows)).clone(), eager.run(Batch(rows))
-        assert got.shape == (sum(row.wants_logits for row in rows), 300)
+        assert got.shape == (sum(row.wants_logits for row in rows), 512)
         torch.testing.assert_close(got, expected, atol=0.02, rtol=0.02)
     assert RecordedGraph.num_replays == len(steps) - 1
     for layer, of in zip(captured.kv.layers, eager.kv.layers, strict=True):
@@ -123,8 +100,7 @@ def test_a_step_with_moved_sinks_is_not_replayed(model: PreTrainedModel) -> None
 @pytest.mark.usefixtures("_without_a_gpu")
 def test_layers_with_a_window_of_their_own_hide_sinks_that_have_moved_as_torch_does() -> None:
     """Of two kinds, which see the sinks of the session's window; the fourth page of the others is where theirs ends."""
-    config = Gemma3TextConfig(**SHAPE, sliding_window=40, layer_types=["sliding_attention", "full_attention"])
-    model = build(Gemma3ForCausalLM, config).to(torch.bfloat16)
+    model = models.with_served_heads("gemma3").to(torch.bfloat16)
     runners = [gpu_runner(model, has_flashinfer=has_flashinfer) for has_flashinfer in (True, False)]
     results = []
     for runner in runners:
