@@ -15,7 +15,8 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from microturn.context import Context
-from microturn.kv_pool import PagePool, PageTable
+from microturn.kv_pool import PagePool
+from microturn.page_table import PageTable
 
 
 class PrefixCache:

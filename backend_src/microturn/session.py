@@ -14,9 +14,9 @@ from functools import partial
 from microturn.codec import Codec
 from microturn.context import Context
 from microturn.history import History
-from microturn.kv_pool import PageTable
 from microturn.options import TurnOptions
 from microturn.ownership import KeyHash
+from microturn.page_table import PageTable
 from microturn.results import Results
 from microturn.tiers.beat import Beat
 from microturn.tiers.stored_kv import Place, StoredKV

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from microturn.history import History
-from microturn.kv_pool import PagePool, PageTable
+from microturn.kv_pool import PagePool
 from microturn.options import TurnOptions
 from microturn.ownership import KeyHash
+from microturn.page_table import PageTable
 from microturn.results import Results
 from microturn.session import Session
 from microturn.session_table import SessionTable

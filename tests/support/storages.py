@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from microturn.kv_pool import TableState
+from microturn.page_table import TableState
 from microturn.tiers.stored_kv import StoredImage
 from support.tiers import StorageDriver, make_kv
 

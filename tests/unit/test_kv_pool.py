@@ -17,7 +17,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from microturn.kv_pool import PagePool, PageTable, TableState
+from microturn.kv_pool import PagePool
+from microturn.page_table import PageTable, TableState
 from microturn.page_track import Track
 
 # ---- the pool ------------------------------------------------------------------------------------------------------

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from microturn.context import Context
-from microturn.kv_pool import PagePool, PageTable
+from microturn.kv_pool import PagePool
+from microturn.page_table import PageTable
 from microturn.page_track import Track
 from microturn.prefix_cache import PrefixCache
 

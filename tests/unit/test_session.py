@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from microturn.kv_pool import PagePool, PageTable
+from microturn.kv_pool import PagePool
 from microturn.ownership import is_owner
+from microturn.page_table import PageTable
 from support.sessions import make_session, make_turn
 
 KEY = "ours"

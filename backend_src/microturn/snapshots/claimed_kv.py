@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 
 from microturn.kv_image import KVImage
-from microturn.kv_pool import TableState
+from microturn.page_table import TableState
 from microturn.snapshots.file import keep_header
 from microturn.snapshots.kv_part import KVPart
 from microturn.tiers.image_file import fill

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from microturn.kv_image import PagePart
-from microturn.kv_pool import TableState
 from microturn.kv_tensors import LAYOUT
+from microturn.page_table import TableState
 from microturn.page_track import Track
 from microturn.tiers.copies import KVCopy
 from microturn.tiers.image_file import DTYPE_NAMES, checksum_of, tensor_entries

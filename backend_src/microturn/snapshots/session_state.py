@@ -24,9 +24,10 @@ from microturn.codec import Codec, CodecFactory
 from microturn.context import Context
 from microturn.errors import FailedPrecondition, InternalError
 from microturn.history import History, Mark
-from microturn.kv_pool import PagePool, PageTable
+from microturn.kv_pool import PagePool
 from microturn.layer_groups import LayerKind
 from microturn.options import TurnOptions, parse_turn_options
+from microturn.page_table import PageTable
 from microturn.page_track import Track
 from microturn.results import Result, Results
 from microturn.session import Session

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from microturn.kv_image import KVImage
-from microturn.kv_pool import PagePool, TableState
+from microturn.kv_pool import PagePool
 from microturn.kv_tensors import KVTensors
+from microturn.page_table import TableState
 from microturn.session import Session
 from microturn.tiers.storage import Storage
 

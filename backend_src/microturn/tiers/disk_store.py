@@ -13,7 +13,7 @@ from itertools import count
 from pathlib import Path
 
 from microturn.kv_image import KVImage
-from microturn.kv_pool import TableState
+from microturn.page_table import TableState
 from microturn.tiers.file_thread import FileThread, Job, Outcome, Priority
 from microturn.tiers.image_file import read_image, write_image
 from microturn.tiers.own_directory import OwnDirectory

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 import torch
 
 from microturn.kv_image import KVImage
-from microturn.kv_pool import TableState
+from microturn.page_table import TableState
 
 # The names that safetensors has for the types of elements.
 DTYPE_NAMES = {

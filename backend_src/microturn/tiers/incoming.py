@@ -12,7 +12,7 @@ from functools import partial
 from typing import Protocol
 
 from microturn.kv_image import KVImage
-from microturn.kv_pool import TableState
+from microturn.page_table import TableState
 from microturn.tiers.file_thread import FileThread, Job, Outcome, Priority
 from microturn.tiers.stored_kv import StoredImage
 

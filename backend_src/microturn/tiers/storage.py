@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from microturn.kv_image import KVImage
-from microturn.kv_pool import TableState
+from microturn.page_table import TableState
 from microturn.tiers.counters import TierCounters
 from microturn.tiers.disk_store import DiskStore
 from microturn.tiers.host_store import HostStore

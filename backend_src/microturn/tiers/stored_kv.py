@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from microturn.kv_image import KVImage
-from microturn.kv_pool import PageTable, TableState
 from microturn.kv_transfer import DONE, Transfer
+from microturn.page_table import PageTable, TableState
 
 
 class Place(Enum):

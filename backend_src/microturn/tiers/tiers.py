@@ -25,9 +25,10 @@ from dataclasses import dataclass
 
 from microturn.kv_copier import CopyBudget
 from microturn.kv_image import KVImage
-from microturn.kv_pool import PagePool, TableState
+from microturn.kv_pool import PagePool
 from microturn.kv_tensors import KVTensors
 from microturn.kv_transfer import Transfer
+from microturn.page_table import TableState
 from microturn.prefix_cache import PrefixCache
 from microturn.session import Session
 from microturn.session_table import SessionTable

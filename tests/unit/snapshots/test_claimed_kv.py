@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from microturn.kv_pool import TableState
 from microturn.ownership import KeyHash
+from microturn.page_table import TableState
 from microturn.snapshots.claimed_kv import ClaimedKV
 from microturn.snapshots.file import read_header, read_snapshot, write_snapshot
 from microturn.snapshots.snapshot import Header, Snapshot

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from microturn.errors import DeadlineExceeded, FailedPrecondition, InternalError, InvalidArgument, NotFound
-from microturn.kv_pool import TableState
 from microturn.ownership import KeyHash
+from microturn.page_table import TableState
 from microturn.snapshots.directory import SnapshotDirectory
 from microturn.snapshots.snapshot import Header, Snapshot
 from microturn.tiers.copies import KVCopy

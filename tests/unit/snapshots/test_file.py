@@ -15,8 +15,8 @@ import torch
 from safetensors import safe_open
 
 from microturn.errors import DeadlineExceeded, FailedPrecondition
-from microturn.kv_pool import TableState
 from microturn.ownership import KeyHash
+from microturn.page_table import TableState
 from microturn.snapshots.claimed_kv import ClaimedKV
 from microturn.snapshots.file import (
     UnreadableSnapshot,
@@ -43,7 +43,7 @@ from pathlib import Path
 import torch
 from microturn.errors import MicroturnError
 from microturn.kv_image import KVImage, PagePart
-from microturn.kv_pool import TableState
+from microturn.page_table import TableState
 from microturn.snapshots.file import read_snapshot, write_snapshot
 from microturn.tiers.copies import KVCopy
 path = Path(sys.argv[1])

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from microturn.kv_pool import TableState
 from microturn.kv_tensors import KVTensors
 from microturn.layer_groups import LayerShape
+from microturn.page_table import TableState
 from microturn.snapshots.kv_part import KVPart, add_to_header
 from microturn.tiers.copies import KVCopy
 from support.tiers import make_kv

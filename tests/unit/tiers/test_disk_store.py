@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from microturn.kv_image import KVImage
-from microturn.kv_pool import TableState
+from microturn.page_table import TableState
 from microturn.tiers.disk_store import DiskStore
 from microturn.tiers.image_file import DamagedFile
 from microturn.tiers.stored_kv import StoredImage

@@ -7,7 +7,8 @@ import weakref
 
 import pytest
 
-from microturn.kv_pool import PagePool, TableState
+from microturn.kv_pool import PagePool
+from microturn.page_table import TableState
 from microturn.session import Session
 from microturn.tiers.forecast import Forecast
 from microturn.tiers.stored_kv import StoredImage, StoredKV

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from microturn.kv_pool import TableState
+from microturn.page_table import TableState
 from microturn.tiers.host_store import HostStore
 from microturn.tiers.stored_kv import StoredImage
 

@@ -14,7 +14,7 @@ import torch
 from safetensors import safe_open
 
 from microturn.kv_image import KVImage
-from microturn.kv_pool import TableState
+from microturn.page_table import TableState
 from microturn.tiers.image_file import DamagedFile, read_image, write_image
 from support.tiers import MODEL, contents_of, make_kv, tensors_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from microturn.kv_image import KVImage
-from microturn.kv_pool import TableState
+from microturn.page_table import TableState
 from microturn.tiers.image_file import DamagedFile
 from support.storages import KV, PAGE, Starter, add, fetch, pass_steps, places
 from support.tiers import contents_of

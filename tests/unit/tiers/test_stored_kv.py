@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from microturn.kv_pool import PagePool, PageTable, TableState
+from microturn.kv_pool import PagePool
+from microturn.page_table import PageTable, TableState
 from microturn.tiers.stored_kv import Place, StoredImage, StoredKV
 
 
