@@ -130,7 +130,7 @@ class Driver:
         self.clock = clock or Clock()
         self.pool = PagePool(runner.kv.groups.num_groups * num_pages, page_size)
         self.engine = Engine(
-            Settings(page_size=page_size, **{"share_prefixes": False, **settings}),
+            Settings(page_size=page_size, **settings),
             runner,
             self.pool,
             max_context=min(max_context, num_pages * page_size),

@@ -242,3 +242,51 @@ def test_shared_pages_give_way_under_pressure_and_change_no_token(seed: int) -> 
         driver.run()
         for prompt, answer in posted:
             assert answer.token_ids == expected_tokens(prompt, 5)
+
+
+def test_pages_that_only_the_prefix_cache_holds_are_free_for_a_turn_that_needs_them() -> None:
+    """A page of the prefix cache and of one parked session counted as a page that nobody could give up.
+
+    Under the defaults three sessions on the real server stood still for ever: the first in order was refused, and the
+    scheduler let none of the turns behind it run.
+    """
+    driver = FakeDriver(num_pages=64, page_size=16, max_context=1024, share_prefixes=True)
+    histories = {1: [i % 97 for i in range(385)], 2: [3 * i % 97 for i in range(609)], 3: [1, 2, 3, 4]}
+    for session_id in (1, 2):
+        driver.turn(session_id, histories[session_id], start=True, max_tokens=0)
+    answers = {3: driver.post(3, histories[3], start=True, max_tokens=64)[0]}
+    driver.steps(3)
+    for session_id, given in ((1, [5] * 60), (2, [6] * 4)):
+        histories[session_id] += given
+        answers[session_id] = driver.post(session_id, given, max_tokens=4)[0]
+    driver.run(max_steps=1000)
+    for session_id, answer in answers.items():
+        assert answer.token_ids == expected_tokens(histories[session_id], 64 if session_id == 3 else 4)
+
+
+@pytest.mark.parametrize("host_tier_bytes", [0, 2000])
+@pytest.mark.parametrize("seed", range(30))
+def test_turns_without_options_are_all_answered_in_a_pool_of_one_to_four_contexts(
+    seed: int, host_tier_bytes: int
+) -> None:
+    """What users do first: open, append, ask, in sessions of any length, on a pool that is too small for them all."""
+    rng = random.Random(seed)
+    num_pages = rng.choice([16, 24, 32, 64])
+    driver = FakeDriver(num_pages=num_pages, page_size=4, max_context=64, host_tier_bytes=host_tier_bytes)
+    histories: dict[int, list[int]] = {}
+    for _ in range(12):
+        asked: dict[int, tuple[list[int], Recorder, int]] = {}
+        for session_id in rng.sample(range(6), rng.randint(1, 4)):
+            is_new = session_id not in histories or len(histories[session_id]) > 40
+            if is_new and session_id in histories:
+                driver.turn(session_id, end=True)
+            first = [rng.choice((1, session_id)), *range(rng.randrange(40))]
+            given = first if is_new else [rng.randrange(97) for _ in range(rng.randint(1, 9))]
+            num_tokens = rng.randint(0, 8)
+            answer, _ = driver.post(session_id, given, start=is_new, max_tokens=num_tokens)
+            histories[session_id] = [] if is_new else histories[session_id]
+            asked[session_id] = (given, answer, num_tokens)
+            driver.steps(rng.randint(0, 3))
+        driver.run(max_steps=2000)
+        for session_id, (given, answer, num_tokens) in asked.items():
+            check_answer(histories[session_id], given, answer, num_tokens)
