@@ -108,7 +108,7 @@ class Engine:
             clock=clock,
             post=self._inbox.put,
         )
-        self._tiers = Tiers(pool, runner.kv, self._sessions, self._prefixes, storage, clock)
+        self._tiers = Tiers(pool, runner.kv, self._sessions, storage, clock)
         self._pace = pace or Pace()
         self._scheduler = Scheduler(settings.max_batch_tokens, self._tiers, self._pace, clock)
         self._lifecycle = Lifecycle(
@@ -227,17 +227,20 @@ class Engine:
             if rows:
                 has_run = True
                 self._finish(self._launch(rows))
+            elif self._scheduler.is_stalled and not any(self.copies.owned()):
+                self.recorder.step_stalled()
         self._can_wait = not self._tiers.end_step() and not has_run
         return bool(self._lifecycle.running) or self._flight is not None
 
     def check_integrity(self) -> None:
         """Asserts that pages, sessions and turns agree."""
         tables = [session.table for session in self._sessions]
-        self._pool.check_integrity([*(table.pages for table in tables), *self._prefixes.owned(), *self.copies.owned()])
+        self._pool.check_integrity([*(table.pages for table in tables), *self.copies.owned()], self._prefixes.pages)
         for session in self._sessions:
             session.check_integrity()
             assert (session.running is not None) == (session in self._lifecycle.running), "a turn that nobody runs"
         self._tiers.check_integrity()
+        assert not self.recorder.metrics.stalled_steps.total(), "turns to compute, and a step without a row"
 
     def _take_posts(self, *, block: bool) -> None:
         try:

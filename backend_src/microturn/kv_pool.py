@@ -4,13 +4,17 @@ A page is as good as any other: whichever layers it serves (see `LayerGroups`), 
 
 free ──allocate──▶ owned (count 1) ──share──▶ shared (count > 1)
   ▲                    │                           │
-  └──────release───────┴──────────release──────────┘   (a page is free again when its count is 0)
+  └──────release───────┴──────────release──────────┘   (a page has no owner again when its count is 0)
+
+A cache may *keep* pages: their content can be used again as long as the page is not allocated anew. Keeping a page does
+not own it. A kept page without owners is free in every question that can be asked here, and is allocated last, the one
+released longest ago first. This is the free queue of vLLM's block pool.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Sequence
 
 
 class PagePool:
@@ -19,18 +23,36 @@ class PagePool:
     Args:
         num_pages: pages in the pool.
         page_size: tokens in a page.
+
+    Attributes:
+        on_lost: told of each kept page whose content is lost, because it is allocated anew or written again.
     """
 
     def __init__(self, num_pages: int, page_size: int) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
+        self.on_lost: Callable[[int], None] = lambda _page: None
         self._counts = [0] * num_pages
         # A stack: the page freed last is the one most likely still in the cache of a core.
         self._free = list(range(num_pages - 1, -1, -1))
+        self._kept: set[int] = set()
+        # Kept pages without owners, the one released longest ago first.
+        self._evictable: OrderedDict[int, None] = OrderedDict()
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        """Pages that `allocate` can give: those without owners, kept or not."""
+        return len(self._free) + len(self._evictable)
+
+    @property
+    def num_evictable(self) -> int:
+        """How many of the free pages are kept."""
+        return len(self._evictable)
+
+    @property
+    def num_used(self) -> int:
+        """Pages with an owner, or kept."""
+        return self.num_pages - len(self._free)
 
     def num_pages_for(self, num_tokens: int) -> int:
         """Pages that hold so many tokens."""
@@ -38,15 +60,19 @@ class PagePool:
 
     def allocate(self, num_pages: int) -> list[int] | None:
         """Takes pages out of the pool, or None when there are too few: then none is taken."""
-        if num_pages > len(self._free):
+        if num_pages > self.num_free:
             return None
-        pages = [self._free.pop() for _ in range(num_pages)]
+        pages = []
+        for _ in range(num_pages):
+            if not self._free:
+                self._lose(next(iter(self._evictable)))
+            pages.append(self._free.pop())
         for page in pages:
             self._counts[page] = 1
         return pages
 
     def num_freeable(self, owners: Iterable[Sequence[int]]) -> int:
-        """Pages that would be free if these owners released theirs: not those that somebody else shares."""
+        """Pages that would be free if these owners released theirs: not those that other owners share."""
         references = Counter(page for pages in owners for page in pages)
         return sum(count == self._counts[page] for page, count in references.items())
 
@@ -55,30 +81,68 @@ class PagePool:
         return self._counts[page] > 1
 
     def share(self, pages: Iterable[int]) -> None:
-        """Adds an owner to pages that have one."""
+        """Adds an owner to pages that have one, or that are kept."""
         for page in pages:
-            assert self._counts[page] > 0, f"page {page} is free"
+            assert self._counts[page] > 0 or page in self._kept, f"page {page} is free"
             self._counts[page] += 1
+            self._evictable.pop(page, None)
 
-    def release(self, pages: Iterable[int]) -> None:
-        """Takes one owner from each page; pages without an owner are free."""
-        for page in pages:
+    def release(self, pages: Sequence[int]) -> None:
+        """Takes one owner from each page.
+
+        Args:
+            pages: in the order of their tokens. Of kept ones the last is evicted first: the pages of a prefix are of
+                no use without those before them.
+        """
+        for page in reversed(pages):
             assert self._counts[page] > 0, f"page {page} is free already"
             self._counts[page] -= 1
             if self._counts[page] == 0:
+                if page in self._kept:
+                    self._evictable[page] = None
+                else:
+                    self._free.append(page)
+
+    def keep(self, pages: Iterable[int]) -> None:
+        """Keeps the content of pages that have an owner."""
+        for page in pages:
+            assert self._counts[page] > 0, f"page {page} is free"
+            assert page not in self._kept, f"page {page} is kept already"
+            self._kept.add(page)
+
+    def forget(self, pages: Iterable[int]) -> None:
+        """Keeps pages no longer."""
+        for page in pages:
+            self._kept.remove(page)
+            if self._counts[page] == 0:
+                del self._evictable[page]
                 self._free.append(page)
 
-    def check_integrity(self, owners: Iterable[Sequence[int]]) -> None:
-        """Asserts the invariants, given the page lists of all owners.
+    def overwrite(self, pages: Iterable[int]) -> None:
+        """Pages will be written again by their only owner: what was kept of them is lost."""
+        for page in pages:
+            assert self._counts[page] == 1, f"page {page} is shared"
+            if page in self._kept:
+                self._lose(page)
 
-        free + owned = all, no page both free and owned, none twice in a list, counts equal to the references.
+    def check_integrity(self, owners: Iterable[Sequence[int]], kept: Iterable[int] = ()) -> None:
+        """Asserts the invariants, given the page lists of all owners, and the pages that a cache keeps.
+
+        free + evictable + owned = all, no page in two of them, none twice in a list, counts equal to the references.
         """
         references: Counter[int] = Counter()
         for pages in owners:
             assert len(set(pages)) == len(pages), f"a page stands twice in {pages}"
             references.update(pages)
-        assert len(set(self._free)) == len(self._free), "a page is free twice"
-        assert not set(self._free) & set(references), "a page is both free and owned"
-        assert len(self._free) + len(references) == self.num_pages, "a page is neither free nor owned"
+        free = {*self._free, *self._evictable}
+        assert len(free) == len(self._free) + len(self._evictable), "a page is free twice"
+        assert not free & set(references), "a page is both free and owned"
+        assert len(free) + len(references) == self.num_pages, "a page is neither free nor owned"
         for page, count in enumerate(self._counts):
             assert count == references[page], f"page {page} has count {count} and {references[page]} owners"
+        assert self._kept == set(kept), "the pool keeps other pages than the cache"
+        assert set(self._evictable) == self._kept - set(references), "evictable pages are kept and have no owner"
+
+    def _lose(self, page: int) -> None:
+        self.forget([page])
+        self.on_lost(page)

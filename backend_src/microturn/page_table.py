@@ -182,9 +182,13 @@ class PageTable:
         """
         left = self.save().cut(kv_len)
         rest = left.kv_len % self.page_size
-        last_pages = (pages[end - 1] for pages, end in zip(self._pages, left.ends, strict=True))
-        if rest and any(map(self._pool.is_shared, last_pages)):
-            left = left.cut(left.kv_len - rest)
+        if rest:
+            ends = zip(self._kinds(), left.ends, strict=True)
+            last_pages = [page for (track, pages), end in ends for page in pages[:end][-track.num_groups :]]
+            if any(map(self._pool.is_shared, last_pages)):
+                left = left.cut(left.kv_len - rest)
+            else:
+                self._pool.overwrite(last_pages)
         self.kv_len, self.tracks = left.kv_len, list(left.tracks)
         self.trim()
 

@@ -10,29 +10,31 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
 
 from microturn.context import Context
 from microturn.kv_pool import PagePool
 from microturn.page_table import PageTable
 
+# Which pages: the number of the kind of layers, and what stands in them and before them.
+_Key = tuple[int, bytes]
+
 
 class PrefixCache:
-    """Pages kept for who begins with the same tokens; those that no session holds give way before any session's do.
+    """Pages kept for sessions that begin with the same tokens. It owns none: the pool takes back what it needs.
 
     A session whose window slides shares no more than `max_len` tokens: those behind have seen less than others have.
 
     Args:
-        pool: where the pages are counted.
+        pool: where the pages are kept.
     """
 
     def __init__(self, pool: PagePool) -> None:
         self._pool = pool
-        # By the number of the kind of layers, and the key. The least recently used first; within a prefix the pages at
-        # its end, since without them the rest is of use.
-        self._pages: OrderedDict[tuple[int, bytes], list[int]] = OrderedDict()
+        self._pages: dict[_Key, list[int]] = {}
+        self._key_of: dict[int, _Key] = {}
+        pool.on_lost = self._drop
 
     def adopt(self, table: PageTable, context: Context, salt: str = "", *, max_len: int | None = None) -> None:
         """Begins an empty table with the longest known prefix of a context, short of its last token."""
@@ -46,45 +48,44 @@ class PrefixCache:
             if all(len(known) - run <= first for run, first in zip(runs, self._first_seen(table, known), strict=True)):
                 num_best = len(known)
         del known[num_best:]
-        firsts = self._first_seen(table, known)
         table.adopt(
             len(known) * self._pool.page_size,
             [
                 list(chain.from_iterable(self._pages[kind, key] for key in known[first:]))
-                for kind, first in enumerate(firsts)
+                for kind, first in enumerate(self._first_seen(table, known))
             ],
         )
-        for number, key in reversed(list(enumerate(known))):
-            for kind, first in enumerate(firsts):
-                if number >= first:
-                    self._pages.move_to_end((kind, key))
 
     def publish(self, table: PageTable, context: Context, salt: str = "", *, max_len: int | None = None) -> None:
         """Keeps the full pages of a context; their owner no longer writes them."""
-        keys = list(self._keys(context, table.kv_len, salt, max_len))
         full_pages = [table.full_pages(kind) for kind in range(len(table.tracks))]
-        for number, key in reversed(list(enumerate(keys))):
+        for number, key in enumerate(self._keys(context, table.kv_len, salt, max_len)):
             for kind, pages in enumerate(full_pages):
-                if number not in pages:
-                    continue
-                if (kind, key) not in self._pages:
-                    self._pool.share(pages[number])
-                    self._pages[kind, key] = pages[number]
-                self._pages.move_to_end((kind, key))
+                if number in pages and (kind, key) not in self._pages:
+                    self._keep((kind, key), pages[number])
 
-    def evict(self) -> bool:
-        """Frees the least recently used pages of some tokens that only the cache owns; False when there are none."""
-        for _ in range(len(self._pages)):
-            key, pages = self._pages.popitem(last=False)
-            if not any(map(self._pool.is_shared, pages)):
-                self._pool.release(pages)
-                return True
-            self._pages[key] = pages  # a session uses them: nothing would come free
-        return False
+    def clear(self) -> None:
+        """Keeps nothing any more."""
+        self._pool.forget(self._key_of)
+        self._pages.clear()
+        self._key_of.clear()
 
-    def owned(self) -> list[list[int]]:
-        """The page lists that the cache owns, for the pool's integrity check."""
-        return [list(chain.from_iterable(self._pages.values()))]
+    @property
+    def pages(self) -> Collection[int]:
+        """All pages that it keeps."""
+        return self._key_of.keys()
+
+    def _keep(self, key: _Key, pages: list[int]) -> None:
+        self._pool.keep(pages)
+        self._pages[key] = pages
+        self._key_of.update(dict.fromkeys(pages, key))
+
+    def _drop(self, page: int) -> None:
+        """A page is lost; without it the others of its key, for other groups of layers, are of no use."""
+        pages = self._pages.pop(self._key_of[page])
+        for other in pages:
+            del self._key_of[other]
+        self._pool.forget(other for other in pages if other != page)
 
     def _first_seen(self, table: PageTable, known: Sequence[bytes]) -> list[int]:
         """For each kind of layers, which of so many pages is the first that it needs to go on behind them."""

@@ -88,6 +88,10 @@ class Memory(Protocol):
 class Scheduler:
     """Builds steps under a token budget.
 
+    Attributes:
+        is_stalled: whether the last step is empty though there are turns to compute, and no KV for them on its way.
+            The page accounting is to make that impossible: the engine counts it, and tests assert that it never is.
+
     Args:
         max_batch_tokens: tokens of a step.
         memory: where pages come from when the pool has none.
@@ -102,6 +106,7 @@ class Scheduler:
         self._memory = memory
         self._pace = pace
         self._clock = clock
+        self.is_stalled = False
 
     def schedule(self, running: Iterable[Session], *, in_company: bool) -> list[ScheduledRow]:
         """The rows of the next step; empty only when nothing is left to compute, or all KV for it is on its way.
@@ -119,10 +124,14 @@ class Scheduler:
         budget = self._max_batch_tokens - (self._long_share if num_short < len(waiting) else 0)
         rows: list[ScheduledRow] = []
         preempted: set[Session] = set()
+        num_on_way = 0
         for index, session in enumerate(waiting):
             if index == num_short:
                 budget = self._left_for_long(rows, in_company=in_company)
-            if session in preempted or not self._memory.is_at_hand(session):
+            if session in preempted:
+                continue
+            if not self._memory.is_at_hand(session):
+                num_on_way += 1
                 continue
             num_tokens = min(session.num_computable, budget)
             if num_tokens <= 0:
@@ -131,10 +140,12 @@ class Scheduler:
             if not self._reserve(session, num_tokens, waiting[:index:-1], preempted):
                 break
             if not self._memory.fill(session):
+                num_on_way += 1
                 continue
             assert session.running is not None
             rows.append(ScheduledRow(session, session.running, session.kv_len, num_tokens))
             budget -= num_tokens
+        self.is_stalled = bool(waiting) and not rows and not num_on_way
         return rows
 
     def follow(self, rows: Iterable[ScheduledRow], running: Collection[Session]) -> list[ScheduledRow]:

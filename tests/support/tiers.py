@@ -137,7 +137,7 @@ class TiersDriver(StorageDriver):
         self.pool = pool
         self.sessions = make_table()
         self.prefixes = PrefixCache(pool)
-        self.tiers = Tiers(pool, self.kv, self.sessions, self.prefixes, self.storage, self.clock)
+        self.tiers = Tiers(pool, self.kv, self.sessions, self.storage, self.clock)
 
     def park(self, session: Session) -> bytes:
         """Adds a session that has no turn; says what stands in its pages."""
@@ -170,7 +170,7 @@ class TiersDriver(StorageDriver):
 
     def check_integrity(self) -> None:
         tables = [session.table.pages for session in self.sessions]
-        self.pool.check_integrity([*tables, *self.prefixes.owned()])
+        self.pool.check_integrity(tables, self.prefixes.pages)
         self.tiers.check_integrity()
 
 

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from microturn.kv_pool import PagePool
 from support.driver import Recorder
 from support.fake_runner import FakeDriver, expected_tokens
 
@@ -193,7 +194,7 @@ def test_closing_a_session_that_lost_its_pages_costs_no_forward_pass() -> None:
 
 
 def test_the_prefix_of_a_closed_session_is_taken_up() -> None:
-    driver = FakeDriver(share_prefixes=True)
+    driver = FakeDriver()
     prompt = [5] * 18
     first = driver.turn(1, prompt, start=True, end=True, max_tokens=3)
     second = driver.turn(2, [*prompt, 6], start=True, max_tokens=3)
@@ -203,21 +204,21 @@ def test_the_prefix_of_a_closed_session_is_taken_up() -> None:
 
 
 def test_without_the_setting_no_prefix_is_kept() -> None:
-    driver = FakeDriver()
+    driver = FakeDriver(share_prefixes=False)
     driver.turn(1, [5] * 18, start=True, end=True, max_tokens=3)
     assert driver.pool.num_free == 128
     assert driver.turn(2, [5] * 18, start=True, max_tokens=1).status.usage["cached_tokens"] == 0
 
 
 def test_the_answer_is_part_of_what_is_shared() -> None:
-    driver = FakeDriver(share_prefixes=True)
+    driver = FakeDriver()
     history = [5] * 6
     history += driver.turn(1, history, start=True, end=True, max_tokens=8).token_ids
     assert driver.turn(2, [*history, 6], start=True, max_tokens=1).status.usage["cached_tokens"] == 12
 
 
 def test_a_cancelled_first_turn_gives_the_shared_pages_back() -> None:
-    driver = FakeDriver(share_prefixes=True, max_batch_tokens=4)
+    driver = FakeDriver(max_batch_tokens=4)
     prompt = [5] * 17
     driver.turn(1, prompt, start=True, end=True, max_tokens=1)
     _, turn = driver.post(2, [*prompt, *[6] * 20], start=True, max_tokens=3)
@@ -230,7 +231,7 @@ def test_a_cancelled_first_turn_gives_the_shared_pages_back() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_shared_pages_give_way_under_pressure_and_change_no_token(seed: int) -> None:
-    driver = FakeDriver(num_pages=20, max_context=64, max_batch_tokens=12, share_prefixes=True)
+    driver = FakeDriver(num_pages=20, max_context=64, max_batch_tokens=12)
     rng = random.Random(seed)
     stems = [[stem] * 20 for stem in range(3)]
     for _ in range(12):
@@ -250,7 +251,7 @@ def test_pages_that_only_the_prefix_cache_holds_are_free_for_a_turn_that_needs_t
     Under the defaults three sessions on the real server stood still for ever: the first in order was refused, and the
     scheduler let none of the turns behind it run.
     """
-    driver = FakeDriver(num_pages=64, page_size=16, max_context=1024, share_prefixes=True)
+    driver = FakeDriver(num_pages=64, page_size=16, max_context=1024)
     histories = {1: [i % 97 for i in range(385)], 2: [3 * i % 97 for i in range(609)], 3: [1, 2, 3, 4]}
     for session_id in (1, 2):
         driver.turn(session_id, histories[session_id], start=True, max_tokens=0)
@@ -290,3 +291,16 @@ def test_turns_without_options_are_all_answered_in_a_pool_of_one_to_four_context
         driver.run(max_steps=2000)
         for session_id, (given, answer, num_tokens) in asked.items():
             check_answer(histories[session_id], given, answer, num_tokens)
+
+
+def test_a_step_without_a_row_though_a_turn_could_run_is_counted_and_fails_tests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Were pages counted wrong, the engine would stand still in silence: planted here, it is seen at once."""
+    monkeypatch.setattr(PagePool, "num_freeable", lambda *_: 0)
+    driver = FakeDriver(num_pages=16, max_context=64)
+    for session_id in (1, 2):
+        driver.post(session_id, [session_id] * 30, start=True, max_tokens=30)
+    with pytest.raises(AssertionError, match="a step without a row"):
+        driver.run(max_steps=200)
+    assert driver.engine.recorder.metrics.stalled_steps.total() == 1

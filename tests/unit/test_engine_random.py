@@ -312,8 +312,7 @@ class EngineMachine(RuleBasedStateMachine):
             )
             self._finish()
             assert last.recorder.status.finish_reason == last.reason
-        while self.driver.engine._prefixes.evict():
-            pass
+        self.driver.engine._prefixes.clear()
         assert self.driver.pool.num_free == self.driver.pool.num_pages
         assert self._gauge("microturn_sessions") == 0
         assert (

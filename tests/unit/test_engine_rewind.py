@@ -203,7 +203,7 @@ def test_sampling_is_that_of_a_session_in_which_the_dropped_tokens_had_never_bee
 @pytest.mark.parametrize("rewind_to", range(30))
 def test_pages_that_others_read_are_never_written(rewind_to: int) -> None:
     """Two sessions and the cache share a prefix; one is cut within it and says something else there."""
-    driver = FakeDriver(share_prefixes=True, max_context=128)
+    driver = FakeDriver(max_context=128)
     prompt = list(range(40, 66))
     driver.turn(0, prompt, start=True, end=True, max_tokens=4)
     histories: dict[int, list[int]] = {}
@@ -221,15 +221,14 @@ def test_pages_that_others_read_are_never_written(rewind_to: int) -> None:
     assert third.token_ids == expected_tokens([*prompt, 3], 3)
     for session_id in (1, 2, 3):
         driver.turn(session_id, end=True)
-    while driver.engine._prefixes.evict():
-        pass
+    driver.engine._prefixes.clear()
     assert driver.pool.num_free == 128
 
 
 def test_a_rewind_within_a_shared_page_computes_that_page_again_and_no_more() -> None:
-    driver = FakeDriver(share_prefixes=True, max_context=128)
+    driver = FakeDriver(max_context=128)
     prompt = [5] * 26
-    driver.turn(0, prompt, start=True, end=True, max_tokens=0)
+    driver.turn(0, prompt, start=True, max_tokens=0)
     driver.turn(1, prompt, start=True, max_tokens=0)
     cut = {at: driver.turn(1, [6], max_tokens=0, rewind_to=at).status.usage["cached_tokens"] for at in (25, 16, 11)}
     assert cut == {25: 24, 16: 12, 11: 8}

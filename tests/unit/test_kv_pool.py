@@ -80,6 +80,55 @@ def test_a_page_is_shared_while_it_has_more_than_one_owner() -> None:
     assert not pool.is_shared(pages[0])
 
 
+def test_a_kept_page_without_owners_is_free_and_allocated_last() -> None:
+    """Pages that only a cache holds counted as taken: a turn was refused for pages that were free in truth."""
+    pool, taken = PagePool(4, 16), []
+    pool.on_lost = taken.append
+    kept = pool.allocate(2)
+    assert kept is not None
+    pool.keep(kept)
+    assert (pool.num_free, pool.num_evictable, pool.num_used) == (2, 0, 2)
+    pool.release(kept)
+    pool.check_integrity([], kept)
+    assert (pool.num_free, pool.num_evictable, pool.num_used) == (4, 2, 2)
+    first = pool.allocate(2)
+    assert first is not None
+    assert not set(first) & set(kept)
+    assert taken == []
+    last = pool.allocate(1)
+    assert last == taken == [kept[1]], "of a prefix the last page goes first"
+    pool.check_integrity([first, last], [kept[0]])
+    assert pool.allocate(2) is None
+    assert pool.num_evictable == 1, "where there are too few pages none is evicted"
+
+
+def test_what_was_kept_of_a_page_is_lost_when_its_only_owner_writes_it_again() -> None:
+    """Or a rewind into a first turn would compute up to a page again."""
+    pool, lost = PagePool(8, 4), []
+    pool.on_lost = lost.append
+    table = PageTable(pool)
+    table.reserve(12)
+    table.kv_len = 12
+    pages = list(table.pages)
+    pool.keep(pages)
+    table.truncate(6)
+    assert (table.kv_len, table.pages, lost) == (6, pages[:2], [pages[1]])
+    pool.check_integrity([table.pages], [pages[0], pages[2]])
+
+
+def test_a_kept_page_is_owned_again_by_the_one_that_shares_it() -> None:
+    pool = PagePool(1, 16)
+    pages = pool.allocate(1)
+    assert pages is not None
+    pool.keep(pages)
+    pool.release(pages)
+    pool.share(pages)
+    assert (pool.num_free, pool.allocate(1)) == (0, None)
+    pool.forget(pages)
+    pool.release(pages)
+    pool.check_integrity([])
+
+
 def test_the_page_freed_last_is_taken_first() -> None:
     pool = PagePool(4, 16)
     pages = pool.allocate(3)

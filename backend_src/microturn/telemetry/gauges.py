@@ -76,12 +76,11 @@ class Gauges:
     def _read_pages(self) -> None:
         running: set[int] = set().union(*(session.table.pages for session in self._running))
         living: set[int] = running.union(*(session.table.pages for session in self._sessions))
-        num_free = self._pool.num_free
         nums = {
-            "free": num_free,
+            "free": self._pool.num_pages - self._pool.num_used,
             "running": len(running),
             "parked": len(living) - len(running),
-            "prefix": self._pool.num_pages - num_free - len(living),
+            "prefix": self._pool.num_used - len(living),
         }
         for use, num_pages in nums.items():
             self._metrics.pages.set(num_pages, use)
@@ -90,7 +89,7 @@ class Gauges:
         pool, host, disk = self._pool, self._storage.host, self._storage.disk
         brought = sum(image.num_bytes for image in self._storage.incoming if image.place is not Place.HOST)
         used, capacity = self._metrics.kv_bytes, self._metrics.kv_capacity_bytes
-        used.set((pool.num_pages - pool.num_free) * self._bytes_per_page, "device")
+        used.set(pool.num_used * self._bytes_per_page, "device")
         used.set(host.used_bytes, "host")
         used.set(brought + (0 if disk is None else disk.used_bytes), "disk")
         capacity.set(pool.num_pages * self._bytes_per_page, "device")

@@ -101,6 +101,9 @@ class Metrics:
         self.step_rows = Histogram("microturn_step_rows", "Sessions that had a part in a forward pass.", _ROWS)
         self.step_tokens = Histogram("microturn_step_tokens", "Tokens that a forward pass computed.", _TOKENS)
         self.step_failures = Counter("microturn_step_failures_total", "Forward passes that raised.")
+        self.stalled_steps = Counter(
+            "microturn_stalled_steps_total", "Steps that computed nothing though turns had tokens to compute."
+        )
 
         self.pages = Gauge("microturn_pages", "Pages of the KV pool.", use=("free", "running", "parked", "prefix"))
         self.kv_bytes = Gauge("microturn_kv_bytes", "Bytes of KV.", tier=_TIERS)

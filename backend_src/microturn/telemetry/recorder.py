@@ -16,6 +16,7 @@ from microturn.settings import Settings
 from microturn.telemetry.metrics import Metrics
 from microturn.turn import Status, TextInput, TokenInput, Turn, is_empty
 
+log = logging.getLogger(__name__)
 sessions_log = logging.getLogger("microturn.sessions")
 turns_log = logging.getLogger("microturn.turns")
 
@@ -147,6 +148,11 @@ class Recorder:
     def step_failed(self) -> None:
         """A forward pass raised."""
         self.metrics.step_failures.add()
+
+    def step_stalled(self) -> None:
+        """A step computed nothing though turns had tokens to compute."""
+        self.metrics.stalled_steps.add()
+        log.error("no turn gets its pages, and no copy is under way: the engine stands still")
 
 
 def _say(session: Session, event: str, **fields: Any) -> None:

@@ -29,7 +29,6 @@ from microturn.kv_pool import PagePool
 from microturn.kv_tensors import KVTensors
 from microturn.kv_transfer import Transfer
 from microturn.page_table import TableState
-from microturn.prefix_cache import PrefixCache
 from microturn.session import Session
 from microturn.session_table import SessionTable
 from microturn.tiers.forecast import Forecast, is_away
@@ -67,7 +66,6 @@ class Tiers:
         pool: the pages.
         kv: what stands in them.
         sessions: those that live.
-        prefixes: pages that give way before those of any session.
         storage: what lies behind the pool.
         clock: seconds, monotonic.
     """
@@ -77,7 +75,6 @@ class Tiers:
         pool: PagePool,
         kv: KVTensors,
         sessions: SessionTable,
-        prefixes: PrefixCache,
         storage: Storage,
         clock: Callable[[], float],
     ) -> None:
@@ -85,7 +82,6 @@ class Tiers:
         self._pool = pool
         self._kv = kv
         self._sessions = sessions
-        self._prefixes = prefixes
         self._clock = clock
         self._begin_pages = math.ceil(_BEGIN_SHARE * pool.num_pages)
         self._enough_pages = math.ceil(_ENOUGH_SHARE * pool.num_pages)
@@ -146,8 +142,6 @@ class Tiers:
 
     def reclaim(self) -> bool:
         """Frees some pages that no running session holds; False when there are none."""
-        if self._prefixes.evict():
-            return True
         session = self._sessions.parked_longest()
         if session is None:
             return False
@@ -203,15 +197,14 @@ class Tiers:
             if not self._for_later.num_left:
                 self._has_more = True
                 return
-            if not self._prefixes.evict():
-                if session.stored is not None:
-                    self._free(session)  # it was expected, and did not come
-                    continue
-                saving = self._saving_of(session, self.storage.has_room)
-                if saving is None:
-                    return
-                num_left = saving.state.num_pages - saving.num_copied
-                self._note_later(self._copy_out(saving, self._for_later.take(num_left)))
+            if session.stored is not None:
+                self._free(session)  # it was expected, and did not come
+                continue
+            saving = self._saving_of(session, self.storage.has_room)
+            if saving is None:
+                return
+            num_left = saving.state.num_pages - saving.num_copied
+            self._note_later(self._copy_out(saving, self._for_later.take(num_left)))
             self._is_short = self._pool.num_free < self._enough_pages
 
     def _saving_of(self, session: Session, has_room: Callable[[int], bool]) -> _Saving | None:

@@ -39,7 +39,7 @@ def test_kv_outside_the_pool(tmp_path: Path, place: str) -> None:
     tiers = {"host_tier_bytes": 1 << 20} if place == "host" else {"disk_tier_dir": str(tmp_path)}
     driver = FakeDriver(num_pages=32, max_context=64, **tiers)
     for session_id in range(1, 9):
-        driver.turn(session_id, [*range(50)], start=True, max_tokens=2)
+        driver.turn(session_id, [session_id, *range(49)], start=True, max_tokens=2)
         driver.steps(5)
         settle(driver)
     driver.steps(2)
@@ -48,7 +48,7 @@ def test_kv_outside_the_pool(tmp_path: Path, place: str) -> None:
     assert num_sessions["parked", place] > 0
     assert sum(num_sessions.values()) == 8
     assert num_bytes[(place,)] == num_sessions["parked", place] * driver.pool.num_pages_for(51) * bytes_per_page(driver)
-    num_used = driver.pool.num_pages - driver.pool.num_free
+    num_used = driver.pool.num_used
     assert num_bytes[("device",)] == num_used * bytes_per_page(driver)
     assert read(driver, "microturn_kv_capacity_bytes")[("device",)] == driver.pool.num_pages * bytes_per_page(driver)
     assert read(driver, "microturn_kv_evictions_total")[("host",)] >= num_sessions["parked", place]
@@ -65,7 +65,7 @@ def bytes_per_page(driver: FakeDriver) -> int:
 def test_what_is_computed_again_counts_as_restored_from_tokens() -> None:
     driver = FakeDriver(num_pages=32, max_context=64)
     for session_id in range(1, 12):
-        driver.turn(session_id, [*range(50)], start=True, max_tokens=2)
+        driver.turn(session_id, [session_id, *range(49)], start=True, max_tokens=2)
     assert read(driver, "microturn_kv_restores_total") == {}
     driver.turn(1, [5], max_tokens=1)
     assert read(driver, "microturn_kv_restores_total") == {("tokens", "false"): 1}
@@ -74,7 +74,7 @@ def test_what_is_computed_again_counts_as_restored_from_tokens() -> None:
 
 def test_every_page_counts_once() -> None:
     """Shared ones count for who runs before who is parked; what nobody else holds is kept for sessions to come."""
-    driver = FakeDriver(share_prefixes=True)
+    driver = FakeDriver()
     size = driver.pool.page_size
     driver.turn(1, [*range(2 * size + 1)], start=True, max_tokens=0)
     driver.turn(2, [*range(2 * size + 1)], start=True, max_tokens=0)

@@ -82,7 +82,7 @@ def test_a_repetition_is_no_turn(driver: FakeDriver) -> None:
 
 
 def test_prefixes_hit_and_miss() -> None:
-    driver = FakeDriver(share_prefixes=True)
+    driver = FakeDriver()
     prompt = [*range(3 * driver.pool.page_size + 1)]
     driver.turn(1, prompt, start=True, max_tokens=0)
     driver.turn(2, prompt, start=True, max_tokens=0)
