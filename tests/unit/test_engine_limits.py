@@ -174,6 +174,38 @@ def test_where_no_proxy_is_trusted_nobody_names_a_tenant(driver: FakeDriver) -> 
     )
 
 
+def test_what_a_tenant_says_is_shared_within_it_alone() -> None:
+    """The salt was empty where a tenant was known, so that `cached_tokens`, and the time of a first turn, told a tenant
+    that another had begun with the same words."""
+    prompt = [5] * 18
+    driver = FakeDriver(share_prefixes=True, max_sessions_per_tenant=9)
+    cached = [
+        driver.turn(number, prompt, start=True, end=True, max_tokens=1, **tenant).status.usage["cached_tokens"]
+        for number, tenant in enumerate((of("a"), of("b"), {}, of("a"), of("b"), {}), start=1)
+    ]
+    assert cached == [0, 0, 0, 16, 16, 16]
+
+
+def test_a_tenant_and_a_salt_are_not_taken_for_another_tenant_and_another_salt() -> None:
+    prompt = [5] * 18
+    driver = FakeDriver(share_prefixes=True, max_sessions_per_tenant=99)
+    owners: list[dict[str, Any]] = [
+        {"cache_salt": "ab"},
+        {"cache_salt": "b", **of("a")},
+        {"cache_salt": '["a", "b"]'},
+        {"cache_salt": "a", **of("b")},
+        {"cache_salt": "null"},
+        of("ab"),
+        of("null"),
+    ]
+    for number, owner in enumerate(owners, start=1):
+        status = driver.turn(number, prompt, start=True, end=True, max_tokens=1, **owner).status
+        assert status.usage["cached_tokens"] == 0, owner
+    for number, owner in enumerate(owners, start=50):
+        status = driver.turn(number, prompt, start=True, end=True, max_tokens=1, **owner).status
+        assert status.usage["cached_tokens"] == 16, owner
+
+
 # ---- resume --------------------------------------------------------------------------------------------------------
 
 
