@@ -80,8 +80,9 @@ class Lifecycle:
             self._reset(replaced)
         session.is_closing = turn.request.end
         self._sessions.add(session)
-        if session.cache_salt is not None and not session.table.pages:
-            self._prefixes.adopt(session.table, session.context, session.cache_salt, max_len=session.max_shared)
+        salt = session.prefix_salt
+        if salt is not None and not session.table.pages:
+            self._prefixes.adopt(session.table, session.context, salt, max_len=session.max_shared)
             self._recorder.prefix_used(session)
         self._begin(session, turn)
         self.advance(session)
@@ -186,8 +187,9 @@ class Lifecycle:
             reason = "closed"
         self._tell_end(session, turn, reason, output)
         self._release(session)
-        if turn.number == 0 and session.cache_salt is not None and session.stored is None:
-            self._prefixes.publish(session.table, session.context, session.cache_salt, max_len=session.max_shared)
+        salt = session.prefix_salt if turn.number == 0 else None
+        if salt is not None and session.stored is None:
+            self._prefixes.publish(session.table, session.context, salt, max_len=session.max_shared)
 
     def fail(self, session: Session, turn: Turn, error: Exception) -> None:
         """Ends the running turn with an error: nothing of it stays."""

@@ -1,4 +1,5 @@
-"""Whose a session is: its tenant, and the key that its START set, kept as a salted hash only.
+"""Whose a session is: its tenant, and the key that its START set, kept as a salted hash only; and who may learn from
+its time and `cached_tokens` what it began with.
 
 Sessions are saved to files; from those nobody learns a key but by trying keys, so keys should be random. Knows neither
 sessions nor files.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 import secrets
 from dataclasses import dataclass
 from typing import Protocol, Self
@@ -63,6 +65,14 @@ def check_owner(owned: Owned, request: TurnRequest) -> None:
     """
     if not is_owner(owned, request):
         raise PermissionDenied("the session belongs to somebody else: bring the session_key that its START set")
+
+
+def sharing_salt(tenant: str | None, cache_salt: str) -> str:
+    """What prefixes are hashed with: 32 hex digits, equal where tenant and salt are equal each.
+
+    A hash, not the text: page keys are hashes as well, and no text that a client chooses may be one.
+    """
+    return hashlib.blake2b(json.dumps([tenant, cache_salt]).encode(), digest_size=16).hexdigest()
 
 
 def _digest(key: str | None, salt: bytes) -> bytes:

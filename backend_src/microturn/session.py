@@ -15,7 +15,7 @@ from microturn.codec import Codec
 from microturn.context import Context
 from microturn.history import History
 from microturn.options import TurnOptions
-from microturn.ownership import KeyHash
+from microturn.ownership import KeyHash, sharing_salt
 from microturn.page_table import PageTable
 from microturn.results import Results
 from microturn.tiers.beat import Beat
@@ -43,7 +43,7 @@ class Session:
         results: of its numbered turns.
         key: what every turn must bring.
         tenant: on whose behalf a trusted proxy says that it was opened.
-        cache_salt: with whom it shares the pages of its first turn; None is nobody.
+        cache_salt: with whom of its tenant it shares the pages of its first turn; None is nobody.
         opened_s: when it was opened.
         origin: `new`, `fork` or `resumed`.
         epoch: rises with every copy of the session that is saved; the copy of a lower one is out of date.
@@ -88,6 +88,11 @@ class Session:
     @property
     def codec(self) -> Codec:
         return self.history.codec
+
+    @property
+    def prefix_salt(self) -> str | None:
+        """Equal for those alone who share prefixes: of one tenant, or of none, and of one `cache_salt`."""
+        return None if self.cache_salt is None else sharing_salt(self.tenant, self.cache_salt)
 
     @property
     def state(self) -> str:

@@ -48,7 +48,7 @@ class Settings:
         page_size: tokens in a page.
         max_sessions: live sessions; one more is refused.
         max_sessions_per_tenant: live sessions of one tenant, where a trusted proxy names one in the header
-            ``x-microturn-tenant``; 0 is that no proxy does, and then the header is refused.
+            ``x-microturn-tenant``, on this server; 0 is that no proxy does, and then the header is refused.
         max_batch_tokens: tokens that one forward pass computes at most.
         max_context: longest context of a session in tokens; 0 is what the model was trained for.
         window_slack: tokens that go at a time when a session's window slides, in whole pages; a rewind by as many is
@@ -57,7 +57,7 @@ class Settings:
         idle_timeout_s: a session that is silent for longer expires; a session may ask for another time.
         num_threads: threads of a forward pass; 0 is one per core this process may use.
         share_prefixes: full pages of a session's first turn stay in the pool as long as there is room, and a session
-            of the same `cache_salt` that begins with the same tokens takes them up.
+            of the same tenant and `cache_salt` that begins with the same tokens takes them up.
         snapshot_dir: where live sessions are saved when the server stops, and where they are found again; empty is
             nowhere.
         snapshot_ttl_s: how long a session that was saved there may be taken up.

@@ -88,7 +88,7 @@ class SessionOptions(GenerationOptions, total=False):
         session_priority: each step makes the session's turns due 200 ms earlier than others'.
         session_key: nobody may use the session without it; the session says it with every turn.
         fork_of: id of a session, as text, whose context this one goes on from; it takes that one's key.
-        cache_salt: the first turn shares its KV only with sessions of the same salt.
+        cache_salt: the first turn shares its KV only with sessions of the same salt (and tenant).
         model_fingerprint: open it only where the model has this one; see :class:`ModelInfo`.
         resume: go on with the session of this id that the server has, rather than open one.
         parse_special: see :class:`AppendOptions`.

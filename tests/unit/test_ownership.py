@@ -6,7 +6,7 @@ import hmac
 
 import pytest
 
-from microturn.ownership import KeyHash
+from microturn.ownership import KeyHash, sharing_salt
 
 KEY = "ours"
 
@@ -51,3 +51,13 @@ def test_keys_are_compared_in_constant_time(given: str | None, monkeypatch: pyte
     assert known.matches(given) is (given == KEY)
     ((one, other),) = compared
     assert (len(one), other) == (32, known.digest)
+
+
+def test_each_tenant_and_salt_have_a_sharing_salt_of_their_own() -> None:
+    pairs = [(None, ""), (None, "a"), ("", ""), ("", "a"), ("a", ""), ("a", "b"), ("b", "a"), ("", "ab"), ("ab", "")]
+    pairs += [("null", ""), (None, '["a", "b"]'), ('a", "', "b"), ("a", '", "b'), ("\ud800", ""), (None, "\ud800")]
+    salts = [sharing_salt(tenant, cache_salt) for tenant, cache_salt in pairs]
+    assert len(set(salts)) == len(pairs)
+    assert salts == [sharing_salt(tenant, cache_salt) for tenant, cache_salt in pairs]
+    # Never as long as a page's key, which is 16 bytes.
+    assert {len(salt.encode()) for salt in salts} == {32}

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from microturn.options import TENANT_HEADER
 from microturn.snapshots.directory import SnapshotDirectory
 from support.fake_runner import FakeDriver, expected_tokens
 from support.snapshots import FAR_S, KEY, RESUME, Restart, files, find, live, saved
@@ -146,6 +147,20 @@ def test_without_the_key_nothing_is_taken_up_and_nothing_said(
     save(before, directory)
     assert str(after.turn(1, [9], **start, **given).error) == DENIED
     assert after.turn(1, [9], **RESUME, **KEY).status.context_len > 14
+
+
+def test_a_saved_session_is_still_its_tenants(directory: SnapshotDirectory, restart: Restart) -> None:
+    before = FakeDriver(max_context=256, max_sessions_per_tenant=2)
+    ours = {TENANT_HEADER: "ours"}
+    live(before, **ours)
+    save(before, directory)
+    salt = find(before).prefix_salt
+    after = restart(max_sessions_per_tenant=2)
+    for theirs in ({}, {TENANT_HEADER: "theirs"}):
+        assert str(after.turn(1, [9], **RESUME, **theirs).error) == DENIED
+    assert after.turn(1, [9], max_tokens=2, **RESUME, **ours).error is None
+    assert str(after.turn(1, [9]).error) == DENIED
+    assert (find(after).tenant, find(after).prefix_salt) == ("ours", salt)
 
 
 def test_with_the_key_the_session_goes_on_and_keeps_it(
