@@ -11,11 +11,14 @@ from microturn_client import (
     InvalidArgument,
     NotFound,
     PermissionDenied,
+    Resumed,
     Session,
     SessionClosed,
     Tokens,
     TurnEnd,
 )
+from microturn_client._inputs import encode_input
+from microturn_client._wire import build_request, mark_end
 
 PROMPT = list(range(40, 60))
 GENERATE = {"max_tokens": 12, "ignore_eos": True}
@@ -24,6 +27,15 @@ GENERATE = {"max_tokens": 12, "ignore_eos": True}
 def generate(session: Session, given: object, **options: object) -> list[int]:
     turn = session.turn(given, **{**GENERATE, **options})
     return [token_id for event in turn if isinstance(event, Tokens) for token_id in event.ids]
+
+
+def end_as_a_stranger(client: Client, session: Session) -> None:
+    """END from who knows the id and not the key: it is refused, and Triton ends the sequence all the same."""
+    request = build_request("streaming_llm", "1", session.id, encode_input(None), {"max_tokens": 0})
+    mark_end(request)
+    call = client._open_stream((), iter([request]))
+    assert next(iter(call)).error_message.startswith("PERMISSION_DENIED")
+    call.cancel()
 
 
 class ClientContract:
@@ -136,6 +148,45 @@ class ClientContract:
             with client.session(session_id=session.id, resume=True) as thief, pytest.raises(PermissionDenied):
                 thief.append([1])
             assert len(generate(session, None)) == 12
+
+    def test_a_strangers_end_takes_nothing_from_the_owner(self, client: Client) -> None:
+        with client.session() as session, client.session() as other:
+            session.append(PROMPT)
+            end_as_a_stranger(client, session)
+            first, *events = session.turn([70], **GENERATE)
+            assert isinstance(first, Resumed)
+            assert first.exact
+            answer = [token_id for event in events if isinstance(event, Tokens) for token_id in event.ids]
+            end_as_a_stranger(client, session)
+            assert session.interrupt(heard_tokens=4).context_len == len(PROMPT) + 5
+            end_as_a_stranger(client, session)
+            with session.fork() as branch:
+                assert answer == generate(other, [*PROMPT, 70])
+                other.rewind(to=len(PROMPT) + 5)
+                assert generate(session, [71]) == generate(branch, [71]) == generate(other, [71])
+
+    def test_a_strangers_end_behind_a_running_turn_loses_no_token(self, client: Client) -> None:
+        with client.session() as session, client.session() as other:
+            turn = session.turn(PROMPT, **{**GENERATE, "max_tokens": 40})
+            first = next(turn)
+            assert isinstance(first, Tokens)
+            end_as_a_stranger(client, session)
+            waiting = session.turn([70], **GENERATE)
+            answers = [[i for event in told if isinstance(event, Tokens) for i in event.ids] for told in (turn, waiting)]
+            answers[0][:0] = first.ids
+            assert answers == [generate(other, PROMPT, max_tokens=40), generate(other, [70])]
+            assert session.context_len == other.context_len
+
+    def test_a_session_whose_sequence_a_stranger_ended_is_closed_by_its_owner(self, client: Client) -> None:
+        """Triton refused the owner's END as well, and the session kept its place until its idle time was over."""
+        session = client.session()
+        session.append(PROMPT)
+        end_as_a_stranger(client, session)
+        status = session.close()
+        assert status is not None
+        assert (status.finish_reason, status.context_len) == ("closed", len(PROMPT))
+        with client.attach(session.token) as attached, pytest.raises(NotFound):
+            attached.append([1])
 
     def test_what_is_not_there_cannot_be_taken_up(self, client: Client) -> None:
         with client.session(session_id="never-opened", resume=True) as session, pytest.raises(NotFound):

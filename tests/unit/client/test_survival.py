@@ -644,3 +644,58 @@ def test_a_branch_whose_parent_died_is_told_all(scene):
     branch.settle()
     assert scene.sessions.context_of(2)[:6] == [*before, 7]
     assert len(ids(events(turn))) == 1
+
+
+def test_a_keepalive_finds_out_that_triton_has_ended_the_sequence(scene):
+    turn = scene.begin([1, 2], max_tokens=2)
+    scene.settle()
+    answer = ids(events(turn))
+    scene.sessions.forget_sequences()
+    scene.wait()  # the keep-alive is due
+    scene.settle()
+    again = scene.begin([3], max_tokens=2)
+    scene.settle()
+    told, *rest = events(again)
+    assert isinstance(told, Resumed)
+    assert told.exact
+    assert ids(rest) == expected_of([([1, 2], 2, 0), ([3], 2, 0)])[1][1]
+    assert scene.context == [1, 2, *answer, 3, *ids(rest)]
+
+
+class TestAnEndThatTritonRefuses:
+    """It had ended the sequence before, as at a stranger's END; the session kept its place until its idle time."""
+
+    def close(self, scene):
+        end = scene.core.begin_close(1e9)
+        scene.settle()
+        return end
+
+    def test_the_session_is_closed_all_the_same(self, scene):
+        turn = scene.begin([1, 2], max_tokens=2)
+        scene.settle()
+        scene.sessions.forget_sequences()
+        end = self.close(scene)
+        assert end.result.finish_reason == "closed"
+        assert ids(events(turn)) == expected_of([([1, 2], 2, 0)])[1][0]
+        assert scene.core.state is SessionState.CLOSED
+        with pytest.raises(KeyError):
+            _ = scene.context
+
+    def test_behind_a_turn_that_it_refuses_too(self, scene):
+        scene.begin([1, 2], max_tokens=2)
+        scene.settle()
+        scene.sessions.forget_sequences()
+        turn = scene.begin([3], max_tokens=2)
+        end = self.close(scene)
+        assert ids(events(turn)) == expected_of([([1, 2], 2, 0), ([3], 2, 0)])[1][1]
+        assert end.result.finish_reason == "closed"
+
+    def test_one_that_is_gone_is_not_opened_anew_to_be_closed(self, scene):
+        scene.begin([1, 2], max_tokens=2)
+        scene.settle()
+        scene.sessions.forget_sessions()
+        num_done = scene.sessions.num_turns_done
+        with pytest.raises(NotFound):
+            events(self.close(scene))
+        assert scene.core.state is SessionState.CLOSED
+        assert scene.sessions.num_turns_done == num_done
