@@ -136,6 +136,12 @@ class DurableCore(SessionCore):
         self._retry_at = retry_at
 
     def _refused(self, turn: PendingTurn, request_id: str, error: MicroturnError) -> None:
+        if turn is self._end and isinstance(error, NotFound) and not self._end_resumes:
+            # Triton may have ended the sequence of a session that lives; one END more tells.
+            self._end_resumes = True
+            self._outbox.is_answered(request_id)
+            self._outbox.put(turn)
+            return
         if turn is not self._end and self.state is not SessionState.GONE and self._is_survived(turn, error):
             return
         was_resuming = self.state is SessionState.RESUMING

@@ -104,9 +104,9 @@ class Requests:
         add_options(request, {"session_key": self.key, **self.later_options})
         return request
 
-    def end(self, turn: PendingTurn) -> ModelInferRequest:
-        """The turn that closes the session."""
-        request = self.later(turn)
+    def end(self, turn: PendingTurn, *, resume: bool) -> ModelInferRequest:
+        """The turn that closes the session, also on a stream that does not know it."""
+        request = self.resume(turn) if resume else self.later(turn)
         mark_end(request)
         return request
 

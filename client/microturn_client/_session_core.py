@@ -76,6 +76,7 @@ class SessionCore:
         self._opener: PendingTurn | None = None
         self._start: PendingTurn | None = None
         self._end: PendingTurn | None = None
+        self._end_resumes = False
         self._failure: MicroturnError | None = None
         self._expires_in_s: float | None = None
         self._heard_at = clock()
@@ -182,7 +183,7 @@ class SessionCore:
             self._cuts.is_sent(turn)
         self._outbox.number(turn)
         if turn.is_end:
-            request = self.requests.end(turn)
+            request = self.requests.end(turn, resume=self._end_resumes)
         elif self.state is SessionState.NEW:
             request = self.requests.start(turn)
             self._start = self._opener = turn

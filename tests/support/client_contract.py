@@ -172,7 +172,9 @@ class ClientContract:
             assert isinstance(first, Tokens)
             end_as_a_stranger(client, session)
             waiting = session.turn([70], **GENERATE)
-            answers = [[i for event in told if isinstance(event, Tokens) for i in event.ids] for told in (turn, waiting)]
+            answers = [
+                [i for event in told if isinstance(event, Tokens) for i in event.ids] for told in (turn, waiting)
+            ]
             answers[0][:0] = first.ids
             assert answers == [generate(other, PROMPT, max_tokens=40), generate(other, [70])]
             assert session.context_len == other.context_len

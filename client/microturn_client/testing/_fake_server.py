@@ -83,6 +83,11 @@ class FakeServer:
             for call in list(self._calls):
                 self._drop(call)
 
+    def end_sequences(self) -> None:
+        """Triton ends all sequences, as it does at an END of somebody who lacks the key; the sessions live."""
+        with self._lock:
+            self._sessions.forget_sequences()
+
     def restart(self) -> None:
         """The server dies, with all sessions, and is back at once."""
         with self._lock:

@@ -89,11 +89,15 @@ class FakeSessions:
         request = read_request(message)
         turn = FakeTurn(request, [(request.id, send)])
         self._expire()
+        if not request.start and request.session_id not in self._sequences:
+            # Triton's own refusal: the model never sees the turn.
+            send(error(request.id, "the sequence must specify the START flag on the first request of the sequence"))
+            return
+        if request.end:
+            self._sequences.discard(request.session_id)  # whatever the model answers
+        else:
+            self._sequences.add(request.session_id)
         try:
-            if request.start:
-                self._sequences.add(request.session_id)
-            elif request.session_id not in self._sequences:
-                raise RefusedError("the sequence must specify the START flag on the first request of the sequence")
             self._receive(turn)
         except RefusedError as refusal:
             send(error(request.id, str(refusal)))
@@ -299,7 +303,6 @@ class FakeSessions:
 
     def _end(self, session: FakeSession) -> None:
         self._sessions.pop(session.id, None)
-        self._sequences.discard(session.id)
 
     def _expire(self) -> None:
         now = self._clock()

@@ -15,6 +15,7 @@ from microturn_client import (
     ProtocolError,
     Recovery,
     ResourceExhausted,
+    Resumed,
     SessionClosed,
     Tokens,
     TurnEnd,
@@ -362,3 +363,25 @@ def test_a_session_goes_on_in_another_event_loop():
         return (await session.append([1], timeout_s=30)).context_len
 
     assert [asyncio.run(talk()), asyncio.run(talk())] == [1, 2]
+
+
+async def test_a_sequence_that_triton_has_ended_is_gone_on_with_and_closed():
+    """As at a stranger's END: the session lives, and its owner's turns and END are refused in Triton's words."""
+    server = FakeServer()
+    async with server.async_client(timeout_s=20.0) as client:
+        session, other = client.session(), client.session()
+        expected = [event for given in ([1, 2], [3]) for event in await events(other.turn(given, max_tokens=3))]
+        told = await events(session.turn([1, 2], max_tokens=3))
+        server.end_sequences()
+        told += await events(session.turn([3], max_tokens=3))
+        assert [event.exact for event in told if isinstance(event, Resumed)] == [True]
+        assert tokens_of(told) == tokens_of(expected)
+        server.end_sequences()
+        status = await session.close()
+        assert (status.finish_reason, status.context_len) == ("closed", 9)
+        with pytest.raises(KeyError):
+            server.context_of(session.id)
+
+
+def tokens_of(told):
+    return [token_id for event in told if isinstance(event, Tokens) for token_id in event.ids]
