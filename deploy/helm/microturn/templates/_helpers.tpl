@@ -39,6 +39,14 @@ fsGroupChangePolicy: OnRootMismatch
 seccompProfile: {type: RuntimeDefault}
 {{- end -}}
 
+{{/* An egress rule: the cluster's name server. */}}
+{{- define "microturn.nameLookup" -}}
+- ports: [{port: 53, protocol: UDP}, {port: 53, protocol: TCP}]
+  to:
+    - namespaceSelector: {}
+      podSelector: {matchLabels: {k8s-app: kube-dns}}
+{{- end -}}
+
 {{- define "microturn.snapshotClaim" -}}
 {{- .Values.snapshots.existingClaim | default (printf "%s-snapshots" (include "microturn.name" .)) -}}
 {{- end -}}
