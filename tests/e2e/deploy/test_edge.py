@@ -97,6 +97,7 @@ async def test_with_asyncio_too(door: Door) -> None:
         ("wrong key", "Jwt verification fails"),
         ("expired", "Jwt is expired"),
         ("of another service", "Audiences in Jwt are not allowed"),
+        ("of nobody", "RBAC: access denied"),
     ],
 )
 def test_without_a_valid_token_nobody_comes_in(door: Door, tmp_path: Path, token: str, reason: str) -> None:
@@ -104,6 +105,8 @@ def test_without_a_valid_token_nobody_comes_in(door: Door, tmp_path: Path, token
         "wrong key": lambda: TokenIssuer(tmp_path / "other.key").issue("a tenant"),
         "expired": lambda: door.issuer.issue("a tenant", valid_s=-3600),
         "of another service": lambda: door.issuer.issue("a tenant", audience="billing"),
+        # It had sessions without a tenant, and so without a bound.
+        "of nobody": lambda: door.issuer.issue(""),
     }
     error = door.error(door.credentials(made[token]() if token in made else token))
     assert isinstance(error, PermissionDenied)
