@@ -48,7 +48,7 @@ FAMILIES: dict[str, Mapping[str, Any]] = {
         "qk_rope_head_dim": 8,
         "qk_nope_head_dim": 8,
         "v_head_dim": 16,
-        "head_dim": 8,
+        "num_key_value_heads": 4,
         "first_k_dense_replace": 1,
     },
     "ernie4_5": _GROUPED,
