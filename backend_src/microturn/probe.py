@@ -26,6 +26,7 @@ from microturn.kv_tensors import KVTensors
 from microturn.layer_groups import LayerShape
 from microturn.layers.decoder import FusedDecoder
 from microturn.layers.linear import ExactLinear, Linear
+from microturn.probe_attention import UnlikeOurs, check_attention
 from microturn.runner import Decoder, ModelRunner
 from microturn.stock import stock_logits
 
@@ -93,7 +94,7 @@ def check_runner(
     new_decoder: Callable[[], D | None],
     tolerance: float,
 ) -> Checked[D]:
-    """Compares splits, company near and far, depth and embeddings with the untouched model.
+    """Compares attention, splits, company near and far, depth and embeddings with the untouched model.
 
     Args:
         model: loaded with our attention.
@@ -107,6 +108,7 @@ def check_runner(
     """
     name = type(model).__name__
     try:
+        check_attention(model, layers)
         reference = _Reference.of(model, layers)
         try:
             decoder = new_decoder()
@@ -115,7 +117,7 @@ def check_runner(
         except Exception as reason:  # whatever does not fit our layers: transformers' own decide
             log.warning("%s runs on transformers' layers, which are slower than fused ones: %s", name, reason)
         return _check(new_runner(None), None, reference, tolerance)
-    except _Deviation as reason:
+    except (UnlikeOurs, _Deviation) as reason:
         raise InvalidArgument(f"{name} cannot be served: its {reason}") from None
     except Exception as error:  # whatever a model does with what it was not written for
         raise InvalidArgument(f"{name} cannot be served: its check at load fails with {reason_of(error)}") from error
