@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,10 +9,12 @@ import torch
 
 from microturn.errors import InvalidArgument
 from microturn.loading import load_engine
-from microturn.runner import Runner, set_num_threads
+from microturn.runner import Runner
 from microturn.settings import Settings
 from support.driver import Driver
 from support.families import FAMILIES, pristine, pristine_logits, write_family
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 _POOL = {"kv_tokens": 2048, "max_context": 512, "weights": "float32", "device": "cpu", "num_threads": 1}
 _SERVED = {
@@ -50,14 +51,6 @@ _SERVED = {
     "smollm3",
     "starcoder2",
 }
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """So small models only lose by more, and most where the machine is busy."""
-    num_threads = torch.get_num_threads()
-    yield
-    set_num_threads(num_threads)
 
 
 def served(directory: Path) -> Runner:

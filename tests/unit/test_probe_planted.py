@@ -40,6 +40,8 @@ from microturn.runner import trace_layers
 from support import models
 from support.models import build
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SHAPE = {
     "vocab_size": 300,
     "hidden_size": 64,

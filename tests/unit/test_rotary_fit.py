@@ -25,6 +25,8 @@ from microturn.rotary import Layout, Rotary, Turning, installed
 from microturn.rotary_fit import install
 from support.models import build
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SHAPE = {
     "vocab_size": 300,
     "hidden_size": 64,

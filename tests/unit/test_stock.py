@@ -12,6 +12,8 @@ from microturn.rotary import Rotary
 from microturn.stock import stock_logits, untouched
 from support.families import pristine, pristine_logits, write_family
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 IDS = torch.randint(200, (60,), generator=torch.Generator().manual_seed(1)).tolist()
 
 
