@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
+import torch
 from transformers import PreTrainedModel
 
 from microturn import runner
@@ -26,6 +28,15 @@ def device(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="session", autouse=True)
 def _threads() -> None:
     runner.set_num_threads(len(os.sched_getaffinity(0)))
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """For tiny models: several threads gain them nothing, and wait for each other where the machine is busy."""
+    num_threads = torch.get_num_threads()
+    runner.set_num_threads(1)
+    yield
+    runner.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="session")

@@ -77,3 +77,9 @@ class Unavailable(MicroturnError):
 
 class InternalError(MicroturnError):
     code = "INTERNAL"
+
+
+def reason_of(error: Exception) -> str:
+    """An exception of somebody else's code in one line: its kind, since a message alone may be a bare name."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

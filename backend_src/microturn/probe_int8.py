@@ -21,8 +21,8 @@ from microturn.layer_groups import LayerShape
 from microturn.layers.decoder import FusedDecoder
 from microturn.layers.int8_linear import Int8Linear
 from microturn.layers.int8_products import TILE_ROWS
-from microturn.probe import stock_logits
 from microturn.runner import ModelRunner
+from microturn.stock import stock_logits
 
 log = logging.getLogger(__name__)
 

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from microturn import rotary
+from microturn import rotary, rotary_fit, stock
 from microturn.attention import native, paged
 from microturn.attention.paged import PagedAttention
 from microturn.batch import Batch
-from microturn.errors import InvalidArgument
+from microturn.errors import InvalidArgument, reason_of
 from microturn.kv_tensors import KVTensors
 from microturn.layer_groups import LayerShape
 from microturn.layers.decoder import Attention
@@ -160,14 +160,12 @@ def load_model(
     Raises:
         InvalidArgument: when the directory holds no causal LM that transformers can load.
     """
-    paged.register()
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            model_dir, dtype=dtype, attn_implementation=paged.IMPLEMENTATION, local_files_only=True
+            model_dir, dtype=dtype, attn_implementation=stock.IMPLEMENTATION, local_files_only=True
         )
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise InvalidArgument(f"cannot load a causal language model from '{model_dir}': {reason}") from error
+    except Exception as error:  # whatever stands in such a directory
+        raise InvalidArgument(f"cannot load a causal language model from '{model_dir}': {reason_of(error)}") from error
     for parameter in model.parameters():
         # Weights come as a mapping of the file. The kernel may drop such pages and read them again in the middle of a
         # turn: seen as turns of many seconds after a pause. Memory of our own stays.
@@ -176,10 +174,12 @@ def load_model(
 
 
 def prepare_model(model: PreTrainedModel, device: torch.device | str) -> PreTrainedModel:
-    """Puts a model that was built with our attention on its device, with angles that stay exact, for inference."""
+    """Puts a model on its device, with our attention and angles that stay exact, for inference."""
+    paged.register()
     model.to(device)
-    rotary.install(model)
-    return model.eval()
+    model.eval().set_attn_implementation(paged.IMPLEMENTATION)
+    rotary_fit.install(model)
+    return model
 
 
 def set_num_threads(num_threads: int) -> None:
@@ -223,6 +223,10 @@ def trace_layers(model: PreTrainedModel) -> list[LayerShape]:
         model(input_ids=zero, position_ids=zero, use_cache=False, paged=recorder)
     except NotImplementedError as error:
         raise InvalidArgument(f"{type(model).__name__} cannot be served: it uses {error}") from error
+    except Exception as error:  # whatever a model does with a packed batch that it was not written for
+        raise InvalidArgument(
+            f"{type(model).__name__} cannot be served: its pass over a packed batch fails with {reason_of(error)}"
+        ) from error
     num_layers = int(model.config.get_text_config().num_hidden_layers)
     if sorted(recorder.layers) != list(range(num_layers)):
         raise InvalidArgument(

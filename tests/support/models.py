@@ -17,8 +17,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from microturn import rotary
-from microturn.attention import paged
+from microturn import runner, stock
 from support.rounded import rounded
 
 VOCAB_SIZE = 311
@@ -112,12 +111,9 @@ def with_served_heads(family: str, **changes: object) -> PreTrainedModel:
 
 def build(model_class: type[PreTrainedModel], config: object, *, seed: int = 0) -> PreTrainedModel:
     """A random model with our attention, as transformers initialises it."""
-    paged.register()
-    config._attn_implementation = paged.IMPLEMENTATION
+    config._attn_implementation = stock.IMPLEMENTATION
     torch.manual_seed(seed)
-    model = model_class(config).eval()
-    rotary.install(model)
-    return model
+    return runner.prepare_model(model_class(config), "cpu")
 
 
 def _build(model_class: type[PreTrainedModel], config: object) -> PreTrainedModel:

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from microturn.attention import paged
 from microturn.attention.paged import PagedAttention
 from microturn.batch import Batch, Row
 from microturn.flight import Flight
 from microturn.kv_tensors import KVTensors
 from microturn.runner import ModelRunner, trace_layers
 from microturn.scheduler import ScheduledRow
+from microturn.stock import untouched
 from microturn.turn import SessionId
 from microturn.window import Window
 from support.driver import Driver, model_runner
@@ -117,12 +117,9 @@ def check_incremental(
 
 @torch.inference_mode()
 def stock_logits(model: PreTrainedModel, ids: Sequence[int]) -> Tensor:
-    """Logits [n, vocab_size] of one full forward pass by transformers' own attention."""
-    model.set_attn_implementation("sdpa")
-    try:
+    """Logits [n, vocab_size] of one full forward pass of the model with nothing of ours in it."""
+    with untouched(model):
         logits: Tensor = model(input_ids=torch.tensor([list(ids)], device=model.device), use_cache=False).logits[0]
-    finally:
-        model.set_attn_implementation(paged.IMPLEMENTATION)
     return logits
 
 
@@ -144,13 +141,12 @@ def one_shot_logits(
 def stock_greedy(model: PreTrainedModel, ids: Sequence[int], num_tokens: int) -> list[int]:
     """Tokens of a plain transformers `generate` that no end token stops."""
     end_ids, model.generation_config.eos_token_id = model.generation_config.eos_token_id, None
-    model.set_attn_implementation("sdpa")
     try:
-        output = model.generate(
-            torch.tensor([list(ids)], device=model.device), max_new_tokens=num_tokens, do_sample=False
-        )
+        with untouched(model):
+            output = model.generate(
+                torch.tensor([list(ids)], device=model.device), max_new_tokens=num_tokens, do_sample=False
+            )
     finally:
-        model.set_attn_implementation(paged.IMPLEMENTATION)
         model.generation_config.eos_token_id = end_ids
     return output[0, len(ids) :].tolist()
 

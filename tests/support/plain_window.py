@@ -39,8 +39,8 @@ def _evict(model: PreTrainedModel, cache: DynamicCache, num_sinks: int, distance
     if not distance:
         return
     rotary = model.model.rotary_emb
-    for layer, kind in zip(cache.layers, rotary.kinds, strict=True):
-        cos, sin = rotary(layer.keys, torch.tensor([[distance]], device=model.device), kind)
+    for layer, turning in zip(cache.layers, rotary.turnings, strict=True):
+        cos, sin = rotary(layer.keys, torch.tensor([[distance]], device=model.device), turning.kind)
         keys = layer.keys[:, :, num_sinks + distance :]
         first, second = keys.chunk(2, dim=-1)
         turned_back = keys * cos + torch.cat((second, -first), dim=-1) * sin

@@ -23,6 +23,8 @@ from microturn.runner import load_model, trace_layers
 from support import models
 from support.models import build
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SHAPE = {
     "vocab_size": 300,
     "hidden_size": 64,

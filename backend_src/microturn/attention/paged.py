@@ -19,7 +19,7 @@ from microturn.attention.native import NativePlan
 from microturn.attention.step import PagedStep
 from microturn.batch import Batch
 from microturn.kv_tensors import KVTensors
-from microturn.rotary import Rotary, Rotation
+from microturn.rotary import Rotary, Rotation, Turning
 
 IMPLEMENTATION = "microturn_paged"
 
@@ -64,7 +64,7 @@ class PagedAttention:
             for number, kind in enumerate(kv.groups.kinds)
         ]
         self._rotary = rotary
-        self._rotations: dict[tuple[int, str | None], Rotation] = {}
+        self._rotations: dict[tuple[int, Turning | None], Rotation] = {}
 
     def append_and_attend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None
@@ -95,14 +95,15 @@ class PagedAttention:
         return out
 
     def _turn_back(self, layer: int, kind: int) -> Rotation:
-        """Turns the queries whose sinks have moved; the same for all layers of a kind with the same frequencies."""
-        rotary_kind = None if self._rotary is None else self._rotary.kinds[layer]
-        if (kind, rotary_kind) not in self._rotations:
-            self._rotations[kind, rotary_kind] = self._rotation(layer, -self._kinds[kind].moved_by)
-        return self._rotations[kind, rotary_kind]
+        """Turns the queries whose sinks have moved; the same for all layers of a kind that turn alike."""
+        turning = None if self._rotary is None else self._rotary.turnings[layer]
+        if (kind, turning) not in self._rotations:
+            self._rotations[kind, turning] = self._rotation(layer, -self._kinds[kind].moved_by)
+        return self._rotations[kind, turning]
 
     def _rotation(self, layer: int, distances: Tensor) -> Rotation:
-        assert self._rotary is not None, "sinks that move need the model's rotary embedding"
+        if self._rotary is None:
+            raise NotImplementedError("how its layers turn queries and keys by their positions is not known")
         return self._rotary.rotation(layer, distances)
 
 
@@ -113,11 +114,13 @@ def _forward(
     value: Tensor,
     attention_mask: Tensor | None,  # noqa: ARG001  always None: the pages say what is visible
     scaling: float,
-    paged: PagedAttention,
+    paged: PagedAttention | None = None,
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """What transformers calls; query [1, heads, tokens, head_dim], key and value [1, kv_heads, tokens, head_dim]."""
+    if paged is None:
+        raise NotImplementedError("attention that is not told what its model's forward is given")
     for name in _UNSUPPORTED:
         if kwargs.get(name) is not None:
             raise NotImplementedError(f"attention with '{name}'")

@@ -31,7 +31,7 @@ class TorchDecoder:
 
     def __init__(self, model: PreTrainedModel, shapes: Sequence[LayerShape], glue: Glue) -> None:
         self._rotary = model.model.rotary_emb
-        kinds = self._rotary.kinds
+        kinds = [turning.kind for turning in self._rotary.turnings]
         self._layers = [DecoderLayer.of(*of, TorchLinear) for of in zip(model.model.layers, shapes, kinds, strict=True)]
         self._norm = RMSNorm.of(model.model.norm)
         self._head = TorchLinear.of(model.lm_head)

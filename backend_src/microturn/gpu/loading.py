@@ -65,7 +65,8 @@ def make_ready(model: PreTrainedModel, settings: Settings) -> Loaded:
     torch.backends.cuda.matmul.allow_tf32 = False
     layers = runner.trace_layers(model)
     checked = check_runner(
-        type(model).__name__,
+        model,
+        layers,
         lambda decoder: GpuRunner(
             model,
             new_pages(layers, device=model.device),

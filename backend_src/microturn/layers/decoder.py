@@ -53,7 +53,7 @@ class FusedDecoder:
 
     def __init__(self, model: PreTrainedModel, shapes: Sequence[LayerShape], products: Products) -> None:
         self._rotary = model.model.rotary_emb
-        kinds = self._rotary.kinds
+        kinds = [turning.kind for turning in self._rotary.turnings]
         self._known = [DecoderLayer.of(*of, products) for of in zip(model.model.layers, shapes, kinds, strict=True)]
         self._layers: list[Layer] = [CompiledLayer.of(known) or StepwiseLayer(known) for known in self._known]
         self._norm = RMSNorm.of(model.model.norm)

@@ -21,7 +21,7 @@ from microturn.layer_groups import LayerShape
 from microturn.layers import kernels
 from microturn.layers.int8_linear import Int8Linear
 from microturn.layers.linear import Product, TorchLinear
-from microturn.rotary import Rotary
+from microturn.rotary import Layout, Rotary
 
 # A module of transformers: its attributes have no types that a checker could follow.
 _Module = Any
@@ -151,6 +151,8 @@ def is_known(model: PreTrainedModel, shapes: Sequence[LayerShape]) -> bool:
     return (
         _children(decoder) == {"embed_tokens", "layers", "norm", "rotary_emb"}
         and type(decoder.rotary_emb) is Rotary
+        and decoder.rotary_emb.layout is Layout.HALVES
+        and [turning.pairs for turning in decoder.rotary_emb.turnings] == [Layout.HALVES] * len(shapes)
         and type(model.lm_head) is nn.Linear
         and _is_rms_norm(decoder.norm)
         and len(decoder.layers) == len(shapes)

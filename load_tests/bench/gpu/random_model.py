@@ -9,8 +9,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from microturn import runner
-from microturn.attention import paged
+from microturn import runner, stock
 
 _STD = 0.02
 
@@ -23,11 +22,10 @@ def random_model(config: Mapping[str, Any], device: torch.device) -> PreTrainedM
         config: what would stand in its config.json.
         device: where it is made and stays.
     """
-    paged.register()
     torch.manual_seed(0)
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(
-            AutoConfig.for_model(**config), attn_implementation=paged.IMPLEMENTATION, dtype=torch.float32
+            AutoConfig.for_model(**config), attn_implementation=stock.IMPLEMENTATION, dtype=torch.float32
         )
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):

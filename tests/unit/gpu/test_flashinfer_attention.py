@@ -15,14 +15,14 @@ from microturn.gpu import flashinfer_attention
 from microturn.gpu.flashinfer_attention import AttentionShape, FlashInferAttention
 from microturn.kv_tensors import KVTensors
 from microturn.layer_groups import LayerGroups, LayerShape
-from microturn.rotary import Rotary
+from microturn.rotary import Rotary, Turning
 from support import plain_flashinfer, recorded_graphs
 
 CPU = torch.device("cpu")
 PAGE_SIZE = 4
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 6, 2, 64
 SCALE = 0.2
-ROTARY = Rotary({None: 0.1 ** torch.arange(HEAD_DIM // 2).float()}, {None: 1.0}, [None] * 3)
+ROTARY = Rotary({None: 0.1 ** torch.arange(HEAD_DIM // 2).float()}, {None: 1.0}, [Turning()] * 3)
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from microturn.batch import Batch, EmbedSpan, Row, RowPages
 from microturn.gpu.decoder import TorchDecoder
 from microturn.gpu.graphs import StepSize, step_sizes
-from microturn.rotary import Rotary
+from microturn.rotary import Rotary, Turning
 from microturn.runner import trace_layers
 from support import models, plain_flashinfer, recorded_graphs
 from support.gpu_runner import gpu_runner
@@ -136,6 +136,6 @@ def test_angles_for_a_part_of_each_head_are_refused() -> None:
     model = models.llama()
     decoder = TorchDecoder.of(model, trace_layers(model))
     assert decoder is not None
-    decoder._rotary = Rotary({None: torch.ones(3)}, {None: 1.0}, [None] * 3)
+    decoder._rotary = Rotary({None: torch.ones(3)}, {None: 1.0}, [Turning()] * 3)
     with pytest.raises(NotImplementedError, match="6 of 12 elements"):
         decoder(torch.zeros(1, 48), torch.zeros(1, dtype=torch.long), torch.zeros(1, dtype=torch.long), None)

@@ -13,7 +13,7 @@ from microturn.batch import Batch, Row
 from microturn.kv_tensors import KVTensors
 from microturn.layers.decoder import FusedDecoder
 from microturn.layers.linear import FEW_ROWS
-from microturn.rotary import Rotary
+from microturn.rotary import Rotary, Turning
 from microturn.runner import ModelRunner, trace_layers
 from support import models
 from support.oracle import stock_logits
@@ -84,6 +84,6 @@ def test_angles_for_a_part_of_each_head_are_refused() -> None:
 
     decoder = FusedDecoder.of(model, trace_layers(model))
     assert decoder is not None
-    decoder._rotary = Rotary({None: torch.ones(3)}, {None: 1.0}, [None] * 3)
+    decoder._rotary = Rotary({None: torch.ones(3)}, {None: 1.0}, [Turning()] * 3)
     with pytest.raises(NotImplementedError, match="6 of 12 elements"):
         decoder(torch.zeros(1, 48), torch.zeros(1, dtype=torch.long), torch.zeros(1, dtype=torch.long), None)

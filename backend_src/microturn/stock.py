@@ -1,0 +1,101 @@
+"""What a transformers model computes with nothing of ours in it: the reference of every check and of the oracles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from transformers import PreTrainedModel
+
+from microturn.attention import paged
+from microturn.rotary import Rotary
+
+# Transformers' own attention, as each family has written it down.
+IMPLEMENTATION = "eager"
+
+
+@contextmanager
+def untouched(model: PreTrainedModel, *, exact_angles: bool = False) -> Iterator[None]:
+    """The model as transformers loads it: its own modules with its own attention.
+
+    Args:
+        model: prepared for us (see `runner.prepare_model`).
+        exact_angles: whether its own rotary module, where ours had taken its place, computes in float64.
+    """
+    with _without_ours(model, exact=exact_angles):
+        model.set_attn_implementation(IMPLEMENTATION)
+        try:
+            yield
+        finally:
+            model.set_attn_implementation(paged.IMPLEMENTATION)
+
+
+@torch.inference_mode()
+def stock_logits(model: PreTrainedModel, ids: Sequence[int], first: int = 0) -> Tensor:
+    """Float32 logits [n, vocab_size] of one full forward pass of the untouched model.
+
+    Args:
+        model: prepared for us.
+        ids: of the tokens.
+        first: position of the first one. Behind the beginning angles are exact: in float32 they are not.
+    """
+    given = torch.tensor([list(ids)], device=model.device)
+    with untouched(model, exact_angles=first > 0):
+        if first == 0:
+            logits: Tensor = model(input_ids=given, use_cache=False).logits[0]
+        else:
+            positions = torch.arange(first, first + len(ids), device=model.device)[None]
+            logits = model(input_ids=given, position_ids=positions, use_cache=False).logits[0]
+    return logits.float()
+
+
+@contextmanager
+def _without_ours(model: nn.Module, *, exact: bool) -> Iterator[None]:
+    """The model with its own module, as it came, in the place of ours.
+
+    Args:
+        model: with ours, or without.
+        exact: whether that module, wherever it asks for float32, gets float64. (Only where ours has taken its place:
+            one that has stayed computes as it does.)
+    """
+    places = [
+        (parent, name, child)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if isinstance(child, Rotary)
+    ]
+    for parent, name, child in places:
+        stock = child.stock[0]
+        setattr(parent, name, _InFloat64(stock) if exact else stock)
+    try:
+        yield
+    finally:
+        for place in places:
+            setattr(*place)
+
+
+class _InFloat64(nn.Module):
+    """Somebody else's module with float64 inside, where its own lines say float32."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self._module = module
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+        with _Float64():
+            angles = self._module(x, *args, **kwargs)
+        return tuple(part.to(x.dtype) for part in angles)
+
+
+class _Float64(TorchFunctionMode):
+    """Makes float64 of what asks for float32."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.float:
+            return args[0].double()
+        wider = [torch.float64 if value is torch.float32 else value for value in args]
+        return func(*wider, **{n: torch.float64 if v is torch.float32 else v for n, v in (kwargs or {}).items()})
