@@ -80,7 +80,7 @@ class Lifecycle:
             self._reset(replaced)
         session.is_closing = turn.request.end
         self._sessions.add(session)
-        if session.cache_salt is not None and not session.table.pages:
+        if session.cache_salt is not None and session.table.is_empty:
             self._prefixes.adopt(session.table, session.context, session.cache_salt, max_len=session.max_shared)
             self._recorder.prefix_used(session)
         self._begin(session, turn)

@@ -56,12 +56,12 @@ class ScheduledRow:
         return Row(
             token_ids=session.context.token_ids[first:last] or [UNKNOWN_ID],
             position=first,
-            pages=tuple(pages),
+            pages=pages,
             embeds=session.context.embeds_between(first, last),
             wants_logits=last >= len(session.context),
             num_sinks=track.num_sinks,
             num_evicted=track.num_evicted,
-            others=[RowPages(tuple(pages), track.num_sinks, track.num_evicted) for track, pages in others],
+            others=[RowPages(pages, track.num_sinks, track.num_evicted) for track, pages in others],
         )
 
 
