@@ -1,4 +1,4 @@
-"""Chooses the next token. A pure function of logits, history, seed and absolute position: nothing is remembered.
+"""Chooses the next token. A pure function of logits, context, seed and absolute position: nothing is remembered.
 
 So a turn replayed, rewound, forked, preempted or moved to another worker goes on identically, and company in the batch
 changes nothing. On a GPU all is enqueued and nothing waited for: no value of a tensor is looked at.
@@ -7,7 +7,7 @@ changes nothing. On a GPU all is enqueued and nothing waited for: no value of a 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from microturn.drawn import Drawn
 from microturn.options import TurnOptions
+from microturn.token_counts import TokenCounts
 from microturn.upload import upload
 
 
@@ -26,17 +27,20 @@ class SamplingRow:
 
     Attributes:
         options: the turn's sampling options.
-        history: all token ids of the context; may be empty when no penalty asks for it.
+        seen: the tokens of the context; may be empty when no penalty asks for them.
         seed: the session's seed, below 2**63.
         position: absolute position that the new token will have.
         banned_ids: ids that may not be chosen.
+        unknown: int64 [n], the last tokens of the context where the host does not know them yet: they are in no counts,
+            and lie where the logits do.
     """
 
     options: TurnOptions
-    history: Sequence[int]
     seed: int
     position: int
+    seen: TokenCounts = field(default_factory=TokenCounts)
     banned_ids: Sequence[int] = ()
+    unknown: Tensor | None = None
 
 
 # Bounds what the choice takes of a GPU's memory: some 60 bytes for each logit of so many rows.
@@ -156,23 +160,36 @@ def _choose(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
 
 def _penalize(logits: Tensor, rows: Sequence[SamplingRow], columns: _Columns) -> None:
     """Penalties over the whole context: repetition after Keskar et al. (2019), the others as OpenAI defines them."""
-    # A token that came several times is here as often, each time with the same numbers.
-    cells = _cells([row.history for row in rows], logits)
+    cells, counts = _seen_cells(rows, logits)
     row = cells // logits.shape[-1]
     repetition = columns.repetition_penalty.float()[row, 0]
     frequency = columns.frequency_penalty.float()[row, 0]
     presence = columns.presence_penalty.float()[row, 0]
     flat = logits.view(-1)
-    count = torch.zeros_like(flat).index_add_(0, cells, torch.ones_like(repetition))[cells]
+    # A token that the host knows and that came once more since is here twice, each time with the same numbers.
+    count = torch.zeros_like(flat).index_add_(0, cells, counts)[cells]
     seen = flat[cells]
     seen = torch.where(seen > 0, seen / repetition, seen * repetition) - (frequency * count + presence)
     flat.index_copy_(0, cells, seen)
 
 
-def _cells(ids: Sequence[Sequence[int]], logits: Tensor) -> Tensor:
+def _seen_cells(rows: Sequence[SamplingRow], logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Where tokens of each row's context are in the flattened logits, int64 [n], and how often they came, float32."""
+    cells, vocab_size = _cells([row.seen.ids for row in rows], logits), logits.shape[-1]
+    known = np.concatenate([row.seen.counts[row.seen.ids < vocab_size] for row in rows])
+    counts = _sent(known, logits.device, torch.float32)
+    unknown = [(at * vocab_size, row.unknown) for at, row in enumerate(rows) if row.unknown is not None]
+    if unknown:
+        firsts = _sent(np.repeat([first for first, _ in unknown], [len(ids) for _, ids in unknown]), logits.device)
+        cells = torch.cat((cells, torch.cat([ids for _, ids in unknown]) + firsts))
+        counts = torch.cat((counts, torch.ones_like(firsts, dtype=torch.float32)))
+    return cells, counts
+
+
+def _cells(ids: Sequence[Sequence[int] | NDArray[np.int64]], logits: Tensor) -> Tensor:
     """Where each row's ids are in the flattened logits, int64 [ids of all rows]."""
     vocab_size = logits.shape[-1]
-    of_rows = [np.fromiter(of_row, np.int64) for of_row in ids]
+    of_rows = [np.asarray(of_row, np.int64) for of_row in ids]
     cells = [of_row[of_row < vocab_size] + row * vocab_size for row, of_row in enumerate(of_rows)]
     return _sent(np.concatenate(cells), logits.device)
 

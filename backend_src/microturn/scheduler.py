@@ -142,8 +142,8 @@ class Scheduler:
 
         They are those of turns that may go on: the tokens that it chooses, each a row. What follows nothing must be
         scheduled, once the step is over: where somebody would miss a step (a session that is not in this one, or has
-        more of its input to compute; a turn that begins when the one before it ends, which is sure), where a choice
-        needs the token before it on the host, and where the pool has no page free.
+        more of its input to compute; a turn that begins when the one before it ends, which is sure), and where the pool
+        has no page free.
 
         Args:
             rows: of the step that is under way.
@@ -158,7 +158,7 @@ class Scheduler:
         following = []
         for row in current:
             session, turn = row.session, row.turn
-            if row.end < session.kv_target or turn.options.has_penalties:
+            if row.end < session.kv_target:
                 return []
             if turn.num_passes_left > 1:
                 if not session.table.reserve(row.end + 1):

@@ -6,6 +6,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from microturn.drawn import Sampled
 from microturn.options import TurnOptions
 from microturn.sampler import SamplingRow, choose, draw, uniform
+from microturn.token_counts import TokenCounts
 from support.plain_sampler import distribution, normalized, plain_choice, random_step
 
 LOGITS = [2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, 3.0]
@@ -25,7 +27,7 @@ NUM_DRAWS = 3000
 def row(
     *, history: Sequence[int] = (), seed: int = 11, position: int = 5, banned_ids: Sequence[int] = (), **options: Any
 ) -> SamplingRow:
-    return SamplingRow(TurnOptions(**options), history, seed, position, banned_ids)
+    return SamplingRow(TurnOptions(**options), seed, position, TokenCounts.of(history), banned_ids)
 
 
 def sample_one(logits: Sequence[float] | Tensor, sampling_row: SamplingRow) -> Sampled:
@@ -266,6 +268,8 @@ def test_the_ids_on_the_device_are_those_that_are_told() -> None:
 def test_no_value_is_looked_at_on_a_device() -> None:
     """The host would have to wait for it. A meta tensor has none, so here such a look fails."""
     logits, rows = random_step(random.Random(0), 40, 1500)
+    assert any(row.unknown is not None and row.options.has_penalties for row in rows)
+    rows = [row if row.unknown is None else replace(row, unknown=row.unknown.to("meta")) for row in rows]
     assert choose(logits.to("meta"), rows, at_once=16).is_meta
 
 
