@@ -160,36 +160,46 @@ def _choose(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
 
 def _penalize(logits: Tensor, rows: Sequence[SamplingRow], columns: _Columns) -> None:
     """Penalties over the whole context: repetition after Keskar et al. (2019), the others as OpenAI defines them."""
-    cells, counts = _seen_cells(rows, logits)
-    row = cells // logits.shape[-1]
-    repetition = columns.repetition_penalty.float()[row, 0]
-    frequency = columns.frequency_penalty.float()[row, 0]
-    presence = columns.presence_penalty.float()[row, 0]
+    cells, at, counts = _seen(rows, logits)
+    repetition, frequency, presence = (
+        column.float().squeeze(-1).index_select(0, at)
+        for column in (columns.repetition_penalty, columns.frequency_penalty, columns.presence_penalty)
+    )
     flat = logits.view(-1)
-    # A token that the host knows and that came once more since is here twice, each time with the same numbers.
-    count = torch.zeros_like(flat).index_add_(0, cells, counts)[cells]
-    seen = flat[cells]
-    seen = torch.where(seen > 0, seen / repetition, seen * repetition) - (frequency * count + presence)
+    seen = flat.index_select(0, cells)
+    seen = torch.where(seen > 0, seen / repetition, seen * repetition) - (frequency * counts + presence)
     flat.index_copy_(0, cells, seen)
 
 
-def _seen_cells(rows: Sequence[SamplingRow], logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Where tokens of each row's context are in the flattened logits, int64 [n], and how often they came, float32."""
-    cells, vocab_size = _cells([row.seen.ids for row in rows], logits), logits.shape[-1]
-    known = np.concatenate([row.seen.counts[row.seen.ids < vocab_size] for row in rows])
-    counts = _sent(known, logits.device, torch.float32)
-    unknown = [(at * vocab_size, row.unknown) for at, row in enumerate(rows) if row.unknown is not None]
-    if unknown:
-        firsts = _sent(np.repeat([first for first, _ in unknown], [len(ids) for _, ids in unknown]), logits.device)
-        cells = torch.cat((cells, torch.cat([ids for _, ids in unknown]) + firsts))
-        counts = torch.cat((counts, torch.ones_like(firsts, dtype=torch.float32)))
-    return cells, counts
+def _seen(rows: Sequence[SamplingRow], logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The tokens of each row's context: where they are in the flattened logits, of which row, and how often they came.
+
+    A token that the host knows, and that came again since, is here twice, each time with the same count.
+    """
+    vocab_size, device = logits.shape[-1], logits.device
+    at, ids, counts = (_sent(part, device) for part in _known(rows, vocab_size))
+    unknown = {number: row.unknown for number, row in enumerate(rows) if row.unknown is not None}
+    if not unknown:
+        return at * vocab_size + ids, at, counts
+    behind = np.repeat(list(unknown), [len(of_row) for of_row in unknown.values()])
+    at = torch.cat((at, _sent(behind, device)))
+    cells = at * vocab_size + torch.cat((ids, *unknown.values()))
+    counts = torch.cat((counts, torch.ones_like(at[len(counts) :])))
+    return cells, at, counts.new_zeros(logits.numel()).index_add_(0, cells, counts).index_select(0, cells)
 
 
-def _cells(ids: Sequence[Sequence[int] | NDArray[np.int64]], logits: Tensor) -> Tensor:
+def _known(rows: Sequence[SamplingRow], vocab_size: int) -> tuple[NDArray[np.int64], ...]:
+    """What the host knows of that: which row, which token, how often; each int64 [n]."""
+    of_rows = ((np.full(len(row.seen.ids), number), row.seen.ids, row.seen.counts) for number, row in enumerate(rows))
+    at, ids, counts = (np.concatenate(parts) for parts in zip(*of_rows, strict=True))
+    can_come = ids < vocab_size
+    return (at, ids, counts) if can_come.all() else (at[can_come], ids[can_come], counts[can_come])
+
+
+def _cells(ids: Sequence[Sequence[int]], logits: Tensor) -> Tensor:
     """Where each row's ids are in the flattened logits, int64 [ids of all rows]."""
     vocab_size = logits.shape[-1]
-    of_rows = [np.asarray(of_row, np.int64) for of_row in ids]
+    of_rows = [np.fromiter(of_row, np.int64) for of_row in ids]
     cells = [of_row[of_row < vocab_size] + row * vocab_size for row, of_row in enumerate(of_rows)]
     return _sent(np.concatenate(cells), logits.device)
 

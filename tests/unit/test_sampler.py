@@ -159,6 +159,19 @@ def test_the_frequency_penalty_counts_every_time() -> None:
     assert sample_one(LOGITS, row(history=[7] * 4, frequency_penalty=0.3)).token_id == 0
 
 
+def test_a_token_that_the_host_does_not_know_yet_counts_too() -> None:
+    """It lies on the device only, and comes on top of what the host has counted of the same token."""
+    three = row(history=[7] * 3, frequency_penalty=0.3)
+    assert sample_one(LOGITS, replace(three, unknown=torch.tensor([6]))).token_id == 7
+    assert sample_one(LOGITS, replace(three, unknown=torch.tensor([7]))).token_id == 0
+    assert sample_one(LOGITS, replace(row(presence_penalty=2.0), unknown=torch.tensor([7]))).token_id == 0
+
+
+def test_tokens_that_the_model_cannot_choose_are_nothing_to_penalize() -> None:
+    """A tokenizer may know more tokens than the model's head has."""
+    assert sample_one(LOGITS, row(history=[8, 7, 99], presence_penalty=2.0)).token_id == 0
+
+
 def test_the_presence_penalty_counts_once() -> None:
     assert sample_one(LOGITS, row(history=[7] * 100, presence_penalty=0.9)).token_id == 7
 
