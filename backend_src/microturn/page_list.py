@@ -21,26 +21,23 @@ _LEAST_ROOM = 16
 
 
 class PageList:
-    """The pages of one kind of layers, in the order of a session's positions."""
+    """The pages of one kind of layers, in the order of a session's positions.
+
+    Attributes:
+        ids: all of them, int32 [pages], read only: these stay as they are whatever becomes of the list.
+    """
 
     def __init__(self) -> None:
         self._array: PageIds = np.empty(0, np.int32)
-        self._len = 0
         # What stands before that in the array may have been handed out.
         self._num_written = 0
+        self._show(0)
 
     def __len__(self) -> int:
-        return self._len
+        return len(self.ids)
 
     def __getitem__(self, at: int) -> int:
         return int(self.ids[at])
-
-    @property
-    def ids(self) -> PageIds:
-        """All of them, int32 [pages], read only: stays as it is whatever becomes of the list."""
-        ids = self._array[: self._len]
-        ids.flags.writeable = False
-        return ids
 
     def without(self, hidden: slice) -> PageIds:
         """The ids but for some in a row."""
@@ -48,16 +45,20 @@ class PageList:
 
     def extend(self, pages: Sequence[int]) -> None:
         """Appends pages."""
-        end = self._len + len(pages)
-        if end > len(self._array) or self._num_written > self._len:
+        if not pages:
+            return
+        first, end = len(self), len(self) + len(pages)
+        if end > len(self._array) or self._num_written > first:
             self._move(self.ids, room=max(_LEAST_ROOM, 2 * end) if end > len(self._array) else len(self._array))
-        self._array[self._len : end] = pages
-        self._len = self._num_written = end
+        self._array[first:end] = pages
+        self._num_written = end
+        self._show(end)
 
     def truncate(self, num_pages: int) -> list[int]:
         """Takes away what is behind so many pages, and returns it."""
         removed: list[int] = self.ids[num_pages:].tolist()
-        self._len = min(self._len, num_pages)
+        if removed:
+            self._show(num_pages)
         return removed
 
     def remove(self, hidden: slice) -> list[int]:
@@ -69,4 +70,9 @@ class PageList:
     def _move(self, ids: PageIds, room: int) -> None:
         self._array = np.empty(room, np.int32)
         self._array[: len(ids)] = ids
-        self._len = self._num_written = len(ids)
+        self._num_written = len(ids)
+        self._show(len(ids))
+
+    def _show(self, num_pages: int) -> None:
+        self.ids = self._array[:num_pages]
+        self.ids.flags.writeable = False

@@ -79,7 +79,12 @@ class PageTable:
     @property
     def pages(self) -> list[int]:
         """All of them, one kind of layers after the other; a list that is made for who asks."""
-        return list(chain.from_iterable(pages.ids.tolist() for pages in self._pages))
+        return list(chain.from_iterable(ids.tolist() for ids in self.page_ids))
+
+    @property
+    def page_ids(self) -> list[PageIds]:
+        """The same as arrays that are there already, one for each kind of layers."""
+        return [pages.ids for pages in self._pages]
 
     @property
     def num_pages(self) -> int:
