@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
+
+# Page ids: int32 [pages], a part of a session's own table that does not change any more, or a plain list.
+Pages = NDArray[np.int32] | Sequence[int]
 
 # Stands in a row's `token_ids` for a token that the host does not know yet; the model never looks at it.
 UNKNOWN_ID = -1
@@ -28,7 +33,7 @@ class EmbedSpan:
 class RowPages:
     """Where one kind of layers finds what a row sees: see `Row`."""
 
-    pages: Sequence[int]
+    pages: Pages
     num_sinks: int = 0
     num_evicted: int = 0
 
@@ -51,7 +56,7 @@ class Row:
 
     token_ids: Sequence[int]
     position: int
-    pages: Sequence[int]
+    pages: Pages
     embeds: Sequence[EmbedSpan] = ()
     wants_logits: bool = True
     num_sinks: int = 0

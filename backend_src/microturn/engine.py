@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
+from itertools import repeat
 from typing import TypeVar
 
 from torch import Tensor
@@ -316,7 +317,9 @@ class Engine:
         flight = Flight(rows, Batch([row.build() for row in rows], ids), self.clock())
         try:
             logits = self.runner.run(flight.batch)
-            flight.drawn = draw(logits, [self._generation.sampling_row(row) for row in flight.choosing])
+            # Where the tokens are still being chosen, every row has one, and chooses the next.
+            unknown = repeat(None, len(rows)) if ids is None else ids.unsqueeze(1).unbind()
+            flight.drawn = draw(logits, [*map(self._generation.sampling_row, flight.choosing, unknown)])
         except Exception as error:
             flight.error = error
         return flight

@@ -7,13 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from torch import Tensor
+
 from microturn.drawn import Sampled
 from microturn.lifecycle import Lifecycle
 from microturn.options import TurnOptions
 from microturn.sampler import SamplingRow
 from microturn.scheduler import ScheduledRow
 from microturn.session import Session
+from microturn.token_counts import TokenCounts
 from microturn.turn import Turn, TurnOutput
+
+_NO_TOKENS = TokenCounts()
 
 
 class Generation:
@@ -30,17 +35,23 @@ class Generation:
         self._eos_ids = eos_ids
         self._clock = clock
 
-    def sampling_row(self, row: ScheduledRow) -> SamplingRow:
-        """What the token behind a row will be chosen by; the one before it may still be unknown."""
+    def sampling_row(self, row: ScheduledRow, unknown: Tensor | None = None) -> SamplingRow:
+        """What the token behind a row will be chosen by.
+
+        Args:
+            row: its tokens are the last of the context.
+            unknown: int64 [1], the row's token where the host does not know it yet.
+        """
         session, turn = row.session, row.turn
         options = turn.options
         num_before = turn.num_output + row.end - len(session.context)
         return SamplingRow(
             options=options,
-            history=session.context.known_ids() if options.has_penalties else (),
             seed=session.seed if options.seed is None else options.seed,
             position=row.end,
+            seen=session.counts.follow(session.context) if options.has_penalties else _NO_TOKENS,
             banned_ids=self._stop_ids(options) if num_before < options.min_tokens else (),
+            unknown=unknown,
         )
 
     def commit(self, row: ScheduledRow, sampled: Sampled | None) -> None:

@@ -68,7 +68,7 @@ class Housekeeping:
                 "id": session.id,
                 "context_len": len(session.context),
                 "kv_len": session.kv_len,
-                "num_pages": len(session.table.pages),
+                "num_pages": session.table.num_pages,
                 "kv": session.kv_place,
                 "state": session.state,
                 "num_turns": session.num_turns,

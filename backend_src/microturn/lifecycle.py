@@ -81,7 +81,7 @@ class Lifecycle:
         session.is_closing = turn.request.end
         self._sessions.add(session)
         salt = session.prefix_salt
-        if salt is not None and not session.table.pages:
+        if salt is not None and session.table.is_empty:
             self._prefixes.adopt(session.table, session.context, salt, max_len=session.max_shared)
             self._recorder.prefix_used(session)
         self._begin(session, turn)

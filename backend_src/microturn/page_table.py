@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from operator import itemgetter
 from typing import Self
 
+import numpy as np
+
 from microturn.kv_pool import PagePool
+from microturn.page_list import PageIds, PageList
 from microturn.page_track import Track
 
 
@@ -71,13 +73,23 @@ class PageTable:
         self.page_size = pool.page_size
         self.tracks = list(tracks)
         assert not any(track.num_sinks % self.page_size for track in self.tracks), "sinks are whole pages"
-        self._pages: list[list[int]] = [[] for _ in self.tracks]
+        self._pages = [PageList() for _ in self.tracks]
         self.kv_len = 0
 
     @property
     def pages(self) -> list[int]:
-        """All of them, one kind of layers after the other."""
-        return self._pages[0] if len(self._pages) == 1 else list(chain.from_iterable(self._pages))
+        """All of them, one kind of layers after the other; a list that is made for who asks."""
+        return list(chain.from_iterable(ids.tolist() for ids in self.page_ids))
+
+    @property
+    def page_ids(self) -> list[PageIds]:
+        """The same as arrays that are there already, one for each kind of layers."""
+        return [pages.ids for pages in self._pages]
+
+    @property
+    def num_pages(self) -> int:
+        """How many they are."""
+        return sum(map(len, self._pages))
 
     @property
     def slides(self) -> bool:
@@ -92,30 +104,36 @@ class PageTable:
     @property
     def used_pages(self) -> list[int]:
         """The pages with tokens in the cache, in the order of these, whichever layers they serve."""
-        if len(self.tracks) == 1:
-            return self._pages[0][: self.save().num_pages]
-        numbered: list[tuple[int, int]] = []
-        for track, pages in self._kinds():
-            numbered += zip(track.page_numbers(self.kv_len, self.page_size), pages, strict=False)
-        return [page for _, page in sorted(numbered, key=itemgetter(0))]
+        return self.used_between(0, self.save().num_pages)
+
+    def used_between(self, first: int, last: int) -> list[int]:
+        """Some of the used pages, from index `first` to before `last`."""
+        used = [pages.ids[:end] for pages, end in zip(self._pages, self.save().ends, strict=True)]
+        if len(used) == 1:
+            return list(used[0][first:last].tolist())
+        numbers = np.concatenate([track.page_numbers(self.kv_len, self.page_size) for track in self.tracks])
+        return list(np.concatenate(used)[numbers.argsort(kind="stable")[first:last]].tolist())
 
     def full_pages(self, kind: int) -> dict[int, list[int]]:
         """The full pages of a kind of layers, one for each of its groups, by which page of the session they are."""
         numbers = self.tracks[kind].page_numbers(self.kv_len - self.kv_len % self.page_size, self.page_size)
         found: dict[int, list[int]] = {}
-        for number, page in zip(numbers, self._pages[kind], strict=False):
+        for number, page in zip(numbers.tolist(), self._pages[kind].ids.tolist(), strict=False):
             found.setdefault(number, []).append(page)
         return found
 
-    def seen(self, num_evicted: int) -> list[tuple[Track, list[int]]]:
-        """What each kind of layers keeps for who does not see so many tokens, at least as many as have been evicted."""
+    def seen(self, num_evicted: int) -> list[tuple[Track, PageIds]]:
+        """What each kind of layers keeps for who does not see so many tokens, at least as many as have been evicted.
+
+        The page ids are no copies where nothing is hidden that is kept, and stay as they are.
+        """
         found = []
         for track, pages in self._kinds():
             if track.window is None and track.num_evicted != num_evicted:
                 hidden = track.hidden_pages(num_evicted, self.page_size)
-                track = replace(track, num_evicted=num_evicted)
-                pages = pages[: hidden.start] + pages[hidden.stop :]
-            found.append((track, pages))
+                found.append((replace(track, num_evicted=num_evicted), pages.without(hidden)))
+            else:
+                found.append((track, pages.ids))
         return found
 
     def save(self) -> TableState:
@@ -139,7 +157,7 @@ class PageTable:
     def could_have(self, num_pages: int, others: Iterable[Self]) -> bool:
         """Whether there would be so many pages for it, its own included, if these others gave up theirs."""
         num_available = self._pool.num_free + self._pool.num_freeable(other.pages for other in others)
-        return num_pages - len(self.pages) <= num_available
+        return num_pages - self.num_pages <= num_available
 
     def adopt(self, kv_len: int, pages: Iterable[Sequence[int]]) -> None:
         """Shares the full pages, for each kind of layers, that somebody else has of the first `kv_len` tokens."""
@@ -148,7 +166,7 @@ class PageTable:
         self.kv_len = kv_len
         for kind, adopted in enumerate(pages):
             self._pool.share(adopted)
-            self._pages[kind] = list(adopted)
+            self._pages[kind].extend(adopted)
             num_kept = len(adopted) // self.tracks[kind].num_groups * self.page_size
             self.tracks[kind] = replace(self.tracks[kind], num_evicted=kv_len - num_kept)
 
@@ -156,7 +174,7 @@ class PageTable:
         """Begins with the full pages of another session's first tokens."""
         left = other.save().cut(kv_len)
         left = left.cut(left.kv_len - left.kv_len % self.page_size)
-        self.adopt(left.kv_len, [pages[:end] for pages, end in zip(other._pages, left.ends, strict=True)])
+        self.adopt(left.kv_len, [pages.ids[:end].tolist() for pages, end in zip(other._pages, left.ends, strict=True)])
 
     def evict(self, num_tokens: int) -> None:
         """Gives up what the session shows no more: the first tokens behind the sinks, so many in all; whole pages."""
@@ -184,7 +202,9 @@ class PageTable:
         rest = left.kv_len % self.page_size
         if rest:
             ends = zip(self._kinds(), left.ends, strict=True)
-            last_pages = [page for (track, pages), end in ends for page in pages[:end][-track.num_groups :]]
+            last_pages = [
+                page for (track, pages), end in ends for page in pages.ids[:end][-track.num_groups :].tolist()
+            ]
             if any(map(self._pool.is_shared, last_pages)):
                 left = left.cut(left.kv_len - rest)
             else:
@@ -195,8 +215,7 @@ class PageTable:
     def trim(self) -> None:
         """Gives up the pages behind the last token in the cache."""
         for pages, end in zip(self._pages, self.save().ends, strict=True):
-            self._pool.release(pages[end:])
-            del pages[end:]
+            self._pool.release(pages.truncate(end))
 
     def check_integrity(self) -> None:
         """Asserts that all tokens in the cache have a page, but for those that nobody sees."""
@@ -206,7 +225,7 @@ class PageTable:
             assert not track.num_evicted or track.num_evicted + track.num_sinks <= self.kv_len, "sinks without KV"
             assert track.reaches(self.kv_len), "what the next token sees is gone"
 
-    def _kinds(self) -> Iterator[tuple[Track, list[int]]]:
+    def _kinds(self) -> Iterator[tuple[Track, PageList]]:
         return zip(self.tracks, self._pages, strict=True)
 
     def _take(self, nums_pages: Sequence[int]) -> bool:
@@ -215,13 +234,11 @@ class PageTable:
         if taken is None:
             return False
         for pages, num_pages in zip(self._pages, nums_pages, strict=True):
-            pages += taken[:num_pages]
+            pages.extend(taken[:num_pages])
             del taken[:num_pages]
         return True
 
     def _give_up(self, kind: int, num_evicted: int) -> None:
-        pages = self._pages[kind]
         hidden = self.tracks[kind].hidden_pages(num_evicted, self.page_size)
-        self._pool.release(pages[hidden])
-        del pages[hidden]
+        self._pool.release(self._pages[kind].remove(hidden))
         self.tracks[kind] = replace(self.tracks[kind], num_evicted=num_evicted)

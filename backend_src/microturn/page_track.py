@@ -16,6 +16,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from microturn.layer_groups import LayerKind
 from microturn.window import Window
 
@@ -66,12 +69,11 @@ class Track:
         """Pages for what it keeps of so many tokens."""
         return -(-(length - self.num_evicted) // page_size) * self.num_groups
 
-    def page_numbers(self, length: int, page_size: int) -> list[int]:
-        """Which page of so many tokens, if all were kept, each page in its list is."""
-        num_sink_pages, num_gone = self.num_sinks // page_size, self.num_evicted // page_size
-        kept = range(-(-(length - self.num_evicted) // page_size))
-        numbers = (page if page < num_sink_pages else page + num_gone for page in kept)
-        return [number for number in numbers for _ in range(self.num_groups)]
+    def page_numbers(self, length: int, page_size: int) -> NDArray[np.int64]:
+        """Which page of so many tokens, if all were kept, each page in its list is: int64 [pages]."""
+        numbers = np.arange(-(-(length - self.num_evicted) // page_size))
+        numbers[self.num_sinks // page_size :] += self.num_evicted // page_size
+        return np.repeat(numbers, self.num_groups)
 
     def hidden_pages(self, num_evicted: int, page_size: int) -> slice:
         """Which pages in its list go when so many tokens are evicted in all."""

@@ -1,4 +1,4 @@
-"""Chooses the next token. A pure function of logits, history, seed and absolute position: nothing is remembered.
+"""Chooses the next token. A pure function of logits, context, seed and absolute position: nothing is remembered.
 
 So a turn replayed, rewound, forked, preempted or moved to another worker goes on identically, and company in the batch
 changes nothing. On a GPU all is enqueued and nothing waited for: no value of a tensor is looked at.
@@ -7,7 +7,7 @@ changes nothing. On a GPU all is enqueued and nothing waited for: no value of a 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from microturn.drawn import Drawn
 from microturn.options import TurnOptions
+from microturn.token_counts import TokenCounts
 from microturn.upload import upload
 
 
@@ -26,17 +27,20 @@ class SamplingRow:
 
     Attributes:
         options: the turn's sampling options.
-        history: all token ids of the context; may be empty when no penalty asks for it.
+        seen: the tokens of the context; may be empty when no penalty asks for them.
         seed: the session's seed, below 2**63.
         position: absolute position that the new token will have.
         banned_ids: ids that may not be chosen.
+        unknown: int64 [n], the last tokens of the context where the host does not know them yet: they are in no counts,
+            and lie where the logits do.
     """
 
     options: TurnOptions
-    history: Sequence[int]
     seed: int
     position: int
+    seen: TokenCounts = field(default_factory=TokenCounts)
     banned_ids: Sequence[int] = ()
+    unknown: Tensor | None = None
 
 
 # Bounds what the choice takes of a GPU's memory: some 60 bytes for each logit of so many rows.
@@ -156,17 +160,40 @@ def _choose(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
 
 def _penalize(logits: Tensor, rows: Sequence[SamplingRow], columns: _Columns) -> None:
     """Penalties over the whole context: repetition after Keskar et al. (2019), the others as OpenAI defines them."""
-    # A token that came several times is here as often, each time with the same numbers.
-    cells = _cells([row.history for row in rows], logits)
-    row = cells // logits.shape[-1]
-    repetition = columns.repetition_penalty.float()[row, 0]
-    frequency = columns.frequency_penalty.float()[row, 0]
-    presence = columns.presence_penalty.float()[row, 0]
+    cells, at, counts = _seen(rows, logits)
+    repetition, frequency, presence = (
+        column.float().squeeze(-1).index_select(0, at)
+        for column in (columns.repetition_penalty, columns.frequency_penalty, columns.presence_penalty)
+    )
     flat = logits.view(-1)
-    count = torch.zeros_like(flat).index_add_(0, cells, torch.ones_like(repetition))[cells]
-    seen = flat[cells]
-    seen = torch.where(seen > 0, seen / repetition, seen * repetition) - (frequency * count + presence)
+    seen = flat.index_select(0, cells)
+    seen = torch.where(seen > 0, seen / repetition, seen * repetition) - (frequency * counts + presence)
     flat.index_copy_(0, cells, seen)
+
+
+def _seen(rows: Sequence[SamplingRow], logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The tokens of each row's context: where they are in the flattened logits, of which row, and how often they came.
+
+    A token that the host knows, and that came again since, is here twice, each time with the same count.
+    """
+    vocab_size, device = logits.shape[-1], logits.device
+    at, ids, counts = (_sent(part, device) for part in _known(rows, vocab_size))
+    unknown = {number: row.unknown for number, row in enumerate(rows) if row.unknown is not None}
+    if not unknown:
+        return at * vocab_size + ids, at, counts
+    behind = np.repeat(list(unknown), [len(of_row) for of_row in unknown.values()])
+    at = torch.cat((at, _sent(behind, device)))
+    cells = at * vocab_size + torch.cat((ids, *unknown.values()))
+    counts = torch.cat((counts, torch.ones_like(at[len(counts) :])))
+    return cells, at, counts.new_zeros(logits.numel()).index_add_(0, cells, counts).index_select(0, cells)
+
+
+def _known(rows: Sequence[SamplingRow], vocab_size: int) -> tuple[NDArray[np.int64], ...]:
+    """What the host knows of that: which row, which token, how often; each int64 [n]."""
+    of_rows = ((np.full(len(row.seen.ids), number), row.seen.ids, row.seen.counts) for number, row in enumerate(rows))
+    at, ids, counts = (np.concatenate(parts) for parts in zip(*of_rows, strict=True))
+    can_come = ids < vocab_size
+    return (at, ids, counts) if can_come.all() else (at[can_come], ids[can_come], counts[can_come])
 
 
 def _cells(ids: Sequence[Sequence[int]], logits: Tensor) -> Tensor:

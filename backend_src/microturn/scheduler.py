@@ -56,12 +56,12 @@ class ScheduledRow:
         return Row(
             token_ids=session.context.token_ids[first:last] or [UNKNOWN_ID],
             position=first,
-            pages=tuple(pages),
+            pages=pages,
             embeds=session.context.embeds_between(first, last),
             wants_logits=last >= len(session.context),
             num_sinks=track.num_sinks,
             num_evicted=track.num_evicted,
-            others=[RowPages(tuple(pages), track.num_sinks, track.num_evicted) for track, pages in others],
+            others=[RowPages(pages, track.num_sinks, track.num_evicted) for track, pages in others],
         )
 
 
@@ -153,8 +153,8 @@ class Scheduler:
 
         They are those of turns that may go on: the tokens that it chooses, each a row. What follows nothing must be
         scheduled, once the step is over: where somebody would miss a step (a session that is not in this one, or has
-        more of its input to compute; a turn that begins when the one before it ends, which is sure), where a choice
-        needs the token before it on the host, and where the pool has no page free.
+        more of its input to compute; a turn that begins when the one before it ends, which is sure), and where the pool
+        has no page free.
 
         Args:
             rows: of the step that is under way.
@@ -169,7 +169,7 @@ class Scheduler:
         following = []
         for row in current:
             session, turn = row.session, row.turn
-            if row.end < session.kv_target or turn.options.has_penalties:
+            if row.end < session.kv_target:
                 return []
             if turn.num_passes_left > 1:
                 if not session.table.reserve(row.end + 1):

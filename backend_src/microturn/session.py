@@ -20,6 +20,7 @@ from microturn.page_table import PageTable
 from microturn.results import Results
 from microturn.tiers.beat import Beat
 from microturn.tiers.stored_kv import Place, StoredKV
+from microturn.token_counts import TokenCounts
 from microturn.turn import SessionId, Turn
 from microturn.window import Window
 
@@ -50,6 +51,7 @@ class Session:
         beat: when its turns come.
         priority: beats by which its turns are due earlier than others.
         num_dropped: tokens behind the sinks that a rewind cannot reach any more.
+        counts: of the tokens in its context, for turns with penalties.
         running: the turn that may change the session; nobody else may.
         queued: turns that wait behind it.
         num_turns: turns that the history is made of; the number of the next.
@@ -76,6 +78,7 @@ class Session:
     priority: int = 0
     window: Window | None = None
     num_dropped: int = 0
+    counts: TokenCounts = field(default_factory=TokenCounts)
     running: Turn | None = None
     queued: deque[Turn] = field(default_factory=deque)
     num_turns: int = 0
@@ -163,6 +166,7 @@ class Session:
             table=table,
             stored=None,
             beat=Beat(),
+            counts=TokenCounts(),
             results=self.results.copy(),
             running=None,
             queued=deque(),
@@ -182,7 +186,8 @@ class Session:
             self.stored = parent.stored.branch(kv_len)
 
     def cut_kv(self, context_len: int) -> None:
-        """Gives up the KV of all that is behind a length, and of the last token before it."""
+        """Gives up what was made of all behind a length: the KV, that of the last token before it too, and counts."""
+        self.counts.cut(context_len)
         kv_len = max(0, context_len - 1)
         self.give_up_pages(kv_len)
         if self.stored is not None:
@@ -266,3 +271,4 @@ class Session:
         assert self.running is not None or not self.queued, "a turn that waits for nobody"
         assert self.window or len(self.context) <= self.max_context, "a context beyond its limit"
         self.history.check_integrity()
+        self.counts.check_integrity(self.context)

@@ -125,7 +125,7 @@ class SessionTable:
         """Notes that a session has no turn, so that its pages may be reclaimed."""
         session.evict()
         session.table.trim()
-        if session.table.pages and session not in self._parked:
+        if not session.table.is_empty and session not in self._parked:
             self._parked[session] = next(self._parkings)
 
     def unpark(self, session: Session) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from microturn.options import TurnOptions
 from microturn.sampler import SamplingRow, uniform
+from microturn.token_counts import TokenCounts
 
 GREATEST = torch.finfo(torch.float32).max
 
@@ -71,7 +72,7 @@ def distribution(logits: Sequence[float], row: SamplingRow) -> tuple[list[float]
 
 def changed(logits: Sequence[float], row: SamplingRow) -> list[float]:
     """The logits after penalties and bans, all of them numbers."""
-    options, counts, banned, result = row.options, Counter(row.history), set(row.banned_ids), []
+    options, counts, banned, result = row.options, times_seen(row), set(row.banned_ids), []
     for token_id, logit in enumerate(logits):
         if counts[token_id]:
             logit = logit / options.repetition_penalty if logit > 0 else logit * options.repetition_penalty
@@ -79,6 +80,14 @@ def changed(logits: Sequence[float], row: SamplingRow) -> list[float]:
         logit = 0.0 if math.isnan(logit) else max(-GREATEST, min(GREATEST, logit))
         result.append(-GREATEST if token_id in banned else logit)
     return result
+
+
+def times_seen(row: SamplingRow) -> Counter[int]:
+    """How often each token is in the context."""
+    seen = Counter(dict(zip(row.seen.ids.tolist(), row.seen.counts.tolist(), strict=True)))
+    if row.unknown is not None:
+        seen.update(row.unknown.tolist())
+    return seen
 
 
 def normalized(weights: Sequence[float]) -> list[float]:
@@ -114,7 +123,15 @@ def _random_row(rng: random.Random, vocab_size: int) -> SamplingRow:
         options["presence_penalty"] = rng.choice([-0.5, 0, 1])
     history = [rng.randrange(vocab_size) for _ in range(rng.choice([0, 1, 30, 2 * vocab_size]))]
     banned_ids = rng.sample(range(vocab_size), rng.choice([0, 0, 1, vocab_size // 2]))
-    return SamplingRow(TurnOptions(**options), history, rng.randrange(2**63), rng.randrange(2**31), banned_ids)
+    num_known = max(0, len(history) - rng.choice([0, 0, 0, 1, 3]))
+    return SamplingRow(
+        TurnOptions(**options),
+        rng.randrange(2**63),
+        rng.randrange(2**31),
+        TokenCounts.of(history[:num_known]),
+        banned_ids,
+        unknown=torch.tensor(history[num_known:]) if num_known < len(history) else None,
+    )
 
 
 def _random_logits(rng: random.Random, vocab_size: int) -> list[float]:

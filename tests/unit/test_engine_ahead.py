@@ -451,14 +451,30 @@ def test_a_turn_that_waits_for_the_end_of_another_does_not_wait_for_more(driver:
     assert driver.ahead == [2, 4, 5, 6], "the third pass began when the second was over"
 
 
-def test_a_choice_that_needs_the_token_before_it_waits_for_it(driver: AheadDriver) -> None:
-    values: dict[str, Any] = {"start": True, "max_tokens": 8, "repetition_penalty": 3.0, "temperature": 0.5, "seed": 1}
+@pytest.mark.parametrize(
+    "penalty", [{"repetition_penalty": 3.0}, {"presence_penalty": 2.0}, {"frequency_penalty": 1.5}]
+)
+def test_a_turn_with_penalties_ends_running_ahead_for_nobody(driver: AheadDriver, penalty: dict[str, float]) -> None:
+    """A choice that depends on the token before it waited for that token on the host, and everybody waited with it."""
+    values: dict[str, Any] = {"start": True, "max_tokens": 8, "temperature": 0.5, "seed": 1, **penalty}
     alone = FakeDriver(max_context=64).turn(1, PROMPT, **values)
+    other, _ = driver.post(2, PROMPT, start=True, max_tokens=8)
     answer, _ = driver.post(1, PROMPT, **values)
-    driver.post(2, PROMPT, start=True, max_tokens=8)
     driver.run()
     assert answer.token_ids == alone.token_ids
-    assert driver.ahead == []
+    assert other.token_ids == expected_tokens(PROMPT, 8)
+    assert driver.ahead == [2, 3, 4, 5, 6, 7, 8]
+
+
+def test_a_token_that_is_not_known_yet_counts_as_often_as_it_came(driver: AheadDriver) -> None:
+    """With a reward for repeating, the token just chosen comes again and again, each time counted once more."""
+    values: dict[str, Any] = {"start": True, "max_tokens": 12, "frequency_penalty": -0.7}
+    alone = FakeDriver(max_context=64).turn(1, PROMPT, **values)
+    answer, _ = driver.post(1, PROMPT, **values)
+    driver.run()
+    assert answer.token_ids == alone.token_ids
+    assert len(set(answer.token_ids)) < 12
+    assert driver.ahead == list(range(2, 13))
 
 
 def test_where_the_pool_is_full_nobody_runs_ahead(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from microturn.options import TurnOptions
 from microturn.sampler import SamplingRow, draw
+from microturn.token_counts import TokenCounts
 from microturn.turn import EmbedInput
 from support.fake_runner import HIDDEN_SIZE, FakeDriver, expected_logits, expected_tokens
 
@@ -105,7 +106,7 @@ def expected_sampled(history: Sequence[int], num_tokens: int, *, seed: int, **op
     """The tokens that must be sampled behind a history."""
     tokens = list(history)
     for _ in range(num_tokens):
-        row = SamplingRow(TurnOptions(**options), tokens, seed, len(tokens))
+        row = SamplingRow(TurnOptions(**options), seed, len(tokens), TokenCounts.of(tokens))
         tokens.append(draw(expected_logits(tokens)[None], [row]).sampled()[0].token_id)
     return tokens[len(history) :]
 

@@ -18,6 +18,7 @@ from hypothesis.stateful import (
 )
 
 from microturn.kv_pool import PagePool
+from microturn.page_list import PageIds
 from microturn.page_table import PageTable, TableState
 from microturn.page_track import Track
 
@@ -539,7 +540,7 @@ class PoolMachine(RuleBasedStateMachine):
         if not owner.table.kv_len:
             owner.floor = 0
 
-    def _seen(self, table: PageTable) -> list[tuple[Track, list[int]]]:
+    def _seen(self, table: PageTable) -> list[tuple[Track, PageIds]]:
         return table.seen(max((track.num_evicted for track in table.tracks if track.window is None), default=0))
 
     @invariant()

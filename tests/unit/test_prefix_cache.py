@@ -227,8 +227,8 @@ def test_of_layers_with_a_window_the_last_pages_are_shared(
     pool.check_integrity([table.pages, other.pages], cache.pages)
     (_, all_kept), (_, last) = other.seen(0)
     (_, theirs), _ = table.seen(0)
-    assert all_kept == theirs[: len(all_kept)]
-    assert not set(last) & set(all_kept)
+    assert all_kept.tolist() == theirs[: len(all_kept)].tolist()
+    assert not set(last.tolist()) & set(all_kept.tolist())
 
 
 def test_what_only_layers_with_a_window_have_seen_gives_way_though_the_session_lives(

@@ -6,6 +6,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from microturn.drawn import Sampled
 from microturn.options import TurnOptions
 from microturn.sampler import SamplingRow, choose, draw, uniform
+from microturn.token_counts import TokenCounts
 from support.plain_sampler import distribution, normalized, plain_choice, random_step
 
 LOGITS = [2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, 3.0]
@@ -25,7 +27,7 @@ NUM_DRAWS = 3000
 def row(
     *, history: Sequence[int] = (), seed: int = 11, position: int = 5, banned_ids: Sequence[int] = (), **options: Any
 ) -> SamplingRow:
-    return SamplingRow(TurnOptions(**options), history, seed, position, banned_ids)
+    return SamplingRow(TurnOptions(**options), seed, position, TokenCounts.of(history), banned_ids)
 
 
 def sample_one(logits: Sequence[float] | Tensor, sampling_row: SamplingRow) -> Sampled:
@@ -157,6 +159,19 @@ def test_the_frequency_penalty_counts_every_time() -> None:
     assert sample_one(LOGITS, row(history=[7] * 4, frequency_penalty=0.3)).token_id == 0
 
 
+def test_a_token_that_the_host_does_not_know_yet_counts_too() -> None:
+    """It lies on the device only, and comes on top of what the host has counted of the same token."""
+    three = row(history=[7] * 3, frequency_penalty=0.3)
+    assert sample_one(LOGITS, replace(three, unknown=torch.tensor([6]))).token_id == 7
+    assert sample_one(LOGITS, replace(three, unknown=torch.tensor([7]))).token_id == 0
+    assert sample_one(LOGITS, replace(row(presence_penalty=2.0), unknown=torch.tensor([7]))).token_id == 0
+
+
+def test_tokens_that_the_model_cannot_choose_are_nothing_to_penalize() -> None:
+    """A tokenizer may know more tokens than the model's head has."""
+    assert sample_one(LOGITS, row(history=[8, 7, 99], presence_penalty=2.0)).token_id == 0
+
+
 def test_the_presence_penalty_counts_once() -> None:
     assert sample_one(LOGITS, row(history=[7] * 100, presence_penalty=0.9)).token_id == 7
 
@@ -266,6 +281,8 @@ def test_the_ids_on_the_device_are_those_that_are_told() -> None:
 def test_no_value_is_looked_at_on_a_device() -> None:
     """The host would have to wait for it. A meta tensor has none, so here such a look fails."""
     logits, rows = random_step(random.Random(0), 40, 1500)
+    assert any(row.unknown is not None and row.options.has_penalties for row in rows)
+    rows = [row if row.unknown is None else replace(row, unknown=row.unknown.to("meta")) for row in rows]
     assert choose(logits.to("meta"), rows, at_once=16).is_meta
 
 

@@ -75,7 +75,7 @@ def test_a_row_holds_the_next_tokens_and_where_they_stand(pool: PagePool) -> Non
     row = row_of(session, 4).build()
     assert list(row.token_ids) == [6, 7, 8, 9]
     assert row.position == 5
-    assert row.pages == tuple(session.table.pages)
+    assert row.pages.tolist() == session.table.pages  # type: ignore[union-attr]
     assert not row.wants_logits
     assert row.embeds == []
 

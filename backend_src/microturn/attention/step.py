@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Self
 
 import numpy as np
@@ -79,7 +78,7 @@ class PagedStep:
         starts = np.fromiter((row.start for row in rows), np.int64)
         query_indptr = _indptr(num_new)
         page_indptr = _indptr(np.fromiter((len(row.pages) // num_groups for row in rows), np.int32))
-        pages = np.fromiter(chain.from_iterable(row.pages for row in rows), np.int32).reshape(-1, num_groups)
+        pages = np.concatenate([row.pages for row in rows], dtype=np.int32).reshape(-1, num_groups)
         # Where among its row's tokens each new one lies, and which page of all that is.
         at = np.arange(query_indptr[-1]) + np.repeat(starts - query_indptr[:-1], num_new)
         written = np.repeat(page_indptr[:-1], num_new) + at // page_size

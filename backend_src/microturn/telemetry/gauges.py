@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
+
+import numpy as np
 
 from microturn.kv_pool import PagePool
 from microturn.session import Session
@@ -74,16 +76,23 @@ class Gauges:
         metrics.reaper_lag.set(max(0.0, self._clock() - min(silent, default=self._clock())))
 
     def _read_pages(self) -> None:
-        running: set[int] = set().union(*(session.table.pages for session in self._running))
-        living: set[int] = running.union(*(session.table.pages for session in self._sessions))
+        num_running, num_living = self._num_pages_of(self._running), self._num_pages_of(self._sessions)
         nums = {
             "free": self._pool.num_pages - self._pool.num_used,
-            "running": len(running),
-            "parked": len(living) - len(running),
-            "prefix": self._pool.num_used - len(living),
+            "running": num_running,
+            "parked": num_living - num_running,
+            "prefix": self._pool.num_used - num_living,
         }
         for use, num_pages in nums.items():
             self._metrics.pages.set(num_pages, use)
+
+    def _num_pages_of(self, sessions: Iterable[Session]) -> int:
+        """The pages that some sessions have, those that they share once."""
+        of_each = [ids for session in sessions for ids in session.table.page_ids]
+        is_theirs = np.zeros(self._pool.num_pages, np.bool_)
+        if of_each:
+            is_theirs[np.concatenate(of_each)] = True
+        return int(np.count_nonzero(is_theirs))
 
     def _read_tiers(self) -> None:
         pool, host, disk = self._pool, self._storage.host, self._storage.disk

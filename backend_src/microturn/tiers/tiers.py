@@ -222,7 +222,7 @@ class Tiers:
     def _copy_out(self, saving: _Saving, num_pages: int) -> Transfer:
         """Copies so many pages more, as far as there are any; with the last ones the session leaves the pool."""
         session, first = saving.session, saving.num_copied
-        pages = session.table.used_pages[first : first + num_pages]
+        pages = session.table.used_between(first, first + num_pages)
         self._kv.read(pages, saving.image, first)
         saving.num_copied += len(pages)
         if saving.num_copied == saving.state.num_pages:
@@ -275,16 +275,17 @@ class Tiers:
 
     def _copy_in(self, session: Session, stored: StoredKV, budget: CopyBudget) -> bool:
         """Copies some pages more, once those before them have arrived; says whether the session is back with that."""
-        pages = session.table.used_pages[stored.num_copied :]
-        if stored.coming.is_done() and (num_pages := budget.take(len(pages))):
+        num_left = max(0, session.table.save().num_pages - stored.num_copied)
+        if stored.coming.is_done() and (num_pages := budget.take(num_left)):
             assert stored.image.pages is not None
-            stored.coming = self._kv.write(pages[:num_pages], stored.image.pages, stored.num_copied)
+            pages = session.table.used_between(stored.num_copied, stored.num_copied + num_pages)
+            stored.coming = self._kv.write(pages, stored.image.pages, stored.num_copied)
             stored.num_copied += num_pages
-            del pages[:num_pages]
+            num_left -= num_pages
         if not stored.coming.is_done():
             self._is_waiting = True
             return False
-        if pages:
+        if num_left:
             self._has_more = True
             return False
         self._note_restored(session, stored)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from microturn.attention.step import PagedStep
 from microturn.batch import Batch, Row, RowPages
 
@@ -31,3 +33,17 @@ def test_each_group_of_layers_has_pages_and_slots_of_its_own() -> None:
         assert step.query_indptr.tolist() == [0, 3, 4]
         assert (step.num_sinks.tolist(), step.num_evicted.tolist()) == ([0, 0], [8, 0])
         assert step.page_ids.flags.c_contiguous
+
+
+def test_the_table_of_a_session_is_laid_out_like_a_list_of_pages() -> None:
+    """Rows bring int32 arrays, which are copied as they are: no page id becomes a number of Python's."""
+    pages = np.array([7, 6, 2, 9], np.int32)
+    pages.flags.writeable = False
+    for num_groups in (1, 2):
+        of_lists = PagedStep.plan(Batch([Row([4], 4, pages.tolist()), Row([4], 0, [5] * num_groups)]), 4, 0, num_groups)
+        of_arrays = PagedStep.plan(Batch([Row([4], 4, pages), Row([4], 0, [5] * num_groups)]), 4, 0, num_groups)
+        for ours, theirs in zip(of_arrays, of_lists, strict=True):
+            assert ours.page_ids.dtype == np.int32
+            assert ours.page_ids.tolist() == theirs.page_ids.tolist()
+            assert ours.slots.tolist() == theirs.slots.tolist()
+            assert not np.shares_memory(ours.page_ids, pages)

@@ -1,0 +1,105 @@
+"""How often each token stands in a session's context: what penalties ask for, without walking the context.
+
+A session's counts are made when a turn with penalties comes, follow what is appended when the next choice is made, and
+are cut back with the session's KV: like that they are right for the first tokens of the context, however it goes on.
+What is done for a token does not depend on how many there are. Knows token ids; knows no logits.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Iterable
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from microturn.context import Context
+
+# Stands for an embedding in what has been counted: no token.
+_NO_ID = -1
+
+_LEAST_ROOM = 64
+
+
+class TokenCounts:
+    """The counts of the first tokens of a context; at first of none."""
+
+    def __init__(self) -> None:
+        # What has been counted, position by position: to be taken back when the context is cut.
+        self._counted = array("i")
+        self._place_of: dict[int, int] = {}
+        # Ids and their counts, none of them 0, in any order; behind these, room.
+        self._table: NDArray[np.int64] = np.empty((2, 0), np.int64)
+
+    @classmethod
+    def of(cls, token_ids: Iterable[int]) -> Self:
+        """The counts of some tokens."""
+        counts = cls()
+        counts._append(token_ids)
+        return counts
+
+    def __len__(self) -> int:
+        """How many tokens of the context have been counted, embeddings included."""
+        return len(self._counted)
+
+    @property
+    def ids(self) -> NDArray[np.int64]:
+        """The ids that are there, int64 [n], each once. Good until the counts change; `counts` likewise."""
+        return self._table[0, : len(self._place_of)]
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """How often each of `ids` is there, int64 [n]."""
+        return self._table[1, : len(self._place_of)]
+
+    def follow(self, context: Context) -> Self:
+        """Counts what a context has behind what has been counted of it; embeddings are no tokens."""
+        self._append(_read(context, len(self), len(context)))
+        return self
+
+    def cut(self, length: int) -> None:
+        """Takes back all tokens from position `length` on."""
+        for token_id, count in Counter(self._counted[length:]).items():
+            self._add(token_id, -count)
+        del self._counted[length:]
+
+    def check_integrity(self, context: Context) -> None:
+        """Asserts that these are the counts of the context's first tokens."""
+        assert self._counted == _read(context, 0, len(self)), "other tokens are counted than are there"
+        found = dict(zip(self.ids.tolist(), self.counts.tolist(), strict=True))
+        assert found == Counter(token_id for token_id in self._counted if token_id != _NO_ID), "counts are wrong"
+
+    def _append(self, token_ids: Iterable[int]) -> None:
+        first = len(self)
+        self._counted.extend(token_ids)
+        for token_id, count in Counter(self._counted[first:]).items():
+            self._add(token_id, count)
+
+    def _add(self, token_id: int, count: int) -> None:
+        if token_id == _NO_ID:
+            return
+        place = self._place_of.get(token_id)
+        if place is None:
+            place = self._place_of[token_id] = len(self._place_of)
+            if place == self._table.shape[1]:
+                self._table = np.concatenate((self._table, np.empty((2, max(_LEAST_ROOM, place)), np.int64)), axis=1)
+            self._table[:, place] = token_id, 0
+        self._table[1, place] += count
+        if self._table[1, place] == 0:
+            self._remove(token_id, place)
+
+    def _remove(self, token_id: int, place: int) -> None:
+        """The last one takes the place of one that is there no more."""
+        self._table[:, place] = self._table[:, len(self._place_of) - 1]
+        self._place_of[int(self._table[0, place])] = place
+        del self._place_of[token_id]
+
+
+def _read(context: Context, first: int, last: int) -> array[int]:
+    """What stands from position `first` to before `last`: token ids, and `_NO_ID` for embeddings."""
+    found = array("i", context.token_ids[first:last])
+    for span in context.embeds_between(first, last):
+        found[span.start : span.start + len(span.embeds)] = array("i", [_NO_ID] * len(span.embeds))
+    return found
