@@ -125,6 +125,7 @@ class Driver:
         model_fingerprint: str = "the test's",
         new_codec: Any = lambda _tools: IdsOnly(),
         clock: Any = None,
+        prepare_text: Any = None,  # noqa: ARG002 -- nothing is prepared yet
         **settings: Any,
     ) -> None:
         self.clock = clock or Clock()
