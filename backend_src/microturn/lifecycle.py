@@ -202,7 +202,7 @@ class Lifecycle:
             return
         if turn.is_numbered:
             for open_turn in session.open_turns:
-                open_turn.detach(turn.request.sink, _nobody_waits())
+                open_turn.detach(turn.request.sink, nobody_waits())
         elif session.running is turn:
             self._roll_back(session, turn)
             self._tell_cancelled(session, turn)
@@ -217,7 +217,7 @@ class Lifecycle:
         for session in list(self.running):
             for turn in [turn for turn in session.queued if turn.is_late(now_s)]:
                 session.queued.remove(turn)
-                turn.fail(_too_late())
+                turn.fail(too_late())
             running = session.running
             if running is not None and running.is_late(now_s):
                 try:
@@ -234,7 +234,7 @@ class Lifecycle:
 
     def _check_time(self, turn: Turn) -> None:
         if turn.is_late(self._clock()):
-            raise _too_late()
+            raise too_late()
 
     def undo_all(self, error: MicroturnError) -> None:
         """Answers every turn with an error, and leaves its session as of the last committed point."""
@@ -324,11 +324,13 @@ class Lifecycle:
         self._sessions.end(session, "replaced")
 
 
-def _nobody_waits() -> Unavailable:
+def nobody_waits() -> Unavailable:
+    """What a sink ends with that nobody reads."""
     return Unavailable("nobody waits for this answer any more, and the turn goes on: send it again to hear it")
 
 
-def _too_late() -> DeadlineExceeded:
+def too_late() -> DeadlineExceeded:
+    """What a turn ends with whose deadline passes before it runs."""
     return DeadlineExceeded("the turn's time passed while it waited: nothing was appended")
 
 

@@ -47,6 +47,7 @@ class SessionTable:
         self._entry_numbers = count()
         self._ended: OrderedDict[SessionId, _Ended] = OrderedDict()
         self._num_of_tenant: Counter[str | None] = Counter()
+        self._num_kept = 0
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -82,6 +83,21 @@ class SessionTable:
         known = self._sessions.get(session_id) or self._ended.get(session_id)
         return 0 if known is None else known.epoch
 
+    @property
+    def num_places(self) -> int:
+        """Sessions that live, and those that may be about to."""
+        return len(self._sessions) + self._num_kept
+
+    def keep_place(self, tenant: str | None) -> None:
+        """Counts a session that does not live yet among the others."""
+        self._num_kept += 1
+        self._num_of_tenant[tenant] += 1
+
+    def free_place(self, tenant: str | None) -> None:
+        """It lives by now, or never will."""
+        self._num_kept -= 1
+        self._leave(tenant)
+
     def num_of_tenant(self, tenant: str | None) -> int:
         return self._num_of_tenant[tenant]
 
@@ -103,9 +119,7 @@ class SessionTable:
         assert session.running is None, "a running turn is ended first"
         self._recorder.session_ended(session, reason)
         del self._sessions[session.id]
-        self._num_of_tenant[session.tenant] -= 1
-        if not self._num_of_tenant[session.tenant]:
-            del self._num_of_tenant[session.tenant]
+        self._leave(session.tenant)
         self.unpark(session)
         session.drop_kv()
         self._ended[session.id] = (
@@ -161,6 +175,11 @@ class SessionTable:
     def next_expiry_s(self) -> float | None:
         """When to look for expired sessions again, by the engine's clock."""
         return self._expiries[0][0] if self._expiries else None
+
+    def _leave(self, tenant: str | None) -> None:
+        self._num_of_tenant[tenant] -= 1
+        if not self._num_of_tenant[tenant]:
+            del self._num_of_tenant[tenant]
 
     def _watch(self, session: Session, not_before_s: float = 0.0) -> None:
         at_s = max(session.expires_s, not_before_s)

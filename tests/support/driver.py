@@ -125,7 +125,7 @@ class Driver:
         model_fingerprint: str = "the test's",
         new_codec: Any = lambda _tools: IdsOnly(),
         clock: Any = None,
-        prepare_text: Any = None,  # noqa: ARG002 -- nothing is prepared yet
+        prepare_text: Any = None,
         **settings: Any,
     ) -> None:
         self.clock = clock or Clock()
@@ -139,6 +139,7 @@ class Driver:
             eos_ids=eos_ids,
             snapshots=snapshots,
             model_fingerprint=model_fingerprint,
+            prepare_text=prepare_text,
             clock=self.clock,
         )
 
