@@ -71,7 +71,7 @@ class SessionTable:
         ended = self._ended.get(session_id)
         if ended is None or not ended.key.matches(request.options.get("session_key")):
             raise NotFound(f"no session '{session_id}' is here: open one with START")
-        raise ended.error(f"{ended.message}: open a new one with START")
+        raise ended.error(ended.message)
 
     def id_named(self, name: str) -> SessionId:
         """The id that a text means: that of a living session, else the integer that it looks like."""
@@ -122,16 +122,7 @@ class SessionTable:
         self._leave(session.tenant)
         self.unpark(session)
         session.drop_kv()
-        self._ended[session.id] = (
-            _Ended(
-                Expired,
-                f"session '{session.id}' was idle for {session.idle_timeout_s:g} s",
-                session.key,
-                session.epoch,
-            )
-            if reason == "expired"
-            else _Ended(NotFound, f"session '{session.id}' was closed", session.key, session.epoch)
-        )
+        self._ended[session.id] = _ended(session, reason)
         if len(self._ended) > NUM_ENDED_REMEMBERED:
             self._ended.popitem(last=False)
 
@@ -184,3 +175,15 @@ class SessionTable:
     def _watch(self, session: Session, not_before_s: float = 0.0) -> None:
         at_s = max(session.expires_s, not_before_s)
         heapq.heappush(self._expiries, (at_s, next(self._entry_numbers), ref(session)))
+
+
+def _ended(session: Session, reason: str) -> _Ended:
+    named, anew = f"session '{session.id}'", "open a new one with START"
+    match reason:
+        case "expired":
+            message = f"{named} was idle for {session.idle_timeout_s:g} s: {anew}"
+        case "moved":
+            message = f"{named} was moved to another server: go on there, with START and resume"
+        case _:
+            message = f"{named} was closed: {anew}"
+    return _Ended(Expired if reason == "expired" else NotFound, message, session.key, session.epoch)

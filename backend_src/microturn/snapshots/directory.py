@@ -21,7 +21,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from microturn.errors import FailedPrecondition, InternalError, InvalidArgument, NotFound
-from microturn.snapshots.file import UnreadableSnapshot, claim, read_header, read_snapshot, write_snapshot
+from microturn.snapshots.file import (
+    NewerSnapshot,
+    UnreadableSnapshot,
+    claim,
+    read_header,
+    read_snapshot,
+    write_snapshot,
+)
 from microturn.snapshots.snapshot import Header, Snapshot
 from microturn.tiers.copies import KVCopy
 from microturn.turn import SessionId
@@ -106,6 +113,7 @@ class SnapshotDirectory:
 
         Raises:
             InternalError: it is damaged, and then put aside; or it cannot be read at present.
+            FailedPrecondition: a newer version has written it.
         """
 
         def read(file: Path) -> tuple[Header, Snapshot]:
@@ -125,6 +133,11 @@ class SnapshotDirectory:
         except OSError as error:
             log.error("session %s cannot be taken up now: %s", session_id, error)
             raise InternalError(f"session '{session_id}' was saved, and cannot be read now: try again") from error
+        except NewerSnapshot as error:
+            log.error("session %s cannot be taken up from %s: %s", session_id, file, error)
+            raise FailedPrecondition(
+                f"session '{session_id}' was saved by a newer version of the server: go on where that version runs"
+            ) from error
         except UnreadableSnapshot as error:
             log.error("session %s cannot be taken up from %s: %s", session_id, file, error)
             file.rename(self._file_of(session_id, _DAMAGED))
@@ -154,24 +167,35 @@ class SnapshotDirectory:
             claim(self._file_of(session_id, _CLAIMED), file)
 
     def purge(self) -> None:
-        """Removes what has expired, also of what was never written to its end."""
-        now_s = self._now()
+        """Removes what has expired, also of what was never written to its end.
+
+        Raises:
+            OSError: the directory cannot be read.
+        """
         for file in self._path.iterdir():
             is_unfinished = file.name.startswith(".") and f"{_SAVED}." in file.name
             if file.suffix not in (_SAVED, _CLAIMED, _DAMAGED) and not is_unfinished:
                 continue
             try:
-                expires_s = read_header(file).expires_s
-            except UnreadableSnapshot:
-                expires_s = file.stat().st_mtime + self.ttl_s
+                self._purge(file)
             except FileNotFoundError:
                 continue  # another server was faster
-            if expires_s <= now_s:
-                file.unlink(missing_ok=True)
+            except OSError as error:
+                log.error("%s cannot be looked at, whether it has expired: %s", file, error)
 
     def remove(self, session_id: SessionId) -> None:
         """Removes the snapshot of a session."""
         self._file_of(session_id, _SAVED).unlink(missing_ok=True)
+
+    def _purge(self, file: Path) -> None:
+        found = file.stat()
+        try:
+            expires_s = read_header(file).expires_s
+        except UnreadableSnapshot:
+            expires_s = found.st_mtime + self.ttl_s
+        # Meanwhile the session may have been saved anew, in a file of the same name.
+        if expires_s <= self._now() and file.stat().st_ino == found.st_ino:
+            file.unlink(missing_ok=True)
 
     def _file_of(self, session_id: SessionId, suffix: str) -> Path:
         # As JSON, 5 and "5" are different ids; as a digest any id is a file's name.

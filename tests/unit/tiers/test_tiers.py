@@ -507,7 +507,7 @@ def test_those_that_wait_for_pages_are_not_looked_at_in_every_step(
         driver.step()
         most = max(most, len(visited))
     assert 0 < most <= 32
-    assert driver.storage.counters.restored_ahead == driver.pool.num_pages - 4
+    assert driver.storage.counters.restored_ahead >= driver.pool.num_pages - 4
 
 
 @pytest.mark.usefixtures("two_pages_a_step")
