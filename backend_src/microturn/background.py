@@ -61,6 +61,8 @@ class BackgroundThreads:
         self._has_begun = False
 
     def submit(self, work: Callable[[], Result], told: Callable[[Outcome[Result]], None]) -> None:
+        if self._is_closed:
+            return
         self._jobs.put(partial(self._run, work, told))
         if not self._has_begun:
             self._has_begun = True

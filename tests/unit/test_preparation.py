@@ -16,6 +16,7 @@ from microturn.text import encoder
 from microturn.text.model_text import ModelText
 from microturn.text.session_text import SessionText
 from microturn.turn import TextInput
+from support.by_hand import AllByHand
 from support.driver import Recorder
 from support.fake_runner import FakeDriver, expected_tokens
 from support.snapshots import KEY, RESUME, files, live, saved
@@ -422,4 +423,29 @@ def test_tools_are_learnt_beside_the_engines_thread() -> None:
     driver = FakeDriver(new_codec=new_codec)
     driver.turn(1, [1], start=True, tools='[{"name": "f"}]', max_tokens=0)
     assert threads[0].startswith("microturn-text")
+    driver.engine.stop()
+
+
+# ---- without threads -----------------------------------------------------------------------------------------------
+
+
+def test_what_is_done_beside_the_engine_can_be_done_by_hand(before: FakeDriver, directory: SnapshotDirectory) -> None:
+    """So that a simulator has no thread but its own: two STARTs whose files are read in the other order."""
+    live(before)
+    directory.save(saved(before))
+    beside = AllByHand()
+    driver = FakeDriver(max_context=256, snapshots=directory, new_background=beside)
+    driver.steps(1)
+    files_of = beside.of["microturn-snapshots"]
+    files_of.do()  # the purge
+    first, _ = driver.post(1, [9], max_tokens=0, **RESUME)
+    second, _ = driver.post(2, [9], max_tokens=0, start=True)
+    driver.steps(3)
+    assert len(files_of.jobs) == 2
+    files_of.do(1)
+    driver.steps(1)
+    assert (first.is_done, second.is_done) == (False, True)
+    files_of.do()
+    driver.run()
+    assert first.status.context_len == 15
     driver.engine.stop()
