@@ -47,10 +47,18 @@ class _Line:
     Attributes:
         turns: those that wait, at least one.
         needs: what the first one still needs: each begins when the one before it is here.
+        refused_end: a turn with END that was refused while it waited: the session closes all the same.
     """
 
     turns: deque[Turn]
     needs: Iterator[bool]
+    refused_end: Turn | None = None
+
+    def refuse(self, turn: Turn, error: MicroturnError) -> None:
+        """Answers a turn that is not in the line, or not any more."""
+        turn.fail(error)
+        if turn.request.end:
+            self.refused_end = turn
 
 
 class Preparation:
@@ -118,10 +126,12 @@ class Preparation:
             self._lines[turn.request.session_id] = line
             self._go_on(line)
         elif len(line.turns) > self._settings.max_queued_turns:
-            turn.fail(
+            num_waiting = len(line.turns) - 1
+            line.refuse(
+                turn,
                 ResourceExhausted(
-                    f"{len(line.turns) - 1} turns wait in this session already: wait for an answer", retry_after_ms=200
-                )
+                    f"{num_waiting} turns wait in this session already: wait for an answer", retry_after_ms=200
+                ),
             )
         else:
             line.turns.append(turn)
@@ -165,7 +175,7 @@ class Preparation:
         """Answers a turn that waits; what is being fetched for it is for nobody."""
         is_first = turn is line.turns[0]
         line.turns.remove(turn)
-        turn.fail(error)
+        line.refuse(turn, error)
         if is_first:
             self._arrivals.give_up(turn.request.session_id)
             self._begin_next(turn, line)
@@ -202,8 +212,10 @@ class Preparation:
         """A turn has left the first place of its line."""
         if line.turns:
             line.needs = self._needs(line.turns[0])
-        else:
-            del self._lines[turn.request.session_id]
+            return
+        del self._lines[turn.request.session_id]
+        if line.refused_end is not None:
+            self._reception.close_refused(line.refused_end)
 
     def _resume(self, turn: Turn) -> None:
         """What a turn needed is here; it may have been answered meanwhile."""

@@ -79,7 +79,7 @@ class Reception:
                 self._take(self._sessions.get(turn.request.session_id, turn.request), turn)
         except Exception as error:
             turn.fail(told(error))
-            self._close_refused(turn)
+            self.close_refused(turn)
 
     # ---- START ---------------------------------------------------------------------------------------------------
 
@@ -275,7 +275,7 @@ class Reception:
         if request.options.get("tenant") is not None and not self._settings.max_sessions_per_tenant:
             raise InvalidArgument(f"'{TENANT_HEADER}' is not read here: set max_sessions_per_tenant")
 
-    def _close_refused(self, turn: Turn) -> None:
+    def close_refused(self, turn: Turn) -> None:
         """END closes its session even when its turn is refused, but for who may not speak for the session."""
         session = self._sessions.find(turn.request.session_id)
         if session is not None and turn.request.end and not turn.request.opens and is_owner(session, turn.request):

@@ -396,6 +396,31 @@ def test_a_text_that_is_given_up_while_it_is_tokenized_leaves_nothing_behind(mod
     driver.engine.stop()
 
 
+def test_an_end_closes_though_its_turn_is_given_up_while_it_waits(model: ModelText) -> None:
+    """Rule 5 of the contract: END closes the session even when its turn is refused."""
+    driver = speaking(model)
+    driver.turn(1, TextInput("So"), start=True, max_tokens=0)
+    go_on = threading.Event()
+    prepare = model.prepare
+
+    def wait(*args: Any) -> Any:
+        assert go_on.wait(10)
+        return prepare(*args)
+
+    driver.engine._preparation._prepare_text = wait
+    first = say(driver, LONG)
+    end, _ = driver.post(1, [5], end=True, deadline_ms=50)
+    driver.steps(1)
+    driver.clock.now_s += 0.06
+    driver.steps(1)
+    assert end.code == "DEADLINE_EXCEEDED"
+    go_on.set()
+    driver.run()
+    assert first.status.finish_reason == "append"
+    assert driver.turn(1, [5]).code == "NOT_FOUND"
+    driver.engine.stop()
+
+
 def test_a_text_that_never_fits_is_counted_beside_the_engines_thread(
     model: ModelText, monkeypatch: pytest.MonkeyPatch
 ) -> None:
