@@ -474,3 +474,35 @@ def test_what_is_done_beside_the_engine_can_be_done_by_hand(before: FakeDriver, 
     driver.run()
     assert first.status.context_len == 15
     driver.engine.stop()
+
+
+@pytest.mark.parametrize("is_claimed", [False, True])
+def test_what_is_taken_up_while_the_server_saves_its_sessions_stays_for_another(
+    before: FakeDriver, directory: SnapshotDirectory, tmp_path: Path, is_claimed: bool
+) -> None:
+    live(before)
+    directory.save(saved(before))
+    beside = AllByHand()
+    driver = FakeDriver(max_context=256, snapshots=directory, new_background=beside)
+    driver.steps(1)
+    files_of = beside.of["microturn-snapshots"]
+    files_of.do()  # the purge
+    answer, _ = driver.post(1, [9], **RESUME)
+    driver.steps(1)
+    housekeeping = driver.engine._housekeeping
+    housekeeping.drain()
+    assert housekeeping.is_busy
+    if is_claimed:
+        files_of.do()
+        assert len(files(tmp_path, ".claimed")) == 1
+    assert housekeeping.put_to_rest() == []
+    assert answer.code == "UNAVAILABLE"
+    if not is_claimed:
+        files_of.do()
+    driver.steps(1)
+    assert not housekeeping.is_busy
+    assert len(files(tmp_path, ".snapshot")) == 1
+    driver.engine.stop()
+    after = FakeDriver(max_context=256, snapshots=directory)
+    assert after.turn(1, [9], max_tokens=0, **RESUME).status.context_len == 15
+    after.engine.stop()
