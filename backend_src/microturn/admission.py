@@ -18,7 +18,7 @@ def check_room(settings: Settings, sessions: SessionTable, tenant: str | None) -
     Raises:
         ResourceExhausted: it may not.
     """
-    if len(sessions) >= settings.max_sessions:
+    if sessions.num_places >= settings.max_sessions:
         raise ResourceExhausted(
             f"{settings.max_sessions} sessions are open: close one or try again", retry_after_ms=1000
         )

@@ -1,7 +1,7 @@
 """The engine's view of text: one object per session that turns text into token ids and back.
 
 The engine speaks token ids only. It calls the codec on its own thread, in the order of the session's turns, and rolls
-it back by assigning an earlier state.
+it back by assigning an earlier state. What takes long is done before, in another thread: see `PrepareText`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,23 @@ class Piece:
 
     text: str
     stop: str | None = None
+
+
+class Prepared(Protocol):
+    """A text of which all that is known without its context has been made ids; see `PrepareText`."""
+
+    @property
+    def least_num_ids(self) -> int:
+        """How many ids the text becomes at least."""
+        ...
+
+
+class PrepareText(Protocol):
+    """Prepares text for any session of the model, in any thread."""
+
+    def __call__(self, text: str, parse_special: bool, enough: int, /) -> Prepared:
+        """Makes what ids it can; of a text of more ids than `enough` none."""
+        ...
 
 
 class Codec(Protocol):
@@ -61,9 +78,19 @@ class Codec(Protocol):
         ...
 
     def append_text(
-        self, text: str, *, role: str | None, parse_special: bool, flush: bool, last_token_id: int | None
+        self,
+        text: str,
+        *,
+        role: str | None,
+        parse_special: bool,
+        flush: bool,
+        last_token_id: int | None,
+        prepared: Any = None,
     ) -> list[int]:
-        """Ids that are now certain to be appended; `flush` makes all of the text certain."""
+        """Ids that are now certain to be appended; `flush` makes all of the text certain.
+
+        The same with `prepared`, which the text has been, and sooner.
+        """
         ...
 
     def append_other(self, *, role: str | None, last_token_id: int | None, input_follows: bool) -> list[int]:

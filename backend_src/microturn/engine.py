@@ -19,8 +19,9 @@ from typing import TypeVar
 
 from torch import Tensor
 
+from microturn.background import BackgroundThreads, NewBackground
 from microturn.batch import Batch
-from microturn.codec import CodecFactory
+from microturn.codec import CodecFactory, PrepareText
 from microturn.errors import InternalError, InvalidArgument, Unavailable
 from microturn.flight import Flight
 from microturn.generation import Generation
@@ -29,6 +30,7 @@ from microturn.kv_pool import PagePool
 from microturn.lifecycle import Lifecycle
 from microturn.pace import Pace
 from microturn.prefix_cache import PrefixCache
+from microturn.preparation import Preparation
 from microturn.reception import Reception
 from microturn.runner import Runner
 from microturn.sampler import draw
@@ -63,6 +65,8 @@ class Engine:
         model_fingerprint: says whose KV is kept in files, and whose sessions are.
         snapshots: where sessions are that were saved and that clients come back to; None is nowhere.
         pace: what is known of the model's forward passes; None is nothing yet.
+        prepare_text: tokenizes long text before its turn; None where all text is left to the codecs.
+        new_background: makes what works beside the engine's thread, on saved sessions and on text.
         clock: seconds, monotonic.
 
     Attributes:
@@ -83,6 +87,8 @@ class Engine:
         model_fingerprint: str = "",
         snapshots: SnapshotDirectory | None = None,
         pace: Pace | None = None,
+        prepare_text: PrepareText | None = None,
+        new_background: NewBackground = BackgroundThreads,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         groups = runner.kv.groups
@@ -135,15 +141,37 @@ class Engine:
             settings.window_slack,
         )
         self.copies = KVCopies(pool, runner.kv, storage)
-        arrivals = Arrivals(settings, self._sessions, self.host, snapshots, storage, runner.kv.page_parts)
-        self._reception = Reception(
-            settings, runner, self._sessions, self._lifecycle, arrivals, self.host, self.recorder
+        # Several files at once: one that hangs holds up who asks for it, and no other.
+        files = new_background(self._inbox.put, name="microturn-snapshots", num_threads=4)
+        texts = new_background(self._inbox.put, name="microturn-text", num_threads=1)
+        self._backgrounds = (files, texts)
+        self._arrivals = Arrivals(settings, self._sessions, self.host, snapshots, storage, runner.kv.page_parts, files)
+        reception = Reception(settings, runner, self._sessions, self._lifecycle, self.host, self.recorder)
+        self._preparation = Preparation(
+            settings,
+            self._sessions,
+            reception,
+            self._lifecycle,
+            self._arrivals,
+            new_codec,
+            prepare_text,
+            texts,
+            max_context=max_context,
+            clock=clock,
         )
         gauges = Gauges(
             recorder.metrics, self._sessions, self._lifecycle.running, pool, runner.kv.bytes_per_page, storage, clock
         )
         self._housekeeping = Housekeeping(
-            self._sessions, self._lifecycle, self._reception, arrivals, self.host, self.copies, gauges, self._stop
+            self._sessions,
+            self._lifecycle,
+            reception,
+            self._preparation,
+            self._arrivals,
+            self.host,
+            self.copies,
+            gauges,
+            self._stop,
         )
         self._flight: Flight | None = None
         # Nothing is left to do before somebody comes, or the time has.
@@ -162,7 +190,7 @@ class Engine:
 
     def cancel(self, turn: Turn) -> None:
         """Posts that nobody waits for a turn any more: see `Lifecycle.cancel`."""
-        self._inbox.put(partial(self._lifecycle.cancel, turn))
+        self._inbox.put(partial(self._preparation.cancel, turn))
 
     def call(self, task: Callable[[Housekeeping], T]) -> T:
         """Does a task between two steps, waits for it, and returns or raises what it does.
@@ -220,8 +248,10 @@ class Engine:
             self._take_posts(block=block and self._can_wait)
             if self._is_stopping:
                 return False
+            self._preparation.expire_turns()
             self._lifecycle.expire_turns()
             self._reap()
+            self._arrivals.purge()
         self._tiers.begin_step()
         if not is_ahead:
             rows = self._scheduler.schedule(self._lifecycle.running, in_company=len(self._sessions) > 1)
@@ -231,7 +261,7 @@ class Engine:
             elif self._scheduler.is_stalled and not any(self.copies.owned()):
                 self.recorder.step_stalled()
         self._can_wait = not self._tiers.end_step() and not has_run
-        return bool(self._lifecycle.running) or self._flight is not None
+        return bool(self._lifecycle.running) or self._flight is not None or self._preparation.is_busy
 
     def check_integrity(self) -> None:
         """Asserts that pages, sessions and turns agree."""
@@ -259,7 +289,12 @@ class Engine:
 
     def _due_s(self) -> float | None:
         """When a session expires or a turn's time has passed, by the engine's clock."""
-        return _earliest(self._sessions.next_expiry_s(), self._lifecycle.next_deadline_s())
+        return _earliest(
+            self._sessions.next_expiry_s(),
+            self._lifecycle.next_deadline_s(),
+            self._preparation.next_s,
+            self._arrivals.next_s,
+        )
 
     def _reap(self) -> None:
         for session in self._sessions.expired(self.clock()):
@@ -270,7 +305,7 @@ class Engine:
         if self._is_stopping:
             turn.fail(_stopping())
         else:
-            self._reception.receive(turn)
+            self._preparation.arrive(turn)
 
     def _do(self, task: Callable[[Housekeeping], T], done: Future[T]) -> None:
         try:
@@ -284,7 +319,10 @@ class Engine:
         if self._is_stopping:
             return
         self._is_stopping = True
+        self._preparation.fail_all(_stopping())
         self._lifecycle.fail_all(_stopping())
+        for background in self._backgrounds:
+            background.close()
         self.recorder.engine_stopped(self._sessions, has_failed=has_failed)
         self._tiers.storage.close()
 

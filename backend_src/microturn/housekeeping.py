@@ -6,17 +6,18 @@ All of it on the engine's thread, between two steps: see `Engine.call`. Knows no
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from microturn.errors import FailedPrecondition, NotFound, Unavailable
 from microturn.lifecycle import Lifecycle
+from microturn.preparation import Preparation
 from microturn.reception import Reception
 from microturn.session import Session
 from microturn.session_table import SessionTable
 from microturn.snapshots.arrivals import Arrivals
+from microturn.snapshots.look_up import TakenUp
 from microturn.snapshots.session_state import Host
-from microturn.snapshots.snapshot import Snapshot, next_epoch
+from microturn.snapshots.snapshot import Header, next_epoch
 from microturn.telemetry.families import Sample
 from microturn.telemetry.gauges import Gauges
 from microturn.tiers.copies import Copying, KVCopies
@@ -33,6 +34,7 @@ class Housekeeping:
         sessions: those that live.
         lifecycle: knows which have a turn.
         reception: takes turns in.
+        preparation: has those that it has not got yet.
         arrivals: takes saved sessions up.
         host: what saved sessions find here.
         copies: see above.
@@ -45,6 +47,7 @@ class Housekeeping:
         sessions: SessionTable,
         lifecycle: Lifecycle,
         reception: Reception,
+        preparation: Preparation,
         arrivals: Arrivals,
         host: Host,
         copies: KVCopies,
@@ -54,6 +57,7 @@ class Housekeeping:
         self._sessions = sessions
         self._lifecycle = lifecycle
         self._reception = reception
+        self._preparation = preparation
         self._arrivals = arrivals
         self._host = host
         self.copies = copies
@@ -123,9 +127,17 @@ class Housekeeping:
             raise FailedPrecondition(f"session '{copy.id}' has a turn: try again")
         self._sessions.end(session, "moved")
 
-    def admit(self, snapshot: Snapshot, claim: Callable[[], Path]) -> Session:
-        """Takes a saved session up: see `Arrivals.admit`."""
-        return self._arrivals.admit(snapshot, claim)
+    def expect(self, header: Header) -> None:
+        """Keeps a place for a saved session that is about to be claimed: see `Arrivals.expect`."""
+        self._arrivals.expect(header)
+
+    def admit(self, taken: TakenUp) -> None:
+        """Makes it live: see `Arrivals.admit`."""
+        self._arrivals.admit(taken)
+
+    def withdraw(self, session_id: SessionId) -> None:
+        """It could not be claimed: see `Arrivals.withdraw`."""
+        self._arrivals.withdraw(session_id)
 
     def drain(self) -> None:
         """Takes no more turns; those that are here go on."""
@@ -133,14 +145,15 @@ class Housekeeping:
 
     @property
     def is_busy(self) -> bool:
-        """Whether any session has a turn."""
-        return bool(self._lifecycle.running)
+        """Whether any session has a turn, or is about to be taken up."""
+        return bool(self._lifecycle.running) or self._preparation.is_busy
 
     def put_to_rest(self) -> list[Session]:
         """Returns every session as of its last committed point.
 
         Turns that still ran or waited are told that nothing of them was appended.
         """
+        self._preparation.fail_all(_going_away())
         self._lifecycle.undo_all(_going_away())
         resting = [session.at_rest(self._host.new_table(session.window)) for session in self._sessions]
         for session in resting:

@@ -74,7 +74,9 @@ def _append(session: Session, turn: Turn, max_tokens: int) -> None:
     text_state = codec.state
     if isinstance(given, TextInput):
         # Tokenizing a text that cannot fit would hold up everybody else.
-        _check_room(session, codec.least_num_ids(given.text, enough=session.max_context), max_tokens)
+        prepared = turn.prepared
+        least = codec.least_num_ids(given.text, session.max_context) if prepared is None else prepared.least_num_ids
+        _check_room(session, least, max_tokens)
     ids = _encode(session, turn, generates=max_tokens > 0)
     turn.num_input = len(ids) + (0 if embeds is None else len(embeds))
     if max_tokens and len(context) + turn.num_input == 0:
@@ -105,6 +107,7 @@ def _encode(session: Session, turn: Turn, *, generates: bool) -> list[int]:
             parse_special=options.parse_special,
             flush=generates,
             last_token_id=context.last_token_id,
+            prepared=turn.prepared,
         )
     ids = codec.append_other(role=options.role, last_token_id=context.last_token_id, input_follows=not is_empty(given))
     return [*ids, *given.token_ids] if isinstance(given, TokenInput) else ids

@@ -18,6 +18,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
+from microturn.deadlines import Deadlines
 from microturn.errors import DeadlineExceeded, InternalError, MicroturnError, Unavailable
 from microturn.intake import take_in, take_out
 from microturn.prefix_cache import PrefixCache
@@ -65,6 +66,7 @@ class Lifecycle:
         self._clock = clock
         self._step_len = step_len
         self._model_fingerprint = model_fingerprint or None
+        self._deadlines = Deadlines(self._is_open)
 
     # ---- turns come ----------------------------------------------------------------------------------------------
 
@@ -85,12 +87,14 @@ class Lifecycle:
             self._prefixes.adopt(session.table, session.context, salt, max_len=session.max_shared)
             self._recorder.prefix_used(session)
         self._begin(session, turn)
+        self._deadlines.watch(turn)
         self.advance(session)
 
     def enqueue(self, session: Session, turn: Turn) -> None:
         """A turn that waits for those before it."""
         self._accept(session, turn)
         session.queued.append(turn)
+        self._deadlines.watch(turn)
         self.advance(session)
 
     def interrupt(self, session: Session, turn: Turn) -> None:
@@ -117,6 +121,7 @@ class Lifecycle:
         session.cut_kv(turn.len_before)
         self._accept(session, turn)
         self._begin(session, turn)
+        self._deadlines.watch(turn)
         self.advance(session)
 
     def close(self, session: Session, *, at_once: bool) -> None:
@@ -204,7 +209,7 @@ class Lifecycle:
             return
         if turn.is_numbered:
             for open_turn in session.open_turns:
-                open_turn.detach(turn.request.sink, _nobody_waits())
+                open_turn.detach(turn.request.sink, nobody_waits())
         elif session.running is turn:
             self._roll_back(session, turn)
             self._tell_cancelled(session, turn)
@@ -216,27 +221,31 @@ class Lifecycle:
     def expire_turns(self) -> None:
         """Ends the turns whose deadline has passed: with what there is when they run, with an error when they wait."""
         now_s = self._clock()
-        for session in list(self.running):
-            for turn in [turn for turn in session.queued if turn.is_late(now_s)]:
+        while (turn := self._deadlines.pop_late(now_s)) is not None:
+            session = self._sessions.find(turn.request.session_id)
+            assert session is not None, "an open turn of a session that is not here"
+            if session.running is not turn:
                 session.queued.remove(turn)
-                turn.fail(_too_late())
-            running = session.running
-            if running is not None and running.is_late(now_s):
-                try:
-                    self.finish(session, running, "deadline")
-                except Exception as error:
-                    self.fail(session, running, error)
-                else:
-                    self.advance(session)
+                turn.fail(too_late())
+                continue
+            try:
+                self.finish(session, turn, "deadline")
+            except Exception as error:
+                self.fail(session, turn, error)
+            else:
+                self.advance(session)
 
     def next_deadline_s(self) -> float | None:
         """When `expire_turns` has something to end, by the engine's clock."""
-        deadlines_s = [turn.deadline_s for session in self.running for turn in session.open_turns]
-        return min((deadline_s for deadline_s in deadlines_s if deadline_s is not None), default=None)
+        return self._deadlines.next_s()
+
+    def _is_open(self, turn: Turn) -> bool:
+        session = self._sessions.find(turn.request.session_id)
+        return session is not None and (session.running is turn or turn in session.queued)
 
     def _check_time(self, turn: Turn) -> None:
         if turn.is_late(self._clock()):
-            raise _too_late()
+            raise too_late()
 
     def undo_all(self, error: MicroturnError) -> None:
         """Answers every turn with an error, and leaves its session as of the last committed point."""
@@ -326,11 +335,13 @@ class Lifecycle:
         self._sessions.end(session, "replaced")
 
 
-def _nobody_waits() -> Unavailable:
+def nobody_waits() -> Unavailable:
+    """What a sink ends with that nobody reads."""
     return Unavailable("nobody waits for this answer any more, and the turn goes on: send it again to hear it")
 
 
-def _too_late() -> DeadlineExceeded:
+def too_late() -> DeadlineExceeded:
+    """What a turn ends with whose deadline passes before it runs."""
     return DeadlineExceeded("the turn's time passed while it waited: nothing was appended")
 
 

@@ -73,6 +73,7 @@ def load_engine(settings: Settings) -> Engine:
         loaded.pool,
         max_context=loaded.max_context,
         new_codec=partial(SessionText, model_text),
+        prepare_text=model_text.prepare,
         eos_ids=model_text.eos_ids,
         model_fingerprint=model_fingerprint(settings.model_dir, loaded.weights),
         snapshots=snapshots,
@@ -121,9 +122,7 @@ def _load_on_gpu(settings: Settings, device: torch.device) -> Loaded:
 def _open_snapshots(settings: Settings) -> SnapshotDirectory | None:
     if not settings.snapshot_dir:
         return None
-    snapshots = SnapshotDirectory(Path(settings.snapshot_dir), ttl_s=settings.snapshot_ttl_s)
-    snapshots.purge()
-    return snapshots
+    return SnapshotDirectory(Path(settings.snapshot_dir), ttl_s=settings.snapshot_ttl_s)
 
 
 def warm_up(model_runner: runner.ModelRunner, max_batch_tokens: int, max_context: int) -> Pace:

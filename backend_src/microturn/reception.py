@@ -22,7 +22,6 @@ from microturn.runner import Runner
 from microturn.session import Session
 from microturn.session_table import SessionTable
 from microturn.settings import Settings
-from microturn.snapshots.arrivals import Arrivals
 from microturn.snapshots.session_state import Host
 from microturn.snapshots.snapshot import next_epoch
 from microturn.telemetry.recorder import Recorder
@@ -42,7 +41,6 @@ class Reception:
         runner: the model that the turns are for.
         sessions: those that live.
         lifecycle: gets the turns that are accepted.
-        arrivals: brings saved sessions back.
         host: what sessions find here.
         recorder: is told which turns came before.
     """
@@ -53,7 +51,6 @@ class Reception:
         runner: Runner,
         sessions: SessionTable,
         lifecycle: Lifecycle,
-        arrivals: Arrivals,
         host: Host,
         recorder: Recorder,
     ) -> None:
@@ -61,10 +58,13 @@ class Reception:
         self._runner = runner
         self._sessions = sessions
         self._lifecycle = lifecycle
-        self._arrivals = arrivals
         self.is_draining = False
         self._host = host
         self._recorder = recorder
+
+    def is_refused(self, request: TurnRequest) -> bool:
+        """Whether it is known already that a turn will be refused, so that nothing need be fetched for it."""
+        return self.is_draining or request.refusal is not None
 
     def receive(self, turn: Turn) -> None:
         """Takes a turn, or answers why not."""
@@ -73,15 +73,13 @@ class Reception:
                 raise Unavailable("the server is stopping: come back, or go elsewhere, with START and resume")
             self._check_tenant(turn.request)
             check_request(turn.request, self._runner)
-            if turn.request.start:
-                self._arrivals.take_up(turn.request)
             if turn.request.opens:
                 self._open(turn)
             else:
                 self._take(self._sessions.get(turn.request.session_id, turn.request), turn)
         except Exception as error:
             turn.fail(told(error))
-            self._close_refused(turn)
+            self.close_refused(turn)
 
     # ---- START ---------------------------------------------------------------------------------------------------
 
@@ -277,7 +275,7 @@ class Reception:
         if request.options.get("tenant") is not None and not self._settings.max_sessions_per_tenant:
             raise InvalidArgument(f"'{TENANT_HEADER}' is not read here: set max_sessions_per_tenant")
 
-    def _close_refused(self, turn: Turn) -> None:
+    def close_refused(self, turn: Turn) -> None:
         """END closes its session even when its turn is refused, but for who may not speak for the session."""
         session = self._sessions.find(turn.request.session_id)
         if session is not None and turn.request.end and not turn.request.opens and is_owner(session, turn.request):

@@ -47,6 +47,7 @@ class SessionTable:
         self._entry_numbers = count()
         self._ended: OrderedDict[SessionId, _Ended] = OrderedDict()
         self._num_of_tenant: Counter[str | None] = Counter()
+        self._num_kept = 0
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -70,7 +71,7 @@ class SessionTable:
         ended = self._ended.get(session_id)
         if ended is None or not ended.key.matches(request.options.get("session_key")):
             raise NotFound(f"no session '{session_id}' is here: open one with START")
-        raise ended.error(f"{ended.message}: open a new one with START")
+        raise ended.error(ended.message)
 
     def id_named(self, name: str) -> SessionId:
         """The id that a text means: that of a living session, else the integer that it looks like."""
@@ -81,6 +82,21 @@ class SessionTable:
         """The highest epoch of a session that lives or is remembered; 0 when there is none."""
         known = self._sessions.get(session_id) or self._ended.get(session_id)
         return 0 if known is None else known.epoch
+
+    @property
+    def num_places(self) -> int:
+        """Sessions that live, and those that may be about to."""
+        return len(self._sessions) + self._num_kept
+
+    def keep_place(self, tenant: str | None) -> None:
+        """Counts a session that does not live yet among the others."""
+        self._num_kept += 1
+        self._num_of_tenant[tenant] += 1
+
+    def free_place(self, tenant: str | None) -> None:
+        """It lives by now, or never will."""
+        self._num_kept -= 1
+        self._leave(tenant)
 
     def num_of_tenant(self, tenant: str | None) -> int:
         return self._num_of_tenant[tenant]
@@ -103,21 +119,10 @@ class SessionTable:
         assert session.running is None, "a running turn is ended first"
         self._recorder.session_ended(session, reason)
         del self._sessions[session.id]
-        self._num_of_tenant[session.tenant] -= 1
-        if not self._num_of_tenant[session.tenant]:
-            del self._num_of_tenant[session.tenant]
+        self._leave(session.tenant)
         self.unpark(session)
         session.drop_kv()
-        self._ended[session.id] = (
-            _Ended(
-                Expired,
-                f"session '{session.id}' was idle for {session.idle_timeout_s:g} s",
-                session.key,
-                session.epoch,
-            )
-            if reason == "expired"
-            else _Ended(NotFound, f"session '{session.id}' was closed", session.key, session.epoch)
-        )
+        self._ended[session.id] = _ended(session, reason)
         if len(self._ended) > NUM_ENDED_REMEMBERED:
             self._ended.popitem(last=False)
 
@@ -162,6 +167,23 @@ class SessionTable:
         """When to look for expired sessions again, by the engine's clock."""
         return self._expiries[0][0] if self._expiries else None
 
+    def _leave(self, tenant: str | None) -> None:
+        self._num_of_tenant[tenant] -= 1
+        if not self._num_of_tenant[tenant]:
+            del self._num_of_tenant[tenant]
+
     def _watch(self, session: Session, not_before_s: float = 0.0) -> None:
         at_s = max(session.expires_s, not_before_s)
         heapq.heappush(self._expiries, (at_s, next(self._entry_numbers), ref(session)))
+
+
+def _ended(session: Session, reason: str) -> _Ended:
+    named, anew = f"session '{session.id}'", "open a new one with START"
+    match reason:
+        case "expired":
+            message = f"{named} was idle for {session.idle_timeout_s:g} s: {anew}"
+        case "moved":
+            message = f"{named} was moved to another server: go on there, with START and resume"
+        case _:
+            message = f"{named} was closed: {anew}"
+    return _Ended(Expired if reason == "expired" else NotFound, message, session.key, session.epoch)

@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self
 
 from torch import Tensor
 
-from microturn.codec import Codec
+from microturn.codec import Codec, Prepared
 from microturn.errors import MicroturnError
 from microturn.history import Checkpoint, Cut
 from microturn.options import SessionOptions, TurnOptions
@@ -177,6 +177,7 @@ class Turn:
         num_computed: tokens that went through the model.
         num_cached: tokens that were in the cache when the turn began.
         due_s: when it should be done; the scheduler's order.
+        prepared: its text, where that has been tokenized as far as it can be without its context.
         restore_s: how long it waited, before its first token, for KV that was outside the pool.
     """
 
@@ -200,6 +201,7 @@ class Turn:
     restore_s: float = 0.0
     first_token_s: float | None = None
     stop_reason: int | str | None = None
+    prepared: Prepared | None = None
 
     def __post_init__(self) -> None:
         self.sinks.append(self.request.sink)

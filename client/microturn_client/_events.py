@@ -75,7 +75,6 @@ class Status:
         model_fingerprint: of the server's model, with the turn that opened the session; None with others.
         replayed: this is the recorded result of a turn that was sent before.
         rebuilt: the KV was computed again from what was left of the context.
-        moving: the server drains; go on with this session elsewhere.
     """
 
     finish_reason: str
@@ -91,7 +90,6 @@ class Status:
     model_fingerprint: str | None = None
     replayed: bool = False
     rebuilt: bool = False
-    moving: bool = False
 
 
 @dataclass(frozen=True)
@@ -142,7 +140,7 @@ def parse_status(text: bytes, appended_ids: tuple[int, ...] | None) -> Status:
             seed=_typed(raw["seed"], int),
             appended_ids=appended_ids,
             model_fingerprint=None if model is None else _typed(model, str),
-            **{flag: raw.get(flag) is True for flag in ("replayed", "rebuilt", "moving")},
+            **{flag: raw.get(flag) is True for flag in ("replayed", "rebuilt")},
         )
     except KeyError as error:
         raise ProtocolError(f"the status lacks {error}") from error

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from microturn.background import BackgroundThreads, NewBackground
 from microturn.codec import Piece
 from microturn.engine import Engine
 from microturn.errors import MicroturnError
@@ -125,6 +126,8 @@ class Driver:
         model_fingerprint: str = "the test's",
         new_codec: Any = lambda _tools: IdsOnly(),
         clock: Any = None,
+        prepare_text: Any = None,
+        new_background: NewBackground = BackgroundThreads,
         **settings: Any,
     ) -> None:
         self.clock = clock or Clock()
@@ -138,6 +141,8 @@ class Driver:
             eos_ids=eos_ids,
             snapshots=snapshots,
             model_fingerprint=model_fingerprint,
+            prepare_text=prepare_text,
+            new_background=new_background,
             clock=self.clock,
         )
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from microturn.turn import EmbedInput
+from microturn.turn import EmbedInput, Turn
 from support.driver import IdsOnly, Recorder
 from support.fake_runner import HIDDEN_SIZE, VOCAB_SIZE, FakeDriver, expected_tokens
 
@@ -246,3 +246,37 @@ def test_under_pressure_every_turn_ends_within_a_step_of_its_deadline(seed: int)
     assert all(recorder.is_done for recorder, _ in posted)
     reasons = {recorder.code or recorder.status.finish_reason for recorder, _ in posted}
     assert {"deadline", "length", "cancelled"} >= reasons >= {"deadline", "length"}
+
+
+def test_turns_are_not_asked_for_their_deadlines_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step looked at every turn that ran or waited, twice."""
+    driver = FakeDriver(num_pages=400, max_sessions=200, max_batch_tokens=16)
+    answers = [
+        driver.post(number, [number % 90], start=True, max_tokens=40, deadline_ms=1000)[0] for number in range(150)
+    ]
+    driver.steps(1)
+    asked: list[Turn] = []
+    deadline_s = Turn.deadline_s.fget
+    assert deadline_s is not None
+
+    def ask(turn: Turn) -> float | None:
+        asked.append(turn)
+        return deadline_s(turn)
+
+    monkeypatch.setattr(Turn, "deadline_s", property(ask))
+    for _ in range(5):
+        asked.clear()
+        driver.engine.step()
+        assert len(asked) <= 16
+    driver.clock.now_s += 2
+    driver.run()
+    assert {answer.status.finish_reason for answer in answers} == {"deadline"}
+
+
+def test_deadlines_of_turns_that_have_ended_are_not_kept() -> None:
+    driver = FakeDriver(max_context=400)
+    driver.turn(1, [5], start=True, max_tokens=0)
+    for _ in range(300):
+        driver.turn(1, [5], max_tokens=0, deadline_ms=3_600_000)
+    assert len(driver.engine._lifecycle._deadlines) <= 128
+    assert driver.engine._lifecycle.next_deadline_s() is None

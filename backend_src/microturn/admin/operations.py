@@ -16,7 +16,6 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,8 @@ from microturn.housekeeping import Housekeeping
 from microturn.nearest import did_you_mean
 from microturn.session import Session
 from microturn.snapshots.file import UnreadableSnapshot, claim, read_snapshot, write_snapshot
-from microturn.snapshots.session_state import snapshot_of
+from microturn.snapshots.look_up import taken_up
+from microturn.snapshots.session_state import restore_session, snapshot_of
 from microturn.tiers.copies import Copying
 
 log = logging.getLogger(__name__)
@@ -99,8 +99,16 @@ class Operations:
         if snapshot.header.expires_s <= time.time():
             raise FailedPrecondition(f"{path} has expired: export the session again")
 
+        session = restore_session(snapshot, self._engine.host)
+        self._engine.call(lambda sessions: sessions.expect(snapshot.header))
+        try:
+            taken = taken_up(session, snapshot, _claim(path), self._engine.runner.kv.page_parts)
+        except MicroturnError:
+            self._engine.call(lambda sessions: sessions.withdraw(session.id))
+            raise
+
         def admit(sessions: Housekeeping) -> dict[str, Any]:
-            session = sessions.admit(snapshot, partial(_claim, path))
+            sessions.admit(taken)
             return _told(session, session.kv_len)
 
         return self._engine.call(admit)

@@ -18,14 +18,24 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from microturn.errors import FailedPrecondition, InternalError, InvalidArgument, NotFound
-from microturn.snapshots.file import UnreadableSnapshot, claim, read_header, read_snapshot, write_snapshot
-from microturn.snapshots.snapshot import Snapshot
+from microturn.snapshots.file import (
+    NewerSnapshot,
+    UnreadableSnapshot,
+    claim,
+    read_header,
+    read_snapshot,
+    write_snapshot,
+)
+from microturn.snapshots.snapshot import Header, Snapshot
 from microturn.tiers.copies import KVCopy
 from microturn.turn import SessionId
 
 log = logging.getLogger(__name__)
+
+Found = TypeVar("Found")
 
 _SAVED, _CLAIMED, _DAMAGED = ".snapshot", ".claimed", ".damaged"
 
@@ -58,9 +68,9 @@ class SnapshotDirectory:
         """Until when a snapshot that is saved now may be taken up, in seconds since 1970."""
         return self._now() + self.ttl_s
 
-    def is_expired(self, snapshot: Snapshot) -> bool:
-        """Whether it may no longer be taken up."""
-        return snapshot.header.expires_s <= self._now()
+    def is_expired(self, header: Header) -> bool:
+        """Whether a snapshot may no longer be taken up."""
+        return header.expires_s <= self._now()
 
     def save(self, snapshot: Snapshot) -> None:
         """Saves a session, in the place of an older copy.
@@ -90,27 +100,49 @@ class SnapshotDirectory:
         write_snapshot(file, snapshot, kv, until_s=until_s)
         return True
 
+    def find_header(self, session_id: SessionId) -> Header | None:
+        """What the snapshot of a session says openly, if it has one; nothing else is read.
+
+        Raises:
+            InternalError: as `find`.
+        """
+        return self._read(session_id, lambda file: (header := read_header(file), header))
+
     def find(self, session_id: SessionId) -> Snapshot | None:
         """The snapshot of a session, if it has one.
 
         Raises:
             InternalError: it is damaged, and then put aside; or it cannot be read at present.
+            FailedPrecondition: a newer version has written it.
         """
+
+        def read(file: Path) -> tuple[Header, Snapshot]:
+            snapshot = read_snapshot(file)
+            return snapshot.header, snapshot
+
+        return self._read(session_id, read)
+
+    def _read(self, session_id: SessionId, read: Callable[[Path], tuple[Header, Found]]) -> Found | None:
         file = self._file_of(session_id, _SAVED)
         try:
-            snapshot = read_snapshot(file)
-            if snapshot.header.session_id != session_id:
-                raise UnreadableSnapshot(f"it is of session '{snapshot.header.session_id}'")
+            header, found = read(file)
+            if header.session_id != session_id:
+                raise UnreadableSnapshot(f"it is of session '{header.session_id}'")
         except FileNotFoundError:
             return None
         except OSError as error:
             log.error("session %s cannot be taken up now: %s", session_id, error)
             raise InternalError(f"session '{session_id}' was saved, and cannot be read now: try again") from error
+        except NewerSnapshot as error:
+            log.error("session %s cannot be taken up from %s: %s", session_id, file, error)
+            raise FailedPrecondition(
+                f"session '{session_id}' was saved by a newer version of the server: go on where that version runs"
+            ) from error
         except UnreadableSnapshot as error:
             log.error("session %s cannot be taken up from %s: %s", session_id, file, error)
             file.rename(self._file_of(session_id, _DAMAGED))
             raise InternalError(f"session '{session_id}' was saved, but its file is damaged: open a new one") from error
-        return snapshot
+        return found
 
     def claim(self, snapshot: Snapshot) -> Path:
         """Takes a snapshot out, so that it is taken up once, and says where it is now.
@@ -128,25 +160,42 @@ class SnapshotDirectory:
             raise NotFound(f"session '{session_id}' was taken up elsewhere: open a new one with START")
         return claimed
 
+    def put_back(self, session_id: SessionId) -> None:
+        """Undoes a claim: the snapshot may be taken up again, unless the session has been saved anew since."""
+        file = self._file_of(session_id, _SAVED)
+        if not file.exists():
+            claim(self._file_of(session_id, _CLAIMED), file)
+
     def purge(self) -> None:
-        """Removes what has expired, also of what was never written to its end."""
-        now_s = self._now()
+        """Removes what has expired, also of what was never written to its end.
+
+        Raises:
+            OSError: the directory cannot be read.
+        """
         for file in self._path.iterdir():
             is_unfinished = file.name.startswith(".") and f"{_SAVED}." in file.name
             if file.suffix not in (_SAVED, _CLAIMED, _DAMAGED) and not is_unfinished:
                 continue
             try:
-                expires_s = read_header(file).expires_s
-            except UnreadableSnapshot:
-                expires_s = file.stat().st_mtime + self.ttl_s
+                self._purge(file)
             except FileNotFoundError:
                 continue  # another server was faster
-            if expires_s <= now_s:
-                file.unlink(missing_ok=True)
+            except OSError as error:
+                log.error("%s cannot be looked at, whether it has expired: %s", file, error)
 
     def remove(self, session_id: SessionId) -> None:
         """Removes the snapshot of a session."""
         self._file_of(session_id, _SAVED).unlink(missing_ok=True)
+
+    def _purge(self, file: Path) -> None:
+        found = file.stat()
+        try:
+            expires_s = read_header(file).expires_s
+        except UnreadableSnapshot:
+            expires_s = found.st_mtime + self.ttl_s
+        # Meanwhile the session may have been saved anew, in a file of the same name.
+        if expires_s <= self._now() and file.stat().st_ino == found.st_ino:
+            file.unlink(missing_ok=True)
 
     def _file_of(self, session_id: SessionId, suffix: str) -> Path:
         # As JSON, 5 and "5" are different ids; as a digest any id is a file's name.

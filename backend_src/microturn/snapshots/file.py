@@ -55,6 +55,10 @@ class UnreadableSnapshot(Exception):
     """A file is damaged, or not a snapshot that this version reads; the argument says how."""
 
 
+class NewerSnapshot(UnreadableSnapshot):
+    """A newer version of this software wrote the file, and will read it."""
+
+
 def write_snapshot(path: Path, snapshot: Snapshot, kv: KVCopy | None = None, *, until_s: float = math.inf) -> None:
     """Writes a snapshot, readable for its owner only; in the place of a file that is there.
 
@@ -216,6 +220,8 @@ def _read_header(header_bytes: bytes) -> Header:
     try:
         metadata: dict[str, Any] = json.loads(header_bytes)["__metadata__"]
         version = int(metadata["format_version"])
+        if version > FORMAT_VERSION:
+            raise NewerSnapshot(f"it has format version {version}, and {FORMAT_VERSION} is read here")
         if version != FORMAT_VERSION:
             raise UnreadableSnapshot(f"it has format version {version}, and {FORMAT_VERSION} is read here")
         return Header.from_json(json.loads(metadata["session"]))

@@ -123,8 +123,21 @@ def snapshot_of(session: Session, host: Host, *, epoch: int, expires_s: float) -
     return Snapshot(header, state, tensors)
 
 
+def check_model(header: Header, host: Host) -> None:
+    """Checks that a session was saved with the model that is here.
+
+    Raises:
+        FailedPrecondition: it was not.
+    """
+    if header.model_fingerprint != host.model_fingerprint:
+        raise FailedPrecondition(
+            f"session '{header.session_id}' was saved with another model (fingerprint {header.model_fingerprint}, "
+            f"here {host.model_fingerprint}): take it up on a server of that model"
+        )
+
+
 def restore_session(snapshot: Snapshot, host: Host) -> Session:
-    """The session of a snapshot, without its KV.
+    """The session of a snapshot, without its KV; in any thread.
 
     Its idle time begins anew.
 
@@ -132,17 +145,12 @@ def restore_session(snapshot: Snapshot, host: Host) -> Session:
         FailedPrecondition: it is of another model, or does not fit here.
         InternalError: it does not hold what it should.
     """
-    header = snapshot.header
-    if header.model_fingerprint != host.model_fingerprint:
-        raise FailedPrecondition(
-            f"session '{header.session_id}' was saved with another model (fingerprint {header.model_fingerprint}, "
-            f"here {host.model_fingerprint}): take it up on a server of that model"
-        )
+    check_model(snapshot.header, host)
     try:
         return _restored(snapshot, host)
     except (ValueError, TypeError, KeyError, IndexError, AssertionError, RuntimeError) as error:
         raise InternalError(
-            f"the saved session '{header.session_id}' does not hold what it should ({error!r}): open a new one"
+            f"the saved session '{snapshot.header.session_id}' does not hold what it should ({error!r}): open a new one"
         ) from error
 
 

@@ -48,7 +48,12 @@ class Boundaries:
             for opener, unsafe in unsafe_before.items()
         ]
         self.openers = "".join(unsafe_before)
+        self._cut = re.compile("|".join(cuts) if cuts else "(?!)")
         self._up_to_last_cut = re.compile(f"(?s:.*)(?:{'|'.join(cuts)})" if cuts else "(?!)")
+
+    def all(self, text: str, start: int = 0) -> Iterator[int]:
+        """Positions of the safe cuts behind `start`, in their order."""
+        return (found.end() for found in self._cut.finditer(text, start))
 
     def last(self, text: str, start: int = 0) -> int:
         """Position of the last safe cut behind `start`; 0 if there is none."""

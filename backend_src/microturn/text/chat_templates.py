@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
@@ -35,10 +36,12 @@ class ChatTemplates:
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
         self._source = json.dumps(tokenizer.chat_template)
-        self._kept: OrderedDict[tuple[str, str], ChatTemplate] = OrderedDict()
+        # What was learnt: a template, or why there is none.
+        self._kept: OrderedDict[tuple[str, str], ChatTemplate | InvalidArgument] = OrderedDict()
+        self._lock = threading.Lock()
 
     def with_tools(self, tools: str) -> ChatTemplate:
-        """The template with these tools: quick when they are known, some milliseconds otherwise.
+        """The template with these tools, in any thread: quick when they are known, some milliseconds otherwise.
 
         Args:
             tools: from `tools_as_json`.
@@ -47,12 +50,20 @@ class ChatTemplates:
             InvalidArgument: the template rewrites messages, or does not take these tools.
         """
         today = datetime.date.today().isoformat() if "strftime_now" in self._source else ""
-        known = self._kept.get((tools, today))
+        with self._lock:
+            known = self._kept.get((tools, today))
         if known is None:
-            known = self._kept[tools, today] = self._learn(tools)
+            try:
+                known = self._learn(tools)
+            except InvalidArgument as error:
+                known = error
+        with self._lock:
+            self._kept[tools, today] = known
+            self._kept.move_to_end((tools, today))
             if len(self._kept) > _MAX_NUM_KEPT:
                 self._kept.popitem(last=False)
-        self._kept.move_to_end((tools, today))
+        if isinstance(known, InvalidArgument):
+            raise InvalidArgument(*known.args)
         return known
 
     def _learn(self, tools: str) -> ChatTemplate:

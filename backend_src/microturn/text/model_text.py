@@ -19,6 +19,7 @@ from microturn.text.chat import ChatTemplate
 from microturn.text.chat_templates import NO_TOOLS, ChatTemplates
 from microturn.text.decoder import Decoder
 from microturn.text.encoder import TextEncoder
+from microturn.text.prepared_text import PreparedText, prepare_text
 from microturn.text.trials import ChatTrial, check_decoding
 from microturn.text.vocabulary import Vocabulary
 
@@ -80,6 +81,10 @@ class ModelText:
         if not tokenizer.is_fast:
             raise InvalidArgument(f"{directory} has no tokenizer.json: save a fast tokenizer there")
         return cls(tokenizer, _eos_ids(directory, tokenizer))
+
+    def prepare(self, text: str, parse_special: bool, enough: int, /) -> PreparedText:
+        """Makes ids of a text as far as that needs no context; see `prepare_text`."""
+        return prepare_text(self.encoder, text, parse_special=parse_special, enough=enough)
 
     def chat_template(self, tools: str = NO_TOOLS) -> ChatTemplate:
         """The chat template with some tools, as `tools_as_json` writes them.

@@ -18,6 +18,7 @@ from microturn.text.chat_templates import NO_TOOLS, tools_as_json
 from microturn.text.decoder import OutputState
 from microturn.text.messages import open_message
 from microturn.text.model_text import ModelText
+from microturn.text.prepared_text import PreparedText
 from microturn.text.writer import HeldText, Writer
 
 
@@ -97,7 +98,14 @@ class SessionText:
         return self._model.encoder.least_num_ids(held.template + held.content + held.undecided + text, enough)
 
     def append_text(
-        self, text: str, *, role: str | None, parse_special: bool, flush: bool, last_token_id: int | None
+        self,
+        text: str,
+        *,
+        role: str | None,
+        parse_special: bool,
+        flush: bool,
+        last_token_id: int | None,
+        prepared: PreparedText | None = None,
     ) -> list[int]:
         """Appends text.
 
@@ -107,6 +115,7 @@ class SessionText:
             parse_special: whether special tokens in the text are tokens. Otherwise they are plain text.
             flush: whether generation follows, for which every character must be in the context.
             last_token_id: the last token of the context; None if there is none, or if an embedding came last.
+            prepared: the same text, in parts that are ids already.
 
         Returns:
             Ids that are now certain to be appended. The rest is held until more text, another role or a flush.
@@ -115,7 +124,11 @@ class SessionText:
             InvalidArgument: the role cannot be used, or not here. Nothing has changed then.
         """
         writer = self._writer(role, last_token_id)
-        writer.write(text, parse_special=parse_special)
+        if prepared is not None and prepared.ids and prepared.parse_special == parse_special:
+            writer.write(prepared.head, parse_special=parse_special)
+            writer.go_on(prepared.ids, prepared.held)
+        else:
+            writer.write(text, parse_special=parse_special)
         if flush:
             writer.flush(answer_space=self._answer_space(role))
         else:

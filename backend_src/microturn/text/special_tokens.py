@@ -64,6 +64,19 @@ class SpecialTokens:
     def __iter__(self) -> Iterator[SpecialToken]:
         return iter(self._tokens.values())
 
+    def touches(self, text: str, at: int) -> bool:
+        """Whether the spelling of any special token lies across a position, or ends there."""
+        return any(
+            text[begin : begin + length] in self._tokens
+            for length in self._lengths
+            for begin in range(max(0, at - length), at)
+        )
+
+    @property
+    def max_len(self) -> int:
+        """Characters of the longest."""
+        return self._lengths[0] if self._lengths else 0
+
     def parse(self, text: str, *, is_complete: bool) -> Parsed:
         """Takes text apart; unless `is_complete`, it stops where more text could make a (longer) special token."""
         undecided_at = len(text) if is_complete else len(text) - self._undecided_len(text)

@@ -64,8 +64,7 @@ class Writer:
         self._puts_bos = puts_bos
         self._template, self._content, self._undecided = held.template, held.content, held.undecided
         self._is_trimmed, self._is_eaten = held.is_trimmed, held.is_eaten
-        # Held text has no safe cut but perhaps at its end: don't look through it again with every chunk.
-        self._num_scanned = max(0, len((held.template + held.content).rstrip()) - 1)
+        self._num_scanned = _num_scanned(held)
 
     @property
     def held(self) -> HeldText:
@@ -84,6 +83,20 @@ class Writer:
         else:
             self._decide()
             self._write_plain(text)
+
+    def go_on(self, ids: Sequence[int], held: HeldText) -> None:
+        """Appends what another writer has made of text behind a safe cut: its ids, and what it holds.
+
+        Args:
+            ids: of the text from the cut on; at least one.
+            held: what stands behind them.
+        """
+        self._decide()
+        self._encode(self._template + self._content)
+        self._append(ids)
+        self._template, self._content, self._undecided = held.template, held.content, held.undecided
+        self._is_trimmed, self._is_eaten = held.is_trimmed, held.is_eaten
+        self._num_scanned = _num_scanned(held)
 
     def write_template(self, text: str) -> None:
         """Writes text of the chat template.
@@ -184,3 +197,8 @@ class Writer:
     @property
     def _previous_id(self) -> int | None:
         return self.ids[-1] if self.ids else self._last_id
+
+
+def _num_scanned(held: HeldText) -> int:
+    """Held text has no safe cut but perhaps at its end: it is not looked through again with every chunk."""
+    return max(0, len((held.template + held.content).rstrip()) - 1)

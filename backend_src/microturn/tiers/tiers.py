@@ -22,6 +22,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 from microturn.kv_copier import CopyBudget
 from microturn.kv_image import KVImage
@@ -38,6 +39,9 @@ from microturn.tiers.stored_kv import StoredKV
 # Shares of the pool: with less than the first free, parked sessions begin to leave, until the second is free.
 _BEGIN_SHARE = 1 / 16
 _ENOUGH_SHARE = 1 / 8
+
+# Sessions that wait for pages, of which a step looks at no more than this.
+_MOST_VISITED = 16
 
 # When to look again at copies that are under way.
 _LOOK_AGAIN_S = 1e-3
@@ -88,7 +92,12 @@ class Tiers:
         self._is_short = False
         self._saving: _Saving | None = None
         self._forecast = Forecast()
-        self._expected: dict[Session, None] = {}
+        self._expected: WeakKeyDictionary[Session, None] = WeakKeyDictionary()
+        # How many of these are still to be looked at, since what they wait for has changed: what that was then.
+        self._num_to_visit = 0
+        # Those that have their pages, which are being filled.
+        self._arriving: WeakKeyDictionary[Session, None] = WeakKeyDictionary()
+        self._seen: tuple[int, ...] = ()
         self._for_turns = self._for_later = CopyBudget(0, 1)
         # Copies under way for which no turn waits; and whether a session waits for its own.
         self._later: set[Transfer] = set()
@@ -243,33 +252,61 @@ class Tiers:
         session.give_up_pages()
         self._sessions.unpark(session)
         self._expected.pop(session, None)
+        self._arriving.pop(session, None)
         self._has_more = self._has_more or bool(self._expected)  # which wait for pages
 
     # ---- sessions come back --------------------------------------------------------------------------------------
 
     def _restore_expected(self) -> None:
-        """Brings sessions back before their turns come, into pages that nobody else wants."""
-        self._expected.update(dict.fromkeys(self._forecast.due(self._clock())))
-        for session in list(self._expected):
-            stored = session.stored
-            if stored is None or stored.image.is_lost or not is_away(session):
-                del self._expected[session]
-                continue
-            if session.table.is_empty:
-                # Until pages come free it waits, and no file is read.
-                if session.num_pages_with(0) > self._pool.num_free:
-                    continue
-                if not self._for_later.num_left:
-                    self._has_more = True
-                    continue
-            if not self.storage.fetch(stored.image, is_urgent=False) or not session.reserve(0):
-                continue
-            self._sessions.park(session)
-            is_back = self._copy_in(session, stored, self._for_later)
-            self._note_later(stored.coming)
-            if not is_back:
-                continue
+        """Brings sessions back before their turns come, into pages that nobody else wants.
+
+        They wait for pages, for files and for host memory. Where any of that has changed they are looked at, a few in
+        each step, so that a step takes as long however many wait.
+        """
+        due = self._forecast.due(self._clock())
+        self._expected.update(dict.fromkeys(due))
+        seen = (self._pool.num_free, self.storage.host.used_bytes, self.storage.counters.read_from_disk)
+        if due or seen != self._seen:
+            self._seen, self._num_to_visit = seen, len(self._expected)
+        for session in list(self._arriving):
+            self._bring_back(session)
+        for _ in range(min(_MOST_VISITED, self._num_to_visit)):
+            if not self._for_later.num_left or not self._expected:
+                break
+            self._num_to_visit -= 1
+            session = next(iter(self._expected))
             del self._expected[session]
+            if self._is_expected(session) and not self._begin_to_bring_back(session):
+                self._expected[session] = None  # behind the others
+        self._num_to_visit = min(self._num_to_visit, len(self._expected))
+        self._has_more = self._has_more or self._num_to_visit > 0
+
+    def _is_expected(self, session: Session) -> bool:
+        return is_away(session) and session.stored is not None and not session.stored.image.is_lost
+
+    def _begin_to_bring_back(self, session: Session) -> bool:
+        """Gives a session its pages; False where it has to wait on."""
+        assert session.stored is not None
+        # Until pages come free no file is read.
+        if session.table.is_empty and session.num_pages_with(0) > self._pool.num_free:
+            return False
+        if not self.storage.fetch(session.stored.image, is_urgent=False) or not session.reserve(0):
+            return False
+        self._arriving[session] = None
+        self._bring_back(session)
+        return True
+
+    def _bring_back(self, session: Session) -> None:
+        """Copies some pages more of a session that has its own."""
+        stored = session.stored
+        if stored is None or not self._is_expected(session) or session.table.is_empty:
+            del self._arriving[session]
+            return
+        self._sessions.park(session)
+        is_back = self._copy_in(session, stored, self._for_later)
+        self._note_later(stored.coming)
+        if is_back:
+            del self._arriving[session]
             self.storage.counters.restored_ahead += 1
             self.storage.counters.restored_ahead_from_disk += stored.image.was_in_file
 

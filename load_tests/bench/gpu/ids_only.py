@@ -29,7 +29,14 @@ class IdsOnly:
         raise NotImplementedError("text")
 
     def append_text(
-        self, text: str, *, role: str | None, parse_special: bool, flush: bool, last_token_id: int | None
+        self,
+        text: str,
+        *,
+        role: str | None,
+        parse_special: bool,
+        flush: bool,
+        last_token_id: int | None,
+        prepared: Any = None,
     ) -> list[int]:
         raise NotImplementedError("text")
 

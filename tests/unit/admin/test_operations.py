@@ -93,8 +93,9 @@ def test_a_copied_session_goes_on_here_too(driver: ThreadedDriver, tmp_path: Pat
 
 
 def test_a_moved_session_is_gone_here_and_may_come_back(driver: ThreadedDriver, tmp_path: Path) -> None:
+    """The client was told that the session was closed, as if it had been lost."""
     export(driver, tmp_path / "one", move=True)
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFound, match="was moved to another server: go on there"):
         go_on(driver)
     do(driver, "import", path=str(tmp_path / "one"))
     assert go_on(driver) == expected_tokens([*HISTORY, 7], 3)

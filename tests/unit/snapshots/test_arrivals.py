@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -274,4 +275,39 @@ def test_a_flipped_bit_is_an_error_and_logged(
 
 def test_a_session_far_from_its_end_is_not_expired(directory: SnapshotDirectory, before: FakeDriver) -> None:
     live(before)
-    assert not directory.is_expired(saved(before, expires_s=FAR_S))
+    assert not directory.is_expired(saved(before, expires_s=FAR_S).header)
+
+
+def test_what_a_newer_version_saved_is_left_to_it_and_the_client_is_told(
+    before: FakeDriver, after: FakeDriver, directory: SnapshotDirectory, tmp_path: Path
+) -> None:
+    """It was renamed `.damaged`, so that after a rollback and a second upgrade the session was lost."""
+    live(before)
+    save(before, directory)
+    (file,) = files(tmp_path, ".snapshot")
+    content = file.read_bytes()
+    newer = content.replace(b'"format_version":"1"', b'"format_version":"2"')
+    file.write_bytes(newer)
+    answer = after.turn(1, [9], max_tokens=2, **RESUME)
+    assert answer.code == "FAILED_PRECONDITION"
+    assert "saved by a newer version" in str(answer.error)
+    assert file.read_bytes() == newer
+    file.write_bytes(content)
+    assert after.turn(1, [9], max_tokens=2, **RESUME).status.context_len == 17
+
+
+def test_what_expires_is_removed_while_the_server_runs(
+    before: FakeDriver, after: FakeDriver, directory: SnapshotDirectory, tmp_path: Path
+) -> None:
+    """What had expired stood in the directory in plain text until a server was started there."""
+    live(before)
+    after.turn(2, [5], start=True, max_tokens=0)
+    save(before, directory)
+    assert len(files(tmp_path, ".snapshot")) == 1
+    directory._now = lambda: FAR_S
+    after.clock.now_s += 3600
+    after.steps(1)
+    deadline_s = time.monotonic() + 10
+    while files(tmp_path, ".snapshot"):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)

@@ -12,6 +12,7 @@ import pytest
 from microturn.errors import DeadlineExceeded, FailedPrecondition, InternalError, InvalidArgument, NotFound
 from microturn.ownership import KeyHash
 from microturn.page_table import TableState
+from microturn.snapshots import directory as module
 from microturn.snapshots.directory import SnapshotDirectory
 from microturn.snapshots.snapshot import Header, Snapshot
 from microturn.tiers.copies import KVCopy
@@ -201,12 +202,12 @@ def test_what_has_expired_is_removed_and_nothing_else(directory: SnapshotDirecto
     now.now_s += 30
     kept = directory.find(1)
     assert kept is not None
-    assert directory.is_expired(kept)
+    assert directory.is_expired(kept.header)
     directory.purge()
     assert directory.find(1) is None
     left = directory.find(3)
     assert left is not None
-    assert not directory.is_expired(left)
+    assert not directory.is_expired(left.header)
     assert {file.suffix for file in files(tmp_path)} == {".txt", ".snapshot"}
 
 
@@ -221,3 +222,34 @@ def test_what_a_killed_server_was_writing_goes_when_it_has_expired(
     now.now_s += 61
     directory.purge()
     assert files(tmp_path) == []
+
+
+def test_one_file_that_cannot_be_read_keeps_no_other(directory: SnapshotDirectory, tmp_path: Path, now: Now) -> None:
+    for session_id in range(4):
+        directory.save(snapshot_of(session_id, directory))
+    spoilt = files(tmp_path)[0]
+    spoilt.unlink()
+    spoilt.mkdir()
+    now.now_s += 61
+    directory.purge()
+    assert files(tmp_path) == [spoilt]
+
+
+def test_what_is_saved_anew_while_the_old_copy_is_purged_stays(
+    directory: SnapshotDirectory, now: Now, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory.save(snapshot_of(1, directory))
+    now.now_s += 61
+    read_header = module.read_header
+
+    def read(path: Path) -> Header:
+        header = read_header(path)
+        directory.save(snapshot_of(1, directory, epoch=2))
+        return header
+
+    monkeypatch.setattr(module, "read_header", read)
+    directory.purge()
+    monkeypatch.undo()
+    found = directory.find(1)
+    assert found is not None
+    assert found.header.epoch == 2

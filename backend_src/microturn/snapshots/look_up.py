@@ -1,0 +1,142 @@
+"""Reads a saved session for who asks for it, and claims it. Called beside the engine's thread; touches files, and
+nothing that lives.
+
+    header ──▶ whose, how old, which model ──▶ content, checksum ──▶ session ──▶ claimed by a rename
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from microturn.errors import Expired, FailedPrecondition
+from microturn.kv_image import PagePart
+from microturn.ownership import check_owner, is_owner
+from microturn.session import Session
+from microturn.snapshots.claimed_kv import ClaimedKV
+from microturn.snapshots.directory import SnapshotDirectory
+from microturn.snapshots.file import keep_header
+from microturn.snapshots.kv_part import KVPart
+from microturn.snapshots.session_state import Host, check_model, restore_session
+from microturn.snapshots.snapshot import Header, Snapshot
+from microturn.turn import TurnRequest
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TakenUp:
+    """A session that was claimed, and does not live yet.
+
+    Attributes:
+        session: it.
+        kv: the KV that it brings along, where that can be used here.
+        path: where its snapshot is now.
+    """
+
+    session: Session
+    kv: ClaimedKV | None
+    path: Path
+
+    def drop_content(self) -> None:
+        """Leaves nothing of the snapshot but its header, where no KV is still to be read from it."""
+        if self.kv is None:
+            try:
+                keep_header(self.path)
+            except OSError as error:
+                log.warning("%s keeps its content until it expires: %s", self.path, error)
+
+
+class LookUp:
+    """Looks for saved sessions.
+
+    Args:
+        directory: where they are.
+        host: what they find here.
+        page_parts: what a page consists of here.
+    """
+
+    def __init__(self, directory: SnapshotDirectory, host: Host, page_parts: Sequence[PagePart]) -> None:
+        self._directory = directory
+        self._host = host
+        self._page_parts = page_parts
+
+    def take_up(self, request: TurnRequest, newest_epoch: int, is_wanted: Callable[[], bool]) -> TakenUp | None:
+        """Claims the session that a START asks for.
+
+        Args:
+            request: the START.
+            newest_epoch: of what is known of the session here.
+            is_wanted: whether anybody still waits for it.
+
+        Returns:
+            None where nothing is saved of it, or nobody waits any more.
+
+        Raises:
+            PermissionDenied: it belongs to somebody else; nothing but the header has been read.
+            MicroturnError: why it cannot be taken up.
+        """
+        session_id = request.session_id
+        header = self._directory.find_header(session_id) if is_wanted() else None
+        if header is None:
+            return None
+        if self._directory.is_expired(header):
+            self._directory.remove(session_id)
+            if is_owner(header, request):
+                raise Expired(f"session '{session_id}' was saved too long ago: open a new one with START")
+            return None
+        check_owner(header, request)
+        check_up_to_date(header, newest_epoch)
+        check_model(header, self._host)
+        snapshot = self._directory.find(session_id)
+        if snapshot is None:
+            return None
+        check_owner(snapshot.header, request)  # it may have been saved again meanwhile
+        session = restore_session(snapshot, self._host)
+        if not is_wanted():
+            return None
+        taken = taken_up(session, snapshot, self._directory.claim(snapshot), self._page_parts)
+        if not is_wanted():
+            self.put_back(taken)
+            return None
+        return taken
+
+    def put_back(self, taken: TakenUp) -> None:
+        """Leaves a claimed session to who asks for it next."""
+        self._directory.put_back(taken.session.id)
+
+
+def check_up_to_date(header: Header, newest_epoch: int) -> None:
+    """Checks that a copy is the newest that is known.
+
+    Raises:
+        FailedPrecondition: it is not.
+    """
+    if header.epoch <= newest_epoch:
+        raise FailedPrecondition(f"this copy of session '{header.session_id}' is out of date: it went on since")
+
+
+def taken_up(session: Session, snapshot: Snapshot, path: Path, page_parts: Sequence[PagePart]) -> TakenUp:
+    """A session whose snapshot has been claimed, with its KV where that can be used."""
+    part, kv = snapshot.kv, None
+    if part is not None:
+        trouble = _trouble_with(part, session, page_parts)
+        try:
+            kv = ClaimedKV(path, part) if trouble is None else None
+        except OSError as error:
+            trouble = str(error)
+        if trouble is not None:
+            log.warning("the KV of session %s is computed again: %s", session.id, trouble)
+    return TakenUp(session, kv, path)
+
+
+def _trouble_with(part: KVPart, session: Session, page_parts: Sequence[PagePart]) -> str | None:
+    """Why KV that was saved cannot be used for a session here; None when it can."""
+    if not part.is_of(page_parts):
+        return "it was saved with another kv_dtype or page_size"
+    is_of_table = part.state.cut(0) == session.table.save()
+    if not is_of_table or not 0 < part.state.kv_len < len(session.context):
+        return "it is not that of the session's tokens"
+    return None

@@ -1,0 +1,59 @@
+"""What is done beside the engine's thread, done when a test or a simulator says so."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from microturn.background import Post
+from microturn.tiers.file_thread import Outcome
+
+
+class ByHand:
+    """A `Background` without threads.
+
+    Attributes:
+        jobs: those that have not been done; who leaves them there has a disk that hangs.
+    """
+
+    def __init__(self, post: Post, *, name: str, num_threads: int) -> None:
+        self.name = name
+        self.num_threads = num_threads
+        self.jobs: deque[Callable[[], None]] = deque()
+        self.is_closed = False
+        self._post = post
+
+    def submit(self, work: Callable[[], Any], told: Callable[[Outcome[Any]], None]) -> None:
+        if not self.is_closed:
+            self.jobs.append(partial(self._run, work, told))
+
+    def close(self) -> None:
+        self.is_closed = True
+        self.jobs.clear()
+
+    def do(self, at: int = 0) -> None:
+        """Does one job; the engine is told of it when it takes its posts."""
+        self.jobs.rotate(-at)
+        job = self.jobs.popleft()
+        self.jobs.rotate(at)
+        job()
+
+    def _run(self, work: Callable[[], Any], told: Callable[[Outcome[Any]], None]) -> None:
+        try:
+            outcome = Outcome(value=work())
+        except Exception as error:
+            outcome = Outcome(error=error)
+        self._post(partial(told, outcome))
+
+
+class AllByHand:
+    """Makes them, and keeps them by their names."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, ByHand] = {}
+
+    def __call__(self, post: Post, *, name: str, num_threads: int) -> ByHand:
+        self.of[name] = ByHand(post, name=name, num_threads=num_threads)
+        return self.of[name]
