@@ -38,7 +38,9 @@ _PAGE_SIZE = 16
 # A sliding window longer than this is not walked through at load: it would take minutes on a large model.
 _LONGEST_PROBE = 640
 # Tokens at the far end of a context.
-_FAR_LEN = 48
+_FAR_LEN = 24
+# Tokens of a session beside another one.
+_NEIGHBOUR_LEN = 24
 # Tokens that a window has lost, in whole pages: some hours of talk.
 _EVICTED = 1_000_000 * _PAGE_SIZE
 
@@ -176,7 +178,7 @@ class _Reference:
         vocab_size = int(model.get_input_embeddings().weight.shape[0])
         generator = torch.Generator().manual_seed(0)
         ids = torch.randint(vocab_size, (length,), generator=generator).tolist()
-        neighbour = torch.randint(vocab_size, (length // 2,), generator=generator).tolist()
+        neighbour = torch.randint(vocab_size, (min(length, _NEIGHBOUR_LEN),), generator=generator).tolist()
         far = ids[:_FAR_LEN]
         far_position = num_positions - len(far)
         return cls(
@@ -229,7 +231,7 @@ class _Probe:
         What looks at the longest position in a batch shows in the second, what looks at a token's own in the first.
         """
         of, got, got_near = self._reference, [], []
-        cuts = [1, 9, len(of.far) - 1, len(of.far)]
+        cuts = [1, len(of.far) - 1, len(of.far)]
         for first, last in pairwise([0, *cuts]):
             far = _row(of.far[first:last], first, self._neighbour_pages)
             far = replace(far, position=of.far_position + first, num_evicted=of.far_position)

@@ -92,7 +92,7 @@ def check_attention(model: PreTrainedModel, layers: Sequence[LayerShape]) -> Non
     AttentionMaskInterface.register(_IMPLEMENTATION, mask)
     with untouched(model):
         model.set_attn_implementation(_IMPLEMENTATION)
-        model(input_ids=ids, use_cache=False)
+        model(input_ids=ids, use_cache=False, logits_to_keep=1)
     if len(watched) != len(layers):
         raise UnlikeOurs(f"{len(watched)} of {len(layers)} layers attend where they can be watched")
 
@@ -109,7 +109,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, scale: float, positions: 
 
 def _places(layers: Sequence[LayerShape], num_positions: int) -> list[int]:
     """Positions at the beginning and the end of a context, around the ends of windows, and around powers of two."""
-    edges = {0, 3, num_positions - 1, *(1 << power for power in range(num_positions.bit_length()))}
+    edges = {num_positions, *(1 << power for power in range(num_positions.bit_length()))}
     for window in {layer.window for layer in layers if layer.window is not None}:
-        edges |= {window, num_positions - 1 - window}
-    return sorted({at + step for at in edges for step in (-1, 0, 1) if 0 <= at + step < num_positions})
+        edges |= {window, num_positions - window}
+    return sorted({at + step for at in edges for step in (-1, 0) if 0 <= at + step < num_positions})

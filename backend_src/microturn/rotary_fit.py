@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 # Where a model's module is looked at besides the end of its context; what layers do at the first is what they turn on.
 _NEAR = [0, 1, 29]
 _IS_NEAR, _IS_FAR = slice(len(_NEAR)), slice(len(_NEAR), None)
-_NUM_TOKENS = 4
+_NUM_TOKENS = 2
 # Parts of the largest element: what rounding explains near the beginning, and more for each position further on.
 _TOLERANCE = 1e-4
 _ANGLE_ERROR = 2**-22
@@ -122,6 +122,7 @@ def _heads_at(model: PreTrainedModel, positions: Sequence[int]) -> list[_Heads]:
         input_ids=ids.repeat(len(positions))[None].to(model.device),
         position_ids=torch.tensor(positions, device=model.device).repeat_interleave(_NUM_TOKENS)[None],
         use_cache=False,
+        logits_to_keep=1,
         paged=recorder,
     )
     return [recorder.layers[layer] for layer in sorted(recorder.layers)]
