@@ -13,7 +13,7 @@ export GOMP_SPINCOUNT ?= 10000
 .DEFAULT_GOAL := help
 .PHONY: help setup model demo serve gateway test test-unit test-oracles test-e2e check check-deploy deploy-tools image-test clean \
 	bench-overhead bench-turns bench-beat bench-peers llama-server bench-engine bench-prefixes bench-endless bench-kv \
-	bench-weights bench-parked bench-client bench-telemetry bench-plan gpu-report fleet soak load load-ui capacity
+	bench-weights bench-parked bench-client bench-telemetry bench-plan bench-host gpu-report fleet soak load load-ui capacity
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -112,6 +112,9 @@ bench-telemetry: model  ## what metrics, log lines and spans take of a step, on 
 
 bench-client: setup  ## what the client library costs: 200 sessions on the beat in one process (six minutes)
 	@$(BIN)/python -m load_tests.bench client $(ARGS)
+
+bench-host: setup  ## what the host takes for a step, whatever the model takes: flat in context and sessions; beside a60cea8
+	@$(BIN)/python -m load_tests.bench host $(ARGS)
 
 bench-plan: model  ## what `microturn plan --measure` says of this machine, and what the real server then does
 	@$(BIN)/python -m load_tests.bench plan $(ARGS)

@@ -8,6 +8,7 @@ from pathlib import Path
 from load_tests.bench.beat import run_beat
 from load_tests.bench.client_cost import run_client_cost
 from load_tests.bench.endless import run_endless
+from load_tests.bench.host_time import run_host_time
 from load_tests.bench.kv_types import run_kv
 from load_tests.bench.llama_build import build_llama_cpp, built_llama_cpp
 from load_tests.bench.overhead import run_overhead
@@ -72,6 +73,9 @@ def main() -> None:
     client.add_argument("--seconds", type=int, default=300)
     client.add_argument("--grpc-sessions", type=int, default=100)
     client.add_argument("--grpc-seconds", type=int, default=30)
+    host = benchmarks.add_parser("host", help="what the host takes for a step: this revision beside an earlier one")
+    host.add_argument("--before", default="a60cea8", help="the earlier revision (%(default)s)")
+    host.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     match arguments.benchmark:
         case "turns":
@@ -98,6 +102,8 @@ def main() -> None:
             run_plan_check(arguments.model, arguments.cases)
         case "client":
             run_client_cost(arguments.sessions, arguments.seconds, arguments.grpc_sessions, arguments.grpc_seconds)
+        case "host":
+            run_host_time(arguments.before, arguments.rounds)
         case "overhead":
             run_overhead(arguments.model, arguments.turns)
 
