@@ -59,6 +59,7 @@ class TritonPythonModel:
             self._log.close()
             raise pb_utils.TritonModelException(str(error)) from error
         self.serve(engine, Responses(engine.cancel, self._reporting.answered, engine.clock))
+        self._reporting.watch(self._responses)
         self._response_thread = ResponseThread(self._responses)
         # What libraries and the model brought stays for good. To look through it for garbage takes 165 ms, in which
         # nobody's turn goes on.
@@ -148,6 +149,10 @@ class _TritonSender:
 
     def __init__(self, sender: Any) -> None:
         self._sender = sender
+
+    def end(self) -> None:
+        """A final flag without a response; a client hears of it only if it asked for empty final responses."""
+        self._sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
     def is_cancelled(self) -> bool:
         return bool(self._sender.is_cancelled())

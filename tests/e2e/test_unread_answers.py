@@ -17,7 +17,7 @@ from support.served import Served, Start
 
 _TURNS = "microturn_turns_total"
 _NUM_KEEPALIVES = 12_000
-# More than they are done in a second, and they wait in Triton's queue, which is another matter.
+# Keep-alives that come faster than they are done wait in Triton's queue, and that is another matter.
 _RATE_PER_S = 700
 _MAX_GROWTH_BYTES = 30_000_000
 # So that what is not read stays with the server, not in this process.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from microturn.errors import InvalidArgument, MicroturnError
+from microturn.errors import InvalidArgument, MicroturnError, ResourceExhausted
 from microturn.responses import Answer, Responses, ResponseStream
 from microturn.turn import SessionId, Status, TokenInput, Turn, TurnOutput, TurnRequest
 from support.clock import Clock
@@ -186,3 +186,95 @@ def test_an_answer_of_which_a_piece_is_lost_ends_at_once(stage: Stage, caplog: p
     assert broken.error.startswith("UNAVAILABLE: the answer could not be sent")
     assert stage.cancelled == [broken_turn]
     assert other.text == "first second"
+
+
+# ---- a client that asks for too much ---------------------------------------------------------------------------------
+
+
+def keep_alive(stage: Stage, session_id: SessionId = 1, **options: object) -> FakeSender:
+    """An empty turn, which the engine answers at once."""
+    sender, stream, _ = stage.turn(session_id, **options)
+    stream.put(ending("append", computed=0))
+    stage.responses.step()
+    return sender
+
+
+def test_a_flood_of_keepalives_is_answered_at_a_bounded_rate(stage: Stage) -> None:
+    """Triton keeps 7 KB for each response that a client does not read, for ever: 30,000 keep-alives were 200 MB."""
+    senders: list[FakeSender] = []
+    for _ in range(200):
+        senders += [keep_alive(stage) for _ in range(30)]
+        stage.pass_time(0.1)
+    stage.pass_time(10)
+    num_answered = sum(sender.sent != [None] for sender in senders)
+    assert num_answered <= 100 + 10 * 21 + 16
+    assert num_answered + stage.responses.num_withheld == len(senders) == len(stage.answered)
+    assert all(len(sender.sent) == 1 for sender in senders)
+
+
+def test_who_waits_for_each_answer_gets_each(stage: Stage) -> None:
+    for _ in range(300):
+        sender = keep_alive(stage)
+        for _ in range(2):
+            if not sender.sent:
+                stage.pass_time(0.1)
+        assert sender.sent, "a client that sends one turn at a time waits 0.1 s at most"
+    assert stage.responses.num_withheld == 0
+
+
+def test_the_last_that_wait_are_answered_in_their_order(stage: Stage) -> None:
+    senders = [keep_alive(stage) for _ in range(200)]
+    stage.pass_time(2)
+    assert [sender.sent for sender in senders[100:184]] == [[None]] * 84
+    assert all(isinstance(sender.sent[0], TurnOutput) for sender in [*senders[:100], *senders[184:]])
+
+
+def test_an_answer_that_was_computed_never_waits_and_overtakes_nothing(stage: Stage) -> None:
+    held = [keep_alive(stage) for _ in range(101)][-1]
+    assert held.sent == []
+    speaking, stream, _ = stage.turn()
+    stream.put(TurnOutput(token_ids=(5,), text="at"))
+    stage.responses.step()
+    assert len(held.sent) == 1
+    assert speaking.text == "at"
+    stream.put(ending(text=" once"))
+    stage.responses.step()
+    assert speaking.text == "at once"
+
+
+@pytest.mark.parametrize("kind", ["refusals", "repetitions"])
+def test_refusals_and_repetitions_are_paced_too(stage: Stage, kind: str) -> None:
+    senders = []
+    for _ in range(200):
+        sender, stream, _ = stage.turn()
+        if kind == "refusals":
+            stream.fail(ResourceExhausted("too many turns wait", retry_after_ms=200))
+        else:
+            stream.put(ending(text="as before", replayed=True))
+        stage.responses.step()
+        senders.append(sender)
+    assert sum(bool(sender.sent) and sender.sent != [None] for sender in senders) == 100
+    assert stage.responses.num_withheld == 84
+
+
+def test_other_sessions_and_who_has_another_key_are_not_held_up(stage: Stage) -> None:
+    """A stranger who floods a session with turns that are refused must not keep its owner from being answered."""
+    for _ in range(200):
+        keep_alive(stage, 1, session_key="guess")
+    assert keep_alive(stage, 1, session_key="right").sent
+    assert keep_alive(stage, 2).sent
+
+
+def test_what_waits_is_sent_when_the_server_stops(stage: Stage) -> None:
+    held = [keep_alive(stage) for _ in range(105)][-5:]
+    stage.responses.close()
+    stage.responses.step()
+    assert all(len(sender.sent) == 1 and sender.sent != [None] for sender in held)
+
+
+def test_a_warning_names_who_floods_once_in_a_while(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        for _ in range(300):
+            keep_alive(stage, "chatty")
+    assert len(caplog.records) == 1
+    assert "session 'chatty' gets more keep-alives" in caplog.text
