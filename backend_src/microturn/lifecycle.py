@@ -8,14 +8,16 @@
                                                                   parked ── silence ──▶ expired
 
 Every turn that is taken here is answered exactly once, by a status or by an error, and only the turn that runs may end
-the running state: `finish` and `fail` are given the turn, as its token. Knows turns, histories and who waits; knows no
-model and no wire.
+the running state: `finish` and `fail` are given the turn, as its token. What can still fail once a turn has been
+answered is *aftermath*: its faults are logged, and neither the turn nor the engine hears of them. Knows turns,
+histories and who waits; knows no model and no wire.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from microturn.errors import DeadlineExceeded, InternalError, MicroturnError, Unavailable
@@ -80,10 +82,15 @@ class Lifecycle:
             self._reset(replaced)
         session.is_closing = turn.request.end
         self._sessions.add(session)
-        if session.cache_salt is not None and not session.table.pages:
-            self._prefixes.adopt(session.table, session.context, session.cache_salt, max_len=session.max_shared)
-            self._recorder.prefix_used(session)
-        self._begin(session, turn)
+        try:
+            if session.cache_salt is not None and not session.table.pages:
+                self._prefixes.adopt(session.table, session.context, session.cache_salt, max_len=session.max_shared)
+                self._recorder.prefix_used(session)
+            self._begin(session, turn)
+        except Exception:
+            self._release(session)
+            self._sessions.end(session, "failed")
+            raise
         self.advance(session)
 
     def enqueue(self, session: Session, turn: Turn) -> None:
@@ -113,9 +120,8 @@ class Lifecycle:
         self._end_open_turns(session, fates, last_text, turn.len_before)
         # The others have been told how long the context is now: this cut stays even where the turn itself is undone.
         turn.cut = None
-        session.cut_kv(turn.len_before)
         self._accept(session, turn)
-        self._begin(session, turn)
+        self._begin_behind(session, turn)
         self.advance(session)
 
     def close(self, session: Session, *, at_once: bool) -> None:
@@ -145,15 +151,24 @@ class Lifecycle:
                 take_in(session, turn, max_tokens=turn.max_tokens)
             except Exception as error:
                 turn.fail(told(error))
-            else:
-                session.cut_kv(turn.len_before)
-                self._begin(session, turn)
+                continue
+            self._begin_behind(session, turn)
         if session.running is not None:
             return
-        if session.is_closing:
-            self._sessions.end(session)
-        else:
-            self._sessions.park(session)
+        with _aftermath():
+            if session.is_closing:
+                self._sessions.end(session)
+            else:
+                self._sessions.park(session)
+
+    def _begin_behind(self, session: Session, turn: Turn) -> None:
+        """Begins a turn that has been taken in, on what the turns before it left; a fault of that undoes it."""
+        session.running = turn
+        try:
+            session.cut_kv(turn.len_before)
+            self._begin(session, turn)
+        except Exception as error:
+            self._undo(session, turn, error)
 
     def _begin(self, session: Session, turn: Turn) -> None:
         turn.begun_s = self._clock()
@@ -187,13 +202,17 @@ class Lifecycle:
         self._tell_end(session, turn, reason, output)
         self._release(session)
         if turn.number == 0 and session.cache_salt is not None and session.stored is None:
-            self._prefixes.publish(session.table, session.context, session.cache_salt, max_len=session.max_shared)
+            with _aftermath():
+                self._prefixes.publish(session.table, session.context, session.cache_salt, max_len=session.max_shared)
 
     def fail(self, session: Session, turn: Turn, error: Exception) -> None:
         """Ends the running turn with an error: nothing of it stays."""
+        self._undo(session, turn, error)
+        self.advance(session)
+
+    def _undo(self, session: Session, turn: Turn, error: Exception) -> None:
         self._roll_back(session, turn)
         turn.fail(told(error))
-        self.advance(session)
 
     def cancel(self, turn: Turn) -> None:
         """Nobody waits for a turn any more: it is undone. A numbered one runs on, since its client may ask again."""
@@ -294,9 +313,12 @@ class Lifecycle:
         status = status_of(session, turn, reason, self._clock(), context_len)
         if turn.request.opens:
             status = replace(status, model_fingerprint=self._model_fingerprint)
-        turn.put(replace(output, status=status, appended_ids=appended_ids))
+        answer = replace(output, status=status, appended_ids=appended_ids)
+        with _aftermath():
+            turn.put(answer)
         if turn.is_numbered:
-            session.results.record(turn)
+            with _aftermath():
+                session.results.record(turn)
 
     def _tell_cancelled(self, session: Session, turn: Turn) -> None:
         if turn.before is None:  # it never ran
@@ -322,6 +344,15 @@ class Lifecycle:
         session.queued.clear()
         self._release(session)
         self._sessions.end(session, "replaced")
+
+
+@contextmanager
+def _aftermath() -> Iterator[None]:
+    """Logs the faults of what follows an answer."""
+    try:
+        yield
+    except Exception:
+        log.exception("a fault behind the end of a turn; the turn has been answered")
 
 
 def _nobody_waits() -> Unavailable:

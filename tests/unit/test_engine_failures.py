@@ -12,6 +12,7 @@ import pytest
 
 from microturn.codec import Piece
 from microturn.results import Results
+from microturn.session import Session
 from microturn.turn import TextInput
 from support.driver import IdsOnly
 from support.fake_runner import FakeDriver, expected_tokens
@@ -312,6 +313,21 @@ def test_a_turn_that_cannot_be_begun_is_answered_and_undone(monkeypatch: pytest.
     history += [6, *running.token_ids]
     assert waiting.code == "INTERNAL"
     assert last.token_ids == expected_tokens([*history, 8], 2)
+
+
+@pytest.mark.parametrize("where", ["adopt", "evict"])
+def test_a_session_that_cannot_be_opened_is_not_there(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first turn was told of the fault, stayed the session's all the same, and was answered once more later."""
+    driver = FakeDriver(share_prefixes=True)
+    with monkeypatch.context() as planted:
+        owner = driver.engine._lifecycle._prefixes if where == "adopt" else Session
+        planted.setattr(owner, where, lambda *_, **__: 1 / 0)
+        refused, _ = driver.post(1, [5], start=True, max_tokens=2)
+        driver.engine._take_posts(block=False)
+    driver.run()
+    assert refused.code == "INTERNAL"
+    assert refused.token_ids == []
+    assert driver.turn(1, [5], max_tokens=2).code == "NOT_FOUND"
 
 
 # ---- the end of the thread -----------------------------------------------------------------------------------------
