@@ -215,20 +215,24 @@ class Lifecycle:
         turn.fail(told(error))
 
     def cancel(self, turn: Turn) -> None:
-        """Nobody waits for a turn any more: it is undone. A numbered one runs on, since its client may ask again."""
+        """Nobody waits for a turn any more: it is undone. A numbered one runs on, since its client may ask again.
+
+        END is undone with its turn, but for that of a session which has no other turn: nothing of it would be left.
+        """
         session = self._sessions.find(turn.request.session_id)
         if session is None:
             return
         if turn.is_numbered:
             for open_turn in session.open_turns:
                 open_turn.detach(turn.request.sink, _nobody_waits())
-        elif session.running is turn:
-            self._roll_back(session, turn)
+        elif turn in session.open_turns:
+            session.is_closing = session.is_closing and (turn.request.opens or not turn.request.end)
+            if session.running is turn:
+                self._roll_back(session, turn)
+            else:
+                session.queued.remove(turn)
             self._tell_cancelled(session, turn)
             self.advance(session)
-        elif turn in session.queued:
-            session.queued.remove(turn)
-            self._tell_cancelled(session, turn)
 
     def expire_turns(self) -> None:
         """Ends the turns whose deadline has passed: with what there is when they run, with an error when they wait."""
