@@ -6,6 +6,9 @@ from microturn.errors import InvalidArgument
 from microturn.runner import Runner
 from microturn.turn import EmbedInput, TextInput, TokenInput, TurnRequest
 
+# A negative id arrives as what it would be without its sign.
+_END_OF_IDS = 2**63
+
 
 def check_request(request: TurnRequest, runner: Runner) -> None:
     """Checks a turn against what the model takes.
@@ -15,6 +18,8 @@ def check_request(request: TurnRequest, runner: Runner) -> None:
     """
     if request.refusal is not None:
         raise request.refusal
+    if isinstance(request.session_id, int) and request.session_id >= _END_OF_IDS:
+        raise InvalidArgument("a session id is an integer in [1, 2^63), or a text of 1 to 128 bytes")
     match request.input:
         case TokenInput(token_ids):
             if not all(0 <= token_id < runner.vocab_size for token_id in token_ids):

@@ -176,17 +176,18 @@ class Engine:
         self._flight: Flight | None = None
         # Nothing is left to do before somebody comes, or the time has.
         self._can_wait = True
-        self._is_running = False
+        # Whoever holds this may do what was posted: the thread of `run`; and after its end one thread at a time.
+        self._owner = threading.RLock()
         self._is_stopping = False
-        self._has_ended = threading.Event()
+        self._has_ended = False
 
     # ---- called from other threads -------------------------------------------------------------------------------
 
     def submit(self, turn: Turn) -> None:
         """Posts a turn; its sinks are told how it goes."""
         self._inbox.put(partial(self._arrive, turn))
-        if self._is_stopping:
-            self._take_posts(block=False)  # nobody else does any more, and all of them are refused
+        if self._has_ended:
+            self._refuse_posts()
 
     def cancel(self, turn: Turn) -> None:
         """Posts that nobody waits for a turn any more: see `Lifecycle.cancel`."""
@@ -200,33 +201,39 @@ class Engine:
         """
         done: Future[T] = Future()
         self._inbox.put(partial(self._do, task, done))
-        if self._is_stopping:
-            self._take_posts(block=False)
+        if self._has_ended:
+            self._refuse_posts()
         return done.result()
 
     def stop(self) -> None:
         """Ends `run`; turns that run or wait end with UNAVAILABLE, and so do those that come later."""
         self._inbox.put(self._stop)
-        if self._is_running:
-            self._has_ended.wait()
-        self._take_posts(block=False)
+        self._refuse_posts()
+
+    def _refuse_posts(self) -> None:
+        """Does what has been posted and what `run` will not, since it has ended, or will do nothing any more.
+
+        Who posts looks whether it has ended after posting; here that is said before looking for posts. So each is done.
+        """
+        with self._owner:
+            self._has_ended = True
+            self._take_posts(block=False)
 
     # ---- the loop ------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Serves until `stop`. The thread that calls this owns every session from then on."""
-        self._is_running = True
-        try:
-            while not self._is_stopping:
-                self.step(block=True)
-        except Exception:
-            # A turn's fault is answered to its client; this is ours, and no session can be trusted any more. Who
-            # watches the server sees that it answers nothing but UNAVAILABLE.
-            log.critical("the engine stops", exc_info=True)
-            self._stop(has_failed=True)
-            self._take_posts(block=False)  # whoever came before that was known
-        finally:
-            self._has_ended.set()
+        with self._owner:
+            try:
+                while not self._is_stopping:
+                    self.step(block=True)
+            except Exception:
+                # A turn's fault is answered to its client; this is ours, and no session can be trusted any more. Who
+                # watches the server sees that it answers nothing but UNAVAILABLE.
+                log.critical("the engine stops", exc_info=True)
+                self._stop(has_failed=True)
+            finally:
+                self._refuse_posts()
 
     def step(self, *, block: bool = False) -> bool:
         """Takes what was posted, then makes one forward pass.

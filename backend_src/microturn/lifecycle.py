@@ -8,14 +8,16 @@
                                                                   parked ── silence ──▶ expired
 
 Every turn that is taken here is answered exactly once, by a status or by an error, and only the turn that runs may end
-the running state: `finish` and `fail` are given the turn, as its token. Knows turns, histories and who waits; knows no
-model and no wire.
+the running state: `finish` and `fail` are given the turn, as its token. What can still fail once a turn has been
+answered is *aftermath*: its faults are logged, and neither the turn nor the engine hears of them. Knows turns,
+histories and who waits; knows no model and no wire.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from microturn.deadlines import Deadlines
@@ -82,11 +84,16 @@ class Lifecycle:
             self._reset(replaced)
         session.is_closing = turn.request.end
         self._sessions.add(session)
-        salt = session.prefix_salt
-        if salt is not None and session.table.is_empty:
-            self._prefixes.adopt(session.table, session.context, salt, max_len=session.max_shared)
-            self._recorder.prefix_used(session)
-        self._begin(session, turn)
+        try:
+            salt = session.prefix_salt
+            if salt is not None and session.table.is_empty:
+                self._prefixes.adopt(session.table, session.context, salt, max_len=session.max_shared)
+                self._recorder.prefix_used(session)
+            self._begin(session, turn)
+        except Exception:
+            self._release(session)
+            self._sessions.end(session, "failed")
+            raise
         self._deadlines.watch(turn)
         self.advance(session)
 
@@ -118,9 +125,8 @@ class Lifecycle:
         self._end_open_turns(session, fates, last_text, turn.len_before)
         # The others have been told how long the context is now: this cut stays even where the turn itself is undone.
         turn.cut = None
-        session.cut_kv(turn.len_before)
         self._accept(session, turn)
-        self._begin(session, turn)
+        self._begin_behind(session, turn)
         self._deadlines.watch(turn)
         self.advance(session)
 
@@ -151,15 +157,24 @@ class Lifecycle:
                 take_in(session, turn, max_tokens=turn.max_tokens)
             except Exception as error:
                 turn.fail(told(error))
-            else:
-                session.cut_kv(turn.len_before)
-                self._begin(session, turn)
+                continue
+            self._begin_behind(session, turn)
         if session.running is not None:
             return
-        if session.is_closing:
-            self._sessions.end(session)
-        else:
-            self._sessions.park(session)
+        with _aftermath():
+            if session.is_closing:
+                self._sessions.end(session)
+            else:
+                self._sessions.park(session)
+
+    def _begin_behind(self, session: Session, turn: Turn) -> None:
+        """Begins a turn that has been taken in, on what the turns before it left; a fault of that undoes it."""
+        session.running = turn
+        try:
+            session.cut_kv(turn.len_before)
+            self._begin(session, turn)
+        except Exception as error:
+            self._undo(session, turn, error)
 
     def _begin(self, session: Session, turn: Turn) -> None:
         turn.begun_s = self._clock()
@@ -194,29 +209,37 @@ class Lifecycle:
         self._release(session)
         salt = session.prefix_salt if turn.number == 0 else None
         if salt is not None and session.stored is None:
-            self._prefixes.publish(session.table, session.context, salt, max_len=session.max_shared)
+            with _aftermath():
+                self._prefixes.publish(session.table, session.context, salt, max_len=session.max_shared)
 
     def fail(self, session: Session, turn: Turn, error: Exception) -> None:
         """Ends the running turn with an error: nothing of it stays."""
-        self._roll_back(session, turn)
-        turn.fail(told(error))
+        self._undo(session, turn, error)
         self.advance(session)
 
+    def _undo(self, session: Session, turn: Turn, error: Exception) -> None:
+        self._roll_back(session, turn)
+        turn.fail(told(error))
+
     def cancel(self, turn: Turn) -> None:
-        """Nobody waits for a turn any more: it is undone. A numbered one runs on, since its client may ask again."""
+        """Nobody waits for a turn any more: it is undone. A numbered one runs on, since its client may ask again.
+
+        END is undone with its turn, but for that of a session which has no other turn: nothing of it would be left.
+        """
         session = self._sessions.find(turn.request.session_id)
         if session is None:
             return
         if turn.is_numbered:
             for open_turn in session.open_turns:
                 open_turn.detach(turn.request.sink, nobody_waits())
-        elif session.running is turn:
-            self._roll_back(session, turn)
+        elif turn in session.open_turns:
+            session.is_closing = session.is_closing and (turn.request.opens or not turn.request.end)
+            if session.running is turn:
+                self._roll_back(session, turn)
+            else:
+                session.queued.remove(turn)
             self._tell_cancelled(session, turn)
             self.advance(session)
-        elif turn in session.queued:
-            session.queued.remove(turn)
-            self._tell_cancelled(session, turn)
 
     def expire_turns(self) -> None:
         """Ends the turns whose deadline has passed: with what there is when they run, with an error when they wait."""
@@ -305,9 +328,12 @@ class Lifecycle:
         status = status_of(session, turn, reason, self._clock(), context_len)
         if turn.request.opens:
             status = replace(status, model_fingerprint=self._model_fingerprint)
-        turn.put(replace(output, status=status, appended_ids=appended_ids))
+        answer = replace(output, status=status, appended_ids=appended_ids)
+        with _aftermath():
+            turn.put(answer)
         if turn.is_numbered:
-            session.results.record(turn)
+            with _aftermath():
+                session.results.record(turn)
 
     def _tell_cancelled(self, session: Session, turn: Turn) -> None:
         if turn.before is None:  # it never ran
@@ -333,6 +359,15 @@ class Lifecycle:
         session.queued.clear()
         self._release(session)
         self._sessions.end(session, "replaced")
+
+
+@contextmanager
+def _aftermath() -> Iterator[None]:
+    """Logs the faults of what follows an answer."""
+    try:
+        yield
+    except Exception:
+        log.exception("a fault behind the end of a turn; the turn has been answered")
 
 
 def nobody_waits() -> Unavailable:

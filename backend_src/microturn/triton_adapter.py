@@ -1,7 +1,6 @@
 """The only file that speaks to Triton: requests become turns, a turn's answer becomes responses.
 
-`execute` reads what came, posts it to the engine and returns. One thread sends the responses and watches for clients
-that have gone, so that neither costs the engine's thread anything.
+`execute` reads what came, posts it to the engine and returns; responses are sent elsewhere (`responses`).
 """
 
 from __future__ import annotations
@@ -9,10 +8,7 @@ from __future__ import annotations
 import gc
 import json
 import logging
-import queue
 import sys
-import threading
-import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -27,6 +23,8 @@ from microturn.engine import Engine
 from microturn.errors import InternalError, InvalidArgument, MicroturnError
 from microturn.loading import start_engine
 from microturn.options import SessionOptions, parse_parameters
+from microturn.response_thread import ResponseThread
+from microturn.responses import Answer, Responses, ResponseStream
 from microturn.settings import Settings
 from microturn.telemetry.log_lines import LogThread
 from microturn.telemetry.reporting import Reporting
@@ -34,12 +32,7 @@ from microturn.turn import EmbedInput, TextInput, TokenInput, Turn, TurnInput, T
 
 log = logging.getLogger(__name__)
 
-Answer = TurnOutput | MicroturnError
-
 _START, _END = 1, 2
-
-# How often the sender asks whether clients are still there. Asking costs Triton 60 µs a turn.
-_CANCEL_POLL_S = 0.1
 
 # Keys of config.pbtxt's parameters that tell clients something and the engine nothing.
 _ABOUT = ("protocol_version", "model_name", "model_fingerprint")
@@ -57,28 +50,31 @@ class TritonPythonModel:
         about = {name: parameters[name]["string_value"] for name in _ABOUT if name in parameters}
         try:
             settings = Settings.from_strings(values)
-            self._engine = start_engine(settings)
-            self._reporting = Reporting(
-                self._engine, settings, self._log, pb_utils.MetricFamily, args["model_name"], about
-            )
+            engine = start_engine(settings)
+            self._reporting = Reporting(engine, settings, self._log, pb_utils.MetricFamily, args["model_name"], about)
             self._admin = (
-                AdminSocket(Path(settings.admin_socket), Operations(self._engine).answer)
-                if settings.admin_socket
-                else None
+                AdminSocket(Path(settings.admin_socket), Operations(engine).answer) if settings.admin_socket else None
             )
         except MicroturnError as error:
             self._log.close()
             raise pb_utils.TritonModelException(str(error)) from error
-        self._responses = ResponseThread(self._engine, self._reporting)
+        self.serve(engine, Responses(engine.cancel, self._reporting.answered, engine.clock))
+        self._reporting.watch(self._responses)
+        self._response_thread = ResponseThread(self._responses)
         # What libraries and the model brought stays for good. To look through it for garbage takes 165 ms, in which
         # nobody's turn goes on.
         gc.collect()
         gc.freeze()
 
+    def serve(self, engine: Engine, responses: Responses) -> None:
+        """Gives turns to this engine, and their answers to these responses, from now on."""
+        self._engine = engine
+        self._responses = responses
+
     def execute(self, requests: list[Any]) -> None:
         """Posts the turns of several sessions."""
         for request in requests:
-            stream = ResponseStream(request.get_response_sender(), self._responses)
+            stream = ResponseStream(_TritonSender(request.get_response_sender()), self._responses)
             turn = Turn(_turn_request(request, stream, self._engine.clock()))
             self._responses.watch(stream, turn)
             self._engine.submit(turn)
@@ -88,7 +84,7 @@ class TritonPythonModel:
         if self._admin is not None:
             self._admin.close()
         self._engine.stop()
-        self._responses.stop()
+        self._response_thread.stop()
         self._reporting.stop()
         self._log.close()
 
@@ -148,18 +144,15 @@ def _read_text(array: Any) -> str:
         raise InvalidArgument(f"text_input is not UTF-8 at byte {error.start}: send whole characters") from None
 
 
-class ResponseStream:
-    """The answer of one turn on its way to the client; the turn's sink."""
+class _TritonSender:
+    """Triton's response sender of one request."""
 
-    def __init__(self, sender: Any, thread: ResponseThread) -> None:
+    def __init__(self, sender: Any) -> None:
         self._sender = sender
-        self._thread = thread
 
-    def put(self, output: TurnOutput) -> None:
-        self._thread.post(self, output)
-
-    def fail(self, error: MicroturnError) -> None:
-        self._thread.post(self, error)
+    def end(self) -> None:
+        """A final flag without a response; a client hears of it only if it asked for empty final responses."""
+        self._sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
     def is_cancelled(self) -> bool:
         return bool(self._sender.is_cancelled())
@@ -189,92 +182,3 @@ def _tensors(output: TurnOutput) -> list[Any]:
     if output.status is not None:
         tensors.append(pb_utils.Tensor("status", np.array([[json.dumps(asdict(output.status)).encode()]], np.object_)))
     return tensors
-
-
-def _packed(answers: list[Answer]) -> Answer:
-    """What a turn answered since the last response, as one response."""
-    last = answers[-1]
-    if isinstance(last, MicroturnError):
-        return last  # what was generated before it is rolled back
-    return TurnOutput.joined([answer for answer in answers if isinstance(answer, TurnOutput)])
-
-
-class ResponseThread:
-    """Sends what turns answer, packing what is ready together, and tells the engine of clients that have gone.
-
-    Args:
-        engine: is told which turns nobody waits for any more.
-        reporting: is told which turns were answered.
-    """
-
-    def __init__(self, engine: Engine, reporting: Reporting) -> None:
-        self._engine = engine
-        self._reporting = reporting
-        self._posts: queue.SimpleQueue[tuple[ResponseStream, Turn | Answer] | None] = queue.SimpleQueue()
-        self._unanswered: dict[ResponseStream, Turn] = {}
-        self._next_poll_s = 0.0
-        self._thread = threading.Thread(target=self._run, name="microturn-responses", daemon=True)
-        self._thread.start()
-
-    def watch(self, stream: ResponseStream, turn: Turn) -> None:
-        """Asks from now on whether the turn's client is still there."""
-        self._posts.put((stream, turn))
-
-    def post(self, stream: ResponseStream, answer: Answer) -> None:
-        """Hands on a piece of an answer."""
-        self._posts.put((stream, answer))
-
-    def stop(self) -> None:
-        """Ends the thread, after it has sent what was posted."""
-        self._posts.put(None)
-        self._thread.join()
-
-    def _run(self) -> None:
-        is_stopping = False
-        while not is_stopping:
-            ready: dict[ResponseStream, list[Answer]] = {}
-            for post in self._take_posts():
-                if post is None:
-                    is_stopping = True
-                    continue
-                stream, item = post
-                if isinstance(item, Turn):
-                    self._unanswered[stream] = item
-                else:
-                    ready.setdefault(stream, []).append(item)
-            for stream, answers in ready.items():
-                self._send(stream, answers)
-            self._poll_cancelled()
-
-    def _take_posts(self) -> list[tuple[ResponseStream, Turn | Answer] | None]:
-        """Waits for a post and takes what came with it; nothing when it is time to ask about clients."""
-        posts: list[tuple[ResponseStream, Turn | Answer] | None] = []
-        try:
-            posts.append(self._posts.get(timeout=_CANCEL_POLL_S if self._unanswered else None))
-            while True:
-                posts.append(self._posts.get_nowait())
-        except queue.Empty:
-            return posts
-
-    def _send(self, stream: ResponseStream, answers: list[Answer]) -> None:
-        answer = _packed(answers)
-        begun_s = self._engine.clock()
-        try:
-            stream.send(answer)
-        except Exception:
-            # The turn has ended in the engine; only its client can be affected.
-            log.exception("a response could not be sent")
-        end = answer if isinstance(answer, MicroturnError) else answer.status
-        if end is not None:
-            turn = self._unanswered.pop(stream, None)
-            if turn is not None:
-                self._reporting.answered(turn, end, begun_s)
-
-    def _poll_cancelled(self) -> None:
-        now_s = time.monotonic()
-        if now_s < self._next_poll_s:
-            return
-        self._next_poll_s = now_s + _CANCEL_POLL_S
-        for stream, turn in self._unanswered.items():
-            if stream.is_cancelled():
-                self._engine.cancel(turn)

@@ -62,7 +62,7 @@ class AsyncClient:
         """A new session; the server hears of it with the first turn.
 
         Args:
-            session_id: integer in [1, 2**63) or printable text of 1 to 128 characters. Use an id once. Unless told it
+            session_id: integer in [1, 2**63) or printable text of 1 to 128 bytes. Use an id once. Unless told it
                 is a random integer, and the session has a random key, so that nobody else can use it.
             timeout_s: seconds in which a turn of this session must end, for turns that do not say.
             options: see :class:`SessionOptions`.

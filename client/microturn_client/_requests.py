@@ -31,7 +31,7 @@ class Requests:
     """Requests of one session.
 
     Attributes:
-        session_id: integer in [1, 2**63), or a printable text of 1 to 128 characters.
+        session_id: integer in [1, 2**63), or a printable text of 1 to 128 bytes.
         options: of the session.
         model_fingerprint: of the model that it was opened with; None before it is known.
         route: the proxy's word for the session's server; None before it has said one, or where there is no proxy.

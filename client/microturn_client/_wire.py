@@ -51,14 +51,14 @@ def check_session_id(session_id: SessionId) -> SessionId:
     """Refuses what Triton would drop or read as another id.
 
     Raises:
-        InvalidArgument: unless it is an integer in [1, 2**63) or a printable text of 1 to 128 characters.
+        InvalidArgument: unless it is an integer in [1, 2**63) or a printable text of 1 to 128 bytes (UTF-8).
     """
     if isinstance(session_id, str):
-        is_valid = 1 <= len(session_id) <= 128 and session_id.isprintable()
+        is_valid = session_id.isprintable() and 1 <= len(session_id.encode()) <= 128
     else:
         is_valid = not isinstance(session_id, bool) and 1 <= session_id < 2**63
     if not is_valid:
-        raise InvalidArgument("a session id is an integer in [1, 2**63) or a printable text of 1 to 128 characters")
+        raise InvalidArgument("a session id is an integer in [1, 2**63) or a printable text of 1 to 128 bytes")
     return session_id
 
 

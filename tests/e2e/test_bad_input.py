@@ -104,3 +104,17 @@ def test_a_bystander_is_not_disturbed(raw: RawStream, expected: list[int]) -> No
     answer = raw.ask("bystander", input_ids=ids(), options={"max_tokens": 4, "ignore_eos": True})
     assert answer.token_ids == expected
     raw.ask("bystander", end=True, input_ids=ids())
+
+
+def test_a_negative_session_id_is_refused(raw: RawStream) -> None:
+    """It arrives as what it would be without its sign, and was a session like any other."""
+    assert raw.ask(-5, start=True, input_ids=ids(5), options=OPTIONS).code == "INVALID_ARGUMENT"
+    raw.ask(-5, end=True, input_ids=ids())
+
+
+def test_triton_cuts_a_session_id_at_nul(raw: RawStream) -> None:
+    """The contract says so, since nothing on the server can tell the two ids from each other."""
+    raw.ask("n\0a", start=True, input_ids=ids(*PROMPT), options=OPTIONS)
+    answer = raw.ask("n\0b", end=True, input_ids=ids())
+    assert answer.status is not None
+    assert answer.status["finish_reason"] == "closed"

@@ -182,6 +182,7 @@ class PlainSession:
             for open_turn in self.open:
                 open_turn.recorders = [other for other in open_turn.recorders if other is not turn.recorder]
         elif turn in self.open:
+            self.is_closing = self.is_closing and (turn.ask.opens or not turn.ask.end)
             self._drop(turn, Ending(reason="cancelled"))
             self.advance()
 

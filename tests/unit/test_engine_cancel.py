@@ -129,26 +129,43 @@ def test_a_close_that_waits_behind_a_cancelled_turn_comes(driver: FakeDriver) ->
     assert driver.pool.num_free == 128
 
 
-@pytest.mark.parametrize("num_steps", [0, 2])
-def test_a_cancelled_end_still_closes(driver: FakeDriver, num_steps: int) -> None:
-    """Triton has ended the sequence by then: nobody else would."""
-    driver.turn(1, [5], start=True, max_tokens=2)
+@pytest.mark.parametrize("num_steps", [1, 2])
+def test_a_cancelled_end_is_undone_whole_and_the_session_lives(driver: FakeDriver, num_steps: int) -> None:
+    """Its stream had broken, so it was undone, as the contract says; but the session was closed with it."""
+    history = [5, *driver.turn(1, [5], start=True, max_tokens=2).token_ids]
     _, turn = driver.post(1, [6], end=True, max_tokens=50)
     steps(driver, num_steps)
     driver.engine.cancel(turn)
     driver.run()
-    refused = driver.turn(1, [7])
-    assert refused.error is not None
-    assert refused.error.code == "NOT_FOUND"
-    assert driver.pool.num_free == 128
+    # Triton has ended the sequence all the same.
+    again = driver.turn(1, [7], start=True, resume=True, max_tokens=3)
+    assert again.token_ids == expected_tokens([*history, 7], 3)
 
 
-def test_a_cancelled_end_in_the_queue_still_closes(driver: FakeDriver) -> None:
-    driver.post(1, [5], start=True, max_tokens=5)
+def test_a_cancelled_end_in_the_queue_is_undone_too(driver: FakeDriver) -> None:
+    first, _ = driver.post(1, [5], start=True, max_tokens=5)
     _, turn = driver.post(1, [6], end=True)
     steps(driver, 2)
     driver.engine.cancel(turn)
     driver.run()
+    assert driver.turn(1, [7], max_tokens=3).token_ids == expected_tokens([5, *first.token_ids, 7], 3)
+
+
+def test_a_numbered_end_closes_though_its_stream_breaks(driver: FakeDriver) -> None:
+    driver.turn(1, [5], start=True, max_tokens=2)
+    _, turn = driver.post(1, [6], end=True, max_tokens=5, turn=1)
+    steps(driver, 2)
+    driver.engine.cancel(turn)
+    driver.run()
+    assert driver.turn(1, [7]).code == "NOT_FOUND"
+
+
+def test_a_session_of_one_turn_goes_with_it(driver: FakeDriver) -> None:
+    _, turn = driver.post(1, [5], start=True, end=True, max_tokens=50)
+    steps(driver, 2)
+    driver.engine.cancel(turn)
+    driver.run()
+    assert driver.turn(1, [7]).code == "NOT_FOUND"
     assert driver.pool.num_free == 128
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,10 +11,12 @@ from typing import Any
 import pytest
 
 from microturn.codec import Piece
+from microturn.results import Results
+from microturn.session import Session
 from microturn.turn import TextInput
 from support.driver import IdsOnly
 from support.fake_runner import FakeDriver, expected_tokens
-from support.threads import ThreadedDriver, engine_threads, starting_engines
+from support.threads import THREAD_NAME, ThreadedDriver, engine_threads, starting_engines
 
 # ---- a forward pass that fails -------------------------------------------------------------------------------------
 
@@ -254,3 +257,126 @@ def test_a_turn_that_comes_after_stop_is_refused(started: Callable[..., Threaded
     late = driver.ask(1, [6], max_tokens=1)
     assert late.ended.wait(1)
     assert late.code == "UNAVAILABLE"
+
+
+# ---- behind the end of a turn --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["publish", "park", "on_end", "record"])
+@pytest.mark.parametrize("max_tokens", [0, 2])
+def test_a_fault_behind_the_end_of_a_turn_neither_answers_it_twice_nor_ends_the_engine(
+    where: str, max_tokens: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The turn had been answered; its fault was then told as if it had not, which tripped an assertion: the engine
+    stopped, and with it every session."""
+    driver = FakeDriver(share_prefixes=True)
+    lifecycle = driver.engine._lifecycle
+    owner, name = {
+        "publish": (lifecycle._prefixes, "publish"),
+        "park": (lifecycle._sessions, "park"),
+        "on_end": (driver.engine.recorder, "_turn_ended"),
+        "record": (Results, "record"),
+    }[where]
+    other, _ = driver.post(2, [6], start=True, max_tokens=6)
+    with monkeypatch.context() as planted, caplog.at_level(logging.ERROR):
+        planted.setattr(owner, name, lambda *_, **__: 1 / 0)
+        first, _ = driver.post(1, [5] * 20, start=True, max_tokens=max_tokens, turn=0)
+        behind, _ = driver.post(1, [7], max_tokens=2)
+        driver.run()
+    assert "ZeroDivisionError" in caplog.text
+    assert other.token_ids == expected_tokens([6], 6)
+    assert first.token_ids == expected_tokens([5] * 20, max_tokens)
+    history = [*[5] * 20, *first.token_ids, 7]
+    assert behind.token_ids == expected_tokens(history, 2)
+    later = driver.turn(1, [8], max_tokens=2)
+    assert later.token_ids == expected_tokens([*history, *behind.token_ids, 8], 2)
+
+
+def test_a_turn_that_cannot_be_begun_is_answered_and_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It had left the queue and did not run yet: the engine stopped over it."""
+    driver = FakeDriver()
+    history = [5, *driver.turn(1, [5], start=True, max_tokens=2).token_ids]
+    running, _ = driver.post(1, [6], max_tokens=2)
+    waiting, _ = driver.post(1, [7], max_tokens=2)
+    last, _ = driver.post(1, [8], max_tokens=2)
+    begun: list[float] = []
+
+    def fail_once(session: Any) -> None:
+        begun.append(driver.clock())
+        if len(begun) == 2:
+            raise RuntimeError("a session of the devil")
+        unpark(session)
+
+    unpark = driver.engine._sessions.unpark
+    monkeypatch.setattr(driver.engine._sessions, "unpark", fail_once)
+    driver.run()
+    history += [6, *running.token_ids]
+    assert waiting.code == "INTERNAL"
+    assert last.token_ids == expected_tokens([*history, 8], 2)
+
+
+@pytest.mark.parametrize("where", ["adopt", "evict"])
+def test_a_session_that_cannot_be_opened_is_not_there(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first turn was told of the fault, stayed the session's all the same, and was answered once more later."""
+    driver = FakeDriver(share_prefixes=True)
+    with monkeypatch.context() as planted:
+        owner = driver.engine._lifecycle._prefixes if where == "adopt" else Session
+        planted.setattr(owner, where, lambda *_, **__: 1 / 0)
+        refused, _ = driver.post(1, [5], start=True, max_tokens=2)
+        driver.engine._take_posts(block=False)
+    driver.run()
+    assert refused.code == "INTERNAL"
+    assert refused.token_ids == []
+    assert driver.turn(1, [5], max_tokens=2).code == "NOT_FOUND"
+
+
+# ---- the end of the thread -----------------------------------------------------------------------------------------
+
+
+def test_what_comes_while_the_engine_stops_is_done_by_its_thread_alone(
+    started: Callable[..., ThreadedDriver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`submit` worked on the inbox in Triton's thread while the engine's thread was still ending sessions."""
+    driver = started(num_pages=2048, max_context=8000)
+    running = driver.ask(1, [5], start=True, max_tokens=5000)
+    assert running.begun.wait(10)
+    is_stopping, may_stop = threading.Event(), threading.Event()
+    fail_all, arrive = driver.engine._lifecycle.fail_all, driver.engine._arrive
+    threads: list[str] = []
+
+    def fail_all_slowly(error: Any) -> None:
+        is_stopping.set()
+        assert may_stop.wait(10)
+        fail_all(error)
+
+    def arrive_noted(turn: Any) -> None:
+        threads.append(threading.current_thread().name)
+        arrive(turn)
+
+    monkeypatch.setattr(driver.engine._lifecycle, "fail_all", fail_all_slowly)
+    monkeypatch.setattr(driver.engine, "_arrive", arrive_noted)
+    stopper = threading.Thread(target=driver.engine.stop)
+    stopper.start()
+    assert is_stopping.wait(10)
+    late = [driver.ask(n, [6], start=True) for n in range(5)]
+    may_stop.set()
+    stopper.join(10)
+    assert [answer.wait().code for answer in (running, *late)] == ["UNAVAILABLE"] * 6
+    assert threads == [THREAD_NAME] * 5
+
+
+def test_of_many_who_come_as_the_engine_ends_each_is_answered_once(started: Callable[..., ThreadedDriver]) -> None:
+    driver = started()
+    answers: list[Any] = []
+
+    def ask(first: int) -> None:
+        answers.extend([driver.ask(n, [6], start=True, max_tokens=1) for n in range(first, first + 300)])
+
+    askers = [threading.Thread(target=ask, args=(1000 * n,)) for n in range(1, 5)]
+    for asker in askers:
+        asker.start()
+    driver.engine.stop()
+    for asker in askers:
+        asker.join(10)
+    assert len(answers) == 1200
+    assert all(answer.wait().is_done for answer in answers)

@@ -333,3 +333,11 @@ def test_sessions_that_expire_one_after_another_wake_the_engine_twice_each_at_mo
             time.sleep(0.05)
     assert driver.pool.num_free == 256
     assert num_wakings <= 2 * 200
+
+
+@pytest.mark.parametrize("session_id", [2**64 - 5, 2**63])
+def test_an_integer_that_is_no_session_id_is_refused(session_id: int) -> None:
+    """-5 reaches the model as 2**64 - 5, and was a session like any other."""
+    driver = FakeDriver()
+    assert driver.turn(session_id, [5], start=True).code == "INVALID_ARGUMENT"
+    assert driver.turn(2**63 - 1, [5], start=True).code is None

@@ -69,6 +69,9 @@ class Metrics:
         self.repetitions = Counter(
             "microturn_turn_repetitions_total", "Turns that came again and were answered without being done twice."
         )
+        self.turns_withheld = Counter(
+            "microturn_turns_withheld_total", "Turns that ended without a response: their client asked for too many."
+        )
         self.deadlines = Counter(
             "microturn_turn_deadlines_total", "Turns with a deadline, by whether it was met.", outcome=("met", "missed")
         )

@@ -8,6 +8,7 @@ from typing import Any
 from microturn.engine import Engine
 from microturn.errors import MicroturnError
 from microturn.housekeeping import Housekeeping
+from microturn.responses import Responses
 from microturn.settings import Settings
 from microturn.telemetry.families import Sample
 from microturn.telemetry.log_lines import LogThread
@@ -45,8 +46,13 @@ class Reporting:
         self._log = log
         service = {f"microturn.{name}": value for name, value in about.items()}
         self._spans = open_exporter(settings.otlp_endpoint, service)
+        self._responses: Responses | None = None
         metrics = engine.recorder.metrics
         self._publisher = Publisher(metrics, self._measure, family_type, labels={"model": model}, info=about)
+
+    def watch(self, responses: Responses) -> None:
+        """Counts from now on what is withheld here."""
+        self._responses = responses
 
     def answered(self, turn: Turn, answer: Status | MicroturnError, begun_s: float) -> None:
         """A turn's last answer has been sent.
@@ -66,7 +72,9 @@ class Reporting:
             self._spans.stop()
 
     def _measure(self) -> dict[Sample, float]:
-        dropped = self._engine.recorder.metrics.telemetry_dropped
+        metrics = self._engine.recorder.metrics
+        metrics.turns_withheld.set(0 if self._responses is None else self._responses.num_withheld)
+        dropped = metrics.telemetry_dropped
         dropped.set(self._log.num_dropped, "log")
         dropped.set(0 if self._spans is None else self._spans.num_dropped, "span")
         return self._engine.call(Housekeeping.measure)

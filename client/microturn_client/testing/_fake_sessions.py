@@ -104,6 +104,8 @@ class FakeSessions:
             session = self._sessions.get(request.session_id)
             if request.end and session is not None and session.key == request.options.get("session_key"):
                 self._end(session)
+        if request.end:  # Triton ends the sequence, whatever becomes of the turn
+            self._sequences.discard(request.session_id)
 
     def _receive(self, turn: FakeTurn) -> None:
         request = turn.request

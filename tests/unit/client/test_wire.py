@@ -105,7 +105,7 @@ def test_good_session_ids_pass(session_id):
     assert check_session_id(session_id) == session_id
 
 
-@pytest.mark.parametrize("session_id", [0, -1, 2**63, True, "", "x" * 129, "a\nb", "\ud800"])
+@pytest.mark.parametrize("session_id", [0, -1, 2**63, True, "", "x" * 129, "ö" * 65, "n\0a", "a\nb", "\ud800"])
 def test_other_session_ids_are_refused(session_id):
     with pytest.raises(InvalidArgument):
         check_session_id(session_id)

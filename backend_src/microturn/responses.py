@@ -1,0 +1,251 @@
+"""Answers on their way out: what turns say, packed into responses, and which clients have gone.
+
+Knows turns and how their answers end; knows neither Triton nor threads. Whoever calls `Responses.step` does the work:
+a thread in the server (`response_thread`), a test or a simulator elsewhere.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from microturn.answer_pace import RATE_PER_S, AnswerPace
+from microturn.errors import MicroturnError, Unavailable
+from microturn.turn import Status, Turn, TurnOutput
+
+log = logging.getLogger(__name__)
+
+Answer = TurnOutput | MicroturnError
+
+# How often clients are asked for whether they are still there. Asking costs Triton 60 µs a turn.
+_POLL_S = 0.1
+_WARN_EVERY_S = 10.0
+# Ending a request in silence takes 140 µs, during which no answer goes out.
+_MAX_SILENT_AT_ONCE = 8
+
+
+class Sender(Protocol):
+    """The way back to the client of one request."""
+
+    def send(self, answer: Answer) -> None:
+        """Sends a response; the answer that ends the turn is the last one."""
+
+    def end(self) -> None:
+        """Ends the request without a response: the client is told nothing more."""
+
+    def is_cancelled(self) -> bool:
+        """Whether the client has gone."""
+
+
+@dataclass(eq=False)
+class ResponseStream:
+    """The answer of one turn on its way to the client; the turn's sink.
+
+    Attributes:
+        sender: of the turn's request.
+        responses: packs and sends what is put here.
+        has_begun: whether the client has had a response.
+    """
+
+    sender: Sender
+    responses: Responses
+    has_begun: bool = False
+
+    def put(self, output: TurnOutput) -> None:
+        self.responses.post(self, output)
+
+    def fail(self, error: MicroturnError) -> None:
+        self.responses.post(self, error)
+
+
+class Responses:
+    """Sends what turns answer, packing what is ready together, and finds the clients that have gone.
+
+    `watch`, `post` and `close` may be called by any thread, `step` by one. No fault of one turn, of its sender or of
+    who is told of it keeps any other turn from its answer.
+
+    Args:
+        cancel: is told of turns that nobody waits for any more.
+        answered: is told of turns whose last response has been sent: the turn, how it ended, when sending began.
+        clock: seconds, monotonic.
+
+    Attributes:
+        num_withheld: turns that ended without a response, since their client asked for too many (see `answer_pace`).
+    """
+
+    def __init__(
+        self,
+        cancel: Callable[[Turn], None],
+        answered: Callable[[Turn, Status | MicroturnError, float], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._cancel = cancel
+        self._answered = answered
+        self._clock = clock
+        self._posts: queue.SimpleQueue[tuple[ResponseStream, Turn | Answer] | None] = queue.SimpleQueue()
+        self._unanswered: dict[ResponseStream, Turn] = {}
+        # Of the unanswered those whose clients can be asked for.
+        self._asked: dict[ResponseStream, Turn] = {}
+        self._next_poll_s = 0.0
+        self._pace: AnswerPace[tuple[ResponseStream, Answer]] = AnswerPace(clock)
+        # Withheld, and still to be ended in silence: that has time, and other answers do not wait behind it.
+        self._silent: deque[tuple[ResponseStream, Answer]] = deque()
+        self.num_withheld = 0
+        self._next_warning_s = 0.0
+
+    def watch(self, stream: ResponseStream, turn: Turn) -> None:
+        """Asks from now on whether the turn's client is still there."""
+        self._posts.put((stream, turn))
+
+    def post(self, stream: ResponseStream, answer: Answer) -> None:
+        """Hands on a piece of an answer."""
+        self._posts.put((stream, answer))
+
+    def close(self) -> None:
+        """Has the step that takes this be the last, behind what was posted before."""
+        self._posts.put(None)
+
+    def step(self, *, block: bool = False) -> bool:
+        """Sends what has been posted, and asks about clients when it is time to.
+
+        Args:
+            block: wait for a post, or until it is time to look at clients and at answers that wait.
+
+        Returns:
+            Whether more may come.
+        """
+        is_open = True
+        ready: dict[ResponseStream, list[Answer]] = {}
+        for post in self._take_posts(block=block):
+            if post is None:
+                is_open = False
+                continue
+            stream, item = post
+            if isinstance(item, Turn):
+                self._unanswered[stream] = self._asked[stream] = item
+            else:
+                ready.setdefault(stream, []).append(item)
+        for stream, answers in ready.items():
+            self._answer(stream, _packed(answers))
+        for stream, answer in self._pace.take_due() if is_open else self._pace.take_all():
+            self._send(stream, answer)
+        for _ in range(min(len(self._silent), _MAX_SILENT_AT_ONCE) if is_open else len(self._silent)):
+            self._end_in_silence(*self._silent.popleft())
+        self._poll_cancelled()
+        return is_open
+
+    def _take_posts(self, *, block: bool) -> list[tuple[ResponseStream, Turn | Answer] | None]:
+        posts: list[tuple[ResponseStream, Turn | Answer] | None] = []
+        may_wait = self._unanswered or self._pace.is_waiting
+        try:
+            if block and not self._silent:
+                posts.append(self._posts.get(timeout=_POLL_S if may_wait else None))
+            while True:
+                posts.append(self._posts.get_nowait())
+        except queue.Empty:
+            return posts
+
+    def _answer(self, stream: ResponseStream, answer: Answer) -> None:
+        """Sends an answer, or has it wait where its client has had too many that cost nothing."""
+        turn = self._unanswered.get(stream)
+        if turn is None:
+            return  # its stream broke in the midst of the answer, and it has been told so
+        client = (turn.request.session_id, turn.request.options.get("session_key"))
+        if stream.has_begun or not _is_free(answer):
+            for earlier in self._pace.take_held(client):  # turns are answered in their order
+                self._send(*earlier)
+        elif not self._pace.admits(client):
+            withheld = self._pace.hold(client, (stream, answer))
+            if withheld is not None:
+                self._silent.append(withheld)
+                self._asked.pop(withheld[0], None)
+            return
+        self._send(stream, answer)
+
+    def _send(self, stream: ResponseStream, answer: Answer) -> None:
+        begun_s = self._clock()
+        try:
+            stream.sender.send(answer)
+        except Exception:
+            log.exception("a response could not be sent")
+            self._break_off(stream, begun_s)
+            return
+        stream.has_begun = True
+        self._note(stream, answer, begun_s)
+
+    def _break_off(self, stream: ResponseStream, begun_s: float) -> None:
+        """Ends an answer of which a piece is lost: what came behind it would be taken for all of it."""
+        turn = self._unanswered[stream]
+        lost = Unavailable(
+            "the answer could not be sent, though the turn may have been done: send it again if numbered"
+        )
+        try:
+            stream.sender.send(lost)
+        except Exception:
+            log.exception("nor could it be said that it was lost")
+        self._note(stream, lost, begun_s)
+        self._cancel(turn)
+
+    def _end_in_silence(self, stream: ResponseStream, answer: Answer) -> None:
+        begun_s = self._clock()
+        self.num_withheld += 1
+        if begun_s >= self._next_warning_s:
+            self._next_warning_s = begun_s + _WARN_EVERY_S
+            session_id = self._unanswered[stream].request.session_id
+            log.warning(
+                "session '%s' gets more keep-alives and refusals than %g a second: %d turns have ended without a "
+                "response so far",
+                session_id,
+                RATE_PER_S,
+                self.num_withheld,
+            )
+        try:
+            stream.sender.end()
+        except Exception:
+            log.exception("a request could not be ended")
+        self._note(stream, answer, begun_s)
+
+    def _note(self, stream: ResponseStream, answer: Answer, begun_s: float) -> None:
+        """Lets a turn go whose last response this was."""
+        end = answer if isinstance(answer, MicroturnError) else answer.status
+        if end is None:
+            return
+        self._asked.pop(stream, None)
+        turn = self._unanswered.pop(stream)
+        try:
+            self._answered(turn, end, begun_s)
+        except Exception:
+            log.exception("an answered turn could not be reported")
+
+    def _poll_cancelled(self) -> None:
+        now_s = self._clock()
+        if now_s < self._next_poll_s:
+            return
+        self._next_poll_s = now_s + _POLL_S
+        for stream, turn in list(self._asked.items()):
+            try:
+                if stream.sender.is_cancelled():
+                    self._cancel(turn)
+            except Exception:
+                log.exception("whether a client is still there cannot be told: its turn goes on")
+                del self._asked[stream]
+
+
+def _packed(answers: list[Answer]) -> Answer:
+    """What a turn answered since the last response, as one response."""
+    last = answers[-1]
+    if isinstance(last, MicroturnError):
+        return last  # what was generated before it is rolled back
+    return TurnOutput.joined([answer for answer in answers if isinstance(answer, TurnOutput)])
+
+
+def _is_free(answer: Answer) -> bool:
+    """Whether nothing was computed for a whole answer: its client can have any number of them."""
+    if isinstance(answer, MicroturnError):
+        return True
+    status = answer.status
+    return status is not None and (status.replayed or not status.usage["computed_tokens"])
