@@ -142,9 +142,9 @@ class Served:
         status = check(health_pb2.HealthCheckRequest(service=service), timeout=30, wait_for_ready=True).status
         return str(health_pb2.HealthCheckResponse.ServingStatus.Name(status))
 
-    def wait_for_health(self, expected: str, timeout_s: float = 60.0) -> None:
+    def wait_for_health(self, expected: str, timeout_s: float = 60.0, service: str = "") -> None:
         deadline_s = time.monotonic() + timeout_s
-        while self.health() != expected:
+        while self.health(service) != expected:
             assert time.monotonic() < deadline_s, f"not {expected} within {timeout_s} s"
             time.sleep(0.02)
 
