@@ -28,9 +28,10 @@ from microturn.errors import InternalError, InvalidArgument, MicroturnError
 from microturn.loading import start_engine
 from microturn.options import SessionOptions, parse_parameters
 from microturn.settings import Settings
+from microturn.slot_keeper import SlotKeeper, num_slots_of
 from microturn.telemetry.log_lines import LogThread
 from microturn.telemetry.reporting import Reporting
-from microturn.turn import EmbedInput, TextInput, TokenInput, Turn, TurnInput, TurnOutput, TurnRequest
+from microturn.turn import EmbedInput, TextInput, TokenInput, Turn, TurnInput, TurnOutput, TurnRequest, TurnSink
 
 log = logging.getLogger(__name__)
 
@@ -52,14 +53,21 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Loads the model; Triton calls the instance ready when this returns."""
         self._log = LogThread(sys.stderr)
-        parameters = json.loads(args["model_config"])["parameters"]
+        config = json.loads(args["model_config"])
+        parameters = config["parameters"]
         values = {name: value["string_value"] for name, value in parameters.items() if name not in _PUBLISHED}
         about = {name: parameters[name]["string_value"] for name in _ABOUT if name in parameters}
         try:
-            settings = Settings.from_strings(values)
+            num_slots = num_slots_of(config)
+            asked = Settings.from_strings(values)
+            settings = asked.within_slots(num_slots)
+            if settings.max_sessions < asked.max_sessions:
+                log.warning("max_sessions is %d: there are %d sequence slots", settings.max_sessions, num_slots)
             self._engine = start_engine(settings)
+            self._slots = SlotKeeper(pb_utils, num_slots, args["model_name"], int(args["model_version"]))
+            self._engine.watch_sessions(self._slots.slots)
             self._reporting = Reporting(
-                self._engine, settings, self._log, pb_utils.MetricFamily, args["model_name"], about
+                self._engine, settings, self._log, pb_utils.MetricFamily, args["model_name"], about, self._slots.slots
             )
             self._admin = (
                 AdminSocket(Path(settings.admin_socket), Operations(self._engine).answer)
@@ -78,8 +86,11 @@ class TritonPythonModel:
     def execute(self, requests: list[Any]) -> None:
         """Posts the turns of several sessions."""
         for request in requests:
+            if self._slots.take(request):
+                continue
             stream = ResponseStream(request.get_response_sender(), self._responses)
-            turn = Turn(_turn_request(request, stream, self._engine.clock()))
+            sink = self._slots.sink_of(request, stream)
+            turn = Turn(_turn_request(request, sink, self._engine.clock()))
             self._responses.watch(stream, turn)
             self._engine.submit(turn)
 
@@ -88,12 +99,13 @@ class TritonPythonModel:
         if self._admin is not None:
             self._admin.close()
         self._engine.stop()
+        self._slots.stop()
         self._responses.stop()
         self._reporting.stop()
         self._log.close()
 
 
-def _turn_request(request: Any, sink: ResponseStream, arrived_s: float) -> TurnRequest:
+def _turn_request(request: Any, sink: TurnSink, arrived_s: float) -> TurnRequest:
     """Reads a request; what is wrong with it travels on as a refusal, in the order of the session's turns."""
     flags = request.flags()
     given: TurnInput = TokenInput(())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -63,7 +62,7 @@ def open_sessions(raw: RawStream, num_sessions: int, **options: object) -> list[
 
 
 def test_refused_starts_hold_no_slot(raw: RawStream) -> None:
-    """A START that the engine refuses kept its slot for two hours; with all slots held the next one waited in silence."""
+    """A START that the engine refuses kept its slot for two hours; with all of them held nobody opened a session."""
     for session_id, _ in zip(new_ids(), range(NUM_SLOTS + 1), strict=False):
         assert start(raw, session_id, temprature=1.0).code == "INVALID_ARGUMENT"
     (session_id,) = open_sessions(raw, 1)
@@ -98,12 +97,13 @@ def test_silent_sessions_leave_room_to_say_no(served: Served, raw: RawStream) ->
 
 def test_expired_sessions_give_their_slots_back(served: Served, raw: RawStream) -> None:
     """A session that fell silent and expired held its slot until Triton's own idle time, two hours later."""
-
-    def have_expired(page: Page) -> bool:
-        return page.sum("microturn_sessions") == 0
-
-    for _ in range(3):
+    for num_rounds in range(1, 4):
         opened = open_sessions(raw, NUM_SESSIONS, idle_timeout_s=0.5)
-        scrape_until(served.metrics_url, have_expired)
-    # The last ones keep their slot as long as there is room, so that a client who comes back is told why.
+        num_ended = num_rounds * NUM_SESSIONS
+        scrape_until(served.metrics_url, lambda page, n=num_ended: expired(page) == n)
+    # The last ones keep their slot as long as there is room, so that a client that comes back is told why.
     assert raw.ask(opened[-1], input_ids=ids(3)).code == "EXPIRED"
+
+
+def expired(page: Page) -> float:
+    return page.sum("microturn_sessions_ended_total", reason="expired")

@@ -46,6 +46,7 @@ def run_serve(arguments: argparse.Namespace) -> int:
             model = options.model or DEFAULT_MODEL
             settings["model_dir"] = _find_model(model)
             if all(repository.takes(parameter) for parameter in PUBLISHED):
+                engine_settings = engine_settings.within_slots(repository.num_slots)
                 settings |= published_parameters(model, Path(settings["model_dir"]), engine_settings)
         if options.snapshot_dir is not None:
             settings["snapshot_dir"] = _snapshot_dir(options.snapshot_dir, repository)

@@ -145,7 +145,7 @@ class Supervisor:
             failure = self._failure_of(server, turns)
             if failure is not None:
                 raise ServerFailed(failure, ready_for_s=time.monotonic() - ready_s)
-            self._health.set_serving(turns.is_healthy)
+            self._health.set_serving(turns.is_healthy, has_room=turns.has_room)
 
     def _failure_of(self, server: ServerTree, turns: HealthTurns) -> str | None:
         if server.exit_code() is not None:

@@ -8,6 +8,7 @@ from typing import Any
 from microturn.engine import Engine
 from microturn.errors import MicroturnError
 from microturn.housekeeping import Housekeeping
+from microturn.sequence_slots import SequenceSlots
 from microturn.settings import Settings
 from microturn.telemetry.families import Sample
 from microturn.telemetry.log_lines import LogThread
@@ -27,6 +28,7 @@ class Reporting:
         family_type: `pb_utils.MetricFamily`.
         model: the model's name in Triton's repository.
         about: what is served: labels of `microturn_info`.
+        slots: the count of Triton's sequence slots.
 
     Raises:
         InvalidArgument: a variable of OpenTelemetry's names no address.
@@ -40,12 +42,15 @@ class Reporting:
         family_type: Any,
         model: str,
         about: Mapping[str, str],
+        slots: SequenceSlots,
     ) -> None:
         self._engine = engine
+        self._slots = slots
         self._log = log
         service = {f"microturn.{name}": value for name, value in about.items()}
         self._spans = open_exporter(settings.otlp_endpoint, service)
         metrics = engine.recorder.metrics
+        metrics.sequence_slots_limit.set(slots.num_slots)
         self._publisher = Publisher(metrics, self._measure, family_type, labels={"model": model}, info=about)
 
     def answered(self, turn: Turn, answer: Status | MicroturnError, begun_s: float) -> None:
@@ -66,7 +71,10 @@ class Reporting:
             self._spans.stop()
 
     def _measure(self) -> dict[Sample, float]:
-        dropped = self._engine.recorder.metrics.telemetry_dropped
+        metrics = self._engine.recorder.metrics
+        for state, num_slots in self._slots.count().items():
+            metrics.sequence_slots.set(num_slots, state)
+        dropped = metrics.telemetry_dropped
         dropped.set(self._log.num_dropped, "log")
         dropped.set(0 if self._spans is None else self._spans.num_dropped, "span")
         return self._engine.call(Housekeeping.measure)
