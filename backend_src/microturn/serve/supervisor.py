@@ -18,7 +18,7 @@ from microturn.serve.health_turns import HealthTurns
 from microturn.serve.options import ServeOptions
 from microturn.serve.ports import local_endpoint
 from microturn.serve.restarts import RestartBudget
-from microturn.serve.server_log import ServerLog
+from microturn.serve.server_log import ServerLog, says_why
 from microturn.serve.server_tree import ServerTree
 from microturn.serve.signal_inbox import SignalInbox
 
@@ -158,7 +158,8 @@ class Supervisor:
         return None
 
     def _delay_after(self, failure: ServerFailed) -> float:
-        if not self._was_ready:  # what is wrong from the first start will not mend itself
+        # What is wrong from the first start for a reason in words will not mend itself.
+        if not self._was_ready and says_why(str(failure)):
             raise ServeError(f"Triton did not start: {failure}") from failure
         delay_s = self._restarts.next_delay_s(failure.ready_for_s)
         if delay_s is None:

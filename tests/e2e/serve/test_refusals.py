@@ -146,7 +146,7 @@ def test_an_argument_that_triton_does_not_take(ports, argument, reason):
 
 
 def test_the_embedded_server_is_not_exposed_by_accident(ports):
-    """The wheel's Triton has published remote faults, and nothing kept a user from listening on all interfaces with it."""
+    """The wheel's Triton has published remote faults, and nothing kept it from listening on all interfaces."""
     line = refusal(f"--model-repository={REPOSITORY}", "--host=0.0.0.0", *ports)
     assert line.startswith("--host 0.0.0.0: the Triton server of the wheel nvidia-pytriton is 24.10, ")
     assert "--expose-embedded-triton" in line
