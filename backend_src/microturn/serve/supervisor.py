@@ -1,6 +1,6 @@
 """Starts the server, watches it, starts it again, stops it.
 
-One thread owns the decisions; it wakes by signals and four times a second. The health turns and the log have threads of
+One thread owns the decisions; it wakes by signals and ten times a second. The health turns and the log have threads of
 their own and only report.
 """
 
@@ -23,7 +23,7 @@ from microturn.serve.server_tree import ServerTree
 from microturn.serve.signal_inbox import SignalInbox
 
 _STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT})
-_TICK_S = 0.25
+_TICK_S = 0.1
 _PROGRESS_S = 10.0
 # Of the grace time, what saving sessions may take; and what their last answers take to go out.
 _SHARE_OF_SAVING = 0.8
