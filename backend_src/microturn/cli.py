@@ -56,6 +56,7 @@ def _build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     health.add_argument("address", nargs="?", default="127.0.0.1:8003", metavar="HOST:PORT", help="(%(default)s)")
+    health.add_argument("--service", default="", help="new-sessions: whether a new session would be opened")
     health.add_argument("--timeout-s", type=float, default=3.0, help="how long to wait (%(default)g)")
     health.set_defaults(run=_run_health)
     gateway = commands.add_parser(

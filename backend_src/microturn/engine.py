@@ -35,7 +35,7 @@ from microturn.reception import Reception
 from microturn.runner import Runner
 from microturn.sampler import draw
 from microturn.scheduler import ScheduledRow, Scheduler
-from microturn.session_table import SessionTable
+from microturn.session_table import SessionTable, SessionWatcher
 from microturn.settings import Settings
 from microturn.snapshots.arrivals import Arrivals
 from microturn.snapshots.directory import SnapshotDirectory
@@ -182,6 +182,10 @@ class Engine:
         self._has_ended = False
 
     # ---- called from other threads -------------------------------------------------------------------------------
+
+    def watch_sessions(self, watcher: SessionWatcher) -> None:
+        """Tells a watcher which sessions live; to be called before the first turn comes."""
+        self._sessions.watcher = watcher
 
     def submit(self, turn: Turn) -> None:
         """Posts a turn; its sinks are told how it goes."""

@@ -7,6 +7,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
+from typing import Protocol
 from weakref import ReferenceType, ref
 
 from microturn.errors import Expired, MicroturnError, NotFound
@@ -29,15 +30,27 @@ class _Ended:
     epoch: int
 
 
+class SessionWatcher(Protocol):
+    """Is told which sessions live, on the engine's thread."""
+
+    def session_began(self, session_id: SessionId) -> None: ...
+
+    def session_ended(self, session_id: SessionId) -> None: ...
+
+
 class SessionTable:
     """The living sessions by id, the order in which idle ones expire, and the memory of those that ended.
 
     Args:
         recorder: is told which begin and which end.
+
+    Attributes:
+        watcher: is told too, by their ids; None is nobody.
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
+        self.watcher: SessionWatcher | None = None
         self._sessions: dict[SessionId, Session] = {}
         # Parked sessions that hold pages, the one parked longest ago first, and which parking it is.
         self._parked: OrderedDict[Session, int] = OrderedDict()
@@ -108,6 +121,8 @@ class SessionTable:
         self._ended.pop(session.id, None)
         self._watch(session)
         self._recorder.session_opened(session)
+        if self.watcher is not None:
+            self.watcher.session_began(session.id)
 
     def end(self, session: Session, reason: str = "closed") -> None:
         """Takes a session out and gives up its KV.
@@ -125,6 +140,8 @@ class SessionTable:
         self._ended[session.id] = _ended(session, reason)
         if len(self._ended) > NUM_ENDED_REMEMBERED:
             self._ended.popitem(last=False)
+        if self.watcher is not None:
+            self.watcher.session_ended(session.id)
 
     def park(self, session: Session) -> None:
         """Notes that a session has no turn, so that its pages may be reclaimed."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Self
 
 from microturn.errors import InvalidArgument
@@ -46,7 +46,8 @@ class Settings:
             loading, at most 32 contexts, or on a GPU what is left of its memory when everything else has some. Where
             layers have a window of their own, more tokens fit.
         page_size: tokens in a page.
-        max_sessions: live sessions; one more is refused.
+        max_sessions: live sessions; one more is refused. At most three quarters of `max_candidate_sequences` in
+            config.pbtxt.
         max_sessions_per_tenant: live sessions of one tenant, where a trusted proxy names one in the header
             ``x-microturn-tenant``, on this server; 0 is that no proxy does, and then the header is refused.
         max_batch_tokens: tokens that one forward pass computes at most.
@@ -150,3 +151,16 @@ class Settings:
             except (ValueError, KeyError) as error:
                 raise InvalidArgument(f"setting '{name}' is of type {types[name]}, not '{text}'") from error
         return cls(**parsed)  # type: ignore[arg-type]
+
+    def within_slots(self, num_slots: int) -> Self:
+        """These settings with no more sessions than three quarters of Triton's sequence slots.
+
+        The rest is for STARTs that are refused, for health turns, and for clients that come back to a session that
+        ended. Without a slot a START waits in silence.
+
+        Raises:
+            InvalidArgument: there are too few slots for a session.
+        """
+        if num_slots < 2:
+            raise InvalidArgument(f"max_candidate_sequences in config.pbtxt is at least 2, not {num_slots}")
+        return replace(self, max_sessions=min(self.max_sessions, num_slots - max(1, num_slots // 4)))

@@ -26,9 +26,10 @@ from microturn.options import SessionOptions, parse_parameters
 from microturn.response_thread import ResponseThread
 from microturn.responses import Answer, Responses, ResponseStream
 from microturn.settings import Settings
+from microturn.slot_keeper import SlotKeeper, num_slots_of
 from microturn.telemetry.log_lines import LogThread
 from microturn.telemetry.reporting import Reporting
-from microturn.turn import EmbedInput, TextInput, TokenInput, Turn, TurnInput, TurnOutput, TurnRequest
+from microturn.turn import EmbedInput, TextInput, TokenInput, Turn, TurnInput, TurnOutput, TurnRequest, TurnSink
 
 log = logging.getLogger(__name__)
 
@@ -45,20 +46,29 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Loads the model; Triton calls the instance ready when this returns."""
         self._log = LogThread(sys.stderr)
-        parameters = json.loads(args["model_config"])["parameters"]
+        config = json.loads(args["model_config"])
+        parameters = config["parameters"]
         values = {name: value["string_value"] for name, value in parameters.items() if name not in _PUBLISHED}
         about = {name: parameters[name]["string_value"] for name in _ABOUT if name in parameters}
         try:
-            settings = Settings.from_strings(values)
+            num_slots = num_slots_of(config)
+            asked = Settings.from_strings(values)
+            settings = asked.within_slots(num_slots)
+            if settings.max_sessions < asked.max_sessions:
+                log.warning("max_sessions is %d: there are %d sequence slots", settings.max_sessions, num_slots)
             engine = start_engine(settings)
-            self._reporting = Reporting(engine, settings, self._log, pb_utils.MetricFamily, args["model_name"], about)
+            slots = SlotKeeper(pb_utils, num_slots, args["model_name"], int(args["model_version"]))
+            engine.watch_sessions(slots.slots)
+            self._reporting = Reporting(
+                engine, settings, self._log, pb_utils.MetricFamily, args["model_name"], about, slots.slots
+            )
             self._admin = (
                 AdminSocket(Path(settings.admin_socket), Operations(engine).answer) if settings.admin_socket else None
             )
         except MicroturnError as error:
             self._log.close()
             raise pb_utils.TritonModelException(str(error)) from error
-        self.serve(engine, Responses(engine.cancel, self._reporting.answered, engine.clock))
+        self.serve(engine, Responses(engine.cancel, self._reporting.answered, engine.clock), slots)
         self._reporting.watch(self._responses)
         self._response_thread = ResponseThread(self._responses)
         # What libraries and the model brought stays for good. To look through it for garbage takes 165 ms, in which
@@ -66,16 +76,20 @@ class TritonPythonModel:
         gc.collect()
         gc.freeze()
 
-    def serve(self, engine: Engine, responses: Responses) -> None:
-        """Gives turns to this engine, and their answers to these responses, from now on."""
+    def serve(self, engine: Engine, responses: Responses, slots: SlotKeeper) -> None:
+        """Gives turns to this engine, their answers to these responses, and slots back by this keeper, from now on."""
         self._engine = engine
         self._responses = responses
+        self._slots = slots
 
     def execute(self, requests: list[Any]) -> None:
         """Posts the turns of several sessions."""
         for request in requests:
+            if self._slots.take(request):
+                continue
             stream = ResponseStream(_TritonSender(request.get_response_sender()), self._responses)
-            turn = Turn(_turn_request(request, stream, self._engine.clock()))
+            sink = self._slots.sink_of(request, stream)
+            turn = Turn(_turn_request(request, sink, self._engine.clock()))
             self._responses.watch(stream, turn)
             self._engine.submit(turn)
 
@@ -84,12 +98,13 @@ class TritonPythonModel:
         if self._admin is not None:
             self._admin.close()
         self._engine.stop()
+        self._slots.stop()
         self._response_thread.stop()
         self._reporting.stop()
         self._log.close()
 
 
-def _turn_request(request: Any, sink: ResponseStream, arrived_s: float) -> TurnRequest:
+def _turn_request(request: Any, sink: TurnSink, arrived_s: float) -> TurnRequest:
     """Reads a request; what is wrong with it travels on as a refusal, in the order of the session's turns."""
     flags = request.flags()
     given: TurnInput = TokenInput(())

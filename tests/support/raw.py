@@ -81,20 +81,21 @@ class RawStream:
         start: bool = False,
         end: bool = False,
         options: dict[str, Any] | None = None,
+        timeout_s: float = _TIMEOUT_S,
         **inputs: Any,
     ) -> Answer:
         """Sends a turn and waits for its end; inputs are named arrays, or bytes for `text_input`."""
         self._requests.put(turn_request(session_id, start=start, end=end, options=options, **inputs))
         answer = Answer()
-        for response in self._replies():
+        for response in self._replies(timeout_s):
             if answer.take(response):
                 return answer
         raise AssertionError("the stream ended without an answer")
 
-    def _replies(self) -> Iterator[service_pb2.ModelStreamInferResponse]:
+    def _replies(self, timeout_s: float) -> Iterator[service_pb2.ModelStreamInferResponse]:
         while True:
             # A stream that never answers must fail the test, not hang it.
-            yield _next_within(self._responses, _TIMEOUT_S)
+            yield _next_within(self._responses, timeout_s)
 
 
 def _next_within(call: Any, timeout_s: float) -> Any:

@@ -66,10 +66,10 @@ class Served:
         self._run_dir = run_dir
         self._run_name: str | None = None
         with contextlib.ExitStack() as sockets:
-            held = [sockets.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(4)]
+            held = [sockets.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
             ports = [listener.getsockname()[1] for listener in held]
-        named_ports = zip(("grpc", "http", "metrics", "health"), ports, strict=True)
-        self.grpc_port, self.http_port, self.metrics_port, self.health_port = ports
+        named_ports = zip(("grpc", "metrics", "health"), ports, strict=True)
+        self.grpc_port, self.metrics_port, self.health_port = ports
         self.address = f"127.0.0.1:{self.grpc_port}"
         self.metrics_url = f"http://127.0.0.1:{self.metrics_port}/metrics"
         self.channel = grpc.insecure_channel(self.address)
@@ -142,9 +142,9 @@ class Served:
         status = check(health_pb2.HealthCheckRequest(service=service), timeout=30, wait_for_ready=True).status
         return str(health_pb2.HealthCheckResponse.ServingStatus.Name(status))
 
-    def wait_for_health(self, expected: str, timeout_s: float = 60.0) -> None:
+    def wait_for_health(self, expected: str, timeout_s: float = 60.0, service: str = "") -> None:
         deadline_s = time.monotonic() + timeout_s
-        while self.health() != expected:
+        while self.health(service) != expected:
             assert time.monotonic() < deadline_s, f"not {expected} within {timeout_s} s"
             time.sleep(0.02)
 

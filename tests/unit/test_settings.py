@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
 import pytest
@@ -100,3 +100,14 @@ def test_a_choice_outside_the_list_is_refused_with_the_list(name: str, bad: str)
 def test_a_saved_session_has_some_time_to_live(ttl_s: str) -> None:
     with pytest.raises(InvalidArgument, match="snapshot_ttl_s"):
         Settings.from_strings({"snapshot_ttl_s": ttl_s})
+
+
+@pytest.mark.parametrize(("num_slots", "max_sessions"), [(2, 1), (3, 2), (4, 3), (8, 6), (300, 225), (65536, 256)])
+def test_a_quarter_of_tritons_slots_stays_free_of_sessions(num_slots: int, max_sessions: int) -> None:
+    """With as many sessions as slots, one more START waited in silence where it should be refused."""
+    assert Settings().within_slots(num_slots) == replace(Settings(), max_sessions=max_sessions)
+
+
+def test_a_single_slot_is_too_few() -> None:
+    with pytest.raises(InvalidArgument, match=r"max_candidate_sequences .* is at least 2, not 1"):
+        Settings().within_slots(1)

@@ -47,9 +47,9 @@ def started_server(
     Raises:
         RuntimeError: when the server does not get ready; it has said why on stderr.
     """
-    grpc_port, http_port, metrics_port, health_port = free_ports(4)
+    grpc_port, metrics_port, health_port = free_ports(3)
     command = [sys.executable, "-m", "microturn.cli", "serve", "--model", model]
-    command += ["--grpc-port", str(grpc_port), "--http-port", str(http_port)]
+    command += ["--grpc-port", str(grpc_port)]
     command += ["--metrics-port", str(metrics_port), "--health-port", str(health_port)]
     command += ["--grace-s", "1"]  # at the end nobody's session is worth waiting for
     command += arguments

@@ -15,7 +15,7 @@ from microturn.serve.errors import ServeError
 from microturn.serve.health import HealthService
 from microturn.serve.model_repository import ModelRepository
 from microturn.serve.options import DEFAULT_MODEL, ServeOptions, read_options
-from microturn.serve.ports import check_ports
+from microturn.serve.ports import check_ports, is_loopback
 from microturn.serve.published import PUBLISHED, published_parameters
 from microturn.serve.run_directory import RunDirectory, remove_leftovers
 from microturn.serve.saving import save_sessions
@@ -40,12 +40,14 @@ def run_serve(arguments: argparse.Namespace) -> int:
         engine_settings = Settings.from_strings(options.settings)
         check_ports(options.host, options.ports())
         server = find_triton_server()
+        _check_exposure(options, server)
         repository = ModelRepository(options.model_repository)
         settings = dict(options.settings)
         if options.model is not None or repository.takes("model_dir"):
             model = options.model or DEFAULT_MODEL
             settings["model_dir"] = _find_model(model)
             if all(repository.takes(parameter) for parameter in PUBLISHED):
+                engine_settings = engine_settings.within_slots(repository.num_slots)
                 settings |= published_parameters(model, Path(settings["model_dir"]), engine_settings)
         if options.snapshot_dir is not None:
             settings["snapshot_dir"] = _snapshot_dir(options.snapshot_dir, repository)
@@ -59,6 +61,15 @@ def run_serve(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         console.say("stopped before it had started")
     return 0
+
+
+def _check_exposure(options: ServeOptions, server: TritonServer) -> None:
+    if server.is_embedded and not options.exposes_embedded_triton and not is_loopback(options.host):
+        raise ServeError(
+            f"--host {options.host}: the Triton server of the wheel nvidia-pytriton is 24.10, whose Python backend has "
+            "published remote faults (CVE-2025-23319 and others, fixed in 25.07): put a newer tritonserver on PATH, or "
+            "listen on loopback, or say --expose-embedded-triton where everybody in the network is trusted"
+        )
 
 
 def _find_model(model: str) -> str:

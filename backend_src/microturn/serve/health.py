@@ -1,6 +1,7 @@
 """The gRPC health service (grpc.health.v1) on a port of its own, which Envoy and the kubelet ask.
 
-Triton's own health stays green when the model process is dead; this one says what the health turns found out.
+Triton's own health stays green when the model process is dead; this one says what the health turns found out. A server
+that is full is healthy: that it opens no new session is said under a service name of its own.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from microturn.serve.errors import ServeError
 from microturn.serve.model_repository import MODEL_NAME
 
 _SERVICES = ("", MODEL_NAME)
+NEW_SESSIONS = "new-sessions"
 
 
 class HealthService:
@@ -30,7 +32,7 @@ class HealthService:
 
     def __init__(self, address: str) -> None:
         self._servicer = health.HealthServicer()
-        self._is_serving = True
+        self._statuses: dict[str, bool] = {}
         self.set_serving(False)
         self._server = grpc.server(futures.ThreadPoolExecutor(max_workers=4), options=[("grpc.so_reuseport", 0)])
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, self._server)
@@ -48,13 +50,21 @@ class HealthService:
     ) -> None:
         self._server.stop(grace=None).wait()
 
-    def set_serving(self, is_serving: bool) -> None:
-        """Sets the answer for every service name."""
-        if is_serving == self._is_serving:
-            return
-        self._is_serving = is_serving
-        status = health_pb2.HealthCheckResponse
+    def set_serving(self, is_serving: bool, *, has_room: bool = True) -> None:
+        """Sets the answers.
+
+        Args:
+            is_serving: whether turns are answered.
+            has_room: whether a new session would be opened.
+        """
         for service in _SERVICES:
+            self._set(service, is_serving)
+        self._set(NEW_SESSIONS, is_serving and has_room)
+
+    def _set(self, service: str, is_serving: bool) -> None:
+        if self._statuses.get(service) != is_serving:
+            self._statuses[service] = is_serving
+            status = health_pb2.HealthCheckResponse
             self._servicer.set(service, status.SERVING if is_serving else status.NOT_SERVING)
 
     def drain(self) -> None:

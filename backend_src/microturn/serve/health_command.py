@@ -14,12 +14,13 @@ def run_health(arguments: argparse.Namespace) -> int:
     """Asks once.
 
     Returns:
-        The exit code: 0 where the model answers turns, 1 otherwise, with the reason on stderr.
+        The exit code: 0 where it says SERVING (by default: the model answers turns), 1 otherwise, with the reason on
+        stderr.
     """
     with grpc.insecure_channel(arguments.address) as channel:
         try:
             answer = health_pb2_grpc.HealthStub(channel).Check(
-                health_pb2.HealthCheckRequest(), timeout=arguments.timeout_s
+                health_pb2.HealthCheckRequest(service=arguments.service), timeout=arguments.timeout_s
             )
         except grpc.RpcError as error:
             console.say(f"{arguments.address}: {error.details()}")

@@ -52,6 +52,7 @@ class HealthTurns:
         self._channel = grpc.insecure_channel(address, options=[*backoff, ("grpc.use_local_subchannel_pool", 1)])
         self._triton = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._was_answered = False
+        self._has_room = True
         self._silent_since_s: float | None = None
         self._failure: str | None = "not tried yet"
         self._is_closed = threading.Event()
@@ -62,6 +63,11 @@ class HealthTurns:
     def is_healthy(self) -> bool:
         """Whether the last turn was answered, and not too long ago."""
         return self._failure is None and self.silent_for_s() < self._timeout_s / 2
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the last turn that was answered could open its session."""
+        return self._has_room
 
     @property
     def trouble(self) -> str:
@@ -105,9 +111,11 @@ class HealthTurns:
         except ValueError as error:  # gRPC's word for a channel that was closed
             raise HealthTurnError(str(error), was_reached=False) from error
         for response in responses:
-            if response.error_message and not response.error_message.startswith(_FULL):
+            is_full = response.error_message.startswith(_FULL)
+            if response.error_message and not is_full:
                 raise HealthTurnError(response.error_message)
-            if response.error_message or any(out.name == "status" for out in response.infer_response.outputs):
+            if is_full or any(out.name == "status" for out in response.infer_response.outputs):
+                self._has_room = not is_full
                 return
         raise HealthTurnError("the stream ended without a status")
 

@@ -46,6 +46,11 @@ class ModelRepository:
         """Whether the model's configuration declares a parameter."""
         return parameter in self._config.parameters
 
+    @property
+    def num_slots(self) -> int:
+        """How many sequences Triton lets go on at a time."""
+        return int(self._config.sequence_batching.oldest.max_candidate_sequences)
+
     def write(self, target: Path, settings: Mapping[str, str]) -> None:
         """Writes the repository of a run.
 

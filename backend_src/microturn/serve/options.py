@@ -27,7 +27,10 @@ class ServeOptions:
             model takes one at all.
         model_repository: holds ``streaming_llm``.
         settings: overrides of the engine's settings, still as text.
-        host: the address that all four ports listen on.
+        host: the address that all ports listen on.
+        exposes_embedded_triton: whether the host may be other than loopback with the server inside the wheel
+            nvidia-pytriton.
+        http_port: of Triton's HTTP API; None leaves that closed.
         run_dir: where the run directory is made; None is the system's temporary directory.
         admin_socket: where the admin socket is; None is in the run directory.
         snapshot_dir: where live sessions are saved on a stop, and found again; None is nowhere.
@@ -43,8 +46,9 @@ class ServeOptions:
     model_repository: Path
     settings: Mapping[str, str]
     host: str
+    exposes_embedded_triton: bool
     grpc_port: int
-    http_port: int
+    http_port: int | None
     metrics_port: int
     health_port: int
     run_dir: Path | None
@@ -59,9 +63,10 @@ class ServeOptions:
 
     def ports(self) -> dict[str, int]:
         """Every port by the name of its option."""
+        http = {} if self.http_port is None else {"--http-port": self.http_port}
         return {
             "--grpc-port": self.grpc_port,
-            "--http-port": self.http_port,
+            **http,
             "--metrics-port": self.metrics_port,
             "--health-port": self.health_port,
         }
@@ -93,8 +98,16 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     )
     where = parser.add_argument_group("where")
     where.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    where.add_argument(
+        "--expose-embedded-triton",
+        action="store_true",
+        help="let a --host other than loopback be, though the Triton server of the wheel nvidia-pytriton has published "
+        "remote faults",
+    )
     where.add_argument("--grpc-port", type=_port, default=8001, help="sessions (default: %(default)s)")
-    where.add_argument("--http-port", type=_port, default=8000, help="Triton's HTTP API (default: %(default)s)")
+    where.add_argument(
+        "--http-port", type=_port, help="Triton's HTTP API, which knows no sessions (default: it stays closed)"
+    )
     where.add_argument("--metrics-port", type=_port, default=8002, help="Prometheus metrics (default: %(default)s)")
     where.add_argument("--health-port", type=_port, default=8003, help="gRPC health service (default: %(default)s)")
     where.add_argument("--run-dir", metavar="DIR", type=Path, help="where to make the temporary run directory")
@@ -154,6 +167,7 @@ def read_options(arguments: argparse.Namespace) -> ServeOptions:
         model_repository=arguments.model_repository,
         settings=_read_settings(arguments.set),
         host=arguments.host,
+        exposes_embedded_triton=arguments.expose_embedded_triton,
         grpc_port=arguments.grpc_port,
         http_port=arguments.http_port,
         metrics_port=arguments.metrics_port,

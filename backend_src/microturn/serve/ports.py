@@ -6,6 +6,7 @@ Triton finds out only after it has loaded the model, which may take minutes.
 from __future__ import annotations
 
 import errno
+import ipaddress
 import socket
 from collections.abc import Mapping
 
@@ -31,12 +32,8 @@ def check_ports(host: str, ports: Mapping[str, int]) -> None:
 
 
 def _check_port(host: str, port: int, option: str) -> None:
-    try:
-        # Triton's endpoints do not agree on how to write an IPv6 address.
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)[0]
-    except socket.gaierror as error:
-        raise ServeError(f"--host {host} is not an IPv4 address or a name of one: {error.strerror}") from error
-    with socket.socket(family, kind, protocol) as listener:
+    address = _address_of(host, port)
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
         # As Triton does: a port whose last connections are only fading out is free.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -48,6 +45,24 @@ def _check_port(host: str, port: int, option: str) -> None:
                     f"port {port} is in use: stop what listens there, or choose another port with {option}"
                 ) from error
             raise ServeError(f"cannot listen on {host}:{port} ({option}): {error.strerror}") from error
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens on a host.
+
+    Raises:
+        ServeError: it is no address.
+    """
+    return ipaddress.ip_address(_address_of(host, 0)[0]).is_loopback
+
+
+def _address_of(host: str, port: int) -> tuple[str, int]:
+    try:
+        # Triton's endpoints do not agree on how to write an IPv6 address.
+        found = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)[0][4]
+    except socket.gaierror as error:
+        raise ServeError(f"--host {host} is not an IPv4 address or a name of one: {error.strerror}") from error
+    return str(found[0]), int(found[1])
 
 
 def local_endpoint(host: str, port: int) -> str:

@@ -42,6 +42,12 @@ _REASONS = tuple(
     )
 )
 
+MODEL_DIED = "the model process died while it loaded the model (out of memory?)"
+_NO_REASON = re.compile(
+    rf"|{re.escape(MODEL_DIED)}|it ended with code \d+"
+    r"|.*(boost::interprocess::lock_exception|CudaDriverHelper|Stub process '[^']*' is not healthy).*"
+)
+
 
 class ServerLog:
     """Reads the output of one server after another.
@@ -125,9 +131,14 @@ def find_reason(lines: Iterable[str]) -> str:
     return newest_first[0] if newest_first else ""
 
 
+def says_why(reason: str) -> bool:
+    """Whether a reason is one in words, that the next start would meet too. A process that just died leaves none."""
+    return _NO_REASON.fullmatch(reason) is None
+
+
 def _tidy(text: str) -> str:
     # Triton escapes line ends; what follows the first is the traceback.
     text = text.split("\\n", 1)[0].strip().removesuffix('"').strip()
     if re.fullmatch(r"Stub process '[^']*' is not healthy\.", text):
-        return "the model process died while it loaded the model (out of memory?)"
+        return MODEL_DIED
     return text.removeprefix('"')

@@ -1,6 +1,6 @@
 """Starts the server, watches it, starts it again, stops it.
 
-One thread owns the decisions; it wakes by signals and four times a second. The health turns and the log have threads of
+One thread owns the decisions; it wakes by signals and ten times a second. The health turns and the log have threads of
 their own and only report.
 """
 
@@ -18,12 +18,12 @@ from microturn.serve.health_turns import HealthTurns
 from microturn.serve.options import ServeOptions
 from microturn.serve.ports import local_endpoint
 from microturn.serve.restarts import RestartBudget
-from microturn.serve.server_log import ServerLog
+from microturn.serve.server_log import ServerLog, says_why
 from microturn.serve.server_tree import ServerTree
 from microturn.serve.signal_inbox import SignalInbox
 
 _STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT})
-_TICK_S = 0.25
+_TICK_S = 0.1
 _PROGRESS_S = 10.0
 # Of the grace time, what saving sessions may take; and what their last answers take to go out.
 _SHARE_OF_SAVING = 0.8
@@ -145,7 +145,7 @@ class Supervisor:
             failure = self._failure_of(server, turns)
             if failure is not None:
                 raise ServerFailed(failure, ready_for_s=time.monotonic() - ready_s)
-            self._health.set_serving(turns.is_healthy)
+            self._health.set_serving(turns.is_healthy, has_room=turns.has_room)
 
     def _failure_of(self, server: ServerTree, turns: HealthTurns) -> str | None:
         if server.exit_code() is not None:
@@ -158,7 +158,8 @@ class Supervisor:
         return None
 
     def _delay_after(self, failure: ServerFailed) -> float:
-        if not self._was_ready:  # what is wrong from the first start will not mend itself
+        # What is wrong from the first start for a reason in words will not mend itself.
+        if not self._was_ready and says_why(str(failure)):
             raise ServeError(f"Triton did not start: {failure}") from failure
         delay_s = self._restarts.next_delay_s(failure.ready_for_s)
         if delay_s is None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+import secrets
 from pathlib import Path
 
 from microturn.options import TENANT_HEADER
 from microturn.serve.options import ServeOptions
 from microturn.settings import Settings
+
+# Groups of calls that change the server or tell of all its models.
+_ADMINISTRATION = "model-repository,shared-memory,statistics,trace,logging"
 
 
 def triton_command(
@@ -31,8 +35,10 @@ def triton_command(
         "--disable-auto-complete-config",
         f"--grpc-address={options.host}",
         f"--grpc-port={options.grpc_port}",
-        f"--http-address={options.host}",
-        f"--http-port={options.http_port}",
+        *_http_arguments(options),
+        # Whoever reaches the port could load another model, or have the server write into shared memory. Sessions need
+        # none of it, so the word that opens these calls is told to nobody.
+        f"--grpc-restricted-protocol={_ADMINISTRATION}:microturn={secrets.token_hex(16)}",
         f"--metrics-address={options.host}",
         f"--metrics-port={options.metrics_port}",
         "--allow-gpu-metrics=false",
@@ -46,6 +52,13 @@ def triton_command(
         f"--log-info={'true' if options.log_dir else 'false'}",
         *options.triton_args,
     ]
+
+
+def _http_arguments(options: ServeOptions) -> list[str]:
+    if options.http_port is None:
+        return ["--allow-http=false"]
+    restricted = f"--http-restricted-api={_ADMINISTRATION}:microturn={secrets.token_hex(16)}"
+    return [f"--http-address={options.host}", f"--http-port={options.http_port}", restricted]
 
 
 def _header_arguments(options: ServeOptions) -> list[str]:

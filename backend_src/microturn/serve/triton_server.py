@@ -44,6 +44,11 @@ class TritonServer:
     stub: Path
     libpython: Path
 
+    @property
+    def is_embedded(self) -> bool:
+        """Whether it is the one inside the wheel, which is 24.10."""
+        return self.stub.parent != self.backends / "python"
+
     def link_backends(self, tree: Path) -> Path:
         """Provides a backend directory whose Python backend has the right stub.
 
@@ -57,7 +62,7 @@ class TritonServer:
         library_dir.mkdir(parents=True)
         (library_dir / self.libpython.name).symlink_to(self.libpython)
         (library_dir / "libgomp.so.1.0.0").symlink_to(_find_torch_openmp())
-        if self.stub.parent == self.backends / "python":
+        if not self.is_embedded:
             return self.backends
         # The wheel's RPATHs climb from backends/python to the libraries beside its package.
         home = self.backends.parent

@@ -50,6 +50,12 @@ class Metrics:
             kv=("device", "host", "disk", "tokens"),
         )
         self.sessions_limit = Gauge("microturn_sessions_limit", "Living sessions that there may be.")
+        self.sequence_slots = Gauge(
+            "microturn_sequence_slots",
+            "Slots of Triton's sequence batcher in use, by the model's own count.",
+            state=("session", "ended", "ending"),
+        )
+        self.sequence_slots_limit = Gauge("microturn_sequence_slots_limit", "Slots that there are.")
         self.sessions_opened = Counter(
             "microturn_sessions_opened_total", "Sessions that began to live here.", origin=("new", "fork", "resumed")
         )

@@ -9,6 +9,7 @@ from microturn.engine import Engine
 from microturn.errors import MicroturnError
 from microturn.housekeeping import Housekeeping
 from microturn.responses import Responses
+from microturn.sequence_slots import SequenceSlots
 from microturn.settings import Settings
 from microturn.telemetry.families import Sample
 from microturn.telemetry.log_lines import LogThread
@@ -28,6 +29,7 @@ class Reporting:
         family_type: `pb_utils.MetricFamily`.
         model: the model's name in Triton's repository.
         about: what is served: labels of `microturn_info`.
+        slots: the count of Triton's sequence slots.
 
     Raises:
         InvalidArgument: a variable of OpenTelemetry's names no address.
@@ -41,13 +43,16 @@ class Reporting:
         family_type: Any,
         model: str,
         about: Mapping[str, str],
+        slots: SequenceSlots,
     ) -> None:
         self._engine = engine
+        self._slots = slots
         self._log = log
         service = {f"microturn.{name}": value for name, value in about.items()}
         self._spans = open_exporter(settings.otlp_endpoint, service)
         self._responses: Responses | None = None
         metrics = engine.recorder.metrics
+        metrics.sequence_slots_limit.set(slots.num_slots)
         self._publisher = Publisher(metrics, self._measure, family_type, labels={"model": model}, info=about)
 
     def watch(self, responses: Responses) -> None:
@@ -74,6 +79,8 @@ class Reporting:
     def _measure(self) -> dict[Sample, float]:
         metrics = self._engine.recorder.metrics
         metrics.turns_withheld.set(0 if self._responses is None else self._responses.num_withheld)
+        for state, num_slots in self._slots.count().items():
+            metrics.sequence_slots.set(num_slots, state)
         dropped = metrics.telemetry_dropped
         dropped.set(self._log.num_dropped, "log")
         dropped.set(0 if self._spans is None else self._spans.num_dropped, "span")

@@ -102,6 +102,8 @@ class FakeSessions:
         except RefusedError as refusal:
             send(error(request.id, str(refusal)))
             session = self._sessions.get(request.session_id)
+            if request.start and session is None:
+                self._sequences.discard(request.session_id)  # the server gives it up by itself
             if request.end and session is not None and session.key == request.options.get("session_key"):
                 self._end(session)
         if request.end:  # Triton ends the sequence, whatever becomes of the turn

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import re
 import signal
-import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
 import pytest
 import yaml
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from microturn_client import Client
 from support.edge import DEPLOY
@@ -114,7 +114,7 @@ def test_a_dead_model_process_is_seen_though_triton_stays_green(served: Served, 
     served.process.send_signal(signal.SIGSTOP)
     served.model_process().kill()
     prometheus.wait_for(down)
-    with urllib.request.urlopen(f"http://127.0.0.1:{served.http_port}/v2/health/ready", timeout=10) as ready:
-        assert ready.status == 200
+    triton = service_pb2_grpc.GRPCInferenceServiceStub(served.channel)
+    assert triton.ServerReady(service_pb2.ServerReadyRequest(), timeout=10).ready
     assert prometheus.value('up{job="microturn"}') == 1
     served.process.send_signal(signal.SIGCONT)

@@ -10,7 +10,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import grpc
 import pytest
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from support.served import Start
 
 REPOSITORY = Path(__file__).parent / "light_repository"
 
@@ -26,7 +30,12 @@ def refusal(*arguments: str, **environment: str) -> str:
     )
     assert served.returncode == 1
     assert served.stdout == ""
-    harmless = ("microturn: starting Triton", "microturn: removed what a killed run had left", "settings: ")
+    harmless = (
+        "microturn: starting Triton",
+        "microturn: removed what a killed run had left",
+        "microturn: the model process died while it loaded the model (out of memory?); restarting",
+        "settings: ",
+    )
     lines = [line for line in served.stderr.splitlines() if not line.startswith(harmless)]
     assert len(lines) == 1, lines
     assert lines[0].startswith("microturn: error: ")
@@ -99,7 +108,16 @@ def test_a_model_that_raises_is_explained_by_its_exception(ports, repository):
 
 def test_a_model_process_that_dies_while_it_loads(ports, repository):
     line = refusal(f"--model-repository={repository('exit')}", *ports)
-    assert line == "Triton did not start: the model process died while it loaded the model (out of memory?)"
+    reason = "the model process died while it loaded the model (out of memory?)"
+    assert line == f"gave up after 5 failures in a row, the last: {reason}"
+
+
+def test_a_model_process_that_dies_at_the_first_start_is_started_again(serve: Start, repository) -> None:
+    """A stub that died of boost::interprocess::lock_exception, which is not lasting, ended `microturn serve`."""
+    served = serve(f"--model-repository={repository('exit once')}")
+    served.wait_for_line("microturn: the model process died while it loaded the model (out of memory?); restarting")
+    served.wait_until_ready()
+    assert served.turn(1) == ["output_ids", "status"]
 
 
 def test_a_model_that_cannot_be_imported(ports, repository):
@@ -125,3 +143,35 @@ def test_a_model_that_loads_and_refuses_every_turn(ports, repository):
 def test_an_argument_that_triton_does_not_take(ports, argument, reason):
     line = refusal(f"--model-repository={REPOSITORY}", f"--triton-arg={argument}", *ports)
     assert line == f"Triton did not start: {reason}"
+
+
+def test_the_embedded_server_is_not_exposed_by_accident(ports):
+    """The wheel's Triton has published remote faults, and nothing kept it from listening on all interfaces."""
+    line = refusal(f"--model-repository={REPOSITORY}", "--host=0.0.0.0", *ports)
+    assert line.startswith("--host 0.0.0.0: the Triton server of the wheel nvidia-pytriton is 24.10, ")
+    assert "--expose-embedded-triton" in line
+
+
+def test_only_what_sessions_need_is_open(serve: Start) -> None:
+    """Whoever reached the gRPC port could load another model in place of ours; HTTP was open beside it."""
+    served = serve()
+    served.wait_until_ready()
+    triton = service_pb2_grpc.GRPCInferenceServiceStub(served.channel)
+    assert triton.ServerReady(service_pb2.ServerReadyRequest(), timeout=10).ready
+    assert triton.ModelReady(service_pb2.ModelReadyRequest(name="streaming_llm"), timeout=10).ready
+    assert triton.ModelConfig(service_pb2.ModelConfigRequest(name="streaming_llm"), timeout=10).config.name
+    closed = [
+        (triton.RepositoryModelUnload, service_pb2.RepositoryModelUnloadRequest(model_name="streaming_llm")),
+        (triton.SystemSharedMemoryStatus, service_pb2.SystemSharedMemoryStatusRequest()),
+        (triton.ModelStatistics, service_pb2.ModelStatisticsRequest()),
+        (triton.TraceSetting, service_pb2.TraceSettingRequest()),
+        (triton.LogSettings, service_pb2.LogSettingsRequest()),
+    ]
+    for call, request in closed:
+        with pytest.raises(grpc.RpcError) as refused:
+            call(request, timeout=10)
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert "restricted" in refused.value.details()
+    (server,) = [process for process in served.tree() if process.name() == "tritonserver"]
+    listening = {connection.laddr.port for connection in server.net_connections() if connection.status == "LISTEN"}
+    assert listening == {served.grpc_port, served.metrics_port}

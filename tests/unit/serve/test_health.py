@@ -38,6 +38,20 @@ def test_both_services_say_what_was_set(address, asked):
         assert check(asked) == check(asked, "streaming_llm") == NOT_SERVING
 
 
+def test_a_full_server_is_healthy_and_says_that_it_opens_no_session(address, asked):
+    with HealthService(address) as health:
+        assert check(asked, "new-sessions") == NOT_SERVING
+        health.set_serving(True)
+        assert check(asked, "new-sessions") == SERVING
+        health.set_serving(True, has_room=False)
+        assert check(asked) == check(asked, "streaming_llm") == SERVING
+        assert check(asked, "new-sessions") == NOT_SERVING
+        health.set_serving(True)
+        assert check(asked, "new-sessions") == SERVING
+        health.set_serving(False)
+        assert check(asked, "new-sessions") == NOT_SERVING
+
+
 def test_an_unknown_service_is_not_found(address, asked):
     with HealthService(address), pytest.raises(grpc.RpcError) as refused:
         check(asked, "other")

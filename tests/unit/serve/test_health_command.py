@@ -25,6 +25,14 @@ def test_the_exit_code_says_whether_the_model_answers(capfd):
     assert said == [f"microturn: {address}: {answer}" for answer in ("NOT_SERVING", "SERVING", "NOT_SERVING")]
 
 
+def test_a_service_may_be_asked_for():
+    address = _free_address()
+    with HealthService(address) as health:
+        health.set_serving(True, has_room=False)
+        assert main(["health", address]) == 0
+        assert main(["health", address, "--service", "new-sessions"]) == 1
+
+
 def test_nobody_there_is_not_healthy(capfd):
     assert main(["health", _free_address(), "--timeout-s", "1"]) == 1
     assert "refused" in capfd.readouterr().err

@@ -82,10 +82,13 @@ def test_a_turn_opens_and_closes_a_session_of_its_own(triton, address):
 
 
 @pytest.mark.parametrize("message", ["RESOURCE_EXHAUSTED: no room", "timeout of the corresponding sequence has been …"])
-def test_a_full_server_is_healthy(triton, address, message):
+def test_a_full_server_is_healthy_and_has_no_room(triton, address, message):
     triton.response = error(message)
     with contextlib.closing(HealthTurns(address, timeout_s=1)) as turns:
         wait_for(lambda: turns.is_healthy)
+        assert not turns.has_room
+        triton.response = STATUS
+        wait_for(lambda: turns.has_room)
 
 
 @pytest.mark.parametrize(

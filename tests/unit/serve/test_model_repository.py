@@ -61,6 +61,10 @@ def test_the_shipped_repository_takes_a_model():
     assert ModelRepository(default_model_repository()).takes("model_dir")
 
 
+def test_how_many_sequences_triton_lets_go_on():
+    assert ModelRepository(default_model_repository()).num_slots == 65536
+
+
 def test_a_place_without_the_model_is_refused(tmp_path):
     with pytest.raises(ServeError, match=r"no model repository in .*--model-repository"):
         ModelRepository(tmp_path)

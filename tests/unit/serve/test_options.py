@@ -17,7 +17,7 @@ def parse(*arguments: str) -> ServeOptions:
 def test_defaults_serve_the_shipped_repository_on_loopback():
     options = parse()
     assert options.host == "127.0.0.1"
-    assert options.ports() == {"--grpc-port": 8001, "--http-port": 8000, "--metrics-port": 8002, "--health-port": 8003}
+    assert options.ports() == {"--grpc-port": 8001, "--metrics-port": 8002, "--health-port": 8003}
     assert options.model_repository == default_model_repository()
     assert (options.model_repository / "streaming_llm" / "config.pbtxt").is_file()
     assert options.settings == {}

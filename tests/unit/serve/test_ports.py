@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from microturn.serve.errors import ServeError
-from microturn.serve.ports import check_ports, local_endpoint
+from microturn.serve.ports import check_ports, is_loopback, local_endpoint
 
 
 def test_a_port_that_something_listens_on_is_named_with_its_option():
@@ -45,3 +45,10 @@ def test_what_is_no_address_is_refused(host):
 def test_this_machine_reaches_all_interfaces_by_loopback():
     assert local_endpoint("0.0.0.0", 80) == "127.0.0.1:80"
     assert local_endpoint("10.0.0.1", 80) == "10.0.0.1:80"
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"), [("127.0.0.1", True), ("127.1.2.3", True), ("localhost", True), ("0.0.0.0", False)]
+)
+def test_which_hosts_only_this_machine_reaches(host, expected):
+    assert is_loopback(host) == expected

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from microturn.serve.errors import ServeError
-from microturn.serve.server_log import ServerLog, find_reason
+from microturn.serve.server_log import MODEL_DIED, ServerLog, find_reason, says_why
 
 HEAD = "E1121 11:51:39.635452 5466 "
 CUDA = 'W1121 11:51:39.283243 5466 pinned_memory_manager.cc:273] "Unable to allocate pinned system memory"'
@@ -47,6 +47,24 @@ def test_the_reason_is_found_among_other_complaints(line, reason):
 def test_without_a_known_reason_the_last_line_stands():
     assert find_reason(["Segmentation fault"]) == "Segmentation fault"
     assert find_reason([]) == ""
+
+
+@pytest.mark.parametrize(
+    ("reason", "expected"),
+    [
+        ("ValueError: no config.json in x", True),
+        ("unrecognized option '--no-such-flag'", True),
+        (MODEL_DIED, False),
+        ("what():  boost::interprocess::lock_exception", False),
+        ("CudaDriverHelper has not been initialized.", False),
+        ("Stub process 'streaming_llm_0_0' is not healthy.", False),
+        ("it ended with code 134", False),
+        ("", False),
+    ],
+)
+def test_a_process_that_died_has_given_no_reason(reason, expected):
+    """It may go well the next time, whereas what is wrong for a reason in words stays wrong."""
+    assert says_why(reason) == expected
 
 
 @pytest.fixture

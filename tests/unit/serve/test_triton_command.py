@@ -48,3 +48,24 @@ def test_the_header_of_a_tenant_is_forwarded_where_tenants_are_told_apart():
     assert forwarded in command("--set", "max_sessions_per_tenant=2")
     assert forwarded not in command()
     assert forwarded not in command("--set", "max_sessions_per_tenant=0")
+
+
+def test_http_is_closed_unless_it_has_a_port():
+    """Nothing here uses it, and it was open all the same."""
+    assert "--allow-http=false" in command()
+    assert [argument for argument in command() if argument.startswith("--http")] == []
+    opened = command("--http-port=8000")
+    assert "--allow-http=false" not in opened
+    assert any(argument.startswith("--http-restricted-api=model-repository,") for argument in opened)
+
+
+def test_calls_that_change_the_server_ask_for_a_word_that_nobody_knows():
+    """Whoever reached the port could load another model, or register shared memory."""
+    first, second = (
+        [argument for argument in command() if argument.startswith("--grpc-restricted-protocol=")] for _ in range(2)
+    )
+    assert len(first) == 1
+    groups, _, word = first[0].removeprefix("--grpc-restricted-protocol=").partition(":")
+    assert set(groups.split(",")) == {"model-repository", "shared-memory", "statistics", "trace", "logging"}
+    assert len(word.partition("=")[2]) >= 32
+    assert first != second
