@@ -66,6 +66,21 @@ def test_truncation_cuts_through_an_embedding_span() -> None:
     assert context.embeds == []
 
 
+def test_a_cut_looks_at_what_it_takes_away_alone() -> None:
+    """Each barge-in made a new list of all spans of embeddings: 37 ms at 18,000 of them, an hour of speech."""
+    context = Context()
+    for _ in range(6):
+        context.append_ids([5])
+        context.append_embeds(embeds(0.5, 0.25))
+    before = list(context.embeds)
+    tail = context.split(11)
+    assert [left is span for left, span in zip(context.embeds, before, strict=False)] == [True, True, True, False]
+    context.extend(tail)
+    context.truncate(9)
+    assert all(left is span for left, span in zip(context.embeds, before, strict=False))
+    assert len(context.embeds) == 3
+
+
 def test_truncation_beyond_the_end_changes_nothing() -> None:
     context = Context()
     context.append_ids([5])
