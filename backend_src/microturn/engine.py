@@ -132,6 +132,7 @@ class Engine:
             clock,
             groups.kinds,
             settings.window_slack,
+            settings.history_bytes,
         )
         self.copies = KVCopies(pool, runner.kv, storage)
         arrivals = Arrivals(settings, self._sessions, self.host, snapshots, storage, runner.kv.page_parts)

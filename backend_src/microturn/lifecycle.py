@@ -294,6 +294,7 @@ class Lifecycle:
         status = status_of(session, turn, reason, self._clock(), context_len)
         if turn.request.opens:
             status = replace(status, model_fingerprint=self._model_fingerprint)
+        session.is_rebuilt = False
         turn.put(replace(output, status=status, appended_ids=appended_ids))
         if turn.is_numbered:
             session.results.record(turn)

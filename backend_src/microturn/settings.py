@@ -53,6 +53,9 @@ class Settings:
         max_context: longest context of a session in tokens; 0 is what the model was trained for.
         window_slack: tokens that go at a time when a session's window slides, in whole pages; a rewind by as many is
             always possible, and costs nothing either where layers have a window of their own.
+        history_bytes: ids and embeddings behind its window that a session keeps, so that KV that is lost is computed
+            again as it was; once they take more, they are forgotten, and it goes on from what the window shows. 0 keeps
+            none; a session with ``history=whole`` keeps all.
         max_queued_turns: turns that may wait behind a running one in a session.
         idle_timeout_s: a session that is silent for longer expires; a session may ask for another time.
         num_threads: threads of a forward pass; 0 is one per core this process may use.
@@ -86,6 +89,7 @@ class Settings:
     max_batch_tokens: int = 256
     max_context: int = 0
     window_slack: int = 256
+    history_bytes: int = 1 << 20
     max_queued_turns: int = 8
     idle_timeout_s: float = 60.0
     num_threads: int = 0
@@ -119,6 +123,7 @@ class Settings:
             "max_batch_tokens",
             "max_context",
             "window_slack",
+            "history_bytes",
             "max_queued_turns",
             "host_tier_bytes",
             "disk_tier_bytes",
