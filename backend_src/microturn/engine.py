@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
+from microturn.accounts import ID_BYTES, ByteLimits
 from microturn.batch import Batch
 from microturn.codec import CodecFactory
 from microturn.errors import InternalError, InvalidArgument, Unavailable
@@ -97,7 +98,18 @@ class Engine:
         self.clock = clock
         self._pool = pool
         self.recorder = recorder = Recorder(settings)
-        self._sessions = SessionTable(recorder)
+        self._sessions = SessionTable(
+            recorder,
+            ByteLimits.of(
+                of_session=settings.max_session_bytes,
+                of_tenant=settings.max_tenant_bytes,
+                page_bytes=groups.num_groups * runner.kv.bytes_per_page,
+                page_size=pool.page_size,
+                max_context=max_context,
+                hidden_size=runner.hidden_size,
+                more=settings.history_bytes + ID_BYTES * runner.vocab_size,
+            ),
+        )
         self._prefixes = PrefixCache(pool)
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         storage = open_storage(
@@ -143,7 +155,15 @@ class Engine:
             recorder.metrics, self._sessions, self._lifecycle.running, pool, runner.kv.bytes_per_page, storage, clock
         )
         self._housekeeping = Housekeeping(
-            self._sessions, self._lifecycle, self._reception, arrivals, self.host, self.copies, gauges, self._stop
+            self._sessions,
+            self._lifecycle,
+            self._reception,
+            arrivals,
+            self.host,
+            self.copies,
+            gauges,
+            runner.kv.bytes_per_page,
+            self._stop,
         )
         self._flight: Flight | None = None
         # Nothing is left to do before somebody comes, or the time has.
@@ -239,6 +259,7 @@ class Engine:
             session.check_integrity()
             assert (session.running is not None) == (session in self._lifecycle.running), "a turn that nobody runs"
         self._tiers.check_integrity()
+        self._sessions.accounts.check_integrity()
 
     def _take_posts(self, *, block: bool) -> None:
         try:

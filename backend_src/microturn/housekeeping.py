@@ -37,6 +37,7 @@ class Housekeeping:
         host: what saved sessions find here.
         copies: see above.
         gauges: say how things stand.
+        bytes_per_page: what a page of KV takes.
         stop: stops the engine, and ends its turns.
     """
 
@@ -49,6 +50,7 @@ class Housekeeping:
         host: Host,
         copies: KVCopies,
         gauges: Gauges,
+        bytes_per_page: int,
         stop: Callable[[], None],
     ) -> None:
         self._sessions = sessions
@@ -58,6 +60,7 @@ class Housekeeping:
         self._host = host
         self.copies = copies
         self._gauges = gauges
+        self._bytes_per_page = bytes_per_page
         self._stop = stop
 
     def describe(self) -> list[dict[str, Any]]:
@@ -70,6 +73,7 @@ class Housekeeping:
                 "kv_len": session.kv_len,
                 "num_pages": len(session.table.pages),
                 "kv": session.kv_place,
+                "bytes": self._bytes_of(session),
                 "state": session.state,
                 "num_turns": session.num_turns,
                 "num_queued": len(session.queued),
@@ -79,6 +83,18 @@ class Housekeeping:
             }
             for session in sorted(self._sessions, key=lambda session: session.opened_s)
         ]
+
+    def _bytes_of(self, session: Session) -> dict[str, int]:
+        """What a session takes, by tier. What it shares counts in full, and KV on its way back in both places."""
+        num_bytes = {
+            "device": len(session.table.pages) * self._bytes_per_page,
+            "host": 0,
+            "disk": 0,
+            "inputs": session.context.num_bytes,
+        }
+        if session.stored is not None and session.kv_place in num_bytes:
+            num_bytes[session.kv_place] += session.stored.image.num_bytes
+        return num_bytes
 
     def measure(self) -> dict[Sample, float]:
         """All metrics as of now."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import count
 from weakref import ReferenceType, ref
 
+from microturn.accounts import Accounts, ByteLimits
 from microturn.errors import Expired, MicroturnError, NotFound
 from microturn.ownership import KeyHash, check_owner
 from microturn.session import Session
@@ -32,12 +33,17 @@ class _Ended:
 class SessionTable:
     """The living sessions by id, the order in which idle ones expire, and the memory of those that ended.
 
+    Attributes:
+        accounts: of what they take.
+
     Args:
         recorder: is told which begin and which end.
+        limits: of what they may take.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, limits: ByteLimits) -> None:
         self._recorder = recorder
+        self.accounts = Accounts(limits)
         self._sessions: dict[SessionId, Session] = {}
         # Parked sessions that hold pages, the one parked longest ago first, and which parking it is.
         self._parked: OrderedDict[Session, int] = OrderedDict()
@@ -90,6 +96,7 @@ class SessionTable:
         self._sessions[session.id] = session
         self._num_of_tenant[session.tenant] += 1
         self._ended.pop(session.id, None)
+        self.accounts.charge(session)
         self._watch(session)
         self._recorder.session_opened(session)
 
@@ -107,6 +114,7 @@ class SessionTable:
         if not self._num_of_tenant[session.tenant]:
             del self._num_of_tenant[session.tenant]
         self.unpark(session)
+        self.accounts.close(session)
         session.drop_kv()
         self._ended[session.id] = (
             _Ended(
@@ -124,6 +132,7 @@ class SessionTable:
     def park(self, session: Session) -> None:
         """Notes that a session has no turn, so that its pages may be reclaimed."""
         session.evict()
+        self.accounts.charge(session)
         session.table.trim()
         if session.table.pages and session not in self._parked:
             self._parked[session] = next(self._parkings)

@@ -49,6 +49,11 @@ class Settings:
         max_sessions: live sessions; one more is refused.
         max_sessions_per_tenant: live sessions of one tenant, where a trusted proxy names one in the header
             ``x-microturn-tenant``; 0 is that no proxy does, and then the header is refused.
+        max_session_bytes: bytes of one session over all tiers, its KV and the inputs that are kept; a turn with which
+            it would take more is refused. 0 is what the longest context takes that was told in embeddings alone, with
+            `history_bytes` behind its window.
+        max_tenant_bytes: the same of all sessions of one tenant; those for which no proxy names one count as one
+            tenant's. 0 is no limit.
         max_batch_tokens: tokens that one forward pass computes at most.
         max_context: longest context of a session in tokens; 0 is what the model was trained for.
         window_slack: tokens that go at a time when a session's window slides, in whole pages; a rewind by as many is
@@ -86,6 +91,8 @@ class Settings:
     page_size: int = 16
     max_sessions: int = 256
     max_sessions_per_tenant: int = 0
+    max_session_bytes: int = 0
+    max_tenant_bytes: int = 0
     max_batch_tokens: int = 256
     max_context: int = 0
     window_slack: int = 256
@@ -120,6 +127,8 @@ class Settings:
             "page_size",
             "max_sessions",
             "max_sessions_per_tenant",
+            "max_session_bytes",
+            "max_tenant_bytes",
             "max_batch_tokens",
             "max_context",
             "window_slack",

@@ -96,6 +96,7 @@ class Arrivals:
             raise FailedPrecondition(f"this copy of session '{header.session_id}' is out of date: it went on since")
         check_room(self._settings, self._sessions, header.tenant)
         session = restore_session(snapshot, self._host)
+        self._sessions.accounts.check(session, 0)
         self._take_kv(session, snapshot.kv, claim())
         self._sessions.add(session)
         return session
