@@ -161,16 +161,34 @@ class History:
         self._marks[self._mark_at(cut.num_kept) :] = cut.marks
         self.codec.state = cut.text_state
 
-    def forget(self, position: int) -> None:
+    def forget_marks(self, position: int) -> None:
         """Gives up the marks that only a cut before a position would need. No turn is undone back to before it."""
         # The last mark before it says from where the text is read again.
         num_forgotten = max(0, bisect_right(self._marks, position, key=attrgetter("end")) - 1)
         del self._marks[:num_forgotten]
         self.num_forgotten_marks += num_forgotten
 
-    def least_read(self, position: int) -> int:
-        """The first position whose token is looked at where the context is cut at one position or behind it."""
-        return min(position, self._marks[0].end) if self._marks else 0
+    def forget_inputs(self, num_sinks: int, num_behind: int, step: int, limit: int | None) -> None:
+        """Forgets tokens that no rewind can reach, once they take more than is kept; then all of them go.
+
+        Without some the others are of no use: KV that is lost is computed again from the first token on, or from what
+        the window shows.
+
+        Args:
+            num_sinks: first tokens, which stay.
+            num_behind: tokens behind them that no rewind can reach; never fewer than before.
+            step: as many go at a time, those of which the window gives up the KV.
+            limit: bytes that are kept; None is all of them.
+        """
+        context = self.context
+        first, last = context.first_kept or num_sinks, num_sinks + num_behind
+        if not context.num_forgotten and (limit is None or context.bytes_between(first, last) <= limit):
+            return
+        # What was generated last before the first mark is read again from there on.
+        last = min(last, self._marks[0].end if self._marks else 0)
+        last = num_sinks + max(0, last - num_sinks) // step * step
+        if last > first:
+            context.forget(num_sinks, last)
 
     def _mark_at(self, number: int) -> int:
         """Where the mark of a number stands among those that are left."""

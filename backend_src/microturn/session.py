@@ -254,27 +254,10 @@ class Session:
         num_droppable = self.window.droppable(self.committed_len)
         if num_droppable > self.num_dropped:
             self.num_dropped = num_droppable
-            self._forget(self.window)
+            self.history.forget_marks(self.least_rewind)
+            self.history.forget_inputs(self.window.num_sinks, num_droppable, self.window.slack, self.history_limit)
         if self.stored is None:
             self.table.evict(min(self.num_dropped, self.window.droppable(self.table.kv_len)))
-
-    def _forget(self, window: Window) -> None:
-        """Forgets inputs that no rewind can reach, once they are more than are kept; then all of them go.
-
-        Without some the others are of no use: KV that is lost is computed again from the first token on, or from what
-        the window shows.
-        """
-        self.history.forget(self.least_rewind)
-        context, num_sinks = self.context, window.num_sinks
-        first, last = context.first_kept or num_sinks, num_sinks + self.num_dropped
-        if not context.num_forgotten:
-            is_kept = self.history_limit is None or context.bytes_between(first, last) <= self.history_limit
-            if is_kept:
-                return
-        # As many go as when the window slides, so that what is left is seen as if it were all.
-        num_tokens = max(0, self.history.least_read(last) - num_sinks) // window.slack * window.slack
-        if num_sinks + num_tokens > first:
-            context.forget(num_sinks, num_sinks + num_tokens)
 
     def begin_behind_forgotten(self) -> None:
         """Where KV is lost whose tokens are forgotten, goes on from what is kept: the sinks, and the window.

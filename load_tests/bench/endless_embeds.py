@@ -7,9 +7,10 @@ processor time are this process's; else memory is that of all processes of a rea
 talks to.
 
 Memory is what is resident, every hundred turns. Behind the first thousand turns, when all that is made once has been
-made and the window has filled, it may not grow. Processor time says what a turn costs where others are at work on the
-machine, too. With `--layers` the model has its first layers alone: what a session keeps does not depend on their
-number.
+made and the window has filled, it may not grow. The last thousand turns are held against the second thousand; and,
+since others may be at work on the machine, a thousand more against as many of a fresh session that has filled its
+window, one by one in alternation. With `--layers` the model has its first layers alone: what a session keeps does not
+depend on their number.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from statistics import median
 
@@ -44,6 +46,7 @@ NUM_DIFFERENT = 64
 
 # Takes a turn's embeddings, float32 [n, hidden]; says its milliseconds.
 TakeTurn = Callable[[torch.Tensor], float]
+OpenSession = Callable[[], TakeTurn]
 
 
 def run_endless_embeds(
@@ -73,20 +76,27 @@ def run_endless_embeds(
         raise SystemExit(f"--turns is more than {2 * SPAN}")
     width = AutoConfig.from_pretrained(resolve_model(model)).hidden_size
     different = torch.randn(NUM_DIFFERENT, num_embeds, width, generator=torch.Generator().manual_seed(1))
-    turn_ms, cpu_ms, memory_mb = [], [], []
+    turn_ms, cpu_ms, memory_mb, late_ms, fresh_ms = [], [], [], [], []
     settings = {"kv_tokens": str(KV_TOKENS), "weights": weights, "num_threads": str(num_threads)}
     taking = _through_server if with_server else _in_process
     with (
         _first_layers(resolve_model(model), num_layers) as directory,
-        taking(directory, window_tokens, settings) as talk,
+        taking(directory, window_tokens, settings) as (open_session, processes),
     ):
-        take_turn, processes = talk
+        take_turn = open_session()
         for turn in tqdm(range(num_turns), desc="turns", unit="turn", mininterval=20):
             before_s = time.process_time()
             turn_ms.append(take_turn(different[turn % NUM_DIFFERENT].clone()))
             cpu_ms.append((time.process_time() - before_s) * 1e3)
             if len(turn_ms) % 100 == 0:
                 memory_mb.append(sum(process.memory_info().rss for process in processes) / 1e6)
+        take_fresh_turn = open_session()
+        num_filling = -(-2 * window_tokens // num_embeds)
+        for turn in tqdm(range(num_filling + SPAN), desc="in alternation", unit="turn", mininterval=20):
+            given = different[turn % NUM_DIFFERENT]
+            late_ms.append(take_turn(given.clone()))
+            fresh_ms.append(take_fresh_turn(given.clone()))
+    late, fresh = median(late_ms[-SPAN:]), median(fresh_ms[-SPAN:])
     second, last = turn_ms[SPAN : 2 * SPAN], turn_ms[-SPAN:]
     since = memory_mb[SPAN // 100 - 1 :]
     growth = max(since) / since[0] - 1
@@ -101,6 +111,7 @@ def run_endless_embeds(
         ],
     )
     print(f"\np50, last against second thousand: {median(last) / median(second):.3f}")
+    print(f"p50 in alternation, after all that and of a fresh session: {late:.2f}, {fresh:.2f} ms: {late / fresh:.3f}")
     print(f"memory after the first thousand: {since[0]:.1f} MB; most since then {max(since):.1f} MB, {growth:+.2%}")
     result = {
         "protocol": __doc__,
@@ -115,6 +126,7 @@ def run_endless_embeds(
         "with_server": with_server,
         "p50_ms": {"second": median(second), "last": median(last)},
         "cpu_p50_ms": {"second": median(cpu_ms[SPAN : 2 * SPAN]), "last": median(cpu_ms[-SPAN:])},
+        "p50_ms_in_alternation": {"late": late, "fresh": fresh},
         "memory_growth": growth,
         "memory_mb": memory_mb,
         "turn_ms": [round(ms, 2) for ms in turn_ms],
@@ -143,24 +155,33 @@ def _first_layers(model: Path, num_layers: int | None) -> Iterator[Path]:
 @contextmanager
 def _in_process(
     model: Path, window_tokens: int, settings: Mapping[str, str]
-) -> Iterator[tuple[TakeTurn, list[psutil.Process]]]:
+) -> Iterator[tuple[OpenSession, list[psutil.Process]]]:
     engine = load_engine(Settings.from_strings({"model_dir": str(model), "idle_timeout_s": "3600", **settings}))
-    talk = Talk(engine, 1, window_tokens)
-    yield lambda embeds: talk.turn(EmbedInput(embeds), NUM_OUTPUT), [psutil.Process()]
+    numbers = count(1)
+
+    def open_session() -> TakeTurn:
+        talk = Talk(engine, next(numbers), window_tokens)
+        return lambda embeds: talk.turn(EmbedInput(embeds), NUM_OUTPUT)
+
+    yield open_session, [psutil.Process()]
 
 
 @contextmanager
 def _through_server(
     model: Path, window_tokens: int, settings: Mapping[str, str]
-) -> Iterator[tuple[TakeTurn, list[psutil.Process]]]:
+) -> Iterator[tuple[OpenSession, list[psutil.Process]]]:
     said = [f"{name}={value}" for name, value in settings.items()]
     with started_server(str(model), *said) as server, Client(server.address) as client:
-        session = client.session(overflow="window", window_tokens=window_tokens)
 
-        def take_turn(embeds: torch.Tensor) -> float:
-            started_s = time.perf_counter()
-            session.turn(embeds.numpy(), max_tokens=NUM_OUTPUT, ignore_eos=True, temperature=1.0).wait()
-            return (time.perf_counter() - started_s) * 1e3
+        def open_session() -> TakeTurn:
+            session = client.session(overflow="window", window_tokens=window_tokens)
+
+            def take_turn(embeds: torch.Tensor) -> float:
+                started_s = time.perf_counter()
+                session.turn(embeds.numpy(), max_tokens=NUM_OUTPUT, ignore_eos=True, temperature=1.0).wait()
+                return (time.perf_counter() - started_s) * 1e3
+
+            return take_turn
 
         root = psutil.Process(server.pid)
-        yield take_turn, [root, *root.children(recursive=True)]
+        yield open_session, [root, *root.children(recursive=True)]

@@ -83,6 +83,11 @@ class FakeServer:
             for call in list(self._calls):
                 self._drop(call)
 
+    def rebuild(self) -> None:
+        """The server loses all KV and inputs before the windows; the sessions live, and their next status says so."""
+        with self._lock:
+            self._sessions.rebuild()
+
     def restart(self) -> None:
         """The server dies, with all sessions, and is back at once."""
         with self._lock:

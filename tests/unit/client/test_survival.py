@@ -644,3 +644,33 @@ def test_a_branch_whose_parent_died_is_told_all(scene):
     branch.settle()
     assert scene.sessions.context_of(2)[:6] == [*before, 7]
     assert len(ids(events(turn))) == 1
+
+
+# ---- KV that is rebuilt --------------------------------------------------------------------------------------------
+
+
+def test_what_was_rebuilt_is_told_once_with_the_turn(scene):
+    scene.begin([1, 2], max_tokens=2)
+    scene.settle()
+    scene.sessions.rebuild()
+    turn, later = scene.begin([3], max_tokens=2), scene.begin([4], max_tokens=2)
+    scene.settle()
+    *tokens, told, end = events(turn)
+    assert [type(event) for event in tokens] == [Tokens, Tokens]
+    assert told == Resumed(exact=False, reason=told.reason)
+    assert "window" in told.reason
+    assert end.status.rebuilt
+    assert [event for event in events(later) if isinstance(event, Resumed)] == []
+    assert not later.result.rebuilt
+
+
+def test_what_was_rebuilt_and_told_to_a_turn_that_nobody_reads_is_told_to_the_next(scene):
+    """After a loss the client asks how the session is, by a turn of its own."""
+    scene.begin([1, 2], max_tokens=2)
+    scene.settle()
+    scene.break_stream()
+    scene.sessions.rebuild()
+    scene.settle()
+    turn = scene.begin([3], max_tokens=2)
+    scene.settle()
+    assert [event.exact for event in events(turn) if isinstance(event, Resumed)] == [False]
