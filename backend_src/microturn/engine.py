@@ -19,6 +19,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
+from microturn.accounts import ID_BYTES, ByteLimits
 from microturn.background import BackgroundThreads, NewBackground
 from microturn.batch import Batch
 from microturn.codec import CodecFactory, PrepareText
@@ -104,7 +105,18 @@ class Engine:
         self.clock = clock
         self._pool = pool
         self.recorder = recorder = Recorder(settings)
-        self._sessions = SessionTable(recorder)
+        self._sessions = SessionTable(
+            recorder,
+            ByteLimits.of(
+                of_session=settings.max_session_bytes,
+                of_tenant=settings.max_tenant_bytes,
+                page_bytes=groups.num_groups * runner.kv.bytes_per_page,
+                page_size=pool.page_size,
+                max_context=max_context,
+                hidden_size=runner.hidden_size,
+                more=settings.history_bytes + ID_BYTES * runner.vocab_size,
+            ),
+        )
         self._prefixes = PrefixCache(pool)
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         storage = open_storage(
@@ -139,6 +151,7 @@ class Engine:
             clock,
             groups.kinds,
             settings.window_slack,
+            settings.history_bytes,
         )
         self.copies = KVCopies(pool, runner.kv, storage)
         # Several files at once: one that hangs holds up who asks for it, and no other.
@@ -171,6 +184,7 @@ class Engine:
             self.host,
             self.copies,
             gauges,
+            runner.kv.bytes_per_page,
             self._stop,
         )
         self._flight: Flight | None = None
@@ -283,6 +297,7 @@ class Engine:
             assert (session.running is not None) == (session in self._lifecycle.running), "a turn that nobody runs"
         self._tiers.check_integrity()
         assert not self.recorder.metrics.stalled_steps.total(), "turns to compute, and a step without a row"
+        self._sessions.accounts.check_integrity()
 
     def _take_posts(self, *, block: bool) -> None:
         try:

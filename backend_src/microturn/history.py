@@ -31,7 +31,13 @@ class Mark:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A state of a history that appending leads away from."""
+    """A state of a history that appending leads away from.
+
+    Attributes:
+        context_len: how long the context was.
+        num_marks: how many marks there had been, those counted in that are forgotten.
+        text_state: the text state.
+    """
 
     context_len: int
     num_marks: int
@@ -45,7 +51,7 @@ class Cut:
     Attributes:
         tail: the tokens.
         marks: the marks that went.
-        num_kept: how many marks stayed.
+        num_kept: how many marks stayed, those counted in that are forgotten.
         text_state: the text state before the cut.
     """
 
@@ -61,11 +67,13 @@ class History:
     Attributes:
         codec: its text.
         context: its tokens.
+        num_forgotten_marks: how many of the first marks have been given up.
     """
 
     def __init__(self, codec: Codec) -> None:
         self.codec = codec
         self.context = Context()
+        self.num_forgotten_marks = 0
         self._marks: list[Mark] = []
         self._initial_text_state = codec.state
 
@@ -108,6 +116,7 @@ class History:
         branch = History(self.codec.fork())
         branch.context = self.context.copy()
         branch._marks = self._marks[:]
+        branch.num_forgotten_marks = self.num_forgotten_marks
         branch._initial_text_state = self._initial_text_state
         if before is not None:
             branch.roll_back(before)
@@ -117,12 +126,12 @@ class History:
 
     def checkpoint(self) -> Checkpoint:
         """The present state, to come back to with `roll_back`."""
-        return Checkpoint(len(self.context), len(self._marks), self.codec.state)
+        return Checkpoint(len(self.context), self.num_forgotten_marks + len(self._marks), self.codec.state)
 
     def roll_back(self, checkpoint: Checkpoint) -> None:
         """Undoes all that was appended since."""
         self.context.truncate(checkpoint.context_len)
-        del self._marks[checkpoint.num_marks :]
+        del self._marks[self._mark_at(checkpoint.num_marks) :]
         self.codec.state = checkpoint.text_state
 
     def mark_input(self, start: int) -> None:
@@ -144,19 +153,47 @@ class History:
             self._marks.append(Mark(removed[0].start, position, self.codec.state))
         else:
             self._read_again(position)
-        return Cut(self.context.split(position), removed, num_kept, text_state)
+        return Cut(self.context.split(position), removed, self.num_forgotten_marks + num_kept, text_state)
 
     def restore(self, cut: Cut) -> None:
         """Undoes a cut, once what was appended since has been rolled back."""
         self.context.extend(cut.tail)
-        self._marks[cut.num_kept :] = cut.marks
+        self._marks[self._mark_at(cut.num_kept) :] = cut.marks
         self.codec.state = cut.text_state
 
-    def forget(self, position: int) -> None:
-        """Gives up what only a cut before a position would need."""
+    def forget_marks(self, position: int) -> None:
+        """Gives up the marks that only a cut before a position would need. No turn is undone back to before it."""
         # The last mark before it says from where the text is read again.
-        num_forgotten = bisect_right(self._marks, position, key=attrgetter("end")) - 1
-        del self._marks[: max(0, num_forgotten)]
+        num_forgotten = max(0, bisect_right(self._marks, position, key=attrgetter("end")) - 1)
+        del self._marks[:num_forgotten]
+        self.num_forgotten_marks += num_forgotten
+
+    def forget_inputs(self, num_sinks: int, num_behind: int, step: int, limit: int | None) -> None:
+        """Forgets tokens that no rewind can reach, once they take more than is kept; then all of them go.
+
+        Without some the others are of no use: KV that is lost is computed again from the first token on, or from what
+        the window shows.
+
+        Args:
+            num_sinks: first tokens, which stay.
+            num_behind: tokens behind them that no rewind can reach; never fewer than before.
+            step: as many go at a time, those of which the window gives up the KV.
+            limit: bytes that are kept; None is all of them.
+        """
+        context = self.context
+        first, last = context.first_kept or num_sinks, num_sinks + num_behind
+        if not context.num_forgotten and (limit is None or context.bytes_between(first, last) <= limit):
+            return
+        # What was generated last before the first mark is read again from there on.
+        last = min(last, self._marks[0].end if self._marks else 0)
+        last = num_sinks + max(0, last - num_sinks) // step * step
+        if last > first:
+            context.forget(num_sinks, last)
+
+    def _mark_at(self, number: int) -> int:
+        """Where the mark of a number stands among those that are left."""
+        assert number >= self.num_forgotten_marks, "a mark that is needed was forgotten"
+        return number - self.num_forgotten_marks
 
     def _read_again(self, position: int) -> None:
         """Sets the text state to what it was behind the input that ended last and the tokens generated since."""
@@ -164,7 +201,7 @@ class History:
         self.codec.state = self._marks[-1].text_state if self._marks else self._initial_text_state
         if start < position:
             self.codec.begin_generation(())
-            for token_id in self.context.token_ids[start:position]:
+            for token_id in self.context.ids_between(start, position):
                 self.codec.accept(token_id)
             self.codec.end_generation()
 

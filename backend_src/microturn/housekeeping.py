@@ -39,6 +39,7 @@ class Housekeeping:
         host: what saved sessions find here.
         copies: see above.
         gauges: say how things stand.
+        bytes_per_page: what a page of KV takes.
         stop: stops the engine, and ends its turns.
     """
 
@@ -52,6 +53,7 @@ class Housekeeping:
         host: Host,
         copies: KVCopies,
         gauges: Gauges,
+        bytes_per_page: int,
         stop: Callable[[], None],
     ) -> None:
         self._sessions = sessions
@@ -62,6 +64,7 @@ class Housekeeping:
         self._host = host
         self.copies = copies
         self._gauges = gauges
+        self._bytes_per_page = bytes_per_page
         self._stop = stop
 
     def describe(self) -> list[dict[str, Any]]:
@@ -74,6 +77,7 @@ class Housekeeping:
                 "kv_len": session.kv_len,
                 "num_pages": session.table.num_pages,
                 "kv": session.kv_place,
+                "bytes": self._bytes_of(session),
                 "state": session.state,
                 "num_turns": session.num_turns,
                 "num_queued": len(session.queued),
@@ -83,6 +87,18 @@ class Housekeeping:
             }
             for session in sorted(self._sessions, key=lambda session: session.opened_s)
         ]
+
+    def _bytes_of(self, session: Session) -> dict[str, int]:
+        """What a session takes, by tier. What it shares counts in full, and KV on its way back in both places."""
+        num_bytes = {
+            "device": len(session.table.pages) * self._bytes_per_page,
+            "host": 0,
+            "disk": 0,
+            "inputs": session.context.num_bytes,
+        }
+        if session.stored is not None and session.kv_place in num_bytes:
+            num_bytes[session.kv_place] += session.stored.image.num_bytes
+        return num_bytes
 
     def measure(self) -> dict[Sample, float]:
         """All metrics as of now."""
@@ -127,9 +143,9 @@ class Housekeeping:
             raise FailedPrecondition(f"session '{copy.id}' has a turn: try again")
         self._sessions.end(session, "moved")
 
-    def expect(self, header: Header) -> None:
+    def expect(self, session: Session, header: Header) -> None:
         """Keeps a place for a saved session that is about to be claimed: see `Arrivals.expect`."""
-        self._arrivals.expect(header)
+        self._arrivals.expect(session, header)
 
     def admit(self, taken: TakenUp) -> None:
         """Makes it live: see `Arrivals.admit`."""

@@ -77,9 +77,11 @@ class Lifecycle:
 
         Raises:
             DeadlineExceeded: the turn's time has passed; then nothing is opened, and nothing replaced.
+            ResourceExhausted: the session would take too much; likewise.
         """
         self._check_time(turn)
         replaced = self._sessions.find(session.id)
+        self._sessions.accounts.check(session, turn.max_tokens, replaced=replaced)
         if replaced is not None:
             self._reset(replaced)
         session.is_closing = turn.request.end
@@ -115,7 +117,7 @@ class Lifecycle:
         last_text = session.codec.end_generation()
         fates = self._take_in_unanswered(session)
         try:
-            take_in(session, turn, max_tokens=turn.max_tokens)
+            self._take_in(session, turn, turn.max_tokens)
         except Exception:
             for queued, refusal in reversed(fates):
                 if refusal is None:
@@ -154,7 +156,7 @@ class Lifecycle:
             turn = session.queued.popleft()
             try:
                 self._check_time(turn)
-                take_in(session, turn, max_tokens=turn.max_tokens)
+                self._take_in(session, turn, turn.max_tokens)
             except Exception as error:
                 turn.fail(told(error))
                 continue
@@ -176,12 +178,22 @@ class Lifecycle:
         except Exception as error:
             self._undo(session, turn, error)
 
+    def _take_in(self, session: Session, turn: Turn, max_tokens: int) -> None:
+        """Takes a turn's input in, if there is room for that and for what it generates; else nothing changes."""
+        take_in(session, turn, max_tokens=max_tokens)
+        try:
+            self._sessions.accounts.check(session, max_tokens)
+        except MicroturnError:
+            take_out(session, turn)
+            raise
+
     def _begin(self, session: Session, turn: Turn) -> None:
         turn.begun_s = self._clock()
         session.running = turn
         self.running[session] = None
         self._sessions.unpark(session)
         session.evict()
+        self._sessions.accounts.charge(session, turn.max_tokens)
         turn.num_cached = session.kv_len
         if session.num_pending:
             session.beat.note(turn.request.arrived_s)
@@ -292,7 +304,7 @@ class Lifecycle:
         fates: list[Fate] = []
         for turn in session.queued:
             try:
-                take_in(session, turn, max_tokens=0)
+                self._take_in(session, turn, 0)
             except Exception as error:
                 fates.append((turn, told(error)))
             else:
@@ -328,6 +340,7 @@ class Lifecycle:
         status = status_of(session, turn, reason, self._clock(), context_len)
         if turn.request.opens:
             status = replace(status, model_fingerprint=self._model_fingerprint)
+        session.is_rebuilt = False
         answer = replace(output, status=status, appended_ids=appended_ids)
         with _aftermath():
             turn.put(answer)

@@ -189,6 +189,7 @@ class SessionOptions:
     overflow: str | None = _option(None, _one_of("error", "window"))
     sink_tokens: int | None = _option(None, _integer(0, 2**31 - 1))
     window_tokens: int | None = _option(None, _integer(1, 2**31 - 1))
+    history: str | None = _option(None, _one_of("bounded", "whole"))
     tools: tuple[dict[str, Any], ...] = _option((), _tools)
     session_priority: int = _option(0, _integer(-MAX_PRIORITY, MAX_PRIORITY))
     resume: bool = _option(False, _boolean)

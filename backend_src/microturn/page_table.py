@@ -125,13 +125,15 @@ class PageTable:
     def seen(self, num_evicted: int) -> list[tuple[Track, PageIds]]:
         """What each kind of layers keeps for who does not see so many tokens, at least as many as have been evicted.
 
-        The page ids are no copies where nothing is hidden that is kept, and stay as they are.
+        What stood before the table's origin (see `begin_behind`) nobody sees. The page ids are no copies where nothing
+        is hidden that is kept, and stay as they are.
         """
         found = []
         for track, pages in self._kinds():
-            if track.window is None and track.num_evicted != num_evicted:
-                hidden = track.hidden_pages(num_evicted, self.page_size)
-                found.append((replace(track, num_evicted=num_evicted), pages.without(hidden)))
+            num_unseen = max(num_evicted, track.num_hidden)
+            if track.window is None and track.num_evicted != num_unseen:
+                hidden = track.hidden_pages(num_unseen, self.page_size)
+                found.append((replace(track, num_evicted=num_unseen), pages.without(hidden)))
             else:
                 found.append((track, pages.ids))
         return found
@@ -175,6 +177,19 @@ class PageTable:
         left = other.save().cut(kv_len)
         left = left.cut(left.kv_len - left.kv_len % self.page_size)
         self.adopt(left.kv_len, [pages.ids[:end].tolist() for pages, end in zip(other._pages, left.ends, strict=True)])
+        self.tracks = list(left.tracks)
+
+    def begin_behind(self, position: int) -> None:
+        """Goes on at a later position, as if nothing had ever stood between the sinks and that.
+
+        The sinks are in the cache, and nothing else is. Layers with a window of their own do not see them from there.
+        """
+        for kind, track in enumerate(self.tracks):
+            if track.window is not None:
+                self._give_up(kind, self.kv_len)
+            assert track.window is not None or self.kv_len == track.num_sinks, "more or less than the sinks"
+            self.tracks[kind] = track.from_origin(position)
+        self.kv_len = position
 
     def evict(self, num_tokens: int) -> None:
         """Gives up what the session shows no more: the first tokens behind the sinks, so many in all; whole pages."""

@@ -36,6 +36,7 @@ class Track:
         slack: tokens that the session may be cut back by without computing anything again; where it has a window.
         num_sinks: first tokens, which are never evicted; they fill whole pages.
         num_evicted: tokens behind them that are not in the cache any more; whole pages.
+        origin: where it begins behind the sinks, as if nothing had ever stood between; 0 is with the first token.
     """
 
     num_groups: int = 1
@@ -43,6 +44,7 @@ class Track:
     slack: int = 0
     num_sinks: int = 0
     num_evicted: int = 0
+    origin: int = 0
 
     @classmethod
     def of(cls, kind: LayerKind, window: Window | None, slack: int, page_size: int) -> Self:
@@ -87,12 +89,23 @@ class Track:
         """First tokens, in whole pages, that nobody sees of those computed behind so many."""
         return 0 if self.window is None else max(0, kv_len - self.window + 1) // page_size * page_size
 
+    @property
+    def num_hidden(self) -> int:
+        """Tokens behind the sinks that no token sees, wherever it stands."""
+        return max(0, self.origin - self.num_sinks)
+
+    def from_origin(self, origin: int) -> Self:
+        """Behind the sinks, and going on at a later position as if nothing had ever stood between."""
+        return replace(self, num_evicted=origin - self.num_sinks, origin=origin)
+
     def reaches(self, kv_len: int) -> bool:
         """Whether all is kept that the next token sees if every token from position `kv_len` on is forgotten."""
         if not self.num_evicted or kv_len <= self.num_sinks:
             return True
+        if self.num_evicted == self.num_hidden:
+            return kv_len >= self.origin
         return kv_len >= self.num_evicted + (self.num_sinks if self.window is None else self.window - 1)
 
     def cut(self, kv_len: int) -> Self:
         """What is kept when every token from position `kv_len` on is forgotten; it must reach there."""
-        return replace(self, num_evicted=0) if kv_len <= self.num_sinks else self
+        return replace(self, num_evicted=0, origin=0) if kv_len <= self.num_sinks else self

@@ -100,6 +100,6 @@ class PrefixCache:
         key = salt.encode(errors="surrogatepass")
         size = self._pool.page_size
         for first in range(0, num_tokens - size + 1, size):
-            ids = array("q", context.token_ids[first : first + size]).tobytes()
+            ids = array("q", context.ids_between(first, first + size)).tobytes()
             key = hashlib.blake2b(key + ids, digest_size=16).digest()
             yield key

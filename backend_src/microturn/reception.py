@@ -26,6 +26,7 @@ from microturn.snapshots.session_state import Host
 from microturn.snapshots.snapshot import next_epoch
 from microturn.telemetry.recorder import Recorder
 from microturn.tiers.beat import Beat
+from microturn.token_counts import TokenCounts
 from microturn.turn import Turn, TurnRequest, least_input_len
 from microturn.window import DEFAULT_SINKS, Window
 
@@ -121,6 +122,7 @@ class Reception:
             seed=secrets.randbits(63) if seed is None else seed,
             max_context=max_context,
             window=window,
+            history_limit=self._host.history_limit(keeps_all=asked.history == "whole"),
             idle_timeout_s=asked.idle_timeout_s or self._settings.idle_timeout_s,
             last_activity_s=request.arrived_s,
             results=Results(capacity=self._settings.max_queued_turns + 1),
@@ -144,11 +146,11 @@ class Reception:
     def _branch(self, request: TurnRequest, parent: Session) -> Session:
         """A session that goes on, by itself, from the last committed point of another."""
         asked = request.session_options
-        window_options = (asked.overflow, asked.sink_tokens, asked.window_tokens)
+        window_options = (asked.overflow, asked.sink_tokens, asked.window_tokens, asked.history)
         if asked.tools or asked.cache_salt or any(option is not None for option in window_options):
             raise InvalidArgument(
                 "a branch has the tools, the prefix and the window of its parent: send no tools, no cache_salt, no "
-                "overflow, sink_tokens or window_tokens"
+                "overflow, sink_tokens, window_tokens or history"
             )
         defaults, seed = _defaults(request)
         return replace(
@@ -167,6 +169,7 @@ class Reception:
             origin="fork",
             epoch=next_epoch(),
             stored=None,
+            counts=TokenCounts(),
             beat=Beat(),
             priority=asked.session_priority or parent.priority,
             running=None,
@@ -193,8 +196,8 @@ class Reception:
 
     def _window_for(self, asked: SessionOptions, max_context: int) -> Window | None:
         if asked.overflow != "window":
-            if asked.sink_tokens is not None or asked.window_tokens is not None:
-                raise InvalidArgument("sink_tokens and window_tokens come with overflow=window")
+            if any(option is not None for option in (asked.sink_tokens, asked.window_tokens, asked.history)):
+                raise InvalidArgument("sink_tokens, window_tokens and history come with overflow=window")
             return None
         if self._runner.no_window_reason is not None:
             raise InvalidArgument(f"overflow=window is not exact with this model: {self._runner.no_window_reason}")

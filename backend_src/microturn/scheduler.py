@@ -54,7 +54,7 @@ class ScheduledRow:
         session, first, last = self.session, self.first, self.end
         (track, pages), *others = session.table.seen(0 if session.window is None else session.window.evicted(first))
         return Row(
-            token_ids=session.context.token_ids[first:last] or [UNKNOWN_ID],
+            token_ids=session.context.ids_between(first, last) or [UNKNOWN_ID],
             position=first,
             pages=pages,
             embeds=session.context.embeds_between(first, last),
@@ -133,6 +133,7 @@ class Scheduler:
             if not self._memory.is_at_hand(session):
                 num_on_way += 1
                 continue
+            session.begin_behind_forgotten()
             num_tokens = min(session.num_computable, budget)
             if num_tokens <= 0:
                 continue

@@ -51,6 +51,9 @@ class Session:
         beat: when its turns come.
         priority: beats by which its turns are due earlier than others.
         num_dropped: tokens behind the sinks that a rewind cannot reach any more.
+        history_limit: bytes of these that are kept, so that the KV can be computed again; with more of them they are
+            forgotten. None is all of them.
+        is_rebuilt: its KV was computed again from less than all, and no status has said so yet.
         counts: of the tokens in its context, for turns with penalties.
         running: the turn that may change the session; nobody else may.
         queued: turns that wait behind it.
@@ -79,6 +82,8 @@ class Session:
     window: Window | None = None
     num_dropped: int = 0
     counts: TokenCounts = field(default_factory=TokenCounts)
+    history_limit: int | None = None
+    is_rebuilt: bool = False
     running: Turn | None = None
     queued: deque[Turn] = field(default_factory=deque)
     num_turns: int = 0
@@ -140,14 +145,17 @@ class Session:
     @property
     def num_pending(self) -> int:
         """Tokens that the running turn has still to compute."""
-        return max(0, self.kv_target - self.kv_len)
+        return self.context.num_kept_between(self.kv_len, self.kv_target)
 
     @property
     def num_computable(self) -> int:
         """Tokens of these that one pass can compute: all of a row's see the same."""
         if self.window is None:
             return self.num_pending
-        return min(self.num_pending, self.window.sees_less_from(self.kv_len) - self.kv_len)
+        until = self.window.sees_less_from(self.kv_len)
+        if self.kv_len < self.window.num_sinks and self.context.num_forgotten:
+            until = self.window.num_sinks
+        return min(self.num_pending, until - self.kv_len)
 
     def fork_history(self) -> History:
         """An independent history that goes on from the last committed point: that before the running turn."""
@@ -253,11 +261,31 @@ class Session:
             self.table.slide(self.history.answer_start if has_answer else self.committed_len)
         if self.window is None:
             return
-        self.num_dropped = max(self.num_dropped, self.window.droppable(self.committed_len))
+        num_droppable = self.window.droppable(self.committed_len)
+        if num_droppable > self.num_dropped:
+            self.num_dropped = num_droppable
+            self.history.forget_marks(self.least_rewind)
+            self.history.forget_inputs(self.window.num_sinks, num_droppable, self.window.slack, self.history_limit)
         if self.stored is None:
             self.table.evict(min(self.num_dropped, self.window.droppable(self.table.kv_len)))
-        if self.running is None:
-            self.history.forget(self.least_rewind)
+
+    def begin_behind_forgotten(self) -> None:
+        """Where KV is lost whose tokens are forgotten, goes on from what is kept: the sinks, and the window.
+
+        The sinks are computed first, if they have to be; then comes what stands behind the gap.
+        """
+        origin = self.context.first_kept
+        if self.kv_len >= origin:
+            return
+        assert self.window is not None, "a context without a window forgets nothing"
+        num_sinks = self.window.num_sinks
+        if self.stored is not None:
+            self.drop_kv()
+        elif self.table.kv_len > num_sinks:
+            self.table.truncate(num_sinks)
+        if self.table.kv_len == num_sinks:
+            self.table.begin_behind(origin)
+            self.is_rebuilt = True
 
     @property
     def expires_s(self) -> float:
@@ -270,5 +298,7 @@ class Session:
         assert self.kv_len <= max(0, len(self.context) - 1), "stored KV beyond the context"
         assert self.running is not None or not self.queued, "a turn that waits for nobody"
         assert self.window or len(self.context) <= self.max_context, "a context beyond its limit"
+        assert self.window or not self.context.num_forgotten, "forgotten without a window"
+        assert self.context.first_kept <= self.least_rewind, "what a rewind can reach is forgotten"
         self.history.check_integrity()
         self.counts.check_integrity(self.context)

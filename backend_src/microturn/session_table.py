@@ -10,6 +10,7 @@ from itertools import count
 from typing import Protocol
 from weakref import ReferenceType, ref
 
+from microturn.accounts import Accounts, ByteLimits
 from microturn.errors import Expired, MicroturnError, NotFound
 from microturn.ownership import KeyHash, check_owner
 from microturn.session import Session
@@ -41,16 +42,19 @@ class SessionWatcher(Protocol):
 class SessionTable:
     """The living sessions by id, the order in which idle ones expire, and the memory of those that ended.
 
+    Attributes:
+        accounts: of what they take.
+        watcher: is told which begin and which end, by their ids; None is nobody.
+
     Args:
         recorder: is told which begin and which end.
-
-    Attributes:
-        watcher: is told too, by their ids; None is nobody.
+        limits: of what they may take.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, limits: ByteLimits) -> None:
         self._recorder = recorder
         self.watcher: SessionWatcher | None = None
+        self.accounts = Accounts(limits)
         self._sessions: dict[SessionId, Session] = {}
         # Parked sessions that hold pages, the one parked longest ago first, and which parking it is.
         self._parked: OrderedDict[Session, int] = OrderedDict()
@@ -119,6 +123,7 @@ class SessionTable:
         self._sessions[session.id] = session
         self._num_of_tenant[session.tenant] += 1
         self._ended.pop(session.id, None)
+        self.accounts.charge(session)
         self._watch(session)
         self._recorder.session_opened(session)
         if self.watcher is not None:
@@ -136,6 +141,7 @@ class SessionTable:
         del self._sessions[session.id]
         self._leave(session.tenant)
         self.unpark(session)
+        self.accounts.close(session)
         session.drop_kv()
         self._ended[session.id] = _ended(session, reason)
         if len(self._ended) > NUM_ENDED_REMEMBERED:
@@ -146,6 +152,7 @@ class SessionTable:
     def park(self, session: Session) -> None:
         """Notes that a session has no turn, so that its pages may be reclaimed."""
         session.evict()
+        self.accounts.charge(session)
         session.table.trim()
         if not session.table.is_empty and session not in self._parked:
             self._parked[session] = next(self._parkings)

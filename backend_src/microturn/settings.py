@@ -50,10 +50,18 @@ class Settings:
             config.pbtxt.
         max_sessions_per_tenant: live sessions of one tenant, where a trusted proxy names one in the header
             ``x-microturn-tenant``, on this server; 0 is that no proxy does, and then the header is refused.
+        max_session_bytes: bytes of one session over all tiers, its KV and the inputs that are kept; a turn with which
+            it would take more is refused. 0 is what the longest context takes that was told in embeddings alone, with
+            `history_bytes` behind its window.
+        max_tenant_bytes: the same of all sessions of one tenant; those for which no proxy names one count as one
+            tenant's. 0 is no limit.
         max_batch_tokens: tokens that one forward pass computes at most.
         max_context: longest context of a session in tokens; 0 is what the model was trained for.
         window_slack: tokens that go at a time when a session's window slides, in whole pages; a rewind by as many is
             always possible, and costs nothing either where layers have a window of their own.
+        history_bytes: ids and embeddings behind its window that a session keeps, so that KV that is lost is computed
+            again as it was; once they take more, they are forgotten, and it goes on from what the window shows. 0 keeps
+            none; a session with ``history=whole`` keeps all.
         max_queued_turns: turns that may wait behind a running one in a session.
         idle_timeout_s: a session that is silent for longer expires; a session may ask for another time.
         num_threads: threads of a forward pass; 0 is one per core this process may use.
@@ -84,9 +92,12 @@ class Settings:
     page_size: int = 16
     max_sessions: int = 256
     max_sessions_per_tenant: int = 0
+    max_session_bytes: int = 0
+    max_tenant_bytes: int = 0
     max_batch_tokens: int = 256
     max_context: int = 0
     window_slack: int = 256
+    history_bytes: int = 1 << 20
     max_queued_turns: int = 8
     idle_timeout_s: float = 60.0
     num_threads: int = 0
@@ -117,9 +128,12 @@ class Settings:
             "page_size",
             "max_sessions",
             "max_sessions_per_tenant",
+            "max_session_bytes",
+            "max_tenant_bytes",
             "max_batch_tokens",
             "max_context",
             "window_slack",
+            "history_bytes",
             "max_queued_turns",
             "host_tier_bytes",
             "disk_tier_bytes",

@@ -41,4 +41,5 @@ def status_of(session: Session, turn: Turn, finish_reason: str, now_s: float, co
         },
         expires_in_s=session.idle_timeout_s,
         seed=session.seed if turn.options.seed is None else turn.options.seed,
+        rebuilt=session.is_rebuilt,
     )

@@ -83,6 +83,7 @@ class Status:
     seed: int
     model_fingerprint: str | None = None
     replayed: bool = False
+    rebuilt: bool = False
 
 
 @dataclass(frozen=True)

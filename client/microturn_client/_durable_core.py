@@ -30,7 +30,7 @@ from microturn_client._errors import (
     ModelChanged,
     NotFound,
 )
-from microturn_client._events import Resumed
+from microturn_client._events import REBUILT, Resumed
 from microturn_client._inputs import InputTensor
 from microturn_client._pending_turn import PendingTurn
 from microturn_client._replay import Replay
@@ -276,6 +276,8 @@ class DurableCore(SessionCore):
         assert status is not None
         if status.model_fingerprint is not None:
             self.requests.model_fingerprint = status.model_fingerprint
+        if turn.is_passing and status.rebuilt:
+            self._announce(REBUILT.exact, REBUILT.reason)  # nobody reads this turn's own events
         if self._replay is not None and turn.is_passing:
             self._has_told(self._replay, turn, status.appended_ids or ())
             return

@@ -74,7 +74,8 @@ class Status:
         appended_ids: the ids that the input became, when the turn asked with ``return_appended_ids``.
         model_fingerprint: of the server's model, with the turn that opened the session; None with others.
         replayed: this is the recorded result of a turn that was sent before.
-        rebuilt: the KV was computed again from what was left of the context.
+        rebuilt: since the last status the server lost the session's KV, and computed it again from what its window
+            shows: the session goes on, otherwise than it would have gone on.
     """
 
     finish_reason: str
@@ -101,7 +102,7 @@ class TurnEnd:
 
 @dataclass(frozen=True)
 class Resumed:
-    """The session was interrupted by a failure and goes on.
+    """The session was interrupted by a failure and goes on, or its KV was rebuilt (see :class:`Status`).
 
     Attributes:
         exact: it goes on as it would have gone on without the failure. Otherwise ``reason`` says what differs.
@@ -111,6 +112,8 @@ class Resumed:
     exact: bool
     reason: str
 
+
+REBUILT = Resumed(exact=False, reason="the server had lost the session's KV and computed it from what the window shows")
 
 Event = Tokens | TurnEnd | Resumed
 

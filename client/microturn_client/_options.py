@@ -84,6 +84,8 @@ class SessionOptions(GenerationOptions, total=False):
         overflow: "window" for a session that never ends; the contract says what it still sees.
         sink_tokens: first tokens that a window keeps.
         window_tokens: last tokens that a window keeps.
+        history: "whole" keeps all inputs on the server, also those that the window has evicted; see
+            :attr:`Status.rebuilt`.
         tools: tool descriptions for the chat template, as JSON schema.
         session_priority: each step makes the session's turns due 200 ms earlier than others'.
         session_key: nobody may use the session without it; the session says it with every turn.
@@ -102,6 +104,7 @@ class SessionOptions(GenerationOptions, total=False):
     overflow: str
     sink_tokens: int
     window_tokens: int
+    history: str
     tools: Sequence[Mapping[str, object]]
     session_priority: int
     session_key: str
@@ -119,7 +122,9 @@ class SessionOptions(GenerationOptions, total=False):
 ONE_TURN_OPTIONS = TurnOptions.__annotations__.keys() - SessionOptions.__annotations__.keys()
 
 # What a branch has from its parent and may not say itself.
-BRANCH_OPTIONS = frozenset(("tools", "cache_salt", "overflow", "sink_tokens", "window_tokens", "resume", "fork_of"))
+BRANCH_OPTIONS = frozenset(
+    ("tools", "cache_salt", "overflow", "sink_tokens", "window_tokens", "history", "resume", "fork_of")
+)
 
 # What the contract says for options that nobody sets. `max_tokens` depends on the input, `seed` is drawn by the server.
 DEFAULT_MAX_TOKENS = 16

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Self
 
 from microturn_client._errors import MicroturnError
-from microturn_client._events import Event, Resumed, Status, Tokens, TurnEnd
+from microturn_client._events import REBUILT, Event, Resumed, Status, Tokens, TurnEnd
 from microturn_client._inputs import InputTensor, encode_input
 from microturn_client._wire import Response
 
@@ -96,6 +96,8 @@ class PendingTurn:
             logprobs = None if response.logprobs is None else response.logprobs[len(response.ids) - len(ids) :]
             self._add(Tokens(text, ids, position, logprobs))
         if response.status is not None:
+            if response.status.rebuilt:
+                self._add(REBUILT)
             self.result = response.status
             del self.ids[self._num_ids_again :]  # sent again, it may have been asked for less
             self._end_with(response.status)

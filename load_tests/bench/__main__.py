@@ -8,6 +8,7 @@ from pathlib import Path
 from load_tests.bench.beat import run_beat
 from load_tests.bench.client_cost import run_client_cost
 from load_tests.bench.endless import run_endless
+from load_tests.bench.endless_embeds import run_endless_embeds
 from load_tests.bench.host_time import run_host_time
 from load_tests.bench.kv_types import run_kv
 from load_tests.bench.llama_build import build_llama_cpp, built_llama_cpp
@@ -49,6 +50,10 @@ def main() -> None:
     endless.add_argument("--turns", type=int, default=20_000)
     endless.add_argument("--window-tokens", type=int, default=1000)
     endless.add_argument("--weights", default="auto")
+    endless.add_argument("--embeds", type=int, help="so many embeddings a turn in the place of a text")
+    endless.add_argument("--layers", type=int, help="of the model, with --embeds: the first ones alone (all)")
+    endless.add_argument("--threads", type=int, default=0, help="of a forward pass, with --embeds (all cores)")
+    endless.add_argument("--server", action="store_true", help="these through a real server")
     prefixes = benchmarks.add_parser("prefixes", help="many sessions that begin with one long prompt")
     prefixes.add_argument("--sessions", type=int, default=50)
     prefixes.add_argument("--prompt-len", type=int, default=1000)
@@ -88,6 +93,17 @@ def main() -> None:
             build_llama_cpp()
         case "prefixes":
             run_prefixes(arguments.model, arguments.sessions, arguments.prompt_len)
+        case "endless" if arguments.embeds is not None:
+            run_endless_embeds(
+                arguments.model,
+                arguments.turns,
+                arguments.embeds,
+                arguments.window_tokens,
+                arguments.weights,
+                num_layers=arguments.layers,
+                num_threads=arguments.threads,
+                with_server=arguments.server,
+            )
         case "endless":
             run_endless(arguments.model, arguments.turns, arguments.window_tokens, arguments.weights)
         case "kv":

@@ -36,7 +36,7 @@ from microturn.model_store import resolve_model
 from microturn.options import SessionOptions
 from microturn.runner import Runner
 from microturn.settings import Settings
-from microturn.turn import TokenInput, Turn, TurnOutput, TurnRequest
+from microturn.turn import TokenInput, Turn, TurnInput, TurnOutput, TurnRequest
 
 NUM_INPUT, NUM_OUTPUT = 4, 4
 # Turns whose median is compared: the second thousand, when the window has filled, and the last.
@@ -91,7 +91,7 @@ class Talk:
         self._window_tokens = window_tokens
         self._has_begun = False
 
-    def turn(self, given: Sequence[int]) -> float:
+    def turn(self, given: TurnInput, num_output: int) -> float:
         """Its milliseconds."""
         ending = _Ending()
         started_s = time.perf_counter()
@@ -100,11 +100,11 @@ class Talk:
             session_options = SessionOptions(overflow="window", window_tokens=self._window_tokens)
         request = TurnRequest(
             self._session_id,
-            TokenInput(tuple(given)),
+            given,
             ending,
             self._engine.clock(),
             start=not self._has_begun,
-            options={"max_tokens": NUM_OUTPUT, "ignore_eos": True, "temperature": 1.0, "seed": self._session_id},
+            options={"max_tokens": num_output, "ignore_eos": True, "temperature": 1.0, "seed": self._session_id},
             session_options=session_options,
         )
         self._engine.submit(Turn(request))
@@ -145,7 +145,7 @@ def run_endless(model: str, num_turns: int, window_tokens: int, weights: str) ->
     process = psutil.Process()
     turn_ms, memory_mb = [], []
     for given in tqdm(timed, desc="turns", unit="turn", mininterval=5):
-        turn_ms.append(long.turn(given))
+        turn_ms.append(long.turn(TokenInput(given), NUM_OUTPUT))
         if len(turn_ms) % 100 == 0:
             memory_mb.append(process.memory_info().rss / 1e6)
 
@@ -155,7 +155,7 @@ def run_endless(model: str, num_turns: int, window_tokens: int, weights: str) ->
         surprises["late"] += _surprises(engine, long, scored, "late")
         fresh = Talk(engine, first, window_tokens)
         for given in inputs[first - window_tokens // (NUM_INPUT + NUM_OUTPUT) - 1 : first]:
-            fresh.turn(given)
+            fresh.turn(TokenInput(given), NUM_OUTPUT)
         surprises["fresh"] += _surprises(engine, fresh, scored, "fresh")
     perplexity = {name: math.exp(sum(of) / len(of)) for name, of in surprises.items()}
 
@@ -184,7 +184,7 @@ def run_endless(model: str, num_turns: int, window_tokens: int, weights: str) ->
         "turn_ms": [round(ms, 2) for ms in turn_ms],
     }
     print("written:", write_result("endless", result))
-    print("drawn:  ", draw_endless("endless", turn_ms, memory_mb))
+    print("drawn:  ", draw_endless("endless", turn_ms, memory_mb, NUM_INPUT + NUM_OUTPUT))
 
 
 def _surprises(engine: Engine, talk: Talk, inputs: Sequence[Sequence[int]], name: str) -> list[float]:
@@ -192,7 +192,7 @@ def _surprises(engine: Engine, talk: Talk, inputs: Sequence[Sequence[int]], name
     plain, scores = engine.runner, ScoringRunner(engine.runner)
     engine.runner = scores
     for given in tqdm(inputs, desc=name, unit="turn", mininterval=5):
-        talk.turn(given)
+        talk.turn(TokenInput(given), NUM_OUTPUT)
     engine.runner = plain
     return scores.surprises
 

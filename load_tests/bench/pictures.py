@@ -167,13 +167,14 @@ def draw_soak(name: str, memory_mb: Sequence[float], num_acts: Sequence[int]) ->
     return _saved(figure, name)
 
 
-def draw_endless(name: str, turn_ms: Sequence[float], memory_mb: Sequence[float]) -> Path:
+def draw_endless(name: str, turn_ms: Sequence[float], memory_mb: Sequence[float], num_tokens: int) -> Path:
     """Latency and memory over a session of many turns.
 
     Args:
         name: of the file in the results folder, without its suffix.
         turn_ms: of each turn.
         memory_mb: of the process, every hundred turns.
+        num_tokens: of each turn.
 
     Returns:
         The picture's path.
@@ -186,7 +187,7 @@ def draw_endless(name: str, turn_ms: Sequence[float], memory_mb: Sequence[float]
     latency.set(title="One session whose window slides", ylabel="turn, ms", ylim=(0, None))
     latency.legend(frameon=False)
     memory.plot([100 * (at + 1) for at in range(len(memory_mb))], memory_mb, color=_COLOURS["session"], linewidth=1.5)
-    memory.set(xlabel="turn (8 tokens each)", ylabel="memory, MB", ylim=(0, 1.2 * max(memory_mb)))
+    memory.set(xlabel=f"turn ({num_tokens} tokens each)", ylabel="memory, MB", ylim=(0, 1.2 * max(memory_mb)))
     return _saved(figure, name)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from microturn.accounts import ByteLimits
 from microturn.history import History
 from microturn.kv_pool import PagePool
 from microturn.options import TurnOptions
@@ -20,7 +21,7 @@ from support.driver import IdsOnly, Recorder
 
 def make_table() -> SessionTable:
     """No session yet; what begins and ends is counted where nobody looks."""
-    return SessionTable(telemetry_recorder.Recorder(Settings()))
+    return SessionTable(telemetry_recorder.Recorder(Settings()), ByteLimits())
 
 
 def make_session(

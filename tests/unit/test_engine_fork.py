@@ -160,3 +160,15 @@ def test_a_parent_without_its_pages_is_computed_again(driver: FakeDriver) -> Non
         pass
     branch = driver.turn("branch", [9], start=True, fork_of="1", max_tokens=3)
     assert branch.token_ids == expected_tokens([*history, 9], 3)
+
+
+def test_a_branch_counts_its_own_tokens_for_penalties() -> None:
+    """A branch counted in its parent's counts, and each choice of one was made by the other's tokens, too."""
+    driver = FakeDriver(max_context=256)
+    penalties = {"max_tokens": 8, "repetition_penalty": 1.8, "presence_penalty": 0.9}
+    alone = FakeDriver(max_context=256)
+    for one in (driver, alone):
+        one.turn(1, [5, 6, 7], start=True, **penalties)
+    driver.turn(2, [9], start=True, fork_of="1", **penalties)
+    driver.turn(2, [9, 9, 9], **penalties)
+    assert driver.turn(1, [8], **penalties).token_ids == alone.turn(1, [8], **penalties).token_ids

@@ -15,6 +15,7 @@ import logging
 import shutil
 import sys
 import tempfile
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,7 @@ from microturn.engine import Engine
 from microturn.flight import Flight
 from microturn.options import TurnOptions
 from microturn.session import Session
+from microturn.settings import Settings
 from support.fake_runner import VOCAB_SIZE, FakeDriver
 from support.late_copies import LateCopier
 from support.late_draws import late_draw
@@ -127,6 +129,7 @@ class EngineMachine(RuleBasedStateMachine):
         max_batch_tokens=st.sampled_from([4, 7, 64]),
         share_prefixes=st.booleans(),
         host_tier_bytes=host_tiers_bytes,
+        history_bytes=st.sampled_from([Settings.history_bytes, 0, 60]),
         layer_window=layer_windows,
         is_stopped=st.sampled_from([False, False, False, True]),
         seed=st.integers(0, 2**32),
@@ -138,6 +141,7 @@ class EngineMachine(RuleBasedStateMachine):
         max_batch_tokens: int,
         share_prefixes: bool,
         host_tier_bytes: int,
+        history_bytes: int,
         layer_window: int | None,
         is_stopped: bool,
         seed: int,
@@ -154,6 +158,7 @@ class EngineMachine(RuleBasedStateMachine):
             idle_timeout_s=IDLE_S,
             share_prefixes=share_prefixes,
             host_tier_bytes=host_tier_bytes,
+            history_bytes=history_bytes,
             window=layer_window,
             eos_ids=EOS_IDS,
             is_asynchronous=self.is_asynchronous,
@@ -393,7 +398,10 @@ class EngineMachine(RuleBasedStateMachine):
         for session_id, plain in self.plain.sessions.items():
             session = self._find(session_id)
             assert session is not None
-            assert session.context.token_ids == list(plain.now.tokens)
+            context, tokens = session.context, list(plain.now.tokens)
+            assert len(context) == len(tokens)
+            assert list(context.kept_ids()) == tokens[: context.num_sinks] + tokens[context.first_kept :]
+            assert Counter(context.known_ids()) == Counter(tokens)
             assert session.open_turns == [turn.turn for turn in plain.open]
         self.plain.check_answers()
         self._check_counts()

@@ -40,6 +40,8 @@ def test_sessions_are_described(driver: ThreadedDriver) -> None:
     assert (one["id"], one["context_len"], one["state"], one["num_turns"]) == (1, 5, "parked", 1)
     assert (one["kv_len"], one["num_pages"], one["kv"]) == (4, 1, "device")
     assert (two["id"], two["context_len"], two["kv_len"], two["kv"]) == (2, 1, 0, "tokens")
+    assert one["bytes"] == {"device": 64, "host": 0, "disk": 0, "inputs": 20}
+    assert two["bytes"] == {"device": 0, "host": 0, "disk": 0, "inputs": 4}
     assert 0 <= one["idle_s"] <= one["age_s"] < 10
     assert 20 < two["expires_in_s"] <= 30
 
@@ -51,12 +53,15 @@ def test_kv_outside_the_pool_is_said_to_be_there(
     tiers = {"host_tier_bytes": 1 << 20} if place == "host" else {"disk_tier_dir": str(tmp_path)}
     driver = start(num_pages=32, max_context=64, **tiers)
     for session_id in range(1, 9):
-        driver.ask(session_id, [*range(50)], start=True, max_tokens=2).wait()
+        driver.ask(session_id, [session_id, *range(49)], start=True, max_tokens=2).wait()
     deadline_s = time.monotonic() + 30
     places: set[str] = set()
     while place not in places and time.monotonic() < deadline_s:
         places = {session["kv"] for session in driver.engine.call(Housekeeping.describe)}
     assert {"device", place} <= places
+    away = next(one for one in driver.engine.call(Housekeeping.describe) if one["kv"] == place)
+    # 51 tokens in pages of four, of 64 bytes.
+    assert (away["bytes"][place], away["bytes"]["device"], away["bytes"]["inputs"]) == (13 * 64, 0, 52 * 4)
     copy = driver.engine.call(lambda sessions: sessions.copy("1"))
     assert (copy.kv_len, len(copy.context)) == (0, 52)
 

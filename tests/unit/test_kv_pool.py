@@ -568,3 +568,65 @@ class PoolMachine(RuleBasedStateMachine):
 
 TestPoolMachine = PoolMachine.TestCase
 TestPoolMachine.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
+
+
+# ---- behind a gap --------------------------------------------------------------------------------------------------
+
+
+def test_a_table_begins_behind_a_gap_as_if_nothing_had_stood_there() -> None:
+    """Sinks of a page, then position 40: layers that see all keep the sinks, those that look back 5 tokens do not."""
+    pool = PagePool(32, 4)
+    table = PageTable(pool, [Track(num_sinks=4), Track(2, window=5, slack=4)])
+    assert table.reserve(4)
+    table.kv_len = 4
+    table.begin_behind(40)
+    assert (table.kv_len, [len(pages) for pages in table._pages]) == (40, [1, 0])
+    table.check_integrity()
+    assert table.reserve(46)
+    table.kv_len = 46
+    (everything, pages), (near, near_pages) = table.seen(8)
+    assert (everything.num_evicted, len(pages)) == (36, 3), "nobody sees what is not there"
+    assert (near.num_evicted, len(near_pages)) == (40, 4)
+    table.check_integrity()
+    table.evict(40)
+    assert table.seen(40)[0][0].num_evicted == 40
+    pool.check_integrity([table.pages])
+
+
+@pytest.mark.parametrize(("kv_len", "left"), [(45, 45), (40, 40), (39, 0), (4, 0), (2, 0)])
+def test_a_cut_to_before_a_gap_leaves_nothing_behind_it(kv_len: int, left: int) -> None:
+    pool = PagePool(32, 4)
+    table = PageTable(pool, [Track(num_sinks=4), Track(window=5, slack=4)])
+    assert table.reserve(4)
+    table.kv_len = 4
+    table.begin_behind(40)
+    assert table.reserve(46)
+    table.kv_len = 46
+    table.truncate(kv_len)
+    assert table.kv_len == left
+    assert any(track.origin for track in table.tracks) is (left > 0)
+    table.check_integrity()
+    pool.check_integrity([table.pages])
+
+
+def test_a_branch_begins_behind_the_same_gap() -> None:
+    pool = PagePool(32, 4)
+    table = PageTable(pool, [Track(num_sinks=4)])
+    assert table.reserve(4)
+    table.kv_len = 4
+    table.begin_behind(40)
+    assert table.reserve(46)
+    table.kv_len = 46
+    branch = PageTable(pool, [Track(num_sinks=4)])
+    branch.adopt_from(table, 45)
+    assert (branch.kv_len, branch.tracks) == (44, table.tracks)
+    branch.check_integrity()
+    pool.check_integrity([table.pages, branch.pages])
+
+
+def test_only_sinks_come_before_a_gap() -> None:
+    table = PageTable(PagePool(32, 4), [Track(num_sinks=4)])
+    assert table.reserve(8)
+    table.kv_len = 8
+    with pytest.raises(AssertionError):
+        table.begin_behind(40)

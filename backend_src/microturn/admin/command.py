@@ -113,7 +113,8 @@ def _tokens(done: Mapping[str, Any]) -> str:
 
 
 def _table(sessions: Sequence[Mapping[str, Any]]) -> str:
-    rows = [("ID", "CONTEXT", "PAGES", "KV", "STATE", "AGE", "LAST TURN")]
+    tiers = ("device", "host", "disk", "inputs")
+    rows = [("ID", "CONTEXT", "KV", *map(str.upper, tiers), "STATE", "AGE", "LAST TURN")]
     for session in sessions:
         last = "now" if session["state"] == "running" else f"{_duration(session['idle_s'])} ago"
         rows.append(
@@ -121,8 +122,8 @@ def _table(sessions: Sequence[Mapping[str, Any]]) -> str:
                 # An id is what a client chose: no control character of it reaches the terminal.
                 str(session["id"]).encode("unicode_escape").decode(),
                 str(session["context_len"]),
-                str(session["num_pages"]),
                 session["kv"],
+                *(_size(session["bytes"][tier]) for tier in tiers),
                 session["state"],
                 _duration(session["age_s"]),
                 last,
@@ -132,6 +133,15 @@ def _table(sessions: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     )
+
+
+def _size(num_bytes: int) -> str:
+    if not num_bytes:
+        return "-"
+    for unit_bytes, unit in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if num_bytes >= unit_bytes:
+            return f"{num_bytes / unit_bytes:.1f} {unit}"
+    return f"{num_bytes} B"
 
 
 def _duration(duration_s: float) -> str:

@@ -100,7 +100,7 @@ class Operations:
             raise FailedPrecondition(f"{path} has expired: export the session again")
 
         session = restore_session(snapshot, self._engine.host)
-        self._engine.call(lambda sessions: sessions.expect(snapshot.header))
+        self._engine.call(lambda sessions: sessions.expect(session, snapshot.header))
         try:
             taken = taken_up(session, snapshot, _claim(path), self._engine.runner.kv.page_parts)
         except MicroturnError:

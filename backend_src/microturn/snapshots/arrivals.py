@@ -14,6 +14,7 @@ from microturn.admission import check_room
 from microturn.background import Background
 from microturn.errors import FailedPrecondition
 from microturn.kv_image import PagePart
+from microturn.session import Session
 from microturn.session_table import SessionTable
 from microturn.settings import Settings
 from microturn.snapshots.directory import SnapshotDirectory
@@ -77,7 +78,7 @@ class Arrivals:
         self._sessions = sessions
         self._host = host
         self._directory = directory
-        self._look_up = None if directory is None else LookUp(directory, host, page_parts)
+        self._look_up = None if directory is None else LookUp(directory, host, page_parts, self._check)
         self._storage = storage
         self._files = files
         self._coming: dict[SessionId, _Coming] = {}
@@ -150,7 +151,7 @@ class Arrivals:
 
     # ---- what others read and claim ------------------------------------------------------------------------------
 
-    def expect(self, header: Header) -> None:
+    def expect(self, session: Session, header: Header) -> None:
         """A saved session is about to be claimed; its place is kept until `admit` or `withdraw`.
 
         Raises:
@@ -164,6 +165,7 @@ class Arrivals:
             raise FailedPrecondition(f"session '{session_id}' is being taken up: try again")
         check_up_to_date(header, self._sessions.newest_epoch(session_id))
         check_room(self._settings, self._sessions, header.tenant)
+        self._check(session)
         self._expect(session_id, header.tenant, None)
 
     def admit(self, taken: TakenUp) -> None:
@@ -196,6 +198,10 @@ class Arrivals:
         self._is_closed = True
         for coming in self._coming.values():
             coming.told = None
+
+    def _check(self, session: Session) -> None:
+        """Whether there is room for what a session takes. Called by the file threads, too: it only reads numbers."""
+        self._sessions.accounts.check(session, 0)
 
     def _has_purged(self, outcome: Outcome[None]) -> None:
         self._is_purging = False

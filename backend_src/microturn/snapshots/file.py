@@ -36,7 +36,9 @@ from microturn.tiers.copies import KVCopy
 
 log = logging.getLogger(__name__)
 
-FORMAT_VERSION = 1
+# Older servers understand the first one only. The second is of sessions that have forgotten some of their inputs, which
+# those would take for whole.
+FORMAT_VERSIONS = (1, 2)
 
 _STATE = "state"
 _LEN_BYTES = 8
@@ -174,7 +176,7 @@ def _sealed(snapshot: Snapshot, kv: KVCopy | None) -> bytearray:
     state = json.dumps(snapshot.state).encode()
     state += b" " * (-(len(state) + sum(tensor.nbytes for tensor in snapshot.tensors.values())) % _ALIGNMENT)
     metadata = {
-        "format_version": str(FORMAT_VERSION),
+        "format_version": str(snapshot.format_version),
         "session": json.dumps(snapshot.header.as_json()),
         "checksum": _NO_CHECKSUM.decode(),
     }
@@ -220,10 +222,10 @@ def _read_header(header_bytes: bytes) -> Header:
     try:
         metadata: dict[str, Any] = json.loads(header_bytes)["__metadata__"]
         version = int(metadata["format_version"])
-        if version > FORMAT_VERSION:
-            raise NewerSnapshot(f"it has format version {version}, and {FORMAT_VERSION} is read here")
-        if version != FORMAT_VERSION:
-            raise UnreadableSnapshot(f"it has format version {version}, and {FORMAT_VERSION} is read here")
+        if version > FORMAT_VERSIONS[-1]:
+            raise NewerSnapshot(f"it has format version {version}, and {FORMAT_VERSIONS[-1]} is read here")
+        if version not in FORMAT_VERSIONS:
+            raise UnreadableSnapshot(f"it has format version {version}, and {FORMAT_VERSIONS[-1]} is read here")
         return Header.from_json(json.loads(metadata["session"]))
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise UnreadableSnapshot(f"its header is not that of a snapshot: {error!r}") from error

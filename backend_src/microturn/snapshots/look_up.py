@@ -56,12 +56,20 @@ class LookUp:
         directory: where they are.
         host: what they find here.
         page_parts: what a page consists of here.
+        check: raises where there is no room for a session.
     """
 
-    def __init__(self, directory: SnapshotDirectory, host: Host, page_parts: Sequence[PagePart]) -> None:
+    def __init__(
+        self,
+        directory: SnapshotDirectory,
+        host: Host,
+        page_parts: Sequence[PagePart],
+        check: Callable[[Session], None],
+    ) -> None:
         self._directory = directory
         self._host = host
         self._page_parts = page_parts
+        self._check = check
 
     def take_up(self, request: TurnRequest, newest_epoch: int, is_wanted: Callable[[], bool]) -> TakenUp | None:
         """Claims the session that a START asks for.
@@ -95,6 +103,7 @@ class LookUp:
             return None
         check_owner(snapshot.header, request)  # it may have been saved again meanwhile
         session = restore_session(snapshot, self._host)
+        self._check(session)
         if not is_wanted():
             return None
         taken = taken_up(session, snapshot, self._directory.claim(snapshot), self._page_parts)

@@ -2,7 +2,8 @@
 
 | tensor | type, shape | |
 | --- | --- | --- |
-| `token_ids` | int32 [n] | the context |
+| `token_ids` | int32 [n] | the context, without what is forgotten behind the sinks |
+| `forgotten` | int32 [v] | how often each id is among what is forgotten, if anything is |
 | `embeds` | float32 [k, hidden] | what stands for tokens in it, one behind the other |
 | `embed_spans` | int64 [s, 2] | where each piece of `embeds` stands in the context, and its length |
 | `marks` | int64 [m, 3] | where each turn's input stands in the context, and the number of the text state behind it |
@@ -50,6 +51,7 @@ class Host:
         clock: seconds, monotonic.
         kinds: of the model's layers.
         window_slack: tokens that a session is cut back by, most often at most.
+        history_bytes: of inputs behind its window that a session keeps.
     """
 
     model_fingerprint: str
@@ -61,6 +63,11 @@ class Host:
     clock: Callable[[], float]
     kinds: Sequence[LayerKind]
     window_slack: int
+    history_bytes: int
+
+    def history_limit(self, *, keeps_all: bool) -> int | None:
+        """See `Session.history_limit`."""
+        return None if keeps_all else self.history_bytes
 
     def new_table(self, window: Window | None) -> PageTable:
         """The pages, none, of a session with such a window."""
@@ -100,6 +107,9 @@ def snapshot_of(session: Session, host: Host, *, epoch: int, expires_s: float) -
         "max_context": session.max_context,
         "window": None if session.window is None else asdict(session.window),
         "num_dropped": session.num_dropped,
+        "num_forgotten": context.num_forgotten,
+        "keeps_history": session.history_limit is None,
+        "is_rebuilt": session.is_rebuilt,
         "idle_timeout_s": session.idle_timeout_s,
         "cache_salt": session.cache_salt,
         "priority": session.priority,
@@ -112,15 +122,17 @@ def snapshot_of(session: Session, host: Host, *, epoch: int, expires_s: float) -
         "text_states": states.written,
     }
     tensors = {
-        "token_ids": torch.tensor(context.token_ids, dtype=torch.int32),
+        "token_ids": torch.tensor(context.kept_ids(), dtype=torch.int32),
         "marks": torch.tensor(marks, dtype=torch.int64).reshape(-1, 3),
     }
+    if context.num_forgotten:
+        tensors["forgotten"] = torch.from_numpy(context.forgotten_counts.copy())
     if context.embeds:
         spans = [(span.start, len(span.embeds)) for span in context.embeds]
         tensors["embeds"] = torch.cat([span.embeds for span in context.embeds])
         tensors["embed_spans"] = torch.tensor(spans, dtype=torch.int64)
     header = Header(session.id, epoch, host.model_fingerprint, expires_s, session.key, session.tenant)
-    return Snapshot(header, state, tensors)
+    return Snapshot(header, state, tensors, format_version=2 if context.num_forgotten else 1)
 
 
 def check_model(header: Header, host: Host) -> None:
@@ -169,13 +181,15 @@ def _restored(snapshot: Snapshot, host: Host) -> Session:
         host.check_window(window)
     return Session(
         id=header.session_id,
-        history=_restored_history(host.new_codec(state["tools"]), state, snapshot.tensors),
+        history=_restored_history(host.new_codec(state["tools"]), state, snapshot.tensors, window),
         table=host.new_table(window),
         defaults=parse_turn_options(state["defaults"]),
         seed=state["seed"],
         max_context=max_context,
         window=window,
         num_dropped=state["num_dropped"],
+        history_limit=host.history_limit(keeps_all=state.get("keeps_history", False)),
+        is_rebuilt=state.get("is_rebuilt", False),
         idle_timeout_s=state["idle_timeout_s"],
         last_activity_s=now_s,
         results=Results(host.num_results, map(_result_from_json, state["results"])),
@@ -190,9 +204,15 @@ def _restored(snapshot: Snapshot, host: Host) -> Session:
     )
 
 
-def _restored_history(codec: Codec, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> History:
+def _restored_history(
+    codec: Codec, state: Mapping[str, Any], tensors: Mapping[str, Tensor], window: Window | None
+) -> History:
     text_states = [codec.state_from_json(written) for written in state["text_states"]]
     context = Context()
+    # Servers that forgot nothing said nothing of it.
+    if state.get("num_forgotten", 0):
+        assert window is not None, "forgotten without a window"
+        context.recall_gap(window.num_sinks, state["num_forgotten"], tensors["forgotten"].numpy())
     context.append_ids(tensors["token_ids"].tolist())
     if "embeds" in tensors:
         spans = tensors["embed_spans"].tolist()

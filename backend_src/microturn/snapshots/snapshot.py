@@ -59,12 +59,14 @@ class Snapshot:
         state: all of the session that is not numbers in rows, as `json.dumps` takes it.
         tensors: its numbers by name; see `session_state`.
         kv: of one that was read, where its KV stands in the file; None when it has none.
+        format_version: of one that is to be written: the least that says all that it holds.
     """
 
     header: Header
     state: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
     kv: KVPart | None = None
+    format_version: int = 1
 
 
 def next_epoch(epoch: int = 0) -> int:

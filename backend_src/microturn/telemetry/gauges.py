@@ -70,6 +70,7 @@ class Gauges:
         places = Counter((session.state, session.kv_place) for session in self._sessions)
         for values in metrics.sessions.series:
             metrics.sessions.set(places[values[0], values[1]], *values)
+        metrics.input_bytes.set(sum(session.context.num_bytes for session in self._sessions))
         metrics.turns_open.set(len(self._running), "running")
         metrics.turns_open.set(sum(len(session.queued) for session in self._running), "queued")
         silent = (session.expires_s for session in self._sessions if session.running is None)

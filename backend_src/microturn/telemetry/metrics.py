@@ -133,6 +133,10 @@ class Metrics:
         self.kv_preemptions = Counter(
             "microturn_kv_preemptions_total", "Sessions that lost their pages in the middle of a turn."
         )
+        self.kv_rebuilds = Counter(
+            "microturn_kv_rebuilds_total", "Turns that found KV lost and the inputs before the window forgotten."
+        )
+        self.input_bytes = Gauge("microturn_input_bytes", "Bytes of ids and embeddings that sessions keep.")
         self.kv_file_errors = Counter(
             "microturn_kv_file_errors_total",
             "Files of KV that could not be used or written.",

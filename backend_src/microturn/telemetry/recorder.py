@@ -100,6 +100,8 @@ class Recorder:
             metrics.deadlines.add("missed" if reason == "deadline" else "met")
         if reason == "cancelled":
             return
+        if status.rebuilt:
+            metrics.kv_rebuilds.add()
         if turn.options.rewind_to is not None:
             metrics.rewinds.add()
             metrics.rewound_tokens.add(by=turn.num_cut)

@@ -88,6 +88,11 @@ class FakeServer:
         with self._lock:
             self._sessions.forget_sequences()
 
+    def rebuild(self) -> None:
+        """The server loses all KV and inputs before the windows; the sessions live, and their next status says so."""
+        with self._lock:
+            self._sessions.rebuild()
+
     def restart(self) -> None:
         """The server dies, with all sessions, and is back at once."""
         with self._lock:

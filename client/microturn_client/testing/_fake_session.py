@@ -57,6 +57,7 @@ class FakeSession:
     defaults: dict[str, Any]
     idle_timeout_s: float
     max_context: int
+    is_rebuilt: bool = False
     context: list[int] = field(default_factory=list)
     held: str = ""
     marks: list[tuple[int, int, str]] = field(default_factory=list)

@@ -16,7 +16,7 @@ from microturn_client.testing._fake_session import FakeSession, FakeTurn, Refuse
 from microturn_client.testing._messages import FakeRequest, answer, error, read_request
 
 _START_OPTIONS = (
-    *("fork_of", "idle_timeout_s", "max_context", "overflow", "sink_tokens", "window_tokens", "tools"),
+    *("fork_of", "idle_timeout_s", "max_context", "overflow", "sink_tokens", "window_tokens", "history", "tools"),
     "model_fingerprint",
 )
 _TURN_ALONE = ("turn", "rewind_to", "role", "session_key", "traceparent", "seed", "resume", *_START_OPTIONS)
@@ -62,6 +62,11 @@ class FakeSessions:
     def forget_sequences(self) -> None:
         """Triton knows no sequence any more; the sessions live."""
         self._sequences.clear()
+
+    def rebuild(self) -> None:
+        """All KV is lost, with the inputs that it could be computed from: every session's next status says so."""
+        for session in self._sessions.values():
+            session.is_rebuilt = True
 
     def forget_sessions(self) -> None:
         """The model process died: nothing is left, and no turn is answered."""
@@ -282,6 +287,8 @@ class FakeSessions:
         session.last_activity_s = self._clock()
         length = len(session.context) if length is None else length
         status = session.status_of(turn, reason, length)
+        if session.is_rebuilt:
+            status["rebuilt"], session.is_rebuilt = True, reason == "cancelled"
         if turn.request.start and not turn.request.options.get("resume"):
             status["model_fingerprint"] = self.model_fingerprint
         ids = turn.appended if turn.options.get("return_appended_ids") else None

@@ -41,8 +41,10 @@ def sessions(*arguments: str | Path, socket: Path) -> int:
 def test_the_table_shows_what_lives(socket: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert sessions("list", socket=socket) == 0
     head, row = capsys.readouterr().out.splitlines()
-    assert head.split() == ["ID", "CONTEXT", "PAGES", "KV", "STATE", "AGE", "LAST", "TURN"]
-    assert row.split()[:5] == ["4711", "4", "1", "device", "parked"]
+    columns = ["ID", "CONTEXT", "KV", "DEVICE", "HOST", "DISK", "INPUTS", "STATE", "AGE", "LAST", "TURN"]
+    assert head.split() == columns
+    # A page of four tokens is 64 bytes in the model that is a hash; four ids are 16.
+    assert row.split()[:11] == ["4711", "4", "device", "64", "B", "-", "-", "16", "B", "parked", "0"]
     assert row.endswith(" s ago")
 
 

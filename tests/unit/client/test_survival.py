@@ -699,3 +699,33 @@ class TestAnEndThatTritonRefuses:
             events(self.close(scene))
         assert scene.core.state is SessionState.CLOSED
         assert scene.sessions.num_turns_done == num_done
+
+
+# ---- KV that is rebuilt --------------------------------------------------------------------------------------------
+
+
+def test_what_was_rebuilt_is_told_once_with_the_turn(scene):
+    scene.begin([1, 2], max_tokens=2)
+    scene.settle()
+    scene.sessions.rebuild()
+    turn, later = scene.begin([3], max_tokens=2), scene.begin([4], max_tokens=2)
+    scene.settle()
+    *tokens, told, end = events(turn)
+    assert [type(event) for event in tokens] == [Tokens, Tokens]
+    assert told == Resumed(exact=False, reason=told.reason)
+    assert "window" in told.reason
+    assert end.status.rebuilt
+    assert [event for event in events(later) if isinstance(event, Resumed)] == []
+    assert not later.result.rebuilt
+
+
+def test_what_was_rebuilt_and_told_to_a_turn_that_nobody_reads_is_told_to_the_next(scene):
+    """After a loss the client asks how the session is, by a turn of its own."""
+    scene.begin([1, 2], max_tokens=2)
+    scene.settle()
+    scene.break_stream()
+    scene.sessions.rebuild()
+    scene.settle()
+    turn = scene.begin([3], max_tokens=2)
+    scene.settle()
+    assert [event.exact for event in events(turn) if isinstance(event, Resumed)] == [False]

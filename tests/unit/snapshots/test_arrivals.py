@@ -286,7 +286,7 @@ def test_what_a_newer_version_saved_is_left_to_it_and_the_client_is_told(
     save(before, directory)
     (file,) = files(tmp_path, ".snapshot")
     content = file.read_bytes()
-    newer = content.replace(b'"format_version":"1"', b'"format_version":"2"')
+    newer = content.replace(b'"format_version":"1"', b'"format_version":"9"')
     file.write_bytes(newer)
     answer = after.turn(1, [9], max_tokens=2, **RESUME)
     assert answer.code == "FAILED_PRECONDITION"

@@ -117,7 +117,7 @@ def test_what_is_no_snapshot_is_refused(path: Path, content: bytes) -> None:
 def test_a_file_of_another_version_is_refused_in_words(path: Path) -> None:
     content = path.read_bytes()
     path.write_bytes(content.replace(b'"format_version":"1"', b'"format_version":"9"'))
-    with pytest.raises(UnreadableSnapshot, match="format version 9, and 1 is read here"):
+    with pytest.raises(UnreadableSnapshot, match="format version 9, and 2 is read here"):
         read_snapshot(path)
 
 
