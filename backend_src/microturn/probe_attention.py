@@ -90,11 +90,21 @@ def check_attention(model: PreTrainedModel, layers: Sequence[LayerShape]) -> Non
 
     AttentionInterface.register(_IMPLEMENTATION, watch)
     AttentionMaskInterface.register(_IMPLEMENTATION, mask)
-    with untouched(model):
-        model.set_attn_implementation(_IMPLEMENTATION)
-        model(input_ids=ids, use_cache=False, logits_to_keep=1)
+    try:
+        with untouched(model):
+            model.set_attn_implementation(_IMPLEMENTATION)
+            model(input_ids=ids, use_cache=False, logits_to_keep=1)
+    finally:
+        # What is registered stays for good; these would hold the model.
+        AttentionInterface.register(_IMPLEMENTATION, _nothing)
+        AttentionMaskInterface.register(_IMPLEMENTATION, _nothing)
     if len(watched) != len(layers):
         raise UnlikeOurs(f"{len(watched)} of {len(layers)} layers attend where they can be watched")
+
+
+def _nothing(*_args: Any, **_kwargs: Any) -> Any:
+    """Stands where nothing is watched."""
+    raise AssertionError("only a check watches layers")
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, scale: float, positions: Tensor, window: int | None) -> Tensor:
