@@ -17,6 +17,7 @@ from microturn_client import (
     ModelChanged,
     NotFound,
     Recovery,
+    ResourceExhausted,
     Resumed,
     Tokens,
     TurnEnd,
@@ -629,6 +630,31 @@ class TestBargeIn:
             cut.next_event()
         assert len(ids(events(later))) == 2
         assert scene.context[:6] == [1, 2, *answer, 3]
+
+    def test_a_cut_that_is_refused_for_a_gap_is_sent_again(self, scene):
+        """A turn before the cut was refused for want of room. The cut came back as a gap, and from then on waited for
+        its own answer: nothing was sent any more, and the timer of the keep-alive span."""
+        scene.begin([1, 2], max_tokens=0)
+        scene.settle()
+        take, is_full = scene.sessions.take, [True]
+
+        def refuse(message, send):
+            if list(message.inputs[0].shape) == [1, 3] and is_full.pop():
+                send(error(message.id, "RESOURCE_EXHAUSTED: 1 turns wait in this session already [retry_after_ms=200]"))
+            else:
+                take(message, send)
+
+        scene.sessions.take = refuse
+        scene.begin([3], max_tokens=2)
+        full = scene.begin([4, 5, 6], max_tokens=0)
+        behind = scene.begin([7], max_tokens=0)
+        cut = scene.core.begin_interrupt(1e9, at=2)
+        scene.settle()
+        assert events(cut)[-1].status.context_len == 2
+        with pytest.raises(ResourceExhausted):
+            events(full)
+        assert events(behind)[-1].status.context_len == 4
+        assert scene.context == [1, 2, 3, 7]
 
 
 def test_a_branch_whose_parent_died_is_told_all(scene):
