@@ -243,6 +243,8 @@ class SessionCore:
         expected = error.details.get("turn") if isinstance(error, FailedPrecondition) else None
         if turn.number is not None and expected is not None and expected < turn.number:
             self._outbox.left_gap(turn, expected)
+            if turn.is_cut:
+                self._cuts.is_unsent(turn)
             return
         turn.fail(error)
         turn.is_held = False
