@@ -99,6 +99,7 @@ class Stream:
         self._is_open = True
         self._is_mute = False
         self._num_to_lose = 0
+        self._lost_ids: set[str] = set()
         self._unread: deque[ModelStreamInferResponse] = deque()
         self._up_at_s = self._down_at_s = 0.0
 
@@ -127,8 +128,11 @@ class Stream:
 
     def deliver(self, message: ModelStreamInferResponse) -> None:
         """A response goes out."""
-        if self._num_to_lose:
+        request_id = message.infer_response.id
+        if self._num_to_lose and request_id not in self._lost_ids:
             self._num_to_lose -= 1
+            self._lost_ids.add(request_id)
+        if request_id in self._lost_ids:
             return
         if self._is_open and not self._is_mute:
             self.num_paid += not _is_free(message)
@@ -166,9 +170,9 @@ class Stream:
         self.num_unread_bytes = 0
         self._world.after(_DEAD_S, self._is_known)
 
-    def lose(self, num_messages: int) -> None:
-        """The next responses are lost on a stream that lives."""
-        self._num_to_lose += num_messages
+    def lose(self, num_answers: int) -> None:
+        """What is still said in the next answers is lost, on a stream that lives."""
+        self._num_to_lose += num_answers
 
     def _arrive(self, request: ModelInferRequest) -> None:
         if self._is_open and not self._is_mute:
