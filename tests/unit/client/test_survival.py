@@ -656,6 +656,34 @@ class TestBargeIn:
         assert events(behind)[-1].status.context_len == 4
         assert scene.context == [1, 2, 3, 7]
 
+    def test_what_comes_behind_a_cut_after_a_gap_is_not_held_for_it(self, scene):
+        """The interrupt was refused for a gap before the turn that it would have undone was. So that one was sent again
+        behind it, as a turn that waits for the interrupt's answer, which had come: its reader waited for ever."""
+        scene.begin([1, 2], max_tokens=0)
+        scene.settle()
+        take, held_back = scene.sessions.take, []
+
+        def refuse(message, send):
+            if list(message.inputs[0].shape) == [1, 3]:
+                held_back.append(lambda: send(error(message.id, "CONTEXT_FULL: send less")))
+            elif held_back and "rewind_to" not in message.parameters:
+                held_back.append(lambda: send(error(message.id, "FAILED_PRECONDITION: a gap [turn=1]")))
+            elif held_back:
+                send(error(message.id, "FAILED_PRECONDITION: a gap [turn=1]"))
+                for tell in held_back:
+                    tell()
+                scene.sessions.take = take
+            else:
+                take(message, send)
+
+        scene.sessions.take = refuse
+        scene.begin([3, 4, 5], max_tokens=2)
+        behind = scene.begin([7], max_tokens=0)
+        scene.core.begin_interrupt(1e9, at=2)
+        scene.settle()
+        assert events(behind)[-1].status.context_len == 3
+        assert scene.context == [1, 2, 7]
+
 
 def test_a_branch_whose_parent_died_is_told_all(scene):
     scene.begin([1, 2], max_tokens=3)
