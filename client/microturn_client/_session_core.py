@@ -243,6 +243,7 @@ class SessionCore:
         expected = error.details.get("turn") if isinstance(error, FailedPrecondition) else None
         if turn.number is not None and expected is not None and expected < turn.number:
             self._outbox.left_gap(turn, expected)
+            turn.is_held = False  # the server has not taken it: there is nothing that an interrupt could undo
             if turn.is_cut:
                 self._cuts.is_unsent(turn)
             return

@@ -79,7 +79,7 @@ class Oracle:
         for session_id, plain_session in self.plain.sessions.items():
             session = self._find(session_id)
             assert session is not None
-            expected = list(plain_session.now.tokens)
+            expected = kept_of(session, list(plain_session.now.tokens))
             if tokens_of(session) != expected:
                 raise Broken("context", f"session {session_id} holds {tokens_of(session)}, not {expected}")
             if session.open_turns != [turn.turn for turn in plain_session.open]:
@@ -176,11 +176,28 @@ def ask_of(request: TurnRequest) -> Ask:
 
 
 def tokens_of(session: Session) -> list[Token]:
-    """A session's context, an embedding as its bytes."""
-    tokens: list[Token] = list(session.context.token_ids)
-    for span in session.context.embeds:
-        tokens[span.start : span.start + len(span.embeds)] = [row.numpy().tobytes() for row in span.embeds]
+    """What a session keeps of its context, an embedding as its bytes."""
+    context = session.context
+    num_gone = num_forgotten(session)
+    tokens: list[Token] = list(context.kept_ids() if num_gone else context.token_ids)
+    for span in context.embeds:
+        start = span.start - (num_gone if span.start >= context.num_sinks else 0) if num_gone else span.start
+        tokens[start : start + len(span.embeds)] = [row.numpy().tobytes() for row in span.embeds]
     return tokens
+
+
+def kept_of(session: Session, tokens: list[Token]) -> list[Token]:
+    """What a session must keep, of all its tokens."""
+    num_gone = num_forgotten(session)
+    if not num_gone:
+        return tokens
+    num_sinks = session.context.num_sinks
+    return [*tokens[:num_sinks], *tokens[num_sinks + num_gone :]]
+
+
+def num_forgotten(session: Session) -> int:
+    """Tokens behind the sinks that the session has forgotten, where sessions forget at all."""
+    return getattr(session.context, "num_forgotten", 0)
 
 
 def _id_named(name: str) -> SessionId:
