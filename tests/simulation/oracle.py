@@ -106,14 +106,21 @@ class Oracle:
         """A turn comes; it may have to wait for what it needs, or be refused, before the sessions hear of it."""
         self._recorders[turn] = _overhear(turn)
         self._arrive(turn)
-        self._recorders = {turn: recorder for turn, recorder in self._recorders.items() if not recorder.is_done}
+        self._recorders = {
+            turn: recorder
+            for turn, recorder in self._recorders.items()
+            if not recorder.is_done or self._engine._preparation._line_of(turn) is not None
+        }
 
     def _hear_receive(self, turn: Turn) -> None:
         recorder = self._recorders.pop(turn)
+        is_left = recorder.is_done  # its client went while it waited for what it needs; it is numbered, and goes on
         self._is_receiving = True
         self._receive(turn)
         self._is_receiving = False
         plain = PlainTurn(ask_of(turn.request), turn, recorder, turn.request.arrived_s)
+        if is_left:
+            plain.recorders.clear()
         self._turns[turn] = plain
         self.plain.arrive(plain)
         self.plain.listen(pass_failed=False)
