@@ -87,8 +87,9 @@ class Invariants:
         self._backlog_before[triton] = backlog
 
     def _check_unread(self, triton: Triton) -> None:
+        num_paid = sum(stream.num_paid for stream in triton.streams)  # one client may have several
         for stream in triton.streams:
             most = _MOST_FREE + _MOST_FREE_PER_S * (self._world.now_s - stream.opened_s)
-            most = len(stream.clients) * most + _MOST_FREE_PER_PAID * stream.num_paid
+            most = len(stream.clients) * most + _MOST_FREE_PER_PAID * num_paid
             if stream.num_unread_free > most:
                 raise Broken("unread", f"{stream.num_unread_free} answers that cost nothing wait for a client")
