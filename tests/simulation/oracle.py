@@ -89,10 +89,6 @@ class Oracle:
         except AssertionError as error:
             raise Broken("answer", str(error)) from error
 
-    def num_kept(self, session: Session) -> int:
-        """Tokens of a session that are kept, whether anybody can see them or not."""
-        return len(tokens_of(session))
-
     def stop_tasks(self, name: str) -> None:
         """Somebody who looks after the server does something with all sessions."""
         if name == "drain":
@@ -203,8 +199,8 @@ def kept_of(session: Session, tokens: list[Token]) -> list[Token]:
 
 
 def num_forgotten(session: Session) -> int:
-    """Tokens behind the sinks that the session has forgotten, where sessions forget at all."""
-    return getattr(session.context, "num_forgotten", 0)
+    """Tokens behind the sinks that the session has forgotten."""
+    return session.context.num_forgotten
 
 
 def _id_named(name: str) -> SessionId:

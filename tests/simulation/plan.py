@@ -175,7 +175,7 @@ def _person_of(name: str) -> str:
 def draw_plan(seed: int) -> Plan:
     """The plan of a seed."""
     random = Random(f"plan/{seed}")
-    knobs = draw_knobs(random)
+    knobs = draw_knobs(seed)
     num_servers = random.choice([1, 1, 2])
     people = []
     for number in range(random.choice([1, 2, 3, 3, 4, 5, 6])):

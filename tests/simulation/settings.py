@@ -34,6 +34,7 @@ class Knobs:
         has_disk_tier: whether there is a disk tier.
         disk_tier_pages: what it holds.
         has_snapshots: whether sessions outlive a server that stops.
+        history_bytes: what is kept behind a session's window.
         num_slots: Triton's candidate slots.
         layer_window: the model has layers that see less.
         is_asynchronous: the engine runs ahead, as on a GPU.
@@ -57,6 +58,7 @@ class Knobs:
     has_disk_tier: bool = False
     disk_tier_pages: int = 64
     has_snapshots: bool = False
+    history_bytes: int = 1 << 20
     num_slots: int = 65536
     layer_window: int = 0
     is_asynchronous: bool = False
@@ -82,6 +84,7 @@ _OTHERS: dict[str, tuple[float, tuple[Any, ...]]] = {
     "has_disk_tier": (0.25, (True,)),
     "disk_tier_pages": (0.3, (4, 16)),
     "has_snapshots": (0.4, (True,)),
+    "history_bytes": (0.4, (0, 200)),
     "num_slots": (0.4, (4, 8, 16)),
     "layer_window": (0.15, (3, 8, 40)),
     "is_asynchronous": (0.25, (True,)),
@@ -92,11 +95,15 @@ _OTHERS: dict[str, tuple[float, tuple[Any, ...]]] = {
 }
 
 
-def draw_knobs(random: Random) -> Knobs:
+def draw_knobs(seed: int) -> Knobs:
     """Knobs around the defaults. In one run of five all of them are the defaults."""
-    if random.random() < 0.2:
+    if Random(f"defaults/{seed}").random() < 0.2:
         return Knobs()
-    drawn = {name: random.choice(values) for name, (share, values) in _OTHERS.items() if random.random() < share}
+    drawn = {}
+    for name, (share, values) in _OTHERS.items():
+        random = Random(f"knob/{name}/{seed}")  # a knob more changes no other
+        if random.random() < share:
+            drawn[name] = random.choice(values)
     return replace(Knobs(), **drawn)
 
 
@@ -140,6 +147,7 @@ class Drawn:
             max_sessions=knobs.max_sessions,
             max_queued_turns=knobs.max_queued_turns,
             window_slack=knobs.window_slack,
+            history_bytes=knobs.history_bytes,
             idle_timeout_s=knobs.idle_timeout_s,
             share_prefixes=knobs.share_prefixes,
             host_tier_bytes=knobs.host_tier_pages * size * _PAGE_BYTES,
