@@ -684,6 +684,22 @@ class TestBargeIn:
         assert events(behind)[-1].status.context_len == 3
         assert scene.context == [1, 2, 7]
 
+    def test_what_is_held_for_a_cut_ends_with_the_session(self, scene):
+        """A turn ended while an interrupt on its way might undo it, and the session was closed and its stream lost: its
+        reader waited for ever, since it was neither on the wire nor undone."""
+        scene.begin([1, 2], max_tokens=0)
+        scene.settle()
+        turn = scene.begin([3, 4], max_tokens=0)
+        scene.core.begin_interrupt(1e9, at=2)
+        scene.flush()
+        scene.deliver_up()
+        scene.sessions.step()
+        scene.deliver_down()
+        scene.core.begin_close(1e9)
+        scene.break_stream()
+        assert turn.is_over
+        assert events(turn)[-1].status.finish_reason == "append"
+
 
 def test_a_branch_whose_parent_died_is_told_all(scene):
     scene.begin([1, 2], max_tokens=3)
