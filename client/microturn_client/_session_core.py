@@ -311,7 +311,7 @@ class SessionCore:
             raise copy.copy(self._failure)
 
     def _fail_all(self, error: MicroturnError) -> None:
-        for turn in self._outbox.clear():
+        for turn in (*self._cuts.release(), *self._outbox.clear()):
             turn.fail(error)
             turn.is_held = False
         self._opener = None

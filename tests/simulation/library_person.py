@@ -7,13 +7,13 @@ from functools import partial
 from itertools import chain
 
 from microturn_client._durable_core import DurableCore
-from microturn_client._errors import InvalidArgument, MicroturnError
+from microturn_client._errors import ConnectionLost, InvalidArgument, MicroturnError
 from microturn_client._events import Tokens, TurnEnd
 from microturn_client._pending_turn import PendingTurn
 from microturn_client._requests import Requests
 from microturn_client._retry import DEFAULT_RECOVERY
 from microturn_client._session_core import SessionCore
-from microturn_client._session_state import SessionState
+from microturn_client._session_state import DEFAULT_CLOSE_TIMEOUT_S, SessionState
 from simulation.plan import Act, Person
 from simulation.raw_person import Connect, input_of
 from simulation.shell import Shell, clock_of
@@ -148,10 +148,18 @@ class LibraryPerson:
         self._acts = chain([Act(act.number, "wait", pause_s=4.0 + act.choice % 60)], self._acts)
 
     def _close(self, act: Act) -> None:
-        end = self.shell.core.begin_close(_FOREVER_S)
+        end = self.shell.core.begin_close(DEFAULT_CLOSE_TIMEOUT_S)
         self._world.say(f"{self._name} closes")
         if end is not None:
             self._begin(self.shell, end)
+            self._world.after(DEFAULT_CLOSE_TIMEOUT_S, partial(self._give_up_closing, self.shell))
+
+    def _give_up_closing(self, shell: Shell) -> None:
+        """Nobody has confirmed that the session is closed."""
+        if shell.core.state is not SessionState.CLOSED:
+            shell.core.connection_lost(ConnectionLost("the session was closed"))
+        shell.close()
+        self._read()
 
     # ---- what she reads ------------------------------------------------------------------------------------------
 

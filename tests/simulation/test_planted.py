@@ -31,7 +31,7 @@ def test_the_deadlock_of_shared_prefixes(monkeypatch: pytest.MonkeyPatch) -> Non
     """A page that the prefix cache and a session both refer to counted as one that nobody can free: two people with
     default settings, and nobody is answered any more."""
     monkeypatch.setattr(kv_pool.PagePool, "num_freeable", _counting_the_cache)
-    seed, outcome = _find(0, 60, invariants={"progress", "AssertionError in engine.py:check_integrity"})
+    seed, outcome = _find(0, 500, invariants={"progress", "AssertionError in engine.py:check_integrity"})
     smallest = shrink(draw_plan(seed), outcome.invariant, max_runs=60)
     assert run(smallest).invariant == outcome.invariant
     assert len(smallest.parts()) < len(draw_plan(seed).parts())
@@ -53,7 +53,7 @@ def test_a_lost_slot(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_doubled_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """A numbered turn that comes again is done again."""
     monkeypatch.setattr(results.Results, "find", lambda *_: None)
-    _find(0, 60, invariants={"answer", "context", "transcript", "tokens once"})
+    _find(0, 200, invariants={"answer", "context", "transcript", "tokens once"})
 
 
 def test_a_buffer_that_grows(monkeypatch: pytest.MonkeyPatch) -> None:
