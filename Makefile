@@ -11,7 +11,7 @@ TOOLS := $(or $(MICROTURN_CACHE),$(HOME)/.cache/microturn)/tools
 export GOMP_SPINCOUNT ?= 10000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo serve gateway test test-unit test-oracles test-e2e check check-deploy deploy-tools image-test clean \
+.PHONY: help setup model demo serve gateway simulate test test-unit test-oracles test-e2e check check-deploy deploy-tools image-test clean \
 	bench-overhead bench-turns bench-beat bench-peers llama-server bench-engine bench-prefixes bench-endless bench-kv \
 	bench-weights bench-parked bench-client bench-telemetry bench-plan bench-host gpu-report fleet soak load load-ui capacity
 
@@ -47,13 +47,16 @@ gateway: setup  ## a page and OpenAI's APIs on loopback:8080, before the server 
 test: test-unit test-oracles test-e2e  ## run all tests
 
 test-unit: model  ## the parts by themselves
-	$(BIN)/python -m pytest tests/unit
+	$(BIN)/python -m pytest tests/unit tests/simulation
 
 test-oracles: model  ## what "correct" means: the engine against plain transformers
 	$(BIN)/python -m pytest tests/oracles
 
 test-e2e: model deploy-tools  ## the real server over real gRPC
 	$(BIN)/python -m pytest tests/e2e
+
+simulate: setup  ## engine, adapter, wire and clients with faults under a virtual clock; SEEDS=0:10000, or SEEDS=17 to see it
+	@PYTHONPATH=tests $(BIN)/python -m simulation $(or $(SEEDS),0:1000) $(ARGS)
 
 check: setup  ## lint and strict types
 	$(BIN)/ruff check .

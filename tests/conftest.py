@@ -15,8 +15,9 @@ from support import models
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--engine-runs", type=int, default=2000, help="random runs of the engine in test_engine_random.py")
+    parser.addoption("--engine-runs", type=int, default=500, help="random runs of the engine in test_engine_random.py")
     parser.addoption("--loads", type=int, default=12, help="random loads of the server in test_pressure_loads.py")
+    parser.addoption("--seeds", type=int, default=300, help="seeds of the simulator in test_simulation.py")
     parser.addoption("--device", default="cpu", help="where the models of the oracles compute: cpu or cuda")
 
 

@@ -224,6 +224,16 @@ class Cuts:
         self._blocking = None if self._blocking is cut else self._blocking
         return done
 
+    def is_unsent(self, cut: PendingTurn) -> None:
+        """The server has not heard of a cut, which will be sent again: nothing waits for its answer until then."""
+        self._blocking = None if self._blocking is cut else self._blocking
+
+    def release(self) -> list[PendingTurn]:
+        """Nobody will hear whether the server has cut: returns the turns that have ended and were held for that."""
+        done, self._held = self._held, []
+        self._blocking = None
+        return done
+
     def is_broken(self) -> None:
         """What is on the wire will be sent again."""
         self._blocking = None

@@ -243,6 +243,9 @@ class SessionCore:
         expected = error.details.get("turn") if isinstance(error, FailedPrecondition) else None
         if turn.number is not None and expected is not None and expected < turn.number:
             self._outbox.left_gap(turn, expected)
+            turn.is_held = False  # the server has not taken it: there is nothing that an interrupt could undo
+            if turn.is_cut:
+                self._cuts.is_unsent(turn)
             return
         turn.fail(error)
         turn.is_held = False
@@ -308,7 +311,7 @@ class SessionCore:
             raise copy.copy(self._failure)
 
     def _fail_all(self, error: MicroturnError) -> None:
-        for turn in self._outbox.clear():
+        for turn in (*self._cuts.release(), *self._outbox.clear()):
             turn.fail(error)
             turn.is_held = False
         self._opener = None

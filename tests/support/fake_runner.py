@@ -13,6 +13,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import product
 from typing import Any
 
@@ -233,5 +234,10 @@ def _number(value: bytes) -> int:
 
 
 def _logits(values: Sequence[bytes], vocab_size: int) -> Tensor:
-    seed = int.from_bytes(hashlib.blake2b(b"".join(values), digest_size=8).digest(), "big") >> 1
+    digest = hashlib.blake2b(b"".join(values), digest_size=8).digest()
+    return _drawn_logits(int.from_bytes(digest, "big") >> 1, vocab_size)
+
+
+@lru_cache(maxsize=4096)
+def _drawn_logits(seed: int, vocab_size: int) -> Tensor:
     return torch.randn(vocab_size, generator=torch.Generator().manual_seed(seed))

@@ -8,12 +8,14 @@ contract. It knows no pages, no batches and no threads.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from microturn.session import Session
+from microturn.turn import SessionId
 from support.driver import Recorder
 from support.fake_runner import VOCAB_SIZE
-from support.plain_session import IDLE_S, LatestClock, PlainSession
-from support.plain_turn import Ending, PlainTurn, Refused
+from support.plain_session import LatestClock, PlainSession
+from support.plain_turn import Ending, Limits, PlainTurn, Refused
 
 MAX_SESSIONS = 4
 
@@ -23,18 +25,31 @@ class PlainEngine:
 
     Attributes:
         sessions: those that live.
+        saved: those that rest in files, to be taken up again.
+        is_draining: no turn is taken any more.
+        num_coming: how many sessions are being looked for, each of which has a place.
 
     Args:
         clock: the engine's.
         find: gives the real engine's session of an id, if it has one.
+        limits: of the server.
     """
 
-    def __init__(self, clock: Callable[[], float], find: Callable[[int], Session | None]) -> None:
-        self.sessions: dict[int, PlainSession] = {}
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        find: Callable[[SessionId], Session | None],
+        limits: Limits | None = None,
+    ) -> None:
+        self.sessions: dict[SessionId, PlainSession] = {}
+        self.limits = limits or Limits(max_sessions=MAX_SESSIONS)
+        self.saved: dict[SessionId, PlainSession] = {}
+        self.is_draining = False
+        self.num_coming: Callable[[], int] = lambda: 0
         self._clock = LatestClock(clock)
         self._find = find
         # By the id of a session that has ended: what who comes back is told, and the key that it needs.
-        self._ended: dict[int, tuple[str, str | None]] = {}
+        self._ended: dict[SessionId, tuple[str, str | None]] = {}
         self._unanswered: list[PlainTurn] = []
         # Clients that left a numbered turn, and how much they had been told.
         self._gone: list[tuple[Recorder, int]] = []
@@ -52,6 +67,7 @@ class PlainEngine:
             self._receive(turn)
         except Refused as refusal:
             turn.ending = refusal.ending
+            session = self.sessions.get(ask.session_id)
             if session is not None and ask.end and not ask.opens and ask.session_key == session.key:
                 session.close(at_once=turn.interrupts)
         if turn.recorders:
@@ -71,7 +87,7 @@ class PlainEngine:
         now_s = self._clock()
         for session_id, session in list(self.sessions.items()):
             session.end_late_turns()
-            is_idle = not session.open and session.last_activity_s + IDLE_S <= now_s
+            is_idle = not session.open and session.last_activity_s + self.limits.idle_s <= now_s
             # Between the two, where the clock was set back, it is the engine's choice.
             if is_idle and (session.expired_s <= now_s or self._find(session_id) is None):
                 self._end(session_id, "EXPIRED")
@@ -85,6 +101,24 @@ class PlainEngine:
             num_failed += session.listen([] if real is None else real.open_turns, pass_failed=pass_failed)
         assert bool(num_failed) == pass_failed, "a forward pass failed, and nobody was told"
         self._forget_closed()
+
+    def take_up(self, session_id: SessionId) -> None:
+        """A saved session lives again."""
+        self._ended.pop(session_id, None)
+        self.sessions[session_id] = self.saved.pop(session_id).restored(self._clock)
+
+    def close_refused(self, session_id: SessionId, *, at_once: bool) -> None:
+        """END came with a turn that was refused before it was taken."""
+        if session_id in self.sessions:
+            self.sessions[session_id].close(at_once=at_once)
+            self._forget_closed()
+
+    def put_to_rest(self) -> None:
+        """What is not done is undone, and every session is saved."""
+        for session in self.sessions.values():
+            session.undo_all(Ending(code="UNAVAILABLE"))
+        self._forget_closed()
+        self.saved |= self.sessions
 
     def stop(self) -> None:
         """The engine stops."""
@@ -100,15 +134,22 @@ class PlainEngine:
         assert all(len(recorder.outputs) == num_told for recorder, num_told in self._gone), "nobody listens any more"
 
     def _receive(self, turn: PlainTurn) -> None:
-        ask, session = turn.ask, self.sessions.get(turn.ask.session_id)
-        if any(token_id >= VOCAB_SIZE for token_id in ask.given):
+        ask = turn.ask
+        if self.is_draining:
+            raise Refused("UNAVAILABLE")
+        if ask.refusal:
+            raise Refused(ask.refusal)
+        if any(isinstance(token, int) and not 0 <= token < VOCAB_SIZE for token in ask.given):
             raise Refused("INVALID_ARGUMENT")
+        session = self.sessions.get(ask.session_id)
         if session is None and not ask.opens:
             code, key = self._ended.get(ask.session_id, ("NOT_FOUND", None))
             raise Refused(code if key == ask.session_key else "NOT_FOUND")
         if session is not None:
             if ask.session_key != session.key:
                 raise Refused("PERMISSION_DENIED")
+            if ask.is_of_session and not ask.opens:
+                raise Refused("INVALID_ARGUMENT")
             if session.is_repetition(turn):
                 return
         if ask.opens:
@@ -121,9 +162,9 @@ class PlainEngine:
         ask = turn.ask
         if ask.turn not in (None, 0):
             raise Refused("INVALID_ARGUMENT")
-        if replaced is None and len(self.sessions) >= MAX_SESSIONS:
+        if replaced is None and len(self.sessions) + self.num_coming() >= self.limits.max_sessions:
             raise Refused("RESOURCE_EXHAUSTED", retry_after_ms=1000)
-        session = PlainSession(ask, self._clock, turn.arrived_s)
+        session = self._new_session(turn)
         # It proves itself valid before it resets anything.
         session.told.take_in(turn, ask.max_tokens)
         turn.check_time(self._clock())
@@ -133,6 +174,25 @@ class PlainEngine:
         self._ended.pop(ask.session_id, None)
         session.accept(turn)
         session.advance()
+
+    def _new_session(self, turn: PlainTurn) -> PlainSession:
+        ask = turn.ask
+        if ask.fork_of is None:
+            if ask.is_windowed and self.limits.window is None:
+                raise Refused("INVALID_ARGUMENT")
+            return PlainSession(ask, self._clock, turn.arrived_s, self.limits)
+        parent = self.sessions.get(ask.fork_of)
+        if parent is None:
+            code, key = self._ended.get(ask.fork_of, ("NOT_FOUND", None))
+            raise Refused(code if key == ask.session_key else "NOT_FOUND")
+        if parent.key != ask.session_key:
+            raise Refused("PERMISSION_DENIED")
+        if ask.fork_of == ask.session_id or ask.is_windowed:
+            raise Refused("INVALID_ARGUMENT")
+        branch = PlainSession(ask.on_top_of(parent.defaults), self._clock, turn.arrived_s, self.limits)
+        branch.told = replace(parent.told, num_turns=0, sight=replace(parent.told.sight))
+        turn.inherit(branch.defaults)
+        return branch
 
     def _forget_closed(self) -> None:
         for session_id, session in list(self.sessions.items()):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from microturn.turn import Turn
-from support.plain_turn import MAX_CONTEXT, WINDOW, Ask, Ending, PlainTurn, Refused, Sight, Told
+from support.plain_turn import Ask, Ending, Limits, PlainTurn, Refused, Sight, Told
 
 MAX_QUEUED = 3
 IDLE_S = 10.0
@@ -34,6 +34,7 @@ class PlainSession:
 
     Attributes:
         defaults: what its START said.
+        limits: of the server.
         clock: the engine's.
         last_activity_s: when either side was last heard of.
         expired_s: when it must have expired. A clock that is set back may make that later than its idle time.
@@ -45,6 +46,7 @@ class PlainSession:
     defaults: Ask
     clock: LatestClock
     last_activity_s: float
+    limits: Limits = field(default_factory=Limits)
     expired_s: float = 0.0
     told: Told = field(default_factory=Told)
     open: list[PlainTurn] = field(default_factory=list)
@@ -52,7 +54,7 @@ class PlainSession:
     is_closing: bool = False
 
     def __post_init__(self) -> None:
-        self.told = Told(sight=Sight(WINDOW if self.defaults.is_windowed else None))
+        self.told = Told(sight=Sight(self.limits, self.limits.window if self.defaults.is_windowed else None))
         self._touch(self.last_activity_s)
 
     @property
@@ -80,7 +82,7 @@ class PlainSession:
             if earlier.ask.turn == number:
                 if earlier.ask.content != turn.ask.content:
                     raise Refused("INVALID_ARGUMENT")
-                if earlier.ending is None and len(earlier.recorders) > MAX_QUEUED:
+                if earlier.ending is None and len(earlier.recorders) > self.limits.max_queued:
                     raise Refused("RESOURCE_EXHAUSTED", retry_after_ms=200)
                 turn.repeat(earlier)
                 self._touch(max(self.last_activity_s, turn.arrived_s))
@@ -99,11 +101,11 @@ class PlainSession:
             raise Refused("FAILED_PRECONDITION")
         if turn.ask.turn not in (None, self.next_number):
             raise Refused("FAILED_PRECONDITION", turn=self.next_number)
-        if len(turn.ask.given) > MAX_CONTEXT:
+        if len(turn.ask.given) > self.limits.max_context:
             raise Refused("CONTEXT_FULL")
         if turn.interrupts and self.open:
             self._interrupt(turn)
-        elif len(self.open) > MAX_QUEUED:
+        elif len(self.open) > self.limits.max_queued:
             raise Refused("RESOURCE_EXHAUSTED", retry_after_ms=200)
         else:
             self.accept(turn)
@@ -195,6 +197,17 @@ class PlainSession:
             self._finish("deadline")
             self.advance()
 
+    def undo_all(self, ending: Ending) -> None:
+        """The server stops: nothing stays of the turns that are not done."""
+        for turn in reversed(list(self.open)):
+            self._drop(turn, ending)
+
+    def restored(self, clock: LatestClock) -> PlainSession:
+        """The session as it is taken up from a file."""
+        session = PlainSession(self.defaults, clock, clock(), self.limits)
+        session.told, session.results = self.told, dict(self.results)
+        return session
+
     def reset(self) -> None:
         """START begins the session anew."""
         for turn in self.open:
@@ -244,9 +257,9 @@ class PlainSession:
         turn.ending = Ending(reason=reason, context_len=context_len)
         if turn.ask.turn is not None:
             self.results[turn.ask.turn] = turn
-            if len(self.results) > MAX_QUEUED + 1:
+            if len(self.results) > self.limits.max_queued + 1:
                 del self.results[min(self.results)]
 
     def _touch(self, now_s: float) -> None:
         self.last_activity_s = now_s
-        self.expired_s = max(now_s, self.clock.latest_s) + IDLE_S
+        self.expired_s = max(now_s, self.clock.latest_s) + self.limits.idle_s

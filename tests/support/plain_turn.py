@@ -9,15 +9,32 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from microturn.turn import Turn
+from microturn.options import TurnOptions
+from microturn.turn import SessionId, Turn
 from microturn.window import Window
 from support.driver import Recorder
-from support.fake_runner import expected_tokens
+from support.plain_choice import Token, plain_answer
 
 MAX_CONTEXT = 40
 # Tokens that end a generation.
 EOS_IDS = frozenset(range(0, 96, 12))
 WINDOW = Window(num_sinks=4, length=9, slack=4)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a server allows.
+
+    Attributes:
+        window: of a session that asks for one; None where it leaves no room for a turn.
+    """
+
+    max_context: int = MAX_CONTEXT
+    max_sessions: int = 4
+    max_queued: int = 3
+    idle_s: float = 10.0
+    eos_ids: frozenset[int] = EOS_IDS
+    window: Window | None = WINDOW
 
 
 class Refused(Exception):
@@ -30,10 +47,17 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Ask:
-    """What a client sends, by the names of the contract; None is what it leaves unsaid."""
+    """What a client sends, by the names of the contract; None is what it leaves unsaid.
 
-    session_id: int
-    given: tuple[int, ...] = ()
+    Attributes:
+        sampling: how its tokens are chosen, by name.
+        others: all else that it says, which changes no context.
+        is_of_session: it says something that START alone may say.
+        refusal: the code that it is refused with for what it says alone.
+    """
+
+    session_id: SessionId
+    given: tuple[Token, ...] = ()
     max_tokens: int = 0
     start: bool = False
     end: bool = False
@@ -44,10 +68,26 @@ class Ask:
     deadline_ms: float | None = None
     session_key: str | None = None
     is_windowed: bool = False
+    fork_of: SessionId | None = None
+    seed: int | None = None
+    sampling: tuple[tuple[str, Any], ...] = ()
+    others: tuple[tuple[str, Any], ...] = ()
+    is_of_session: bool = False
+    refusal: str = ""
 
     @property
     def opens(self) -> bool:
         return self.start and not self.resume
+
+    def on_top_of(self, parent: Self) -> Self:
+        """What a branch has for defaults: what its START says, and else what its parent had."""
+        return replace(
+            self,
+            on_overlap=parent.on_overlap if self.on_overlap is None else self.on_overlap,
+            deadline_ms=parent.deadline_ms if self.deadline_ms is None else self.deadline_ms,
+            seed=parent.seed if self.seed is None else self.seed,
+            sampling=tuple({**dict(parent.sampling), **dict(self.sampling)}.items()),
+        )
 
     @property
     def is_silent(self) -> bool:
@@ -80,17 +120,19 @@ class Sight:
     """What a session's tokens see of it.
 
     Attributes:
+        limits: of the server.
         window: the rule; None is all that came before.
         least_rewind: the first position that can be gone back to.
     """
 
+    limits: Limits = field(default_factory=Limits)
     window: Window | None = None
     least_rewind: int = 0
 
     @property
     def room(self) -> int | None:
         """Tokens that a turn may bring and say; None where only the context has an end."""
-        return None if self.window is None else MAX_CONTEXT - self.window.max_kept
+        return None if self.window is None else self.limits.max_context - self.window.max_kept
 
     def lose(self, committed_len: int) -> None:
         """Nobody will go back behind this length by more than the slack."""
@@ -103,7 +145,7 @@ class Sight:
 class Told:
     """What a session is made of: tokens, and the turns that brought them."""
 
-    tokens: tuple[int, ...] = ()
+    tokens: tuple[Token, ...] = ()
     num_turns: int = 0
     sight: Sight = field(default_factory=Sight)
 
@@ -125,7 +167,7 @@ class Told:
         tokens = left.tokens + ask.given
         if max_tokens and not tokens:
             raise Refused("INVALID_ARGUMENT")
-        room = MAX_CONTEXT - len(left.tokens) if self.sight.room is None else self.sight.room
+        room = self.sight.limits.max_context - len(left.tokens) if self.sight.room is None else self.sight.room
         if len(ask.given) + max_tokens > room:
             raise Refused("CONTEXT_FULL")
         return left, Told(tokens, self.num_turns + (not ask.is_keepalive), self.sight)
@@ -156,7 +198,10 @@ class PlainTurn:
         deadline_s: when it must be done.
         undone: what the session is made of if the turn is undone; None while it waits.
         told: what the session is made of once the turn's input is in.
+        options: how its tokens are chosen.
+        seed: likewise.
         answer: all that the turn would say if nobody stopped it.
+        stopped: whether it would stop by itself then.
         num_answered: how much of that it has said.
         ending: what its clients must be told at the end; None is nothing yet.
     """
@@ -170,7 +215,10 @@ class PlainTurn:
     deadline_s: float | None = None
     undone: Told | None = None
     told: Told | None = None
+    options: TurnOptions = field(default_factory=TurnOptions)
+    seed: int = 0
     answer: list[int] = field(default_factory=list)
+    stopped: bool = False
     num_answered: int = 0
     ending: Ending | None = None
 
@@ -184,6 +232,8 @@ class PlainTurn:
         self.interrupts = on_overlap == "interrupt"
         deadline_ms = defaults.deadline_ms if ask.deadline_ms is None else ask.deadline_ms
         self.deadline_s = self.arrived_s + deadline_ms / 1e3 if deadline_ms else None
+        self.options = TurnOptions(**{**dict(defaults.sampling), **dict(ask.sampling)})
+        self.seed = (defaults.seed or 0) if ask.seed is None else ask.seed
 
     def is_late(self, now_s: float) -> bool:
         return self.deadline_s is not None and self.deadline_s <= now_s
@@ -197,9 +247,9 @@ class PlainTurn:
         """Its input is in, behind what is left of the session; what it would say follows from the tokens alone."""
         self.undone, self.told = undone, told
         told.sight.lose(len(told.tokens) - len(self.ask.given))
-        answer = expected_tokens(told.tokens, max_tokens, window=told.sight.window)
-        stops_at = next((at for at, token_id in enumerate(answer, start=1) if token_id in EOS_IDS), None)
-        self.answer = answer[:stops_at]
+        self.answer, self.stopped = plain_answer(
+            told.tokens, max_tokens, self.options, self.seed, told.sight.limits.eos_ids, told.sight.window
+        )
 
     @property
     def left(self) -> Told:
@@ -212,7 +262,7 @@ class PlainTurn:
         """Why it ends if nobody stops it."""
         if not self.ask.max_tokens:
             return "append"
-        return "stop" if self.answer[-1] in EOS_IDS else "length"
+        return "stop" if self.stopped else "length"
 
     @property
     def has_nothing_to_compute(self) -> bool:

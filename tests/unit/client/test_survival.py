@@ -17,6 +17,7 @@ from microturn_client import (
     ModelChanged,
     NotFound,
     Recovery,
+    ResourceExhausted,
     Resumed,
     Tokens,
     TurnEnd,
@@ -629,6 +630,75 @@ class TestBargeIn:
             cut.next_event()
         assert len(ids(events(later))) == 2
         assert scene.context[:6] == [1, 2, *answer, 3]
+
+    def test_a_cut_that_is_refused_for_a_gap_is_sent_again(self, scene):
+        """A turn before the cut was refused for want of room. The cut came back as a gap, and from then on waited for
+        its own answer: nothing was sent any more, and the timer of the keep-alive span."""
+        scene.begin([1, 2], max_tokens=0)
+        scene.settle()
+        take, is_full = scene.sessions.take, [True]
+
+        def refuse(message, send):
+            if list(message.inputs[0].shape) == [1, 3] and is_full.pop():
+                send(error(message.id, "RESOURCE_EXHAUSTED: 1 turns wait in this session already [retry_after_ms=200]"))
+            else:
+                take(message, send)
+
+        scene.sessions.take = refuse
+        scene.begin([3], max_tokens=2)
+        full = scene.begin([4, 5, 6], max_tokens=0)
+        behind = scene.begin([7], max_tokens=0)
+        cut = scene.core.begin_interrupt(1e9, at=2)
+        scene.settle()
+        assert events(cut)[-1].status.context_len == 2
+        with pytest.raises(ResourceExhausted):
+            events(full)
+        assert events(behind)[-1].status.context_len == 4
+        assert scene.context == [1, 2, 3, 7]
+
+    def test_what_comes_behind_a_cut_after_a_gap_is_not_held_for_it(self, scene):
+        """The interrupt was refused for a gap before the turn that it would have undone was. So that one was sent again
+        behind it, as a turn that waits for the interrupt's answer, which had come: its reader waited for ever."""
+        scene.begin([1, 2], max_tokens=0)
+        scene.settle()
+        take, held_back = scene.sessions.take, []
+
+        def refuse(message, send):
+            if list(message.inputs[0].shape) == [1, 3]:
+                held_back.append(lambda: send(error(message.id, "CONTEXT_FULL: send less")))
+            elif held_back and "rewind_to" not in message.parameters:
+                held_back.append(lambda: send(error(message.id, "FAILED_PRECONDITION: a gap [turn=1]")))
+            elif held_back:
+                send(error(message.id, "FAILED_PRECONDITION: a gap [turn=1]"))
+                for tell in held_back:
+                    tell()
+                scene.sessions.take = take
+            else:
+                take(message, send)
+
+        scene.sessions.take = refuse
+        scene.begin([3, 4, 5], max_tokens=2)
+        behind = scene.begin([7], max_tokens=0)
+        scene.core.begin_interrupt(1e9, at=2)
+        scene.settle()
+        assert events(behind)[-1].status.context_len == 3
+        assert scene.context == [1, 2, 7]
+
+    def test_what_is_held_for_a_cut_ends_with_the_session(self, scene):
+        """A turn ended while an interrupt on its way might undo it, and the session was closed and its stream lost: its
+        reader waited for ever, since it was neither on the wire nor undone."""
+        scene.begin([1, 2], max_tokens=0)
+        scene.settle()
+        turn = scene.begin([3, 4], max_tokens=0)
+        scene.core.begin_interrupt(1e9, at=2)
+        scene.flush()
+        scene.deliver_up()
+        scene.sessions.step()
+        scene.deliver_down()
+        scene.core.begin_close(1e9)
+        scene.break_stream()
+        assert turn.is_over
+        assert events(turn)[-1].status.finish_reason == "append"
 
 
 def test_a_branch_whose_parent_died_is_told_all(scene):

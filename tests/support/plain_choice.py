@@ -1,0 +1,59 @@
+"""What a model that is a hash says to a plain list of tokens. Knows no session, no engine and no KV."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from microturn.options import TurnOptions
+from microturn.sampler import SamplingRow, draw
+from microturn.token_counts import TokenCounts
+from microturn.window import Window
+from support.fake_runner import Item, expected_logits
+
+# A token id, or the bytes of an embedding, float32 [hidden].
+Token = int | bytes
+
+
+def plain_answer(
+    tokens: Sequence[Token],
+    max_tokens: int,
+    options: TurnOptions,
+    seed: int,
+    eos_ids: frozenset[int],
+    window: Window | None,
+) -> tuple[list[int], bool]:
+    """The tokens that follow, up to one that stops, and whether one does."""
+    items = [as_item(token) for token in tokens]
+    stop_ids = {*options.stop_token_ids, *(() if options.ignore_eos else eos_ids)}
+    answer: list[int] = []
+    while len(answer) < max_tokens:
+        banned = sorted(stop_ids) if len(answer) < options.min_tokens else ()
+        logits = expected_logits(_seen(items, window))
+        answer.append(_choice(logits, items, options, seed, banned))
+        items.append(answer[-1])
+        if answer[-1] in stop_ids:
+            return answer, True
+    return answer, False
+
+
+def as_item(token: Token) -> Item:
+    """A token as the model that is a hash has it."""
+    return token if isinstance(token, int) else torch.from_numpy(np.frombuffer(token, np.float32).copy())
+
+
+def _seen(items: list[Item], window: Window | None) -> list[Item]:
+    if window is None:
+        return items
+    return items[: window.num_sinks] + items[window.num_sinks + window.evicted(len(items) - 1) :]
+
+
+def _choice(logits: Tensor, items: Sequence[Item], options: TurnOptions, seed: int, banned: Sequence[int]) -> int:
+    if not options.temperature and not options.has_penalties and not banned:
+        return int(logits.argmax())
+    history = [item for item in items if isinstance(item, int)]
+    row = SamplingRow(options, seed, len(items), TokenCounts.of(history), banned)
+    return draw(logits[None], [row]).sampled()[0].token_id
