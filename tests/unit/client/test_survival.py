@@ -700,6 +700,40 @@ class TestBargeIn:
         assert turn.is_over
         assert events(turn)[-1].status.finish_reason == "append"
 
+    def test_one_that_comes_before_another_is_confirmed_cuts_no_further_on(self, scene):
+        """The second cut at the end of what had been there before the first. So it kept the inputs that were said again
+        after the first, and they were said once more, in silence."""
+        turn = scene.begin([1, 2], max_tokens=2)
+        scene.begin([3, 4], max_tokens=0)
+        scene.begin([5, 6, 7], max_tokens=0)
+        scene.settle()
+        answer = ids(events(turn))
+        scene.core.begin_interrupt(1e9, heard_tokens=1)
+        scene.flush()
+        second = scene.core.begin_interrupt(1e9)
+        scene.settle()
+        assert events(second)[-1].status.context_len == 3
+        assert scene.context == [1, 2, answer[0], 3, 4, 5, 6, 7]
+        assert scene.context == list(scene.core._transcript.ids())
+
+    def test_one_that_overtakes_another_that_waits_takes_it_along(self, scene):
+        """While a first interrupt is on its way, others wait; the last of them is sent before the others, and they cut
+        further on than it did, through the inputs that were said again after it."""
+        turn = scene.begin([1, 2], max_tokens=4)
+        scene.begin([3, 4], max_tokens=0)
+        scene.begin([5, 6, 7], max_tokens=0)
+        scene.settle()
+        answer = ids(events(turn))
+        scene.core.begin_interrupt(1e9, heard_tokens=4)
+        scene.flush()
+        scene.core.begin_interrupt(1e9, heard_tokens=3)
+        scene.flush()
+        last = scene.core.begin_interrupt(1e9, heard_tokens=1)
+        scene.settle()
+        assert events(last)[-1].status.context_len == 3
+        assert scene.context == [1, 2, answer[0], 3, 4, 5, 6, 7]
+        assert scene.context == list(scene.core._transcript.ids())
+
 
 def test_a_branch_whose_parent_died_is_told_all(scene):
     scene.begin([1, 2], max_tokens=3)
