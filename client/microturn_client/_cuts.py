@@ -7,6 +7,7 @@ A cut at P stops what runs, and takes away all that stands behind P. Inputs behi
     after the cut    A.in │ A.o │ B.in │ C.in               as turns of their own
 
 A turn that is on the wire when the cut is sent is held until the cut is confirmed, since it may be answered before.
+A cut that comes before another is confirmed cuts no further on: what stands behind that one will be said again.
 Where a user barges in, B and C are not answered any more. Where a user only left A, they are done anew.
 """
 
@@ -92,7 +93,8 @@ class Cuts:
     # ---- cutting -------------------------------------------------------------------------------------------------
 
     def interrupt(self, position: int, deadline: float) -> PendingTurn:
-        """A turn that cuts at a position, behind which nobody is answered."""
+        """A turn that cuts at a position, or at that of a cut before it; nobody is answered behind it."""
+        position = min([position, *(_position_of(turn) for turn in self._outbox if turn.is_cut)])
         for turn in self._outbox:
             if not turn.is_cut and not _is_before(turn, position):
                 turn.is_silent = True
@@ -139,7 +141,9 @@ class Cuts:
             assert turn.start is not None
             turn.limit_to(max(0, position - turn.start))
         for turn in self._outbox:
-            if turn.start is not None and position >= turn.start:
+            if turn.is_cut and turn.number is None:
+                turn.options["rewind_to"] = position  # it comes behind this one
+            elif turn.start is not None and position >= turn.start:
                 turn.limit_to(position - turn.start)
                 turn.is_settled = True
         if not any(turn.is_cut for turn in self._outbox):
@@ -264,9 +268,8 @@ class Cuts:
                         earlier.limit_to(len(earlier.ids))
                 turn.options["on_overlap"] = "queue"
             if turn.is_cut:
-                behind = [
-                    earlier for earlier in plan if not earlier.is_cut and not _is_before(earlier, _position_of(turn))
-                ]
+                position = _position_of(turn)
+                behind = [earlier for earlier in plan if not earlier.is_cut and not _is_before(earlier, position)]
                 for earlier in behind:
                     earlier.redo()
                 plan = [*(earlier for earlier in plan if earlier not in behind), turn, *behind]
