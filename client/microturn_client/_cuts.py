@@ -170,7 +170,7 @@ class Cuts:
             return False
         if not turn.is_passing and not turn.is_cut:
             self._last_done = turn
-        if turn.start is not None:
+        if not turn.is_passing and turn.start is not None:
             self._answers.append(turn)
         return True
 
