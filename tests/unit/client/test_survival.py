@@ -700,6 +700,18 @@ class TestBargeIn:
         assert turn.is_over
         assert events(turn)[-1].status.finish_reason == "append"
 
+    def test_a_position_that_nobody_can_have_heard_is_refused(self, scene):
+        """It cut through an input on the wire, and what the server kept of that was said again with the rest of it."""
+        first = scene.begin([1, 2], max_tokens=2)
+        scene.settle()
+        answer = ids(events(first))
+        later = scene.begin([3, 4, 5], max_tokens=0)
+        with pytest.raises(InvalidArgument, match="at=6"):
+            scene.core.begin_interrupt(1e9, at=6)
+        scene.settle()
+        assert events(later)[-1].status.context_len == 7
+        assert scene.context == [1, 2, *answer, 3, 4, 5]
+
     def test_what_was_told_anew_is_no_answer_that_waits_to_be_read(self, scene):
         """A session is opened anew by generating the end of its last answer again. Nobody reads that, so an interrupt
         that said nothing cut there: what had been heard before the loss and since was gone."""
