@@ -68,6 +68,8 @@ class Cuts:
         if not given:
             return self._end_of_handed()
         if at is not None:
+            if self._is_in_input(at):
+                raise InvalidArgument(f"at={at}: no token that was handed out ends there")
             return at
         heard = next((turn for turn in reversed(self._all_turns()) if turn.num_handed), None)
         if heard is None or heard.start is None:
@@ -84,8 +86,14 @@ class Cuts:
     def _end_of_handed(self) -> int:
         for turn in self._all_turns():
             if turn.start is not None and not turn.is_left and (turn.result is None or len(turn.ids) > turn.num_handed):
-                return turn.start + turn.num_handed
+                return turn.end
         return len(self._transcript)
+
+    def _is_in_input(self, position: int) -> bool:
+        """Whether a position may be in an input on its way: behind all that has ended, in no answer, before any cut."""
+        turns = [turn for turn in self._outbox if not turn.is_passing]
+        is_known = any(turn.is_cut or (turn.start is not None and turn.start <= position <= turn.end) for turn in turns)
+        return bool(turns) and position > len(self._transcript) and not is_known
 
     def _all_turns(self) -> list[PendingTurn]:
         return [*self._answers, *self._outbox]
@@ -113,7 +121,7 @@ class Cuts:
         assert left is not None
         left.is_settled = True
         if left is turn or not any(later.num_handed for later in self._outbox):
-            self._cut(_end_of(left), math.inf)
+            self._cut(left.end, math.inf)
 
     def must_wait(self, turn: PendingTurn) -> bool:
         """Whether a turn must not be sent yet, since something before it is going to be cut."""
@@ -157,8 +165,7 @@ class Cuts:
         for turn in self._outbox:
             if turn is cut:
                 break
-            is_out = turn in sent or turn.number is not None
-            if is_out and not turn.is_cut and not _is_before(turn, position):
+            if (turn in sent or turn.number is not None) and not turn.is_cut and not _is_before(turn, position):
                 turn.is_held = True
 
     # ---- how it went ---------------------------------------------------------------------------------------------
@@ -259,7 +266,7 @@ class Cuts:
         What a turn that interrupts would have cut off is not said at all, so there is nothing left to interrupt.
         """
         plan: list[PendingTurn] = []
-        for turn in (*self._held, *self._outbox):
+        for turn in (*self.release(), *self._outbox):
             if turn.has_failed and not turn.num_handed:
                 continue
             if turn.options.get("on_overlap") == "interrupt":
@@ -275,8 +282,6 @@ class Cuts:
                 plan = [*(earlier for earlier in plan if earlier not in behind), turn, *behind]
             else:
                 plan.append(turn)
-        self._held = []
-        self._blocking = None
         return plan
 
 
@@ -293,8 +298,3 @@ def _position_of(cut: PendingTurn) -> int:
     position = cut.options["rewind_to"]
     assert isinstance(position, int)
     return position
-
-
-def _end_of(turn: PendingTurn) -> int:
-    assert turn.start is not None
-    return turn.start + turn.num_handed
