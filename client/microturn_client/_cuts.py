@@ -7,6 +7,7 @@ A cut at P stops what runs, and takes away all that stands behind P. Inputs behi
     after the cut    A.in │ A.o │ B.in │ C.in               as turns of their own
 
 A turn that is on the wire when the cut is sent is held until the cut is confirmed, since it may be answered before.
+A cut that comes before another is confirmed cuts no further on: what stands behind that one will be said again.
 Where a user barges in, B and C are not answered any more. Where a user only left A, they are done anew.
 """
 
@@ -67,6 +68,8 @@ class Cuts:
         if not given:
             return self._end_of_handed()
         if at is not None:
+            if self._is_in_input(at):
+                raise InvalidArgument(f"at={at}: no token that was handed out ends there")
             return at
         heard = next((turn for turn in reversed(self._all_turns()) if turn.num_handed), None)
         if heard is None or heard.start is None:
@@ -83,8 +86,14 @@ class Cuts:
     def _end_of_handed(self) -> int:
         for turn in self._all_turns():
             if turn.start is not None and not turn.is_left and (turn.result is None or len(turn.ids) > turn.num_handed):
-                return turn.start + turn.num_handed
+                return turn.end
         return len(self._transcript)
+
+    def _is_in_input(self, position: int) -> bool:
+        """Whether a position may be in an input on its way: behind all that has ended, in no answer, before any cut."""
+        turns = [turn for turn in self._outbox if not turn.is_passing]
+        is_known = any(turn.is_cut or (turn.start is not None and turn.start <= position <= turn.end) for turn in turns)
+        return bool(turns) and position > len(self._transcript) and not is_known
 
     def _all_turns(self) -> list[PendingTurn]:
         return [*self._answers, *self._outbox]
@@ -92,7 +101,8 @@ class Cuts:
     # ---- cutting -------------------------------------------------------------------------------------------------
 
     def interrupt(self, position: int, deadline: float) -> PendingTurn:
-        """A turn that cuts at a position, behind which nobody is answered."""
+        """A turn that cuts at a position, or at that of a cut before it; nobody is answered behind it."""
+        position = min([position, *(_position_of(turn) for turn in self._outbox if turn.is_cut)])
         for turn in self._outbox:
             if not turn.is_cut and not _is_before(turn, position):
                 turn.is_silent = True
@@ -111,7 +121,7 @@ class Cuts:
         assert left is not None
         left.is_settled = True
         if left is turn or not any(later.num_handed for later in self._outbox):
-            self._cut(_end_of(left), math.inf)
+            self._cut(left.end, math.inf)
 
     def must_wait(self, turn: PendingTurn) -> bool:
         """Whether a turn must not be sent yet, since something before it is going to be cut."""
@@ -139,7 +149,9 @@ class Cuts:
             assert turn.start is not None
             turn.limit_to(max(0, position - turn.start))
         for turn in self._outbox:
-            if turn.start is not None and position >= turn.start:
+            if turn.is_cut and turn.number is None:
+                turn.options["rewind_to"] = position  # it comes behind this one
+            elif turn.start is not None and position >= turn.start:
                 turn.limit_to(position - turn.start)
                 turn.is_settled = True
         if not any(turn.is_cut for turn in self._outbox):
@@ -153,8 +165,7 @@ class Cuts:
         for turn in self._outbox:
             if turn is cut:
                 break
-            is_out = turn in sent or turn.number is not None
-            if is_out and not turn.is_cut and not _is_before(turn, position):
+            if (turn in sent or turn.number is not None) and not turn.is_cut and not _is_before(turn, position):
                 turn.is_held = True
 
     # ---- how it went ---------------------------------------------------------------------------------------------
@@ -166,7 +177,7 @@ class Cuts:
             return False
         if not turn.is_passing and not turn.is_cut:
             self._last_done = turn
-        if turn.start is not None:
+        if not turn.is_passing and turn.start is not None:
             self._answers.append(turn)
         return True
 
@@ -255,7 +266,7 @@ class Cuts:
         What a turn that interrupts would have cut off is not said at all, so there is nothing left to interrupt.
         """
         plan: list[PendingTurn] = []
-        for turn in (*self._held, *self._outbox):
+        for turn in (*self.release(), *self._outbox):
             if turn.has_failed and not turn.num_handed:
                 continue
             if turn.options.get("on_overlap") == "interrupt":
@@ -264,16 +275,13 @@ class Cuts:
                         earlier.limit_to(len(earlier.ids))
                 turn.options["on_overlap"] = "queue"
             if turn.is_cut:
-                behind = [
-                    earlier for earlier in plan if not earlier.is_cut and not _is_before(earlier, _position_of(turn))
-                ]
+                position = _position_of(turn)
+                behind = [earlier for earlier in plan if not earlier.is_cut and not _is_before(earlier, position)]
                 for earlier in behind:
                     earlier.redo()
                 plan = [*(earlier for earlier in plan if earlier not in behind), turn, *behind]
             else:
                 plan.append(turn)
-        self._held = []
-        self._blocking = None
         return plan
 
 
@@ -290,8 +298,3 @@ def _position_of(cut: PendingTurn) -> int:
     position = cut.options["rewind_to"]
     assert isinstance(position, int)
     return position
-
-
-def _end_of(turn: PendingTurn) -> int:
-    assert turn.start is not None
-    return turn.start + turn.num_handed

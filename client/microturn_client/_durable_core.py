@@ -249,7 +249,8 @@ class DurableCore(SessionCore):
             self._outbox.put_first([turn])
         self._outbox.number(turn)
         self._opener = turn
-        request = self.requests.start(turn) if turn is self._start else self.requests.resume(turn)
+        # Numbers count from START. A first turn that an interrupt has undone is said again under another one.
+        request = self.requests.start(turn) if turn.number == 0 else self.requests.resume(turn)
         self._outbox.has_sent(turn, request.id)
         return request
 

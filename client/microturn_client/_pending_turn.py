@@ -171,6 +171,12 @@ class PendingTurn:
         """Whether it was sent again and its answer has not yet come as far as before."""
         return self._num_ids_again < len(self.ids)
 
+    @property
+    def end(self) -> int:
+        """The position behind what was handed out; of a turn with a start."""
+        assert self.start is not None
+        return self.start + self.num_handed
+
     def leave(self) -> None:
         """Its user left: drops what is there and hands nothing more out. Safe from any thread, also without a lock."""
         self.is_left = True

@@ -31,7 +31,8 @@ def test_the_deadlock_of_shared_prefixes(monkeypatch: pytest.MonkeyPatch) -> Non
     """A page that the prefix cache and a session both refer to counted as one that nobody can free: two people with
     default settings, and nobody is answered any more."""
     monkeypatch.setattr(kv_pool.PagePool, "num_freeable", _counting_the_cache)
-    seed, outcome = _find(0, 500, invariants={"progress", "AssertionError in engine.py:check_integrity"})
+    # One seed in some hundreds has it: this begins shortly before one.
+    seed, outcome = _find(415, 10, invariants={"progress", "AssertionError in engine.py:check_integrity"})
     smallest = shrink(draw_plan(seed), outcome.invariant, max_runs=60)
     assert run(smallest).invariant == outcome.invariant
     assert len(smallest.parts()) < len(draw_plan(seed).parts())

@@ -700,6 +700,94 @@ class TestBargeIn:
         assert turn.is_over
         assert events(turn)[-1].status.finish_reason == "append"
 
+    def test_a_position_that_nobody_can_have_heard_is_refused(self, scene):
+        """It cut through an input on the wire, and what the server kept of that was said again with the rest of it."""
+        first = scene.begin([1, 2], max_tokens=2)
+        scene.settle()
+        answer = ids(events(first))
+        later = scene.begin([3, 4, 5], max_tokens=0)
+        with pytest.raises(InvalidArgument, match="at=6"):
+            scene.core.begin_interrupt(1e9, at=6)
+        scene.settle()
+        assert events(later)[-1].status.context_len == 7
+        assert scene.context == [1, 2, *answer, 3, 4, 5]
+
+    def test_what_was_told_anew_is_no_answer_that_waits_to_be_read(self, scene):
+        """A session is opened anew by generating the end of its last answer again. Nobody reads that, so an interrupt
+        that said nothing cut there: what had been heard before the loss and since was gone."""
+        first = scene.begin([1, 2], max_tokens=4)
+        scene.settle()
+        before = [1, 2, *ids(events(first))]
+        scene.kill()
+        turn = scene.begin([7], max_tokens=50)
+        for _ in range(20):
+            if scene.core.state is SessionState.BROKEN:
+                scene.wait()
+            scene.deliver_up()
+            scene.sessions.step()
+            scene.deliver_down()
+        heard = ids(events(turn))
+        assert heard
+        cut = scene.core.begin_interrupt(1e9)
+        scene.settle()
+        assert scene.context == [*before, 7, *heard]
+        assert events(cut)[-1].status.context_len == len(scene.context)
+
+    def test_the_first_turn_that_is_said_again_does_not_open_the_session_again(self, scene):
+        """The first turn, which was START, was undone by an interrupt and said again. When the stream broke, it was
+        sent as START once more: under its new number that was other content, and its input was lost."""
+        scene.begin([1, 2], max_tokens=50)
+        scene.deliver_up()
+        scene.sessions.step()
+        scene.deliver_down()
+        scene.core.begin_interrupt(1e9, at=0)
+        scene.flush()
+        for _ in range(20):
+            scene.deliver_up()
+            scene.sessions.step()
+            if not scene.core._outbox.sent[-1].is_cut:  # it is said again
+                break
+            scene.deliver_down()
+        scene.deliver_up()
+        scene.break_stream()
+        scene.settle()
+        assert scene.context == [1, 2]
+        assert list(scene.core._transcript.ids()) == [1, 2]
+
+    def test_one_that_comes_before_another_is_confirmed_cuts_no_further_on(self, scene):
+        """The second cut at the end of what had been there before the first. So it kept the inputs that were said again
+        after the first, and they were said once more, in silence."""
+        turn = scene.begin([1, 2], max_tokens=2)
+        scene.begin([3, 4], max_tokens=0)
+        scene.begin([5, 6, 7], max_tokens=0)
+        scene.settle()
+        answer = ids(events(turn))
+        scene.core.begin_interrupt(1e9, heard_tokens=1)
+        scene.flush()
+        second = scene.core.begin_interrupt(1e9)
+        scene.settle()
+        assert events(second)[-1].status.context_len == 3
+        assert scene.context == [1, 2, answer[0], 3, 4, 5, 6, 7]
+        assert scene.context == list(scene.core._transcript.ids())
+
+    def test_one_that_overtakes_another_that_waits_takes_it_along(self, scene):
+        """While a first interrupt is on its way, others wait; the last of them is sent before the others, and they cut
+        further on than it did, through the inputs that were said again after it."""
+        turn = scene.begin([1, 2], max_tokens=4)
+        scene.begin([3, 4], max_tokens=0)
+        scene.begin([5, 6, 7], max_tokens=0)
+        scene.settle()
+        answer = ids(events(turn))
+        scene.core.begin_interrupt(1e9, heard_tokens=4)
+        scene.flush()
+        scene.core.begin_interrupt(1e9, heard_tokens=3)
+        scene.flush()
+        last = scene.core.begin_interrupt(1e9, heard_tokens=1)
+        scene.settle()
+        assert events(last)[-1].status.context_len == 3
+        assert scene.context == [1, 2, answer[0], 3, 4, 5, 6, 7]
+        assert scene.context == list(scene.core._transcript.ids())
+
 
 def test_a_branch_whose_parent_died_is_told_all(scene):
     scene.begin([1, 2], max_tokens=3)
