@@ -235,7 +235,7 @@ def _number(value: bytes) -> int:
 
 def _logits(values: Sequence[bytes], vocab_size: int) -> Tensor:
     digest = hashlib.blake2b(b"".join(values), digest_size=8).digest()
-    return _drawn_logits(int.from_bytes(digest, "big") >> 1, vocab_size)
+    return _drawn_logits(int.from_bytes(digest, "big") >> 1, vocab_size).clone()  # the sampler bans ids in place
 
 
 @lru_cache(maxsize=4096)
