@@ -125,7 +125,7 @@ def check_layer_windows(
 @pytest.fixture(scope="module")
 def roomy() -> Family:
     """Sessions of which none has to give way, and none shares a prefix."""
-    return check_layer_windows(models.sliding_window(), seed=1)
+    return check_layer_windows(models.sliding_window(), seed=1, share_prefixes=False)
 
 
 def test_long_sessions_say_what_the_stock_model_says(roomy: Family) -> None:
@@ -198,7 +198,9 @@ def test_memory_of_a_long_session_falls_as_its_layers_see_less() -> None:
 def test_a_cut_into_the_last_answer_costs_nothing_however_long_that_was() -> None:
     """And one further back than that computes all again, and says the same."""
     model = models.sliding_window()
-    driver = Driver(model_runner(model, page_size=PAGE_SIZE), page_size=PAGE_SIZE, window_slack=SLACK)
+    # A session that begins with another's pages has of layers with a window the last ones alone.
+    runner = model_runner(model, page_size=PAGE_SIZE)
+    driver = Driver(runner, page_size=PAGE_SIZE, window_slack=SLACK, share_prefixes=False)
     prompt = [(7 * at) % VOCAB_SIZE for at in range(90)]
     for session, (left, num_cached) in enumerate([(139, 138), (91, 90), (90 - SLACK, 89 - SLACK), (60, 0)]):
         whole = [*prompt, *driver.turn(session, prompt, start=True, max_tokens=50, ignore_eos=True).token_ids]

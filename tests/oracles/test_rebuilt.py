@@ -73,7 +73,7 @@ def check_rebuilt(
         check_sampled(windowed_logits(model, told, window), told, generated, TOLERANCE)
         assert window.evicted(len(told)) >= 2 * window.slack, "the window slid too little"
 
-        other = driver.turn(2 + part, [9] * (MAX_CONTEXT - 1), start=True, end=True, max_tokens=1)
+        other = driver.turn(2 + part, [9 + part] * (MAX_CONTEXT - 1), start=True, end=True, max_tokens=1)
         assert other.error is None
         assert find(driver).kv_place == "tokens", "it did not have to give way"
         first_kept = window.num_sinks + window.droppable(len(history))
