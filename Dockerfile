@@ -1,5 +1,5 @@
 # Microturn on NVIDIA's Triton image: the supervisor as entry point, a user without rights, a model by volume (/model)
-# or built in (--build-arg MODEL=smollm2-135m). deploy/README.md says how it is built, run and tested.
+# or built in (--build-arg MODEL=smollm2-135m). docs/deploy.md says how it is built, run and tested.
 ARG TRITON_VERSION=26.07
 ARG BASE=nvcr.io/nvidia/tritonserver:${TRITON_VERSION}-py3
 
@@ -19,6 +19,8 @@ RUN python3 -m venv --without-pip /opt/microturn \
     && python3 -m pip --python /opt/microturn/bin/python uninstall --yes microturn microturn-client
 
 FROM dependencies AS wheels
+# The packages have links to it.
+COPY LICENSE /build/
 COPY client /build/client
 COPY backend_src /build/backend_src
 COPY model_repository /build/model_repository

@@ -5,13 +5,23 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 # What `make check-deploy` wants besides: in the environment, and as programs in the cache.
 DEPLOY_INSTALLED := .venv/.deploy-installed
+# What `make sbom` runs: in an environment of its own, so that it does not list itself.
+SBOM_INSTALLED := .venv/sbom/.installed
 TOOLS := $(or $(MICROTURN_CACHE),$(HOME)/.cache/microturn)/tools
+# Quiet but for warnings and errors.
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 # How long OpenMP's threads wait actively; see _SPIN_COUNT in backend_src/microturn/serve/triton_server.py.
 export GOMP_SPINCOUNT ?= 10000
 
+# How many processes run the tests of parts, and those of real servers (0: pytest's own alone). The processors are shared
+# out among them; the oracles have all of them, for kernels with several threads.
+WORKERS ?= 2
+E2E_WORKERS ?= 0
+PYTEST := $(BIN)/python -m pytest
+
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo serve gateway simulate test test-unit test-oracles test-e2e check check-deploy deploy-tools image-test clean \
+.PHONY: help setup model demo serve gateway simulate test test-fast test-all test-unit test-oracles test-e2e check client-sync sbom check-deploy deploy-tools image-test clean \
 	bench-overhead bench-turns bench-beat bench-peers llama-server bench-engine bench-prefixes bench-endless bench-kv \
 	bench-weights bench-parked bench-client bench-telemetry bench-plan bench-host gpu-report fleet soak load load-ui capacity
 
@@ -22,14 +32,16 @@ setup: $(INSTALLED)  ## create .venv and install everything pinned in constraint
 
 $(INSTALLED): constraints.txt pyproject.toml backend_src/pyproject.toml client/pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if v in ((3, 11), (3, 12)) else "the server needs Python 3.11 or 3.12, not %d.%d: make PYTHON=..." % v)'
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt pip
-	$(BIN)/pip install --disable-pip-version-check --progress-bar on --constraint constraints.txt \
-	  --editable 'client[gateway]' --editable backend_src --group dev
-	# The wheel that carries the real server; what it asks for is pytriton's, which we do not use.
-	$(BIN)/pip install --disable-pip-version-check --no-deps --constraint constraints.txt nvidia-pytriton
-	# FlashInfer's functions, for their signatures: no GPU is needed to import them, nor most of what it asks for.
-	$(BIN)/pip install --disable-pip-version-check --no-deps --constraint constraints.txt flashinfer-python apache-tvm-ffi nvidia-ml-py
+	@echo 'creating .venv …'
+	@$(PYTHON) -m venv .venv
+	@$(PIP_INSTALL) pip
+	@echo 'installing the server, the client and their tools (about 75 s) …'
+	@$(PIP_INSTALL) --editable 'client[gateway]' --editable backend_src --group dev
+	@echo 'installing Triton …'
+	@# The wheel that carries the real server; what it asks for is pytriton's, which we do not use.
+	@$(PIP_INSTALL) --no-deps nvidia-pytriton
+	@# FlashInfer's functions, for their signatures: no GPU is needed to import them, nor most of what it asks for.
+	@$(PIP_INSTALL) --no-deps flashinfer-python apache-tvm-ffi nvidia-ml-py
 	@touch $@
 
 model: setup  ## fetch and convert the embedded model (once; cached)
@@ -44,34 +56,73 @@ serve: setup  ## serve the embedded model on loopback; ARGS='--set key=value …
 gateway: setup  ## a page and OpenAI's APIs on loopback:8080, before the server of `make serve`; ARGS='--port 8090 …'
 	@$(BIN)/microturn gateway $(ARGS)
 
-test: test-unit test-oracles test-e2e  ## run all tests
+test: test-unit test-oracles test-e2e  ## run all tests, with few random runs
+
+# Without the two files of the engine that take long: they load a real model and serve a crowd.
+test-fast: model  ## the parts that change most, in a minute and a half
+	$(PYTEST) -n $(WORKERS) --dist loadfile --engine-runs 20 $(addprefix tests/unit/,client engine kv sessions triton) \
+	  $(addprefix --ignore=tests/unit/engine/test_,loading.py pool_pressure.py)
+	$(PYTEST) --seeds 20 tests/simulation/test_simulation.py
+
+test-all: model deploy-tools  ## run all tests, with all random runs and at full length, one after another
+	$(PYTEST) --full tests/unit tests/simulation
+	$(PYTEST) --full tests/oracles
+	$(PYTEST) --full tests/e2e
 
 test-unit: model  ## the parts by themselves
-	$(BIN)/python -m pytest tests/unit tests/simulation
+	$(PYTEST) -n $(WORKERS) --dist loadfile tests/unit
+	$(PYTEST) tests/simulation
 
 test-oracles: model  ## what "correct" means: the engine against plain transformers
-	$(BIN)/python -m pytest tests/oracles
+	$(PYTEST) tests/oracles
 
-test-e2e: model deploy-tools  ## the real server over real gRPC
-	$(BIN)/python -m pytest tests/e2e
+# Without npm or apt-get there are no deploy tools: their tests are skipped, and say so.
+test-e2e: model $(DEPLOY_INSTALLED)  ## the real server over real gRPC
+	-@deploy/tools.sh $(TOOLS)
+	$(PYTEST) -n $(E2E_WORKERS) --dist loadfile tests/e2e
 
 simulate: setup  ## engine, adapter, wire and clients with faults under a virtual clock; SEEDS=0:10000, or SEEDS=17 to see it
 	@PYTHONPATH=tests $(BIN)/python -m simulation $(or $(SEEDS),0:1000) $(ARGS)
 
-check: setup  ## lint and strict types
+check: setup  ## lint, strict types, and which room may import which, generated files
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/python client/generate_sync.py --check
+
+sbom: $(SBOM_INSTALLED)  ## a software bill of materials of .venv, in CycloneDX: out/sbom.json
+	@mkdir -p out
+	.venv/sbom/bin/cyclonedx-py environment --output-reproducible --output-file out/sbom.json $(BIN)/python
+
+$(SBOM_INSTALLED): $(INSTALLED)
+	$(BIN)/python -m venv --without-pip .venv/sbom
+	$(BIN)/pip --python .venv/sbom/bin/python install --quiet --disable-pip-version-check --constraint constraints.txt --group sbom
+	@touch $@
+
+client-sync: setup  ## generate the client for threads from the one for asyncio
+	$(BIN)/python client/generate_sync.py
 
 deploy-tools: $(DEPLOY_INSTALLED)
 	@deploy/tools.sh $(TOOLS)
 
 $(DEPLOY_INSTALLED): $(INSTALLED)
-	$(BIN)/pip install --disable-pip-version-check --progress-bar on --constraint constraints.txt --group deploy
+	@echo 'installing what deploy/ is checked with …'
+	@$(PIP_INSTALL) --group deploy
 	@touch $@
 
 check-deploy: deploy-tools  ## lint and validate what deploy/ has: image, compose file, chart, Envoy, rules and alerts
 	@deploy/check.sh $(TOOLS) $(BIN)
+
+DOCS_INSTALLED := .venv/.docs-installed
+.PHONY: docs
+docs: $(DOCS_INSTALLED)  ## build the documentation into out/docs; a link that leads nowhere is an error
+	$(BIN)/python -m mkdocs build --strict
+
+$(DOCS_INSTALLED): $(INSTALLED)
+	@echo 'installing what the documentation is built with …'
+	@$(PIP_INSTALL) --group docs
+	@touch $@
 
 image-test: model  ## build the image without a Docker engine and run it (root, buildah, debootstrap; ten minutes)
 	$(BIN)/python -m pytest tests/image
@@ -116,7 +167,7 @@ bench-telemetry: model  ## what metrics, log lines and spans take of a step, on 
 bench-client: setup  ## what the client library costs: 200 sessions on the beat in one process (six minutes)
 	@$(BIN)/python -m load_tests.bench client $(ARGS)
 
-bench-host: setup  ## what the host takes for a step, whatever the model takes: flat in context and sessions; beside a60cea8
+bench-host: setup  ## what the host takes for a step, whatever the model takes: flat in context and sessions, beside an earlier revision
 	@$(BIN)/python -m load_tests.bench host $(ARGS)
 
 bench-plan: model  ## what `microturn plan --measure` says of this machine, and what the real server then does

@@ -1,7 +1,7 @@
-"""`make demo`: a person talks to the real server in chunks of 200 ms and hears the answer as it comes.
+"""`make demo`: a user talks to the real server in chunks of 200 ms and sees the answer as it comes.
 
 Starts `microturn serve` on loopback, holds one streaming session, and afterwards sends the same turns without a
-session, each with the whole conversation, to draw what the session saves.
+session, each with the whole conversation, to draw what the session saves. The server's log goes to a file.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from statistics import median
 
 from load_tests.bench.pictures import draw_latencies
 from microturn.errors import MicroturnError
-from microturn.model_store import resolve_model
 from microturn.serve.child import running_server
+from microturn.zoo.store import resolve_model
 from microturn_client import Client, Session, Tokens, TurnEnd
+from microturn_client import MicroturnError as ClientError
 
 BEAT_S = 0.2
 WORDS_PER_BEAT = 3
 PICTURE = Path("out/demo.png")
+SERVER_LOG = Path("out/demo.log")
 SPOKEN = [
     "Hello! I have a small balcony that gets sun only in the morning, and I would like to grow something there that I "
     "can eat. What would you plant if you were a beginner like me?",
@@ -48,14 +50,30 @@ def main() -> int:
     except MicroturnError as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
-    print("starting Triton with SmolLM2-135M-Instruct …")
-    with running_server(str(model)) as address, Client(address) as client:
+    PICTURE.parent.mkdir(exist_ok=True)
+    try:
+        _compare(str(model))
+    except (RuntimeError, ClientError) as error:
+        print(f"\ndemo: {error}; the server's log: {SERVER_LOG}", file=sys.stderr)
+        return 1
+    print(f"the server's log: {SERVER_LOG}")
+    return 0
+
+
+def _compare(model: str) -> None:
+    """Takes the turns in a session, then without one, and draws their latencies.
+
+    Raises:
+        RuntimeError: the server did not start.
+        ClientError: a turn failed.
+    """
+    print("starting Triton with SmolLM2-135M-Instruct (about 10 s, longer the first time) …")
+    with running_server(model, log_path=SERVER_LOG) as address, Client(address) as client:
         with client.session(return_appended_ids=True, repetition_penalty=1.1) as session:
             turns = [turn for text in SPOKEN for turn in _exchange(session, text)]
         print("\nthe same turns without a session, each with the whole conversation …")
         stateless_ms = _without_session(client, turns)
     session_ms = [turn.latency_ms for turn in turns]
-    PICTURE.parent.mkdir(exist_ok=True)
     lines = {"session": session_ms, "stateless": stateless_ms}
     draw_latencies(
         PICTURE,
@@ -65,7 +83,6 @@ def main() -> int:
     late, late_stateless = (median(latencies[-10:]) for latencies in (session_ms, stateless_ms))
     print(f"\nthe last ten turns, median: {late:.0f} ms in the session, {late_stateless:.0f} ms without one")
     print(f"latency against turn: {PICTURE}")
-    return 0
 
 
 def _exchange(session: Session, text: str) -> Iterator[Sent]:

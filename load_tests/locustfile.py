@@ -1,4 +1,4 @@
-"""For Locust: `python -m locust -f load_tests/locustfile.py --host localhost:8001 Beat`; README.md says more."""
+"""For Locust: `python -m locust -f load_tests/locustfile.py --host localhost:8001 Beat`; see docs/load-tests.md."""
 
 from __future__ import annotations
 

@@ -9,16 +9,36 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from microturn import runner
-from microturn.model_store import resolve_model
+from microturn.model import runner
+from microturn.zoo.store import resolve_model
 from support import models
+
+# Random runs and what they are of: how many there are by default, and with --full.
+RANDOM_RUNS = {
+    "engine_runs": (100, 500, "random runs of the engine in test_engine_random.py"),
+    "loads": (2, 12, "random loads of the server in test_pressure_loads.py"),
+    "seeds": (300, 300, "seeds of the simulator in test_simulation.py"),
+}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--engine-runs", type=int, default=500, help="random runs of the engine in test_engine_random.py")
-    parser.addoption("--loads", type=int, default=12, help="random loads of the server in test_pressure_loads.py")
-    parser.addoption("--seeds", type=int, default=300, help="seeds of the simulator in test_simulation.py")
+    parser.addoption("--full", action="store_true", help="as much of everything random or long as `make test-all` has")
+    for name, (few, many, what) in RANDOM_RUNS.items():
+        help_text = f"{what} ({few}; with --full {many})"
+        parser.addoption(f"--{name.replace('_', '-')}", type=int, default=None, help=help_text)
     parser.addoption("--device", default="cpu", help="where the models of the oracles compute: cpu or cuda")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for name, (few, many, _) in RANDOM_RUNS.items():
+        if getattr(config.option, name) is None:
+            setattr(config.option, name, many if config.option.full else few)
+
+
+@pytest.fixture(scope="session")
+def full(request: pytest.FixtureRequest) -> bool:
+    """Whether long tests shall be as long as they can."""
+    return request.config.getoption("--full")
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +48,9 @@ def device(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session", autouse=True)
 def _threads() -> None:
-    runner.set_num_threads(len(os.sched_getaffinity(0)))
+    """All CPUs, or this process's share of them beside pytest-xdist's other workers."""
+    num_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    runner.set_num_threads(max(1, len(os.sched_getaffinity(0)) // num_workers))
 
 
 @pytest.fixture

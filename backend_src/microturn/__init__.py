@@ -1,3 +1,8 @@
 """Microturn: streaming sessions for language models on NVIDIA Triton Inference Server."""
 
-__version__ = "0.1.0"
+from importlib import metadata as _metadata
+
+try:
+    __version__ = _metadata.version("microturn")
+except _metadata.PackageNotFoundError:  # runs from its sources, without being installed
+    __version__ = "unknown"

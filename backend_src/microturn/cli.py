@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from microturn import __version__
-from microturn.admin.command import add_sessions_arguments, run_sessions
+from microturn.admin.command import add_sessions_arguments
 from microturn.bench.command import add_bench_arguments, run_bench
 from microturn.planning.command import add_plan_arguments, run_plan
 from microturn.serve.options import add_serve_arguments
@@ -79,7 +79,7 @@ def _build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add_sessions_arguments(sessions)
-    sessions.set_defaults(run=run_sessions)
+    sessions.set_defaults(run=_run_sessions)
     commands.add_parser("chat", help="talk with a server from a terminal")
     bench = commands.add_parser(
         "bench",
@@ -124,9 +124,16 @@ def _run_gateway(arguments: argparse.Namespace) -> int:
     return run_gateway(arguments)
 
 
+def _run_sessions(arguments: argparse.Namespace) -> int:
+    from microturn.admin.command import run_sessions
+    from microturn.serve.run_directory import living_runs
+
+    return run_sessions(arguments, living_runs)
+
+
 def _run_fetch(arguments: argparse.Namespace) -> int:
     from microturn.errors import MicroturnError
-    from microturn.model_store import resolve_model
+    from microturn.zoo.store import resolve_model
 
     try:
         print(resolve_model(arguments.model))

@@ -1,22 +1,24 @@
-"""The exception tree of the engine, drawn once, each class with its code on the wire.
+"""The exception tree of the engine; each class has its code on the wire.
 
     MicroturnError
     ├── InvalidArgument      the turn itself is wrong: an option, a shape, a token id
-    ├── NotFound             no session of this id was ever here
-    ├── Expired              the session was here; its idle time passed
+    ├── NotFound             there was never a session with this id
+    ├── Expired              the session has ended: its idle time passed
     ├── ContextFull          context + input + max_tokens exceed max_context
     ├── ResourceExhausted    no room now: sessions, queue or pages
-    ├── FailedPrecondition   right in itself, wrong for the session's present state
-    ├── PermissionDenied     the session belongs to somebody else
+    ├── FailedPrecondition   valid, but not in the session's present state
+    ├── PermissionDenied     the session belongs to another client
     ├── DeadlineExceeded     the deadline passed before anything was appended
     ├── Unavailable          draining, or the engine has stopped
-    └── InternalError        our fault
+    └── InternalError        a fault of the server
 
 A rejected turn changes nothing. On the wire an error reads ``CODE: sentence [key=value …]``.
 """
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from typing import ClassVar
 
 
@@ -24,7 +26,7 @@ class MicroturnError(Exception):
     """Base of all errors a turn can end with.
 
     Args:
-        message: one sentence that says what to do.
+        message: one sentence that says what is wrong and what to do.
         details: machine-readable extras for the wire, such as ``retry_after_ms=200``.
     """
 
@@ -80,6 +82,14 @@ class InternalError(MicroturnError):
 
 
 def reason_of(error: Exception) -> str:
-    """An exception of somebody else's code in one line: its kind, since a message alone may be a bare name."""
+    """An exception of third-party code in one line: with its type, since its message may be a bare name."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def did_you_mean(unknown: str, known: Iterable[str]) -> str:
+    """The tail of an error about an unknown name: its nearest known neighbour, or all known names."""
+    names = sorted(known)
+    # A text much longer than any name cannot be one, and comparing it would take long.
+    nearest = difflib.get_close_matches(unknown[:100], names, n=1, cutoff=0.5)
+    return f"did you mean '{nearest[0]}'?" if nearest else f"known are: {', '.join(names)}"

@@ -1,5 +1,7 @@
 """Client for Microturn streaming sessions: chunks in, tokens out, over one gRPC stream per session."""
 
+from importlib import metadata as _metadata
+
 from microturn_client._aio import AsyncClient
 from microturn_client._aio_session import AsyncSession, AsyncTurn
 from microturn_client._beat import Beat
@@ -71,3 +73,8 @@ __all__ = [
     "Unavailable",
     "Usage",
 ]
+
+try:
+    __version__ = _metadata.version("microturn-client")
+except _metadata.PackageNotFoundError:  # runs from its sources, without being installed
+    __version__ = "unknown"

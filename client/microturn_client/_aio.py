@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import weakref
 from collections.abc import AsyncIterator
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, Unpack
 
 import grpc
-from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.grpc import service_pb2
 
+from microturn_client._aio_runtime import AsyncConnection
 from microturn_client._aio_session import AsyncSession
 from microturn_client._errors import SessionClosed, from_grpc
 from microturn_client._model_info import ModelInfo, parse_model_info
@@ -19,7 +19,7 @@ from microturn_client._options import SessionOptions
 from microturn_client._retry import DEFAULT_RECOVERY, Recovery
 from microturn_client._session_core import SessionCore
 from microturn_client._session_state import DEFAULT_CLOSE_TIMEOUT_S, DEFAULT_TIMEOUT_S
-from microturn_client._wire import CHANNEL_OPTIONS, Metadata, ModelInferRequest, SessionId
+from microturn_client._wire import Metadata, ModelInferRequest, SessionId
 
 
 class AsyncClient:
@@ -43,14 +43,10 @@ class AsyncClient:
         recovery: Recovery | None = DEFAULT_RECOVERY,
         credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
-        self._address = address
         self._model = model
         self._timeout_s = timeout_s
         self._recovery = recovery
-        self._credentials = credentials
-        self._channel: grpc.aio.Channel | None = None
-        self._is_closed = False
-        self._sessions: weakref.WeakSet[AsyncSession] = weakref.WeakSet()
+        self._connection = AsyncConnection(address, credentials)
 
     def session(
         self,
@@ -92,11 +88,11 @@ class AsyncClient:
 
     def _new_session(self, core: SessionCore, timeout_s: float | None) -> AsyncSession:
         session = AsyncSession(self, core, self._timeout_s if timeout_s is None else timeout_s)
-        self._sessions.add(session)
+        self._connection.watch(session)
         return session
 
     def _check_open(self) -> None:
-        if self._is_closed:
+        if self._connection.is_closed:
             raise SessionClosed("the client is closed: make another one")
 
     async def model_info(self) -> ModelInfo:
@@ -109,30 +105,19 @@ class AsyncClient:
         self._check_open()
         request = service_pb2.ModelConfigRequest(name=self._model)
         try:
-            return parse_model_info((await self._stub.ModelConfig(request, timeout=self._timeout_s)).config)
+            response = await self._connection.stub.ModelConfig(request, timeout=self._timeout_s)
+            return parse_model_info(response.config)
         except grpc.RpcError as failure:
             raise from_grpc(failure.code(), failure.details()) from failure
 
     async def close(self, timeout_s: float = DEFAULT_CLOSE_TIMEOUT_S) -> None:
         """Closes all sessions, together within ``timeout_s`` seconds, then the connection."""
-        self._is_closed = True
-        try:
-            await asyncio.gather(*(session.close(timeout_s) for session in list(self._sessions)))
-        finally:
-            if self._channel is not None:
-                await self._channel.close()
+        # All END requests are sent before the first answer is awaited.
+        ends = [(session, session._begin_close(timeout_s)) for session in self._connection.sessions()]
+        await self._connection.close(partial(session._finish_close, end) for session, end in ends)
 
     def _open_stream(self, metadata: Metadata, requests: AsyncIterator[ModelInferRequest]) -> Any:
-        return self._stub.ModelStreamInfer(requests, metadata=metadata)
-
-    @property
-    def _stub(self) -> Any:
-        if self._channel is None:  # made late, since it belongs to the event loop that runs now
-            if self._credentials is None:
-                self._channel = grpc.aio.insecure_channel(self._address, options=CHANNEL_OPTIONS)
-            else:
-                self._channel = grpc.aio.secure_channel(self._address, self._credentials, options=CHANNEL_OPTIONS)
-        return service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        return self._connection.stub.ModelStreamInfer(requests, metadata=metadata)
 
     async def __aenter__(self) -> Self:
         return self

@@ -1,11 +1,13 @@
-"""Micro-turns out of an async iterator: one task pulls the source, turns begin on the beat."""
+"""Micro-turns out of an async iterator: a task of its own pulls the source, turns begin on the beat."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 
-from microturn_client._beat import MAX_WAITING, Beat, Coalescer
+from microturn_client._aio_runtime import AsyncSource
+from microturn_client._beat import Beat, Coalescer
 from microturn_client._events import Event
 from microturn_client._inputs import TurnInput
 
@@ -24,45 +26,19 @@ async def turns_on_the_beat(
         MicroturnError: as turns do.
         Exception: what the source raises, once what came before it is done.
     """
-    loop = asyncio.get_running_loop()
-    arrived: asyncio.Queue[TurnInput] = asyncio.Queue(MAX_WAITING)
-    pull = loop.create_task(_pull(source, arrived))
+    pulled = AsyncSource(source)
     waiting = Coalescer()
-    beat_at = loop.time()
+    beat_at = time.monotonic()
     try:
-        while await _has_something(arrived, waiting, pull):
-            await asyncio.sleep(max(0.0, beat_at - loop.time()))
-            is_held_up = arrived.full()
-            while not arrived.empty() and len(waiting) < MAX_WAITING:
-                waiting.put(arrived.get_nowait())
+        while len(waiting) or await pulled.wait(waiting):
+            await asyncio.sleep(max(0.0, beat_at - time.monotonic()))
+            is_held_up = pulled.drain(waiting)
             given, num_chunks = waiting.take()
-            late_s = max(0.0, loop.time() - beat_at)
+            late_s = max(0.0, time.monotonic() - beat_at)
             yield Beat(num_chunks, is_held_up, late_s * 1e3)
             async for event in begin(given):
                 yield event
-            beat_at = max(beat_at + every_s, loop.time())
-        await pull
+            beat_at = max(beat_at + every_s, time.monotonic())
+        await pulled.check()
     finally:
-        pull.cancel()
-        # Who leaves early has no use for what the source raised meanwhile.
-        pull.add_done_callback(lambda done: done.cancelled() or done.exception())
-
-
-async def _pull(source: AsyncIterator[TurnInput], arrived: asyncio.Queue[TurnInput]) -> None:
-    async for chunk in source:
-        await arrived.put(chunk)
-
-
-async def _has_something(arrived: asyncio.Queue[TurnInput], waiting: Coalescer, pull: asyncio.Task[None]) -> bool:
-    """Waits for the next chunk; False when the source has ended and none is left."""
-    if len(waiting) or not arrived.empty():
-        return True
-    get = asyncio.ensure_future(arrived.get())
-    try:
-        await asyncio.wait((get, pull), return_when=asyncio.FIRST_COMPLETED)
-        if get.done():
-            waiting.put(get.result())
-            return True
-    finally:
-        get.cancel()
-    return not arrived.empty()
+        pulled.leave()

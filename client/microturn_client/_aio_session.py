@@ -8,7 +8,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
 
 from microturn_client._aio_beat import turns_on_the_beat
-from microturn_client._aio_stream import AsyncStream
 from microturn_client._beat import Beat
 from microturn_client._errors import MicroturnError
 from microturn_client._events import Event, Status, TurnEnd
@@ -70,16 +69,16 @@ class AsyncTurn(AsyncIterator[Event]):
 class AsyncSession(SessionFacts):
     """One streaming session: a context that lives on the server and grows turn by turn.
 
-    Made by :meth:`AsyncClient.session`; use it in an ``async with`` block. Several tasks of one event loop may use it:
-    turns are answered in the order in which they were begun, each to its own iterator. While a program holds it, it is
-    kept alive.
+    Made by :meth:`AsyncClient.session`; use it in an ``async with`` block. Several tasks of one event loop may use it.
+    Turns are answered in the order in which they were begun, each to its own iterator.
+    While a program holds it, it is kept alive.
     """
 
     def __init__(self, client: AsyncClient, core: SessionCore, timeout_s: float) -> None:
         super().__init__(core)
         self._client = client
         self._timeout_s = timeout_s
-        self._stream = AsyncStream(core, client._open_stream)
+        self._stream = client._connection.stream(core, client._open_stream)
         weakref.finalize(self, self._stream.cancel)
 
     def turn(
@@ -98,8 +97,9 @@ class AsyncSession(SessionFacts):
             MicroturnError: when the session is closed or lost. What the server refuses is raised by the iterator.
         """
         tensor = encode_input(input)
-        pending = self._core.begin_turn(tensor, options, self._timeout_s if timeout_s is None else timeout_s)
-        self._stream.flush()
+        with self._stream.lock:
+            pending = self._core.begin_turn(tensor, options, self._timeout_s if timeout_s is None else timeout_s)
+            self._stream.flush()
         return AsyncTurn(self, pending)
 
     async def append(
@@ -122,6 +122,7 @@ class AsyncSession(SessionFacts):
 
         Args:
             source: an async iterable of text, token ids, or arrays of embeddings ``[n, hidden]``.
+                A task of its own iterates over it.
             every_ms: milliseconds between two beats.
             options: of each turn.
 
@@ -162,14 +163,15 @@ class AsyncSession(SessionFacts):
             InvalidArgument: more than one of the four, or more than was handed out.
             MicroturnError: when the session is closed or lost; :class:`TurnTimeout` when it takes too long.
         """
-        cut = self._core.begin_interrupt(
-            self._timeout_s if timeout_s is None else timeout_s,
-            heard_tokens=heard_tokens,
-            heard_text=heard_text,
-            heard_chars=heard_chars,
-            at=at,
-        )
-        self._stream.flush()
+        with self._stream.lock:
+            cut = self._core.begin_interrupt(
+                self._timeout_s if timeout_s is None else timeout_s,
+                heard_tokens=heard_tokens,
+                heard_text=heard_text,
+                heard_chars=heard_chars,
+                at=at,
+            )
+            self._stream.flush()
         return await AsyncTurn(self, cut).wait()
 
     async def rewind(self, *, to: int, timeout_s: float | None = None) -> Status:
@@ -188,10 +190,11 @@ class AsyncSession(SessionFacts):
         Raises:
             MicroturnError: when it cannot be opened.
         """
-        core, opening = self._core.branch(new_session_id(), self._timeout_s)
-        branch = AsyncSession(self._client, core, self._timeout_s)
-        self._client._sessions.add(branch)
-        branch._stream.flush()
+        with self._stream.lock:
+            core, opening = self._core.branch(new_session_id(), self._timeout_s)
+        branch = self._client._new_session(core, self._timeout_s)
+        with branch._stream.lock:
+            branch._stream.flush()
         await AsyncTurn(branch, opening).wait()
         return branch
 
@@ -202,8 +205,15 @@ class AsyncSession(SessionFacts):
             The server's last status; None when it did not confirm within ``timeout_s`` seconds, or held no session. It
             ends by itself then, when its idle time is over.
         """
-        end = self._core.begin_close(timeout_s)
-        self._stream.flush()
+        return await self._finish_close(self._begin_close(timeout_s))
+
+    def _begin_close(self, timeout_s: float) -> PendingTurn | None:
+        with self._stream.lock:
+            end = self._core.begin_close(timeout_s)
+            self._stream.flush()
+            return end
+
+    async def _finish_close(self, end: PendingTurn | None) -> Status | None:
         try:
             return None if end is None else await AsyncTurn(self, end).wait()
         except (MicroturnError, ValueError):

@@ -21,7 +21,7 @@ from microturn_client._events import Status
 from microturn_client._inputs import encode_input
 from microturn_client._options import GenerationOptions
 from microturn_client._outbox import Outbox
-from microturn_client._pending_turn import PendingTurn
+from microturn_client._pending_turn import PendingTurn, Role
 from microturn_client._transcript import Transcript
 
 # How an input was meant, which is said again with it.
@@ -105,7 +105,7 @@ class Cuts:
         position = min([position, *(_position_of(turn) for turn in self._outbox if turn.is_cut)])
         for turn in self._outbox:
             if not turn.is_cut and not _is_before(turn, position):
-                turn.is_silent = True
+                turn.role = Role.SILENT
         return self._cut(position, deadline)
 
     def cut_what_was_left(self) -> None:
@@ -143,8 +143,7 @@ class Cuts:
 
     def _cut(self, position: int, deadline: float) -> PendingTurn:
         options = {"max_tokens": 0, "on_overlap": "interrupt", "rewind_to": position}
-        cut = PendingTurn(encode_input(None), options, deadline)
-        cut.is_cut = True
+        cut = PendingTurn(encode_input(None), options, deadline, role=Role.CUT)
         for turn in self._answers:
             assert turn.start is not None
             turn.limit_to(max(0, position - turn.start))
@@ -166,7 +165,7 @@ class Cuts:
             if turn is cut:
                 break
             if (turn in sent or turn.number is not None) and not turn.is_cut and not _is_before(turn, position):
-                turn.is_held = True
+                turn.hold()
 
     # ---- how it went ---------------------------------------------------------------------------------------------
 
@@ -187,8 +186,8 @@ class Cuts:
         position = _position_of(cut)
         for entry in self._transcript.behind(position):
             if entry.input_ids or entry.options or not entry.tensor.is_empty:
-                turn = PendingTurn(entry.tensor, {**entry.options, "max_tokens": 0}, math.inf)
-                turn.is_patient = True
+                turn = PendingTurn(entry.tensor, {**entry.options, "max_tokens": 0})
+                turn.num_undone = 1
                 again.append(turn)
         is_at_end = len(self._transcript) == position
         self.forget_behind(position)
@@ -231,7 +230,8 @@ class Cuts:
         """The server has not cut: what was held counts; returns what of it has ended."""
         done, self._held = self._held, []
         for turn in (*done, *self._outbox):
-            turn.is_held = turn.is_silent = False
+            turn.release()
+            turn.role = Role.TURN if turn.role is Role.SILENT else turn.role
         self._blocking = None if self._blocking is cut else self._blocking
         return done
 

@@ -7,7 +7,6 @@ import json
 import secrets
 from collections.abc import Mapping
 
-from microturn_client._durable_core import DurableCore
 from microturn_client._errors import InvalidArgument
 from microturn_client._requests import Requests
 from microturn_client._retry import Recovery
@@ -46,7 +45,7 @@ def new_core(
         options.setdefault("seed", secrets.randbits(63))
     is_attached = bool(options.pop("resume", False))
     requests = Requests(model, session_id, options, is_recorded=True)
-    return DurableCore(requests, recovery=recovery, is_attached=is_attached)
+    return SessionCore(requests, recovery=recovery, is_attached=is_attached)
 
 
 def new_key() -> str:

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 from microturn_client._pending_turn import PendingTurn
 
-# So many patient turns are on the wire at once; a server lets at least as many wait.
-_MAX_PATIENT = 4
+# So many turns that were undone are on the wire at once; a server lets at least as many wait.
+_MAX_UNDONE = 4
 
 
 class Outbox:
@@ -67,12 +67,10 @@ class Outbox:
         new = [turn for turn in self._unsent if turn.number is None]
         self._unsent = deque([*again, *turns, *new])
 
-    def remove_unsent(self, turn: PendingTurn) -> bool:
-        """Takes a turn out that was never sent; says whether it was one."""
-        if turn not in self._unsent or turn.number is not None:
-            return False
-        self._unsent.remove(turn)
-        return True
+    def remove_unsent(self, turn: PendingTurn) -> None:
+        """Takes a turn out, unless it was sent."""
+        if turn in self._unsent and turn.number is None:
+            self._unsent.remove(turn)
 
     def next_turn(self) -> PendingTurn | None:
         """The turn to be sent now; None when there is none, or it has to wait."""
@@ -83,7 +81,7 @@ class Outbox:
             self._unsent.extendleft(reversed(self._refused_for_gap))
             self._refused_for_gap.clear()
         turn = self._unsent[0] if self._unsent else None
-        return None if turn is not None and turn.is_patient and len(self._sent) >= _MAX_PATIENT else turn
+        return None if turn is not None and turn.num_undone and len(self._sent) >= _MAX_UNDONE else turn
 
     def number(self, turn: PendingTurn) -> None:
         """Gives a turn that is about to be sent its number, unless it has one, and its options for the wire."""
@@ -108,9 +106,9 @@ class Outbox:
         """Whether all that was sent before has an answer."""
         return next(iter(self._sent), None) == request_id
 
-    def is_answered(self, request_id: str) -> PendingTurn:
+    def is_answered(self, request_id: str) -> None:
         """A turn on the wire has come to its end."""
-        return self._sent.pop(request_id)
+        del self._sent[request_id]
 
     def is_void(self, turn: PendingTurn) -> None:
         """A turn was refused or undone: its number is free."""

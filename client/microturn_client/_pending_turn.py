@@ -1,16 +1,29 @@
 """One turn: what was asked, what has come for it, and what of that was handed out. Knows no session and no stream.
 
 A turn may be sent more than once: on another stream, to another server. What comes again is recognised by how much has
-come before, so its reader gets each token and each character once. Three things may happen to it besides:
+come before, so its reader gets each token and each character once. Its phase says what its reader may still get:
 
-- it is *left*: nobody reads any more, and what was handed out is all that is wanted of it;
-- it is *limited*: an interrupt said how much of it was heard, and the rest does not count;
-- it is *held*: an interrupt on its way may undo it; what comes is kept back until that is decided.
+            hold: a cut that may undo it is on its way
+    OPEN ◄───────────────────────────────────────────► HELD
+     │            release: the cut was refused          │
+     │ the answer ended, or an error                    │ the answer ended, or an error
+     ▼                                                  ▼
+    ENDED ◄──────────────────────────────────────► HELD_ENDED
+                         hold, release
+
+    redo: the cut has undone it ──► OPEN, or ENDED after an error
+
+What comes while it is held is kept back. In any phase it may be besides
+
+- *left*: its reader left, and what was handed out is all that is wanted of it;
+- *settled*: a cut behind what is wanted of it was sent or is to be;
+- *limited*: an interrupt said how much of it was heard, and the rest does not count.
 """
 
 from __future__ import annotations
 
 import copy
+import enum
 import math
 from collections import deque
 from collections.abc import Mapping
@@ -23,6 +36,30 @@ from microturn_client._inputs import InputTensor, encode_input
 from microturn_client._wire import Response
 
 
+class Role(enum.Enum):
+    """What a turn is for. Only the role of the program's turns changes, between the first two."""
+
+    TURN = "the program's"
+    SILENT = "the program's, and an interrupt came before its answer: its input is appended, and nothing generated"
+    CUT = "interrupts and cuts the context, and does nothing else"
+    END = "closes the session"
+    PASSING = "the library's, a keep-alive or a part of a replay: it has no number and is never repeated"
+
+
+class Phase(enum.Enum):
+    """See above."""
+
+    OPEN = "open"
+    HELD = "held"
+    HELD_ENDED = "held, and its answer ended"
+    ENDED = "ended"
+
+
+_HELD = {Phase.OPEN: Phase.HELD, Phase.ENDED: Phase.HELD_ENDED}
+_RELEASED = {held: free for free, held in _HELD.items()}
+_ENDED = {Phase.OPEN: Phase.ENDED, Phase.HELD: Phase.HELD_ENDED}
+
+
 class PendingTurn:
     """Collects the events of one turn.
 
@@ -32,32 +69,41 @@ class PendingTurn:
         sent_options: what was said on the wire, the same as long as its number is the same.
         deadline: the clock's time after which its user waits no longer.
         number: under which it was sent; None when it was not, or its number is void.
-        is_end: it closes the session.
-        is_cut: it interrupts and cuts, and does nothing else.
-        is_passing: the session's own, a keep-alive or a part of a replay: it has no number and is never repeated.
-        is_patient: it was taken once before, so it is not refused for want of room: few of them are sent at a time.
+        role: what it is for.
+        phase: see above.
         is_left: see above.
-        is_held: see above.
-        is_settled: it was left, and what nobody wants of it is being cut.
-        is_silent: an interrupt came before its answer: its input is appended, and it is not answered.
-        shows_ids: its user asked what its input became.
+        is_settled: see above.
+        num_undone: how often a cut has undone it. The server took it once, so it must not be refused for want of room:
+            few turns that were undone are sent at a time.
         limit: tokens that count; None is all.
         start: absolute position of its first token; None before that has come.
         ids: all tokens that have come.
         num_handed: tokens that were handed out.
         result: its status once it has ended well on the server.
         num_faults: how often the server has failed at it.
+
+    Args:
+        shows_ids: its status says what its input became; the others see above.
     """
 
-    def __init__(self, tensor: InputTensor, options: Mapping[str, object], deadline: float) -> None:
+    def __init__(
+        self,
+        tensor: InputTensor,
+        options: Mapping[str, object],
+        deadline: float = math.inf,
+        *,
+        role: Role = Role.TURN,
+        shows_ids: bool = False,
+    ) -> None:
         self.tensor = tensor
         self.options = dict(options)
         self.sent_options: Mapping[str, object] = self.options
         self.deadline = deadline
         self.number: int | None = None
-        self.is_end = self.is_cut = self.is_passing = self.is_patient = False
-        self.is_left = self.is_held = self.is_settled = self.is_silent = False
-        self.shows_ids = False
+        self.role = role
+        self.phase = Phase.OPEN
+        self.is_left = self.is_settled = False
+        self.num_undone = 0
         self.limit: int | None = None
         self.start: int | None = None
         self.ids: list[int] = []
@@ -66,18 +112,16 @@ class PendingTurn:
         self.num_faults = 0
         self._num_chars = 0
         self._num_ids_again = self._num_chars_again = 0
-        self._is_diverged = False
+        self._shows_ids = shows_ids
+        self._has_diverged = False
         self._events: deque[Event] = deque()
         self._handed: list[Tokens] = []
         self._error: MicroturnError | None = None
-        self._is_over = False
 
     @classmethod
     def keepalive(cls) -> Self:
         """An empty turn that nobody reads."""
-        turn = cls(encode_input(None), {"max_tokens": 0}, math.inf)
-        turn.is_passing = True
-        return turn
+        return cls(encode_input(None), {"max_tokens": 0}, role=Role.PASSING)
 
     # ---- what arrives --------------------------------------------------------------------------------------------
 
@@ -94,10 +138,10 @@ class PendingTurn:
                 self.start = position = response.position
             self.ids += ids
             logprobs = None if response.logprobs is None else response.logprobs[len(response.ids) - len(ids) :]
-            self._add(Tokens(text, ids, position, logprobs))
+            self.add(Tokens(text, ids, position, logprobs))
         if response.status is not None:
             if response.status.rebuilt:
-                self._add(REBUILT)
+                self.add(REBUILT)
             self.result = response.status
             del self.ids[self._num_ids_again :]  # sent again, it may have been asked for less
             self._end_with(response.status)
@@ -108,9 +152,9 @@ class PendingTurn:
         num_known = max(0, min(len(response.ids), len(self.ids) - before))
         known, again = self.ids[before : before + num_known], list(response.ids[:num_known])
         self.ids[before : before + num_known] = again
-        if again != known and not self._is_diverged:
-            self._is_diverged = True
-            self._add(Resumed(exact=False, reason="what the server says now differs from what it had said"))
+        if again != known and not self._has_diverged:
+            self._has_diverged = True
+            self.add(Resumed(exact=False, reason="what the server says now differs from what it had said"))
         return response.ids[num_known:]
 
     def _new_text(self, response: Response) -> str:
@@ -120,36 +164,57 @@ class PendingTurn:
         self._num_chars += len(text)
         return text
 
-    def _add(self, event: Event) -> None:
-        if self._is_over or self.is_left:
-            return
-        if isinstance(event, Tokens) and self.limit is not None and self.start is not None:
-            room = self.limit - (event.position - self.start)
-            if room <= 0:
-                return
-            event = replace(event, ids=event.ids[:room], logprobs=event.logprobs and event.logprobs[:room])
-        self._events.append(event)
+    def add(self, event: Event) -> None:
+        """Adds an event for its reader, as far as it counts."""
+        if self.has_reader:
+            self._events += self._limited(event)
+
+    def _limited(self, event: Event) -> tuple[Event, ...]:
+        """What counts of an event."""
+        if not isinstance(event, Tokens) or self.limit is None or self.start is None:
+            return (event,)
+        room = self.limit - (event.position - self.start)
+        if room <= 0:
+            return ()
+        return (replace(event, ids=event.ids[:room], logprobs=event.logprobs and event.logprobs[:room]),)
 
     def _end_with(self, status: Status) -> None:
-        if self.is_silent and self.generates:
+        if self.role is Role.SILENT and self.generates:
             status = replace(status, finish_reason="interrupted")
-        if not self.shows_ids:
+        if not self._shows_ids:
             status = replace(status, appended_ids=None)
-        self._add(TurnEnd(status))
-        self._is_over = True
+        self.add(TurnEnd(status))
+        self.phase = _ENDED.get(self.phase, self.phase)
 
     def fail(self, error: MicroturnError) -> None:
         """Ends the turn with an error of its own, unless it has ended: the first end stands."""
-        if not self._is_over:
+        if self.phase in _ENDED:
             self._error = None if self.is_left else copy.copy(error)
-            self._is_over = True
+            self.phase = _ENDED[self.phase]
 
     # ---- what is handed out --------------------------------------------------------------------------------------
 
     @property
     def is_over(self) -> bool:
         """Whether nothing more will be handed out than what is there."""
-        return self.is_left or self._error is not None or (self._is_over and not self.is_held)
+        return self.is_left or self._error is not None or self.phase is Phase.ENDED
+
+    @property
+    def is_cut(self) -> bool:
+        return self.role is Role.CUT
+
+    @property
+    def is_end(self) -> bool:
+        return self.role is Role.END
+
+    @property
+    def is_passing(self) -> bool:
+        return self.role is Role.PASSING
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a cut that may undo it is on its way."""
+        return self.phase in _RELEASED
 
     @property
     def has_failed(self) -> bool:
@@ -158,8 +223,8 @@ class PendingTurn:
 
     @property
     def has_reader(self) -> bool:
-        """Whether somebody waits for what comes."""
-        return not self.is_left and not self._is_over
+        """Whether what comes will be handed out."""
+        return not self.is_left and self.phase in _ENDED
 
     @property
     def generates(self) -> bool:
@@ -180,10 +245,6 @@ class PendingTurn:
     def leave(self) -> None:
         """Its user left: drops what is there and hands nothing more out. Safe from any thread, also without a lock."""
         self.is_left = True
-
-    def announce(self, event: Resumed) -> None:
-        """Adds an event about the session."""
-        self._add(event)
 
     def next_event(self) -> Event | None:
         """The oldest event not handed out yet; None when there is none now, or, once ``is_over``, none any more.
@@ -230,6 +291,14 @@ class PendingTurn:
 
     # ---- what is done with it ------------------------------------------------------------------------------------
 
+    def hold(self) -> None:
+        """A cut that may undo it is on its way."""
+        self.phase = _HELD.get(self.phase, self.phase)
+
+    def release(self) -> None:
+        """No cut will undo it."""
+        self.phase = _RELEASED.get(self.phase, self.phase)
+
     def send_again(self) -> None:
         """It will be sent once more as it was, or where the session was opened anew; its answer begins anew."""
         self._num_ids_again = self._num_chars_again = 0
@@ -240,11 +309,12 @@ class PendingTurn:
         self.ids, self._num_chars = [], 0
         self.num_handed = 0
         self._handed.clear()
-        self.is_held = self.is_settled = False
-        self.is_patient = True
+        self.is_settled = False
+        self.num_undone += 1
         self.limit = None
+        self.phase = Phase.ENDED
         if self._error is None:
-            self._is_over = False
+            self.phase = Phase.OPEN
             self._events.clear()
         self.send_again()
 
@@ -255,15 +325,11 @@ class PendingTurn:
     def limit_to(self, num_tokens: int) -> None:
         """Only its first tokens count."""
         self.limit = num_tokens if self.limit is None else min(self.limit, num_tokens)
-        events, self._events = self._events, deque()
-        is_over, self._is_over = self._is_over, False
-        for event in events:
-            self._add(event)
-        self._is_over = is_over
+        self._events = deque(counted for event in self._events for counted in self._limited(event))
 
     def fix_options(self) -> None:
         """It is sent under a new number: no more is asked for than is still wanted of it."""
-        caps = [0] if self.is_silent else [] if self.limit is None else [self.limit]
+        caps = [0] if self.role is Role.SILENT else [] if self.limit is None else [self.limit]
         caps += [self.num_handed] if self.is_left else []
         asked = self.options.get("max_tokens")
         if caps and isinstance(asked, int):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Sequence
 
 from microturn_client._entries import EMBEDDING
 from microturn_client._inputs import InputTensor
-from microturn_client._pending_turn import PendingTurn
+from microturn_client._pending_turn import PendingTurn, Role
 from microturn_client._transcript import Transcript
 
 
@@ -44,8 +43,8 @@ class Replay:
     def next_turn(self) -> PendingTurn:
         """The turn to be taken next."""
         piece = self._pieces[self._next]
-        turn = PendingTurn(piece.tensor, {"max_tokens": 0, **piece.options, "return_appended_ids": True}, math.inf)
-        turn.is_passing = True
+        options = {"max_tokens": 0, **piece.options, "return_appended_ids": True}
+        turn = PendingTurn(piece.tensor, options, role=Role.PASSING)
         turn.fix_options()
         return turn
 

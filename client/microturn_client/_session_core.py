@@ -11,8 +11,8 @@ The core knows no threads, no sockets and no tasks; the shell serialises the cal
                                                               └──the stream broke──────────► LOST
 
 While START is not answered nothing else is sent: if it is refused, the turn that waits next becomes START. GONE still
-sends END, since Triton holds a sequence until it sees one; from LOST nothing can be sent. ``DurableCore`` goes on from
-both.
+sends END, since Triton holds a sequence until it sees one; from LOST nothing can be sent. With a ``Recovery`` the core
+has a ``Survival``, which decides what a failure means, and goes on where the session would be GONE or LOST.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from microturn_client._errors import (
     ConnectionLost,
     Expired,
     FailedPrecondition,
+    InvalidArgument,
     MicroturnError,
     NotFound,
     SessionClosed,
@@ -33,9 +34,11 @@ from microturn_client._errors import (
 )
 from microturn_client._inputs import InputTensor, encode_input
 from microturn_client._outbox import Outbox
-from microturn_client._pending_turn import PendingTurn
+from microturn_client._pending_turn import PendingTurn, Role
 from microturn_client._requests import Requests
+from microturn_client._retry import Recovery
 from microturn_client._session_state import KEEPALIVE_SHARE, SessionState
+from microturn_client._survival import Survival
 from microturn_client._transcript import Transcript
 from microturn_client._wire import ModelInferRequest, ModelStreamInferResponse, Response, SessionId, read_response
 
@@ -48,12 +51,23 @@ class SessionCore:
         context_len: absolute length of the context in tokens, as of the last turn that ended.
         seed: that the last turn sampled with; None before one has ended.
         requests: makes its requests.
+        clock: seconds, monotonic.
+        outbox: its turns without an answer.
+        transcript: its turns that have ended.
+        cuts: its cuts.
+        opener: the turn without an answer behind which nothing is sent; None when there is none.
+        start: the turn that opened the session.
+        end: the turn that closes it.
+        end_resumes: ``end`` is sent to a session that the stream does not know.
+        failure: why the session takes no more turns.
+        heard_at: when the last message came, or the wire was last empty.
 
     Args:
         requests: see above.
-        clock: seconds, monotonic.
-        is_numbered: turns have numbers.
+        clock: see above.
+        recovery: how long and how often the session is gone on with after a failure; None when it ends with its stream.
         transcript: what the session knows already.
+        is_attached: it was opened before, by another client: the first turn goes on with it. Needs a recovery.
     """
 
     def __init__(
@@ -61,25 +75,32 @@ class SessionCore:
         requests: Requests,
         clock: Callable[[], float] = time.monotonic,
         *,
-        is_numbered: bool = False,
+        recovery: Recovery | None = None,
         transcript: Transcript | None = None,
+        is_attached: bool = False,
     ) -> None:
-        self.state = SessionState.NEW
+        self.state = SessionState.BROKEN if is_attached else SessionState.NEW
         self.context_len = 0
         self.seed: int | None = None
         self.requests = requests
-        self._clock = clock
-        self._outbox = Outbox(is_numbered=is_numbered)
-        self._transcript = Transcript() if transcript is None else transcript
-        self._cuts = Cuts(self._outbox, self._transcript)
+        self.clock = clock
+        self.outbox = Outbox(is_numbered=recovery is not None)
+        if transcript is None:
+            transcript = Transcript() if recovery is None else Transcript(recovery.max_transcript_bytes)
+        self.transcript = transcript
+        self.cuts = Cuts(self.outbox, self.transcript)
+        self.opener: PendingTurn | None = None
+        self.start: PendingTurn | None = None
+        self.end: PendingTurn | None = None
+        self.end_resumes = False
+        self.failure: MicroturnError | None = None
+        self.heard_at = clock()
         self._has_begun = False
-        self._opener: PendingTurn | None = None
-        self._start: PendingTurn | None = None
-        self._end: PendingTurn | None = None
-        self._end_resumes = False
-        self._failure: MicroturnError | None = None
         self._expires_in_s: float | None = None
-        self._heard_at = clock()
+        self._recovery = recovery
+        self._survival = None if recovery is None else Survival(recovery, clock, is_attached=is_attached)
+        if is_attached:
+            self.transcript.is_complete = False
 
     @property
     def id(self) -> SessionId:
@@ -96,12 +117,16 @@ class SessionCore:
             SessionClosed: after ``begin_close``.
             MicroturnError: when the session is gone, for the reason that it went.
         """
+        if self._survival is not None and "turn" in options:
+            raise InvalidArgument("the client numbers turns by itself; with recovery=None it does not")
         self._check_usable()
         options = {**options, "max_tokens": self.requests.max_tokens(tensor, options)}
         self.requests.check(options)
-        turn = PendingTurn(tensor, options, self._clock() + timeout_s)
-        turn.shows_ids = bool({**self.requests.options, **options}.get("return_appended_ids"))
-        self._outbox.put(turn)
+        shows_ids = bool({**self.requests.options, **options}.get("return_appended_ids"))
+        turn = PendingTurn(tensor, options, self.clock() + timeout_s, shows_ids=shows_ids)
+        self.outbox.put(turn)
+        if self._survival is not None:
+            self._survival.tell_news(turn)
         return turn
 
     def begin_interrupt(
@@ -120,30 +145,29 @@ class SessionCore:
             MicroturnError: as ``begin_turn``.
         """
         self._check_usable()
-        position = self._cuts.position_of(heard_tokens, heard_chars, heard_text, at)
-        return self._cuts.interrupt(position, self._clock() + timeout_s)
+        position = self.cuts.position_of(heard_tokens, heard_chars, heard_text, at)
+        return self.cuts.interrupt(position, self.clock() + timeout_s)
 
     def begin_keepalive(self) -> None:
         """Queues an empty turn that nobody reads, if one is due."""
         due = self.keepalive_at
-        if due is not None and due <= self._clock():
-            self._outbox.put(PendingTurn.keepalive())
+        if due is not None and due <= self.clock():
+            self.outbox.put(PendingTurn.keepalive())
 
     def begin_close(self, timeout_s: float) -> PendingTurn | None:
         """Queues END behind the turns that were begun; None when the server holds nothing that could be ended."""
-        if self._end is not None or self.state is SessionState.CLOSED:
-            return self._end
-        if not (self._has_begun or self._outbox.has_unsent) or self.state in (SessionState.LOST, SessionState.BROKEN):
-            self._fail_all(SessionClosed("the session was closed before the turn was answered"))
+        if self.end is not None or self.state is SessionState.CLOSED:
+            return self.end
+        if not (self._has_begun or self.outbox.has_unsent) or self.state in (SessionState.LOST, SessionState.BROKEN):
+            self.fail_all(SessionClosed("the session was closed before the turn was answered"))
             self.state = SessionState.CLOSED
             return None
-        is_talking = [turn for turn in self._outbox if not turn.is_passing]
+        is_talking = [turn for turn in self.outbox if not turn.is_passing]
         nobody_listens = bool(is_talking) and all(turn.is_left for turn in is_talking)
         options = {"max_tokens": 0, "on_overlap": "interrupt"} if nobody_listens else {"max_tokens": 0}
-        self._end = PendingTurn(encode_input(None), options, self._clock() + timeout_s)
-        self._end.is_end = True
-        self._outbox.put(self._end)
-        return self._end
+        self.end = PendingTurn(encode_input(None), options, self.clock() + timeout_s, role=Role.END)
+        self.outbox.put(self.end)
+        return self.end
 
     def branch(self, session_id: SessionId, timeout_s: float) -> tuple[SessionCore, PendingTurn]:
         """A session that goes on from this one's context, and its first turn, which appends nothing.
@@ -152,78 +176,85 @@ class SessionCore:
             MicroturnError: as ``begin_turn``.
         """
         self._check_usable()
-        core = self._twin(self.requests.branch(session_id))
+        requests, transcript = self.requests.branch(session_id), self.transcript.copy()
+        core = SessionCore(requests, self.clock, recovery=self._recovery, transcript=transcript)
         return core, core.begin_turn(encode_input(None), {}, timeout_s)
-
-    def _twin(self, requests: Requests) -> SessionCore:
-        return SessionCore(requests, self._clock, transcript=self._transcript.copy())
 
     # ---- what goes out -------------------------------------------------------------------------------------------
 
     def requests_to_send(self) -> list[ModelInferRequest]:
         """Hands out what is to be written now, in this order, each once."""
         if self.state is SessionState.OPEN:
-            self._cuts.cut_what_was_left()
-        was_quiet = not self._outbox.has_sent_any
+            self.cuts.cut_what_was_left()
+        was_quiet = not self.outbox.has_sent_any
         requests = []
         while (request := self._next_request()) is not None:
             requests.append(request)
         if was_quiet and requests:
-            self._heard_at = self._clock()
+            self.heard_at = self.clock()
         return requests
 
     def _next_request(self) -> ModelInferRequest | None:
-        turn = None if self._opener is not None else self._outbox.next_turn()
-        if turn is None or self._cuts.must_wait(turn) or (self.state is SessionState.GONE and not turn.is_end):
+        if self.opener is not None or self.state is SessionState.BROKEN:
+            return None
+        if self._survival is not None and self.state in (SessionState.RESUMING, SessionState.REPLAYING):
+            return self._survival.next_request(self)
+        turn = self.outbox.next_turn()
+        if turn is None or self.cuts.must_wait(turn) or (self.state is SessionState.GONE and not turn.is_end):
             return None
         return self._send(turn)
 
     def _send(self, turn: PendingTurn) -> ModelInferRequest:
         if turn.is_cut:
-            self._cuts.is_sent(turn)
-        self._outbox.number(turn)
+            self.cuts.is_sent(turn)
+        self.outbox.number(turn)
         if turn.is_end:
-            request = self.requests.end(turn, resume=self._end_resumes)
+            request = self.requests.end(turn, resume=self.end_resumes)
         elif self.state is SessionState.NEW:
             request = self.requests.start(turn)
-            self._start = self._opener = turn
+            self.start = self.opener = turn
             self._has_begun = True
             self.state = SessionState.OPENING
         else:
             request = self.requests.later(turn)
-        self._outbox.has_sent(turn, request.id)
+        self.outbox.has_sent(turn, request.id)
         return request
 
     # ---- what comes in -------------------------------------------------------------------------------------------
 
     def receive(self, message: ModelStreamInferResponse) -> None:
         """Takes one message of the stream; one that belongs to no turn on the wire is dropped."""
-        self._heard_at = self._clock()
+        self.heard_at = self.clock()
         response = read_response(message)
         if not response.request_id and response.error is not None:
             self.connection_lost(response.error)
             return
-        turn = self._outbox.find(response.request_id)
+        turn = self.outbox.find(response.request_id)
         if turn is None:
             return
         if response.error is not None:
             self._refused(turn, response.request_id, response.error)
             return
-        if turn is not self._end and not self._outbox.is_first(response.request_id):
+        if turn is not self.end and not self.outbox.is_first(response.request_id):
             self.connection_lost(ConnectionLost("the server left a turn without an answer"))
             return
-        if turn is self._opener:
+        if turn is self.opener:
             self._opened(turn)
         if response.status is None:
             turn.take_in(response, self.context_len)
             return
-        self._outbox.is_answered(response.request_id)
+        self.outbox.is_answered(response.request_id)
         self._answered(turn, response)
 
     def _opened(self, turn: PendingTurn) -> None:
-        """The first answer to START came."""
-        self._opener = None
+        """The first answer to ``opener`` came."""
+        if self.state is SessionState.REPLAYING:
+            return  # one turn at a time
+        was_resuming = self.state is SessionState.RESUMING
+        self.opener = None
         self.state = SessionState.OPEN
+        if self._survival is not None:
+            self._survival.has_opened(self, turn, was_resuming=was_resuming)
 
     def _answered(self, turn: PendingTurn, response: Response) -> None:
         assert response.status is not None
@@ -231,44 +262,57 @@ class SessionCore:
         self.seed = response.status.seed
         self._expires_in_s = response.status.expires_in_s
         turn.take_in(response, self.context_len)
-        if turn is self._end:
+        if turn is self.end:
             self.state = SessionState.CLOSED
-        elif self._cuts.has_ended(turn):
-            self._cuts.write_down(turn)
+        elif self.cuts.has_ended(turn):
+            self.cuts.write_down(turn)
             if turn.is_cut:
-                self._cuts.is_confirmed(turn)
+                self.cuts.is_confirmed(turn)
+        if self._survival is not None:
+            self._survival.was_answered(self, turn, response.status)
 
     def _refused(self, turn: PendingTurn, request_id: str, error: MicroturnError) -> None:
-        self._outbox.is_answered(request_id)
+        if self._survival is not None and self._survival.is_remedied(self, turn, request_id, error):
+            return
+        self.outbox.is_answered(request_id)
         expected = error.details.get("turn") if isinstance(error, FailedPrecondition) else None
         if turn.number is not None and expected is not None and expected < turn.number:
-            self._outbox.left_gap(turn, expected)
-            turn.is_held = False  # the server has not taken it: there is nothing that an interrupt could undo
+            self.outbox.left_gap(turn, expected)
+            turn.release()  # the server has not taken it: there is nothing that an interrupt could undo
             if turn.is_cut:
-                self._cuts.is_unsent(turn)
+                self.cuts.is_unsent(turn)
             return
         turn.fail(error)
-        turn.is_held = False
-        self._outbox.is_void(turn)
+        turn.release()
+        self.outbox.is_void(turn)
         if turn.is_cut:
-            for held in self._cuts.is_refused(turn):
-                self._cuts.write_down(held)
-        if turn is self._end:
+            for held in self.cuts.is_refused(turn):
+                self.cuts.write_down(held)
+        if turn is self.end:
             self.state = SessionState.CLOSED
-        elif turn is self._opener:
-            self._opener = None
-            self.state = SessionState.NEW
+        elif turn is self.opener:
+            self.opener = None
+            if self._survival is not None and self.state is SessionState.RESUMING:
+                self.state = SessionState.OPEN
+                self._survival.announce(self, True, "the session lives")
+            else:
+                self.state = SessionState.NEW
         elif isinstance(error, NotFound | Expired) and self.state is SessionState.OPEN:
             self.state = SessionState.GONE
-            self._failure = error
-            for waiting in self._outbox.give_up_unsent():
+            self.failure = error
+            for waiting in self.outbox.give_up_unsent():
                 waiting.fail(error)
 
     def connection_lost(self, error: MicroturnError) -> None:
-        """The stream ended, or an error came that names no turn: whoever waits for an answer fails with ``error``."""
-        self._fail_all(error)
-        self._failure = error
-        is_closing = self._end is not None or self.state is SessionState.CLOSED
+        """The stream ended, or an error came that names no turn: without a remedy the turns fail with ``error``."""
+        if self._survival is None or not self._survival.outlives(self, error):
+            self.lose(error)
+
+    def lose(self, error: MicroturnError) -> None:
+        """Ends the session here; all turns fail with ``error``."""
+        self.fail_all(error)
+        self.failure = error
+        is_closing = self.end is not None or self.state is SessionState.CLOSED
         self.state = SessionState.CLOSED if is_closing else SessionState.LOST
 
     # ---- time ----------------------------------------------------------------------------------------------------
@@ -276,42 +320,47 @@ class SessionCore:
     def tick(self) -> None:
         """Does what is due at ``wake_at``."""
         self.begin_keepalive()
+        if self._survival is not None:
+            self._survival.tick(self)
 
     @property
     def wake_at(self) -> float | None:
         """When the clock shows this, ``tick`` has something to do; None while it has not."""
-        return self.keepalive_at
+        return self.keepalive_at if self._survival is None else self._survival.wake_at(self)
 
     @property
     def wants_stream(self) -> bool:
         """Whether the stream that there is, if any, is of use."""
-        return True
+        return self.state is not SessionState.BROKEN
 
     def time_out(self, turn: PendingTurn) -> None:
         """Gives a turn up whose time has passed: one that was not sent never is, and what still comes is dropped."""
         turn.fail(TurnTimeout("the turn did not end within timeout_s; what was handed out of it stays"))
         turn.leave()
-        self._outbox.remove_unsent(turn)
+        self.outbox.remove_unsent(turn)
 
     def remaining_s(self, turn: PendingTurn) -> float:
         """Seconds that the turn's user still waits; not above 0 when the time has passed."""
-        return turn.deadline - self._clock()
+        return turn.deadline - self.clock()
 
     @property
     def keepalive_at(self) -> float | None:
         """When the clock shows this, a keep-alive is due; None while none is: a turn is out, or nothing is open."""
-        if self.state is not SessionState.OPEN or self._outbox.has_sent_any or not self._expires_in_s:
+        if self.state is not SessionState.OPEN or self.outbox.has_sent_any or not self._expires_in_s:
             return None
-        return self._heard_at + self._expires_in_s * KEEPALIVE_SHARE
+        return self.heard_at + self._expires_in_s * KEEPALIVE_SHARE
 
     def _check_usable(self) -> None:
-        if self._end is not None or self.state is SessionState.CLOSED:
+        if self.end is not None or self.state is SessionState.CLOSED:
             raise SessionClosed("the session is closed: open another one")
-        if self._failure is not None:
-            raise copy.copy(self._failure)
+        if self.failure is not None:
+            raise copy.copy(self.failure)
+        if self._survival is not None:
+            self._survival.revive(self)
 
-    def _fail_all(self, error: MicroturnError) -> None:
-        for turn in (*self._cuts.release(), *self._outbox.clear()):
+    def fail_all(self, error: MicroturnError) -> None:
+        """Fails all turns without an answer."""
+        for turn in (*self.cuts.release(), *self.outbox.clear()):
             turn.fail(error)
-            turn.is_held = False
-        self._opener = None
+            turn.release()
+        self.opener = None

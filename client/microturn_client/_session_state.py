@@ -13,7 +13,7 @@ KEEPALIVE_SHARE = 1 / 3
 
 
 class SessionState(enum.Enum):
-    """``SessionCore`` and ``DurableCore`` draw how they follow on each other."""
+    """``SessionCore`` and ``Survival`` draw how they follow on each other."""
 
     NEW = "new"
     OPENING = "opening"

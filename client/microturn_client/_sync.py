@@ -1,14 +1,15 @@
+# Generated from _aio.py by client/generate_sync.py: change that file, then run `make client-sync`.
 """The client for threads: ``Client``. Holds the connection and its sessions."""
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, Unpack
 
 import grpc
-from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.grpc import service_pb2
 
 from microturn_client._errors import SessionClosed, from_grpc
 from microturn_client._model_info import ModelInfo, parse_model_info
@@ -17,9 +18,9 @@ from microturn_client._options import SessionOptions
 from microturn_client._retry import DEFAULT_RECOVERY, Recovery
 from microturn_client._session_core import SessionCore
 from microturn_client._session_state import DEFAULT_CLOSE_TIMEOUT_S, DEFAULT_TIMEOUT_S
+from microturn_client._sync_runtime import Connection
 from microturn_client._sync_session import Session
-from microturn_client._timer import TimerThread
-from microturn_client._wire import CHANNEL_OPTIONS, Metadata, ModelInferRequest, SessionId
+from microturn_client._wire import Metadata, ModelInferRequest, SessionId
 
 
 class Client:
@@ -46,13 +47,7 @@ class Client:
         self._model = model
         self._timeout_s = timeout_s
         self._recovery = recovery
-        if credentials is None:
-            channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
-        else:
-            channel = grpc.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
-        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        self._timer = TimerThread()
-        self._release = weakref.finalize(self, _release, self._timer, channel)
+        self._connection = Connection(address, credentials)
 
     def session(
         self,
@@ -94,11 +89,11 @@ class Client:
 
     def _new_session(self, core: SessionCore, timeout_s: float | None) -> Session:
         session = Session(self, core, self._timeout_s if timeout_s is None else timeout_s)
-        self._timer.watch(session)
+        self._connection.watch(session)
         return session
 
     def _check_open(self) -> None:
-        if not self._release.alive:
+        if self._connection.is_closed:
             raise SessionClosed("the client is closed: make another one")
 
     def model_info(self) -> ModelInfo:
@@ -111,19 +106,19 @@ class Client:
         self._check_open()
         request = service_pb2.ModelConfigRequest(name=self._model)
         try:
-            return parse_model_info(self._stub.ModelConfig(request, timeout=self._timeout_s).config)
+            response = self._connection.stub.ModelConfig(request, timeout=self._timeout_s)
+            return parse_model_info(response.config)
         except grpc.RpcError as failure:
             raise from_grpc(failure.code(), failure.details()) from failure
 
     def close(self, timeout_s: float = DEFAULT_CLOSE_TIMEOUT_S) -> None:
         """Closes all sessions, together within ``timeout_s`` seconds, then the connection."""
-        ends = [(session, session._begin_close(timeout_s)) for session in self._timer.sessions()]
-        for session, end in ends:
-            session._finish_close(end)
-        self._release()
+        # All END requests are sent before the first answer is awaited.
+        ends = [(session, session._begin_close(timeout_s)) for session in self._connection.sessions()]
+        self._connection.close(partial(session._finish_close, end) for session, end in ends)
 
     def _open_stream(self, metadata: Metadata, requests: Iterator[ModelInferRequest]) -> Any:
-        return self._stub.ModelStreamInfer(requests, metadata=metadata)
+        return self._connection.stub.ModelStreamInfer(requests, metadata=metadata)
 
     def __enter__(self) -> Self:
         return self
@@ -132,8 +127,3 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _release(timer: TimerThread, channel: grpc.Channel) -> None:
-    timer.stop()
-    channel.close()

@@ -1,3 +1,4 @@
+# Generated from _aio_session.py by client/generate_sync.py: change that file, then run `make client-sync`.
 """One session and its turns, for threads: ``Session``, ``Turn``. A shell around the session core."""
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from microturn_client._session_core import SessionCore
 from microturn_client._session_facts import SessionFacts
 from microturn_client._session_state import DEFAULT_CLOSE_TIMEOUT_S
 from microturn_client._sync_beat import turns_on_the_beat
-from microturn_client._sync_stream import SyncStream
 from microturn_client._wire import new_session_id
 
 if TYPE_CHECKING:
@@ -70,21 +70,22 @@ class Turn(Iterator[Event]):
 class Session(SessionFacts):
     """One streaming session: a context that lives on the server and grows turn by turn.
 
-    Made by :meth:`Client.session`; use it in a ``with`` block. It may be used from several threads: turns are answered
-    in the order in which they were begun, each to its own iterator. While a program holds it, it is kept alive.
+    Made by :meth:`Client.session`; use it in a ``with`` block. Several threads may use it.
+    Turns are answered in the order in which they were begun, each to its own iterator.
+    While a program holds it, it is kept alive.
     """
 
     def __init__(self, client: Client, core: SessionCore, timeout_s: float) -> None:
         super().__init__(core)
         self._client = client
         self._timeout_s = timeout_s
-        self._stream = SyncStream(core, client._open_stream, client._timer.wake_at)
+        self._stream = client._connection.stream(core, client._open_stream)
         weakref.finalize(self, self._stream.cancel)
 
     def turn(
         self, input: TurnInput = None, /, *, timeout_s: float | None = None, **options: Unpack[TurnOptions]
     ) -> Turn:
-        """Begins a turn: appends the input and generates.
+        """Begins a turn: appends the input and generates. Iterate over what it returns.
 
         Args:
             input: text (or its UTF-8 bytes); token ids as a sequence or an integer array ``[n]``; embeddings as a
@@ -97,7 +98,7 @@ class Session(SessionFacts):
             MicroturnError: when the session is closed or lost. What the server refuses is raised by the iterator.
         """
         tensor = encode_input(input)
-        with self._stream.changed:
+        with self._stream.lock:
             pending = self._core.begin_turn(tensor, options, self._timeout_s if timeout_s is None else timeout_s)
             self._stream.flush()
         return Turn(self, pending)
@@ -163,7 +164,7 @@ class Session(SessionFacts):
             InvalidArgument: more than one of the four, or more than was handed out.
             MicroturnError: when the session is closed or lost; :class:`TurnTimeout` when it takes too long.
         """
-        with self._stream.changed:
+        with self._stream.lock:
             cut = self._core.begin_interrupt(
                 self._timeout_s if timeout_s is None else timeout_s,
                 heard_tokens=heard_tokens,
@@ -172,7 +173,6 @@ class Session(SessionFacts):
                 at=at,
             )
             self._stream.flush()
-            self._stream.changed.notify_all()
         return Turn(self, cut).wait()
 
     def rewind(self, *, to: int, timeout_s: float | None = None) -> Status:
@@ -191,11 +191,10 @@ class Session(SessionFacts):
         Raises:
             MicroturnError: when it cannot be opened.
         """
-        with self._stream.changed:
+        with self._stream.lock:
             core, opening = self._core.branch(new_session_id(), self._timeout_s)
-        branch = Session(self._client, core, self._timeout_s)
-        self._client._timer.watch(branch)
-        with branch._stream.changed:
+        branch = self._client._new_session(core, self._timeout_s)
+        with branch._stream.lock:
             branch._stream.flush()
         Turn(branch, opening).wait()
         return branch
@@ -209,11 +208,8 @@ class Session(SessionFacts):
         """
         return self._finish_close(self._begin_close(timeout_s))
 
-    def _tick(self) -> float | None:
-        return self._stream.tick()
-
     def _begin_close(self, timeout_s: float) -> PendingTurn | None:
-        with self._stream.changed:
+        with self._stream.lock:
             end = self._core.begin_close(timeout_s)
             self._stream.flush()
             return end

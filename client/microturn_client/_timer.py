@@ -55,7 +55,7 @@ class TimerThread:
     def _look_after_sessions(self) -> None:
         # A frame of its own, so that while waiting nothing here holds what a user has dropped.
         for session in self.sessions():
-            next_s = session._tick()
+            next_s = session._stream.tick()
             if next_s is not None:
                 self.wake_at(next_s)
 

@@ -3,3 +3,10 @@
 `realtime`, `context` and their like are pure: they know events, items and positions, and do no I/O. `app`, `websocket`
 and `completions` are the shell around them: Starlette on one side, `microturn_client` on the other.
 """
+
+from importlib import metadata as _metadata
+
+try:
+    __version__ = _metadata.version("microturn-client")
+except _metadata.PackageNotFoundError:  # runs from its sources, without being installed
+    __version__ = "unknown"

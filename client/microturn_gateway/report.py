@@ -1,4 +1,4 @@
-"""What a turn cost and left, for who looks on. The gateway's README says what the fields mean."""
+"""What a turn cost and left, for who looks on. docs/gateway.md says what the fields mean."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from microturn_client import Status
 
 
 def report_of(status: Status, latency_ms: float) -> dict[str, Any]:
-    """What a turn cost and left, for who looks on; see the gateway's README."""
+    """What a turn cost and left, for who looks on; see docs/gateway.md."""
     return {
         "latency_ms": round(latency_ms, 2),
         "server_ms": round(status.timing_ms.total, 2),

@@ -77,7 +77,7 @@ class _Talks:
 
     @property
     def transcripts_mb(self) -> float:
-        return sum(session._core._transcript.num_bytes for session in self._sessions) / 1e6
+        return sum(session._core.transcript.num_bytes for session in self._sessions) / 1e6
 
     async def keep_beat(self, seconds: int) -> None:
         """All take their turns for so long."""

@@ -28,15 +28,15 @@ from tqdm import tqdm
 from load_tests.bench import texts
 from load_tests.bench.pictures import draw_endless
 from load_tests.bench.results import percentile, print_table, write_result
-from microturn.batch import Batch
-from microturn.engine import Engine
+from microturn.engine.engine import Engine
+from microturn.engine.loading import load_engine
 from microturn.errors import MicroturnError
-from microturn.loading import load_engine
-from microturn.model_store import resolve_model
-from microturn.options import SessionOptions
-from microturn.runner import Runner
+from microturn.model.batch import Batch
+from microturn.model.runner import Runner
+from microturn.sessions.options import SessionOptions
+from microturn.sessions.turn import TokenInput, Turn, TurnInput, TurnOutput, TurnRequest
 from microturn.settings import Settings
-from microturn.turn import TokenInput, Turn, TurnInput, TurnOutput, TurnRequest
+from microturn.zoo.store import resolve_model
 
 NUM_INPUT, NUM_OUTPUT = 4, 4
 # Turns whose median is compared: the second thousand, when the window has filled, and the last.
@@ -190,10 +190,10 @@ def run_endless(model: str, num_turns: int, window_tokens: int, weights: str) ->
 def _surprises(engine: Engine, talk: Talk, inputs: Sequence[Sequence[int]], name: str) -> list[float]:
     """Negative log-likelihoods of the input of turns to come."""
     plain, scores = engine.runner, ScoringRunner(engine.runner)
-    engine.runner = scores
+    engine.steps.runner = scores
     for given in tqdm(inputs, desc=name, unit="turn", mininterval=5):
         talk.turn(TokenInput(given), NUM_OUTPUT)
-    engine.runner = plain
+    engine.steps.runner = plain
     return scores.surprises
 
 

@@ -32,11 +32,11 @@ from transformers import AutoConfig
 from load_tests.bench.endless import SPAN, Talk
 from load_tests.bench.pictures import draw_endless
 from load_tests.bench.results import percentile, print_table, write_result
-from microturn.loading import load_engine
-from microturn.model_store import resolve_model
+from microturn.engine.loading import load_engine
 from microturn.serve.child import started_server
+from microturn.sessions.turn import EmbedInput
 from microturn.settings import Settings
-from microturn.turn import EmbedInput
+from microturn.zoo.store import resolve_model
 from microturn_client import Client
 
 NUM_OUTPUT = 1

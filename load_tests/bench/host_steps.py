@@ -1,8 +1,7 @@
 """Host time of decode steps over a runner without a model: what schedule, page tables, choice and commit take.
 
-Runs as a program of its own, so that it can measure any revision whose sources come first on the path (see
-`host_time`): it uses only what has been in the engine for long. The runner lays out the page tables as a real one does,
-once for each pass, and returns logits that are there already.
+Runs as a program of its own, so that `host_time` can run that of an earlier revision beside it. The runner lays out the
+page tables as a real one does, once for each pass, and returns logits that are there already.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ import torch
 from torch import Tensor
 
 from load_tests.bench.gpu.ids_only import IdsOnly
-from microturn.attention.step import PagedStep
-from microturn.batch import Batch
-from microturn.engine import Engine
+from microturn.engine.wiring import build_engine
 from microturn.errors import MicroturnError
-from microturn.kv_pool import PagePool
-from microturn.kv_tensors import KVTensors
-from microturn.layer_groups import LayerShape
+from microturn.kv.layer_groups import LayerShape
+from microturn.kv.pool import PagePool
+from microturn.kv.tensors import KVTensors
+from microturn.model.batch import Batch
+from microturn.model.paged_step import PagedStep
+from microturn.sessions.turn import TokenInput, Turn, TurnOutput, TurnRequest
 from microturn.settings import Settings
-from microturn.turn import TokenInput, Turn, TurnOutput, TurnRequest
 
 VOCAB_SIZE = 4096
 PAGE_SIZE = 16
@@ -57,7 +56,7 @@ class HostTime:
 
 
 class _NoModel:
-    """A runner that computes nothing (see `microturn.runner.Runner`)."""
+    """A runner that computes nothing (see `microturn.model.runner.Runner`)."""
 
     is_asynchronous = False
     accepts_embeds = True
@@ -87,7 +86,7 @@ class _Sessions:
     def __init__(self, context_len: int, max_rows: int, max_waiting: int) -> None:
         max_context = context_len + 2 * (NUM_WARM_UP_STEPS + NUM_STEPS) * 10
         num_pages = (max_rows * max_context + max_waiting * 2 * WAITING_LEN) // PAGE_SIZE * 5 // 4
-        self.engine = Engine(
+        self.engine = build_engine(
             Settings(page_size=PAGE_SIZE, max_sessions=max_rows + max_waiting, idle_timeout_s=3600.0),
             _NoModel(num_pages, max_rows),
             PagePool(num_pages, PAGE_SIZE),

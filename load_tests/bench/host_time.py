@@ -42,7 +42,7 @@ def run_host_time(before: str, num_rounds: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         _check_out(before, Path(folder))
         for _ in tqdm(range(num_rounds), desc="host time", unit="round", leave=False):
-            for side, sources in zip(_SIDES, (folder, str(_ROOT)), strict=True):
+            for side, sources in zip(_SIDES, (Path(folder), _ROOT), strict=True):
                 rounds[side].append(_measure(sources))
     times = {side: list(map(_median, zip(*of_side, strict=True))) for side, of_side in rounds.items()}
     print("\nprocessor time of the engine's thread per row of a decode step, µs")
@@ -62,23 +62,23 @@ def run_host_time(before: str, num_rounds: int) -> None:
 
 
 def _check_out(revision: str, folder: Path) -> None:
-    """The server's sources of a revision."""
+    """The server's sources of a revision, and its own way to measure them."""
     archive = subprocess.run(
-        ["git", "-C", str(_ROOT), "archive", revision, "backend_src"], check=True, stdout=subprocess.PIPE
+        ["git", "-C", str(_ROOT), "archive", revision, "backend_src", "load_tests"], check=True, stdout=subprocess.PIPE
     )
     with tarfile.open(fileobj=BytesIO(archive.stdout)) as files:
         files.extractall(folder, filter="data")
 
 
-def _measure(sources: str) -> list[HostTime]:
+def _measure(sources: Path) -> list[HostTime]:
     numbers = {"--contexts": _CONTEXT_LENS, "--rows": _NUMS_ROWS, "--waiting": _NUMS_WAITING}
     arguments = [part for name, values in numbers.items() for part in (name, *map(str, values))]
     measured = subprocess.run(
         [sys.executable, "-m", "load_tests.bench.host_steps", *arguments],
         check=True,
         stdout=subprocess.PIPE,
-        cwd=_ROOT,
-        env={**os.environ, "PYTHONPATH": f"{sources}/backend_src"},
+        cwd=sources,
+        env={**os.environ, "PYTHONPATH": str(sources / "backend_src")},
     )
     return [HostTime(**row) for row in json.loads(measured.stdout)]
 

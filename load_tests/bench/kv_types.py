@@ -17,12 +17,12 @@ from statistics import median
 from load_tests.bench import perplexity, texts
 from load_tests.bench.results import print_table, write_result
 from load_tests.bench.steps import alternating_ms
-from microturn import runner
-from microturn.attention import native
-from microturn.batch import Row
-from microturn.kv_tensors import KV_DTYPES, KVTensors
-from microturn.layers.decoder import FusedDecoder
-from microturn.model_store import resolve_model
+from microturn.kv.tensors import KV_DTYPES, KVTensors
+from microturn.model import runner
+from microturn.model.batch import Row
+from microturn.model.cpu import attention as native
+from microturn.model.cpu.layers import FusedLayers
+from microturn.zoo.store import resolve_model
 
 _PAGE_SIZE = 16
 _NUM_SESSIONS, _NUM_TIMED_STEPS = 4, 40
@@ -40,7 +40,7 @@ def run_kv(model_name: str, num_contexts: int, context_len: int) -> None:
     runner.set_num_threads(len(os.sched_getaffinity(0)))
     model = runner.load_model(model_dir)
     layers = runner.trace_layers(model)
-    decoder = FusedDecoder.of(model, layers)
+    decoder = FusedLayers.of(model, layers)
     num_pages = _NUM_SESSIONS * -(-context_len // _PAGE_SIZE)
     runners = {
         name: runner.ModelRunner(

@@ -26,13 +26,13 @@ from tqdm import tqdm
 
 from load_tests.bench.beat_level import BEAT_S
 from load_tests.bench.results import percentile, print_table, write_result
-from microturn.engine import Engine
+from microturn.engine.engine import Engine
+from microturn.engine.loading import start_engine
 from microturn.errors import MicroturnError
-from microturn.loading import start_engine
-from microturn.model_store import resolve_model
 from microturn.serve.child import running_server
+from microturn.sessions.turn import TokenInput, Turn, TurnOutput, TurnRequest
 from microturn.settings import Settings
-from microturn.turn import TokenInput, Turn, TurnOutput, TurnRequest
+from microturn.zoo.store import resolve_model
 from microturn_client import AsyncClient, AsyncSession, Client, Session, TurnEnd
 
 NUM_INPUT, NUM_OUTPUT = 16, 8

@@ -33,14 +33,14 @@ from tqdm import tqdm
 from load_tests.bench import texts
 from load_tests.bench.pictures import draw_parked
 from load_tests.bench.results import percentile, print_table, write_result
-from microturn.engine import Engine
+from microturn.engine.engine import Engine
+from microturn.engine.loading import start_engine
+from microturn.engine.maintenance import Maintenance
 from microturn.errors import MicroturnError
-from microturn.housekeeping import Housekeeping
-from microturn.loading import start_engine
-from microturn.model_store import resolve_model
-from microturn.options import SessionOptions
+from microturn.sessions.options import SessionOptions
+from microturn.sessions.turn import Status, TokenInput, Turn, TurnOutput, TurnRequest
 from microturn.settings import MAX_IDLE_TIMEOUT_S, Settings
-from microturn.turn import Status, TokenInput, Turn, TurnOutput, TurnRequest
+from microturn.zoo.store import resolve_model
 
 NUM_INPUT, NUM_OUTPUT = 4, 4
 NUM_IN_POOL = 20
@@ -98,7 +98,7 @@ class Crowd:
 
     def places(self) -> list[str]:
         """Where each session's KV is."""
-        return [session["kv"] for session in self.engine.call(Housekeeping.describe)]
+        return [session["kv"] for session in self.engine.call(Maintenance.describe)]
 
     def settle(self) -> list[str]:
         """Waits until nothing moves any more; where each session's KV is then."""

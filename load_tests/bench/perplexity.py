@@ -13,8 +13,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from load_tests.bench import texts
-from microturn import runner
-from microturn.batch import Batch, Row
+from microturn.model import runner
+from microturn.model.batch import Batch, Row
 
 _STEP_TOKENS = 64
 

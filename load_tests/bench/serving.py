@@ -20,8 +20,8 @@ from load_tests.bench.llama_cpp import llama_cpp
 from load_tests.bench.plain_loop import plain_loop
 from load_tests.bench.talks import Requests, Service, SessionTalk, Talk
 from load_tests.bench.vllm_cpu import vllm_cpu
-from microturn.model_store import resolve_model
 from microturn.serve.child import running_server
+from microturn.zoo.store import resolve_model
 
 OWN_MODES = ("session", "prefix", "stateless", "plain")
 

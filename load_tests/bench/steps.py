@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from microturn.batch import Batch, Row
-from microturn.runner import Runner
+from microturn.model.batch import Batch, Row
+from microturn.model.runner import Runner
 
 _NUM_WARM_UP_STEPS = 3
 

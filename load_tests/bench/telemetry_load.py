@@ -16,12 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from microturn.engine import Engine
+from microturn.engine.engine import Engine
+from microturn.engine.maintenance import Maintenance
 from microturn.errors import MicroturnError
-from microturn.housekeeping import Housekeeping
+from microturn.sessions.turn import TokenInput, Turn, TurnOutput, TurnRequest
 from microturn.telemetry.recorder import Recorder
-from microturn.telemetry.reporting import Reporting
-from microturn.turn import TokenInput, Turn, TurnOutput, TurnRequest
+from microturn.triton.reporting import Reporting
 
 NUM_SESSIONS, CONTEXT_LEN, NUM_INPUT, NUM_OUTPUT = 8, 200, 4, 8
 # In each there are two rounds of publishing.
@@ -119,13 +119,13 @@ def _measure(engine: Engine, reporting: Reporting) -> None:
         time.sleep(PHASE_S)
         threads_s += switch.threads_s()
         phases.append({"is_on": is_on, "threads_s": threads_s, "steps_ms": engine.call(lambda _: list(steps_ms))})
-    result = {"phases": phases, "num_talkers": len(talkers), "metrics": _named(engine.call(Housekeeping.measure))}
+    result = {"phases": phases, "num_talkers": len(talkers), "metrics": _named(engine.call(Maintenance.measure))}
     path = Path(os.environ[RESULT_FILE])
     path.with_suffix(".part").write_text(json.dumps(result))
     path.with_suffix(".part").rename(path)
 
 
-def _begin_phase(switch: _Switch, is_on: bool, steps_ms: list[float], _: Housekeeping) -> None:
+def _begin_phase(switch: _Switch, is_on: bool, steps_ms: list[float], _: Maintenance) -> None:
     switch.set(is_on)
     steps_ms.clear()
 

@@ -18,14 +18,14 @@ from torch import Tensor
 from load_tests.bench import perplexity, texts
 from load_tests.bench.results import print_table, write_result
 from load_tests.bench.steps import alternating_ms
-from microturn import runner
-from microturn.batch import Row
-from microturn.kv_tensors import KVTensors
-from microturn.layers.decoder import FusedDecoder
-from microturn.layers.int8_linear import Int8Linear
-from microturn.layers.linear import Linear
-from microturn.layers.weights import Products
-from microturn.model_store import resolve_model
+from microturn.kv.tensors import KVTensors
+from microturn.model import runner
+from microturn.model.batch import Row
+from microturn.model.cpu.int8_linear import Int8Linear
+from microturn.model.cpu.layers import FusedLayers
+from microturn.model.cpu.linear import Linear
+from microturn.model.cpu.weights import Products
+from microturn.zoo.store import resolve_model
 
 _PAGE_SIZE = 16
 _TYPES: Mapping[str, Products] = {"float32": Linear, "int8": Int8Linear}
@@ -50,7 +50,7 @@ def run_weights(model_name: str, num_contexts: int, context_len: int) -> None:
     kv = KVTensors(layers, num_pages, _PAGE_SIZE)
     runners, weight_bytes = {}, {}
     for name, products in _TYPES.items():
-        decoder = FusedDecoder.of(model, layers, products)
+        decoder = FusedLayers.of(model, layers, products)
         if decoder is None:
             raise SystemExit(f"{model_name} runs on transformers' layers, whose weights stay as they are")
         runners[name] = runner.ModelRunner(model, kv, use_native=True, decoder=decoder)

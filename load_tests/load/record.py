@@ -62,7 +62,7 @@ class Scene:
     """What the people of one scenario saw.
 
     Attributes:
-        times: milliseconds, by what was timed; the report's README says what each is.
+        times: milliseconds, by what was timed; docs/load-tests.md says what each is.
         counts: how often what happened.
         errors: turns that failed, by code.
         late_ms: of turns that missed their deadline, milliseconds by `PARTS`, added up.

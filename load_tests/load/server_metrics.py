@@ -1,4 +1,4 @@
-"""What the server says of itself on /metrics, and by how much that has changed. `deploy/METRICS.md` lists all of it."""
+"""What the server says of itself on /metrics, and by how much that has changed. `docs/metrics.md` lists all of it."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from microturn.fingerprint import model_fingerprint
+from microturn.model.fingerprint import model_fingerprint
 from microturn_client import (
     AsyncClient,
     Client,

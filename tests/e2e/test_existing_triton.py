@@ -1,4 +1,4 @@
-"""README, 'Into your existing Triton': the packages as wheels, the copied model, a bare tritonserver, a session."""
+"""docs/existing-triton.md: the packages as wheels, the copied model, a bare tritonserver, a session."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from microturn_client import Client, MicroturnError, Recovery, Tokens, Unavailab
 from support.processes import model_process_of
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text()
+PAGE = (ROOT / "docs" / "existing-triton.md").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def bare_triton(smollm2_dir: str, tmp_path_factory: pytest.TempPathFactory) -> I
     tree = tmp_path / "triton"
     backends = triton.link_backends(tree)
     grpc_port, http_port, metrics_port = free_ports(3)
-    flags = re.findall(r"--grpc-[a-z0-9-]+=\d+", README)
+    flags = re.findall(r"--grpc-[a-z0-9-]+=\d+", PAGE)
     assert len(flags) == 4
     process = subprocess.Popen(
         [

@@ -1,7 +1,8 @@
 """Random loads of turns without options, on pools of one to four contexts: every turn is answered.
 
 What users do first, under the settings that they run: sessions of any length open, append and ask at the same time, and
-prefixes are shared. `--loads` says how many loads there are.
+prefixes are shared. `--loads` says how many loads there are in all; where they are fewer than the pools, the last pools
+have none.
 """
 
 from __future__ import annotations
@@ -15,18 +16,25 @@ from microturn.serve.child import running_server
 from microturn_client import AsyncClient, AsyncSession
 
 MAX_CONTEXT = 1024
+# `kv_tokens` and `host_tier_bytes`; the first two are as unlike as they can be.
+POOLS = [(1024, 30_000_000), (4096, 0), (1024, 0), (2048, 0), (2048, 30_000_000), (4096, 30_000_000)]
 # The time in which a turn must be answered: a hundred times what it takes.
 TIMEOUT_S = 60.0
 DEFAULT_MAX_TOKENS = 16
 
 
-@pytest.mark.parametrize("host_tier_bytes", [0, 30_000_000])
-@pytest.mark.parametrize("kv_tokens", [1024, 2048, 4096])
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Each pool with its number of loads."""
+    num_loads: int = metafunc.config.getoption("loads")
+    shares = [len(range(index, num_loads, len(POOLS))) for index in range(len(POOLS))]
+    cases = [(*pool, share) for pool, share in zip(POOLS, shares, strict=True) if share]
+    metafunc.parametrize(("kv_tokens", "host_tier_bytes", "num_loads"), cases)
+
+
 def test_every_turn_of_a_random_load_is_answered(
-    smollm2_dir: str, kv_tokens: int, host_tier_bytes: int, request: pytest.FixtureRequest
+    smollm2_dir: str, kv_tokens: int, host_tier_bytes: int, num_loads: int
 ) -> None:
     """A page that the prefix cache and a session shared counted as taken for good: two of 60 such loads stood still."""
-    num_loads = -(-request.config.getoption("--loads") // 6)
     settings = (f"max_context={MAX_CONTEXT}", f"kv_tokens={kv_tokens}", f"host_tier_bytes={host_tier_bytes}")
     with running_server(smollm2_dir, *settings) as address:
         for seed in range(num_loads):

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from microturn.options import TENANT_HEADER
 from microturn.serve.child import running_server
+from microturn.sessions.options import TENANT_HEADER
 from support.raw import Answer, RawStream, ids
 from support.tiny_model_dir import write_tiny_model
 

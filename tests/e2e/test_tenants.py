@@ -7,8 +7,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from microturn.options import TENANT_HEADER
 from microturn.serve.child import running_server
+from microturn.sessions.options import TENANT_HEADER
 from support.raw import RawStream, ids
 from support.tiny_model_dir import write_tiny_model
 

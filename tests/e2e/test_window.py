@@ -7,7 +7,7 @@ import random
 import pytest
 from transformers import PreTrainedModel
 
-from microturn.window import Window
+from microturn.kv.window import Window
 from microturn_client import Client, ContextFull, FailedPrecondition, InvalidArgument, Session, Tokens, TurnEnd
 from support.oracle import check_greedy
 

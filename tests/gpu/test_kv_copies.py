@@ -7,9 +7,9 @@ import time
 import pytest
 import torch
 
-from microturn.kv_tensors import KVTensors
-from microturn.kv_transfer import Transfer
-from microturn.layer_groups import LayerShape
+from microturn.kv.layer_groups import LayerShape
+from microturn.kv.tensors import KVTensors
+from microturn.kv.transfer import Transfer
 from support.tiers import contents_of
 
 NUM_PAGES = 256
@@ -94,7 +94,7 @@ def test_nothing_waits_for_a_step_on_the_host() -> None:
     transfer = kv.write(pages, image)
     assert time.perf_counter() - begun_s < 0.1
     assert not transfer.is_done()
-    assert not image.filling.is_done()
+    assert not image.store_transfer.is_done()
     transfer.wait()
 
 
@@ -112,7 +112,7 @@ def test_what_a_running_step_still_reads_is_written_behind_it() -> None:
     kv = make_kv()
     new, pages = spread(60), spread(60, seed=1)
     image, expected, before = kv.read(new), bits_of(kv, new), bits_of(kv, pages)
-    image.filling.wait()
+    image.store_transfer.wait()
     keep_busy(0.2)
     seen = bits_of(kv, pages)
     kv.write(pages, image).wait()
@@ -151,9 +151,9 @@ def test_no_step_waits_where_as_much_leaves_as_can_wait(large: KVTensors) -> Non
     image = large.read(spread(NUM_LARGE)[: large.share.for_later])
     end.record()
     end.synchronize()
-    assert not image.filling.is_done()
+    assert not image.store_transfer.is_done()
     assert begin.elapsed_time(end) < 2.0, "ms"
-    image.filling.wait()
+    image.store_transfer.wait()
 
 
 def bandwidth(is_coming: bool) -> float:
@@ -174,7 +174,7 @@ def bandwidth(is_coming: bool) -> float:
 def test_a_gigabyte_comes_back_at_the_speed_of_the_bus(large: KVTensors) -> None:
     """And the engine's thread is busy with it for a small part of that."""
     image = large.read(spread(NUM_LARGE))
-    image.filling.wait()
+    image.store_transfer.wait()
     assert large.share.for_turns >= NUM_LARGE
     took_s, host_s = [], []
     for seed in range(5):
@@ -195,7 +195,7 @@ def test_a_gigabyte_leaves_at_the_speed_of_the_bus(large: KVTensors) -> None:
         begun_s = time.perf_counter()
         image = large.read(spread(NUM_LARGE, seed))
         host_s.append(time.perf_counter() - begun_s)
-        took_s.append(seconds(image.filling, begun_s))
+        took_s.append(seconds(image.store_transfer, begun_s))
     least_s = LARGE_BYTES / bandwidth(is_coming=False)
     print(f"{min(took_s) * 1e3:.1f} ms, of it {min(host_s) * 1e3:.1f} on the host; alone {least_s * 1e3:.1f} ms")
     assert min(took_s) < 1.4 * least_s

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from microturn.errors import InvalidArgument
-from microturn.gpu.loading import make_ready
+from microturn.model.gpu.loading import make_ready
 from microturn.settings import Settings
 from support import models
 

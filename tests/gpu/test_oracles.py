@@ -13,13 +13,13 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from microturn.batch import Batch, Row, RowPages
-from microturn.gpu.attention_probe import check_attention
-from microturn.gpu.graphs import step_sizes
-from microturn.gpu.runner import GpuRunner
-from microturn.kv_tensors import KVTensors
-from microturn.layer_groups import LayerShape
-from microturn.runner import trace_layers
+from microturn.kv.layer_groups import LayerShape
+from microturn.kv.tensors import KVTensors
+from microturn.model.batch import Batch, Row, RowPages
+from microturn.model.gpu.attention_probe import check_attention
+from microturn.model.gpu.graphs import step_sizes
+from microturn.model.gpu.runner import GpuRunner
+from microturn.model.runner import trace_layers
 from support import models
 from support.driver import Driver
 from support.gpu_runner import gpu_runner

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from microturn.sampler import choose, draw
+from microturn.model.sampler import choose, draw
 from support.plain_sampler import plain_choice, random_step
 
 

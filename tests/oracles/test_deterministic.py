@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from microturn.turn import SessionId
+from microturn.sessions.turn import SessionId
 from support import models
 from support.driver import model_runner
 from support.models import VOCAB_SIZE

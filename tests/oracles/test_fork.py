@@ -11,7 +11,7 @@ import pytest
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from microturn.window import Window
+from microturn.kv.window import Window
 from support.driver import Recorder, model_runner
 from support.models import VOCAB_SIZE
 from support.oracle import RecordingDriver, check_sampled, stock_logits, tolerance_of

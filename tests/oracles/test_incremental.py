@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from transformers import PreTrainedModel
 
-from microturn.runner import ModelRunner
+from microturn.model.runner import ModelRunner
 from support.driver import Driver, asynchronous_runner, model_runner
 from support.models import VOCAB_SIZE
 from support.oracle import check_incremental, stock_greedy

@@ -5,7 +5,7 @@ that lies between two of the type may fall to the other side when it was compute
 on what it fell to, so a float's last digit can become a step of the type, first in one element of thousands and with
 every layer in more of them. In three layers that is far less than what the type itself changes; in thirty it is as
 much: another draw of the same noise. What attention makes of the same pages is held to the last digits, in
-`unit/attention/test_kernels.py`.
+`unit/model/cpu/test_attention_kernels.py`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from microturn import kv_tensors
-from microturn.batch import Batch, Row
-from microturn.runner import ModelRunner
+from microturn.kv import tensors as kv_tensors
+from microturn.model.batch import Batch, Row
+from microturn.model.runner import ModelRunner
 from support.driver import model_runner
 from support.models import VOCAB_SIZE
 from support.oracle import check_incremental, one_shot_logits, stock_logits

@@ -16,10 +16,10 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from microturn.attention.native import NativePlan
-from microturn.kv_tensors import KVTensors
-from microturn.page_track import Track
-from microturn.runner import ModelRunner, trace_layers
+from microturn.kv.page_track import Track
+from microturn.kv.tensors import KVTensors
+from microturn.model.cpu.attention import NativePlan
+from microturn.model.runner import ModelRunner, trace_layers
 from support import models
 from support.driver import Driver, Recorder, model_runner
 from support.models import VOCAB_SIZE

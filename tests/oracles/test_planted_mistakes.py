@@ -10,13 +10,13 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from microturn import runner
-from microturn.attention.paged import PagedAttention
-from microturn.attention.step import PagedStep
-from microturn.batch import Batch
+from microturn.engine.steps import InFlightStep
 from microturn.errors import InternalError
-from microturn.flight import Flight
-from microturn.runner import ModelRunner
+from microturn.model import runner
+from microturn.model.batch import Batch
+from microturn.model.paged_attention import PagedAttention
+from microturn.model.paged_step import PagedStep
+from microturn.model.runner import ModelRunner
 from support.driver import asynchronous_runner
 from support.models import VOCAB_SIZE
 from support.oracle import check_incremental
@@ -115,8 +115,8 @@ def test_the_oracle_sees_sessions_that_go_on_with_each_others_tokens(
     tiny_model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The mistake that running ahead invites."""
-    original = Flight.ids_of
-    monkeypatch.setattr(Flight, "ids_of", lambda self, following: original(self, following).roll(1))
+    original = InFlightStep.ids_of
+    monkeypatch.setattr(InFlightStep, "ids_of", lambda self, following: original(self, following).roll(1))
     with pytest.raises(AssertionError):
         check_incremental(tiny_model, range(VOCAB_SIZE), seed=7, num_sessions=8, new_runner=asynchronous_runner)
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from transformers import PreTrainedModel
 
-from microturn.history import Cut, History
-from microturn.runner import ModelRunner
-from microturn.session import Session
+from microturn.model.runner import ModelRunner
+from microturn.sessions.history import Checkpoint, History
+from microturn.sessions.session import Session
 from support import models
 from support.driver import Driver, Recorder, asynchronous_runner, model_runner
 from support.models import VOCAB_SIZE
@@ -145,7 +145,7 @@ def test_the_oracle_sees_a_cut_at_another_position(monkeypatch: pytest.MonkeyPat
     """A planted mistake: tokens are cut, and one more with them."""
     cut = History.cut
 
-    def cut_more(self: History, position: int) -> Cut:
+    def cut_more(self: History, position: int) -> Checkpoint:
         return cut(self, max(0, position - 1))
 
     monkeypatch.setattr(History, "cut", cut_more)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from transformers import PreTrainedModel
 
-from microturn.kv_tensors import KVTensors
-from microturn.session import Session
+from microturn.kv.tensors import KVTensors
+from microturn.sessions.session import Session
 from support import models
 from support.driver import Driver, model_runner
 from support.models import VOCAB_SIZE

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from transformers import PreTrainedModel
 
-from microturn.runner import ModelRunner
-from microturn.window import Window
+from microturn.kv.window import Window
+from microturn.model.runner import ModelRunner
 from support import models
 from support.driver import model_runner
 from support.models import VOCAB_SIZE

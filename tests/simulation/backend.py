@@ -15,15 +15,16 @@ from random import Random
 from typing import Any
 from unittest.mock import patch
 
-from microturn.engine import Engine
+from microturn.engine.engine import Engine
+from microturn.engine.maintenance import Maintenance
+from microturn.engine.wiring import build_engine
 from microturn.errors import Unavailable
-from microturn.housekeeping import Housekeeping
-from microturn.kv_pool import PagePool
-from microturn.responses import Responses
+from microturn.kv.pool import PagePool
+from microturn.offload import disk_store
+from microturn.sessions.turn import SessionId
 from microturn.snapshots.directory import SnapshotDirectory
-from microturn.tiers import disk_store
-from microturn.triton_adapter import TritonPythonModel
-from microturn.turn import SessionId
+from microturn.triton.adapter import TritonPythonModel
+from microturn.triton.responses import Responses
 from simulation.containers import sizes_of
 from simulation.files import Disk, VirtualBackground, VirtualFileThread
 from simulation.model import TimedRunner
@@ -96,12 +97,12 @@ class Backend:
             new_copier=partial(LateCopier, seed=random.randrange(1 << 30)) if drawn.copies_late else None,
         )
         self.engine = self._new_engine(drawn, directory)
-        self.sizes_at_start = sizes_of(self.engine)
         self.oracle = Oracle(self.engine, drawn.limits)
         self.responses = Responses(self.engine.cancel, lambda *_: None, self.clock)
         self.slots = SteppedSlotKeeper(world, drawn.num_slots, send_control)
         self._model = TritonPythonModel.__new__(TritonPythonModel)
         self.engine.watch_sessions(self.slots.slots)
+        self.sizes_at_start = sizes_of(self.engine)
         self._model.serve(self.engine, self.responses, self.slots)
         self.wake()
 
@@ -113,7 +114,7 @@ class Backend:
             snapshots = SnapshotDirectory(path, ttl_s=drawn.settings.snapshot_ttl_s, now=self._world.wall_s)
         # The thread of what sessions bring along begins with the first such file: it is made here beforehand.
         with patch.object(disk_store, "FileThread", files):
-            engine = Engine(
+            engine = build_engine(
                 drawn.settings_in(directory),
                 self.runner,
                 PagePool(self.runner.kv.groups.num_groups * drawn.num_pages, drawn.settings.page_size),
@@ -142,12 +143,12 @@ class Backend:
         self._wake_sender()
         self.wake()
 
-    def call(self, task: Callable[[Housekeeping], Any]) -> Any:
+    def call(self, task: Callable[[Maintenance], Any]) -> Any:
         """What `Engine.call` does, for who does not run on a thread of his own: the world goes on meanwhile."""
         done: Future[Any] = Future()
 
-        def do(housekeeping: Housekeeping) -> Any:
-            result = task(housekeeping)
+        def do(maintenance: Maintenance) -> Any:
+            result = task(maintenance)
             self.oracle.stop_tasks(getattr(task, "__name__", ""))
             return result
 
@@ -179,7 +180,7 @@ class Backend:
     def is_waiting(self) -> bool:
         """Whether the engine has nothing to do before somebody comes, or the time has."""
         engine = self.engine
-        return engine._can_wait and engine._inbox.empty() and engine._flight is None
+        return engine._can_wait and engine._inbox.empty() and engine._in_flight is None
 
     def is_wanted(self, session_id: SessionId) -> bool:
         """Whether a sequence has a session here, or a turn that may make it one."""

@@ -18,8 +18,8 @@ _OF_PAGES = ("_prefixes.", "_pool.")
 _MEANT = {
     "_sessions._ended": 100_000,  # for who comes back, and is told why
     "_sessions._expiries": 1000,  # entries of sessions that were replaced go when their time has come
-    "watcher._sequences": 8192,  # an eighth of the slots, for clients that come back to sessions that ended
-    "watcher._kept": 8192,
+    "watchers.1._sequences": 8192,  # an eighth of the slots, for clients that come back to sessions that ended
+    "watchers.1._kept": 8192,
     "series": 100,  # of metrics, by their labels
 }
 
@@ -32,6 +32,9 @@ def sizes_of(root: object) -> dict[str, int]:
     def walk(value: object, path: str) -> None:
         if isinstance(value, _CONTAINERS):
             sizes[path] = value.qsize() if isinstance(value, queue.SimpleQueue) else len(value)
+        elif isinstance(value, tuple):
+            for number, part in enumerate(value):
+                walk(part, f"{path}.{number}")
         elif type(value).__module__.startswith("microturn.") and id(value) not in seen:
             seen.add(id(value))
             for name, part in _attributes(value).items():

@@ -11,10 +11,9 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from microturn import engine
 from microturn.admin import drain, operations
+from microturn.engine import gauges, steps
 from microturn.snapshots import file, snapshot
-from microturn.telemetry import gauges
 from simulation.world import World
 from support.late_draws import late_draw
 
@@ -44,7 +43,7 @@ def of_world(world: World) -> Iterator[None]:
         }.items():
             patches.enter_context(patch.object(secrets, name, drawn))
         # The choice of tokens as on a device of its own: it may fail when the tokens are asked for.
-        patches.enter_context(patch.object(engine, "draw", late_draw))
+        patches.enter_context(patch.object(steps, "draw", late_draw))
         try:
             yield
         finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from microturn.session import Session
+from microturn.sessions.session import Session
 from microturn_client._session_state import SessionState
 from simulation.backend import Backend
 from simulation.containers import most_at, sizes_of
@@ -41,14 +41,14 @@ def _check_transcripts(person: LibraryPerson, servers: list[Server]) -> None:
     """What the client library knows of a session is what the session holds."""
     for shell in person.shells:
         core = shell.core
-        if core.state is not SessionState.OPEN or not core._transcript.is_replayable or list(core._outbox):
+        if core.state is not SessionState.OPEN or not core.transcript.is_replayable or list(core.outbox):
             continue
         backend = server_of(core.id, servers).backend
         session = None if backend is None else backend.engine._sessions.find(core.id)
         if session is None:
             continue
         held = [-1 if is_embedding else token for token, is_embedding in _tokens_of(session)]
-        known = [max(-1, token) for token in core._transcript.ids()]
+        known = [max(-1, token) for token in core.transcript.ids()]
         if held != known:
             raise Broken("transcript", f"session {core.id} holds {held}, and its client knows {known}")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from microturn.tiers.file_thread import Job, Outcome, Priority
+from microturn.offload.file_thread import Job, Outcome, Priority
 from simulation.world import World
 
 

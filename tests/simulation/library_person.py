@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 
-from microturn_client._durable_core import DurableCore
 from microturn_client._errors import ConnectionLost, InvalidArgument, MicroturnError
 from microturn_client._events import Tokens, TurnEnd
 from microturn_client._pending_turn import PendingTurn
@@ -66,7 +65,7 @@ class LibraryPerson:
         self.shells: list[Shell] = []
         self._turns: list[_Turn] = []
         self._acts = iter(person.acts)
-        self._take(DurableCore(requests, clock_of(world), recovery=DEFAULT_RECOVERY))
+        self._take(SessionCore(requests, clock_of(world), recovery=DEFAULT_RECOVERY))
         self._next_act()
 
     @property

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from microturn.batch import Batch
+from microturn.model.batch import Batch
 from support.fake_runner import FakeRunner
 
 

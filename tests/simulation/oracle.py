@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from microturn.engine import Engine
-from microturn.flight import Flight
-from microturn.options import SessionOptions
-from microturn.session import Session
+from microturn.engine.engine import Engine
+from microturn.engine.steps import InFlightStep
+from microturn.sessions.options import SessionOptions
+from microturn.sessions.session import Session
+from microturn.sessions.turn import EmbedInput, SessionId, TextInput, TokenInput, Turn, TurnRequest
 from microturn.snapshots.look_up import TakenUp
-from microturn.turn import EmbedInput, SessionId, TextInput, TokenInput, Turn, TurnRequest
 from simulation.world import Broken
 from support.driver import Recorder
 from support.plain_choice import Token
@@ -53,20 +53,20 @@ class Oracle:
         self._turns: dict[Turn, PlainTurn] = {}
         # Of turns that have come, and that the sessions have not heard of yet.
         self._recorders: dict[Turn, Recorder] = {}
-        self.plain.num_coming = lambda: len(engine._arrivals._coming)
+        self.plain.num_coming = lambda: len(engine._arrivals._pending)
         self._is_receiving = False
-        reception = engine._preparation._reception
+        request_handler = engine._preparation._request_handler
         self._arrive, self._finish, self._reap = engine._arrive, engine._finish, engine._reap
         self._cancel, self._add = engine._lifecycle.cancel, engine._arrivals._add
-        self._receive, self._close_refused = reception.receive, reception.close_refused
+        self._receive, self._close_refused = request_handler.receive, request_handler.close_refused
         for part, name, hear in (
             (engine, "_arrive", self._hear_arrive),
             (engine, "_finish", self._hear_finish),
             (engine, "_reap", self._hear_reap),
             (engine._lifecycle, "cancel", self._hear_cancel),
             (engine._arrivals, "_add", self._hear_add),
-            (reception, "receive", self._hear_receive),
-            (reception, "close_refused", self._hear_close_refused),
+            (request_handler, "receive", self._hear_receive),
+            (request_handler, "close_refused", self._hear_close_refused),
         ):
             setattr(part, name, hear)
 
@@ -93,8 +93,8 @@ class Oracle:
         """Somebody who looks after the server does something with all sessions."""
         if name == "drain":
             self.plain.is_draining = True
-        elif name == "put_to_rest":
-            self.plain.put_to_rest()
+        elif name == "quiesce":
+            self.plain.quiesce()
 
     # ---- what the engine hears -----------------------------------------------------------------------------------
 
@@ -138,12 +138,12 @@ class Oracle:
         if turn in self._turns:
             self.plain.leave(self._turns[turn])
 
-    def _hear_finish(self, flight: Flight) -> None:
-        is_anybodys = any(row.is_wanted for row in flight.rows)
-        error = flight.error if flight.drawn is None else getattr(flight.drawn, "error", None)
+    def _hear_finish(self, in_flight: InFlightStep) -> None:
+        is_anybodys = any(row.is_wanted for row in in_flight.rows)
+        error = in_flight.error if in_flight.drawn is None else getattr(in_flight.drawn, "error", None)
         if not isinstance(error, PassFailed | None):
             raise Broken("pass", repr(error)) from error
-        self._finish(flight)
+        self._finish(in_flight)
         self.plain.listen(pass_failed=is_anybodys and error is not None)
 
     def _hear_reap(self) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from microturn.kv.window import Window
 from microturn.settings import Settings
-from microturn.window import Window
 from support.plain_turn import EOS_IDS, Limits
 
 # What START of a session with a window asks for.

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from microturn import kv_pool, results
-from microturn.responses import Responses
-from microturn.sequence_slots import SequenceSlots
+from microturn.kv import pool as kv_pool
+from microturn.sessions import results
+from microturn.triton.responses import Responses
+from microturn.triton.sequence_slots import SequenceSlots
 from simulation.plan import draw_plan
 from simulation.run import Outcome, run
 from simulation.shrink import shrink
@@ -75,18 +76,18 @@ def test_a_list_that_is_never_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    from microturn.lifecycle import Lifecycle
+    from microturn.engine.lifecycle import Lifecycle
 
     init: Callable[..., None] = Lifecycle.__init__
-    tell: Callable[..., None] = Lifecycle._tell_end
+    finish: Callable[..., None] = Lifecycle.finish
 
     def begin(lifecycle: Any, *args: Any, **kwargs: Any) -> None:
         init(lifecycle, *args, **kwargs)
-        lifecycle._told = []
+        lifecycle._ended = []
 
-    def tell_and_keep(lifecycle: Any, session: Any, turn: Any, *args: Any) -> None:
-        lifecycle._told.append(turn)
-        tell(lifecycle, session, turn, *args)
+    def finish_and_keep(lifecycle: Any, session: Any, turn: Any, *args: Any) -> None:
+        lifecycle._ended.append(turn)
+        finish(lifecycle, session, turn, *args)
 
     monkeypatch.setattr(Lifecycle, "__init__", begin)
-    monkeypatch.setattr(Lifecycle, "_tell_end", tell_and_keep)
+    monkeypatch.setattr(Lifecycle, "finish", finish_and_keep)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from microturn.background import Post
-from microturn.tiers.file_thread import Outcome
+from microturn.offload.background import Post
+from microturn.offload.file_thread import Outcome
 
 
 class ByHand:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+from support.needed import needed
+
 
 class Authority:
     """Signs certificates for loopback.
@@ -39,4 +41,4 @@ class Authority:
 
 
 def _openssl(*arguments: str) -> None:
-    subprocess.run(["openssl", *arguments], check=True, capture_output=True)
+    subprocess.run([needed("openssl", "apt install openssl"), *arguments], check=True, capture_output=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import itertools
 import json
-import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from websockets.sync.client import ClientConnection, connect
+
+from support.needed import needed
 
 _FLAGS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
@@ -106,8 +107,7 @@ class Page:
 @contextmanager
 def chromium(profile_dir: Path) -> Iterator[Page]:
     """A browser with one page, until the block ends."""
-    program = shutil.which("chromium")
-    assert program is not None, "this test drives Debian's browser: apt install chromium"
+    program = needed("chromium", "apt install chromium")
     command = [program, *_FLAGS, f"--user-data-dir={profile_dir}", "--remote-debugging-port=0", "about:blank"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:

@@ -9,21 +9,21 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from microturn.background import BackgroundThreads, NewBackground
-from microturn.codec import Piece
-from microturn.engine import Engine
+from microturn.engine.wiring import build_engine
 from microturn.errors import MicroturnError
-from microturn.kv_pool import PagePool
-from microturn.kv_tensors import KVTensors
-from microturn.layer_groups import LayerGroups
-from microturn.layers.decoder import FusedDecoder
-from microturn.layers.int8_linear import Int8Linear
-from microturn.layers.linear import ExactLinear, Linear
-from microturn.options import parse_parameters
-from microturn.runner import ModelRunner, Runner, trace_layers
+from microturn.kv.layer_groups import LayerGroups
+from microturn.kv.pool import PagePool
+from microturn.kv.tensors import KVTensors
+from microturn.model.cpu.int8_linear import Int8Linear
+from microturn.model.cpu.layers import FusedLayers
+from microturn.model.cpu.linear import ExactLinear, Linear
+from microturn.model.runner import ModelRunner, Runner, trace_layers
+from microturn.offload.background import BackgroundThreads, NewBackground
+from microturn.sessions.options import parse_parameters
+from microturn.sessions.turn import SessionId, Status, TokenInput, Turn, TurnInput, TurnOutput, TurnRequest
 from microturn.settings import Settings
 from microturn.snapshots.directory import SnapshotDirectory
-from microturn.turn import SessionId, Status, TokenInput, Turn, TurnInput, TurnOutput, TurnRequest
+from microturn.text.codec import Piece
 from support.clock import Clock
 from support.gpu_runner import gpu_runner
 from support.rounded import exact_of
@@ -132,7 +132,7 @@ class Driver:
     ) -> None:
         self.clock = clock or Clock()
         self.pool = PagePool(runner.kv.groups.num_groups * num_pages, page_size)
-        self.engine = Engine(
+        self.engine = build_engine(
             Settings(page_size=page_size, **settings),
             runner,
             self.pool,
@@ -223,7 +223,7 @@ def model_runner(
     kv = KVTensors(layers, groups.num_groups * num_pages, page_size, kv_dtype, groups=groups)
     exact = exact_of(model)
     products = ExactLinear if is_deterministic else Linear
-    decoder = FusedDecoder.of(model, layers, products) if exact is None else FusedDecoder.of(exact, layers, Int8Linear)
+    decoder = FusedLayers.of(model, layers, products) if exact is None else FusedLayers.of(exact, layers, Int8Linear)
     return ModelRunner(model, kv, use_native=use_native, decoder=decoder, exact=is_deterministic)
 
 

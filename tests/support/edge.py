@@ -18,6 +18,7 @@ import yaml
 
 from deploy import tokens
 from microturn.serve.child import free_ports
+from support.needed import needed
 from support.served import Served
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -33,7 +34,8 @@ class TokenIssuer:
 
     def __init__(self, key: Path) -> None:
         self._key = str(key)
-        subprocess.run(["openssl", "genrsa", "-out", self._key, "2048"], check=True, capture_output=True)
+        openssl = needed("openssl", "apt install openssl")
+        subprocess.run([openssl, "genrsa", "-out", self._key, "2048"], check=True, capture_output=True)
 
     def jwks(self) -> str:
         return tokens.jwks(self._key)

@@ -21,10 +21,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from microturn.batch import UNKNOWN_ID, Batch, Row
-from microturn.kv_tensors import KVTensors
-from microturn.layer_groups import LayerGroups, LayerShape
-from microturn.window import Window
+from microturn.kv.layer_groups import LayerGroups, LayerShape
+from microturn.kv.tensors import KVTensors
+from microturn.kv.window import Window
+from microturn.model.batch import UNKNOWN_ID, Batch, Row
 from support.driver import Driver
 from support.late_copies import NewCopier
 from support.late_draws import fail_late
@@ -41,7 +41,7 @@ _numbers: dict[bytes, int] = {}
 
 
 class FakeRunner:
-    """Implements `microturn.runner.Runner`.
+    """Implements `microturn.model.runner.Runner`.
 
     Attributes:
         kv: one slot, [num_pages, 2, 1, page_size, 1]: a cell's position and group, and the number of its value.

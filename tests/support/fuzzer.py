@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from tritonclient.grpc import service_pb2
 
-from microturn.options import SessionOptions, TurnOptions
+from microturn.sessions.options import SessionOptions, TurnOptions
 from support.raw import add_input, ids, set_parameter, turn_request
 
 Request = service_pb2.ModelInferRequest

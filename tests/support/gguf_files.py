@@ -13,7 +13,7 @@ from gguf import GGMLQuantizationType, GGUFWriter, dequantize, quantize
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from microturn.embedded_models import EmbeddedModel, WheelPart
+from microturn.zoo.embedded_models import EmbeddedModel, WheelPart
 
 NORMAL, CONTROL, USER_DEFINED, BYTE = 1, 3, 4, 6
 Vocabulary = list[tuple[str, int]]

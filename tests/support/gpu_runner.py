@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from transformers import PreTrainedModel
 
-from microturn.gpu.decoder import TorchDecoder
-from microturn.gpu.runner import GpuRunner
-from microturn.kv_tensors import KVTensors
-from microturn.layer_groups import LayerGroups
-from microturn.runner import trace_layers
+from microturn.kv.layer_groups import LayerGroups
+from microturn.kv.tensors import KVTensors
+from microturn.model.gpu.layers import TorchLayers
+from microturn.model.gpu.runner import GpuRunner
+from microturn.model.runner import trace_layers
 
 
 def gpu_runner(
@@ -30,5 +30,5 @@ def gpu_runner(
     layers = trace_layers(model)
     groups = LayerGroups.of(layers)
     kv = KVTensors(layers, groups.num_groups * num_pages + 1, page_size, kv_dtype or model.dtype, model.device, groups)
-    decoder = TorchDecoder.of(model, layers)
+    decoder = TorchLayers.of(model, layers)
     return GpuRunner(model, kv, layers, decoder=decoder, has_flashinfer=has_flashinfer, max_tokens=max_tokens)

@@ -15,10 +15,10 @@ from random import Random
 
 from torch import Tensor
 
-from microturn.gpu.kv_copier import StreamCopier
-from microturn.kv_copier import CopyShare, KVCopier
-from microturn.kv_image import KVImage
-from microturn.kv_transfer import Transfer
+from microturn.kv.copier import CopyShare, KVCopier
+from microturn.kv.gpu_copier import StreamCopier
+from microturn.kv.image import KVImage
+from microturn.kv.transfer import Transfer
 
 # Makes what copies pages, given all that they consist of; None is what a CPU takes.
 NewCopier = Callable[[Sequence[Tensor]], KVCopier] | None
@@ -29,7 +29,7 @@ _NUMS_AT_ONCE = (0, 0, 0, 0, 1, 2)
 
 
 class LateStream:
-    """Implements `microturn.gpu.copy_stream.CopyStream`. Steps are done when they return, so nothing waits for them.
+    """Implements `microturn.kv.copy_stream.CopyStream`. Steps are done when they return, so nothing waits for them.
 
     Args:
         random: says how much is done each time somebody asks.

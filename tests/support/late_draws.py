@@ -1,6 +1,6 @@
 """The choice of tokens as on a device of its own: what went wrong there is told when the tokens are asked for.
 
-What takes the place of `microturn.engine.draw` looks at how the real one is used, and uses it.
+What takes the place of `microturn.engine.steps.draw` looks at how the real one is used, and uses it.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from microturn.drawn import Drawn, Sampled
-from microturn.sampler import SamplingRow, draw
+from microturn.model.drawn import Drawn, Sampled
+from microturn.model.sampler import SamplingRow, draw
 
 
 def fail_late(logits: Tensor, error: Exception) -> None:

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from microturn.admin.client import ask
-from microturn.turn import SessionId
+from microturn.sessions.turn import SessionId
 
 _TIMEOUT_S = 60.0
 

@@ -17,7 +17,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from microturn import runner, stock
+from microturn.model import runner, stock
 from support.rounded import rounded
 
 VOCAB_SIZE = 311

@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from microturn.attention.paged import PagedAttention
-from microturn.batch import Batch, Row
-from microturn.flight import Flight
-from microturn.kv_tensors import KVTensors
-from microturn.runner import ModelRunner, trace_layers
-from microturn.scheduler import ScheduledRow
-from microturn.stock import untouched
-from microturn.turn import SessionId
-from microturn.window import Window
+from microturn.engine.scheduler import ScheduledRow
+from microturn.engine.steps import InFlightStep
+from microturn.kv.tensors import KVTensors
+from microturn.kv.window import Window
+from microturn.model.batch import Batch, Row
+from microturn.model.paged_attention import PagedAttention
+from microturn.model.runner import ModelRunner, trace_layers
+from microturn.model.stock import untouched
+from microturn.sessions.turn import SessionId
 from support.driver import Driver, model_runner
 from support.plain_window import windowed_logits
 from support.rounded import exact_of
@@ -43,12 +43,12 @@ class RecordingDriver(Driver):
     def __init__(self, runner: ModelRunner, **kwargs: Any) -> None:
         super().__init__(runner, **kwargs)
         self.logits: dict[tuple[SessionId, int], Tensor] = {}
-        self._runs, self._launches = runner.run, self.engine._launch
+        self._runs, self._launches = runner.run, self.engine.steps.launch
         self._rows: Sequence[ScheduledRow] = []
         runner.run = self._run  # type: ignore[method-assign]
-        self.engine._launch = self._launch  # type: ignore[method-assign]
+        self.engine.steps.launch = self._launch  # type: ignore[method-assign]
 
-    def _launch(self, rows: Sequence[ScheduledRow], ids: Tensor | None = None) -> Flight:
+    def _launch(self, rows: Sequence[ScheduledRow], ids: Tensor | None = None) -> InFlightStep:
         self._rows = rows
         return self._launches(rows, ids)
 

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from microturn.options import TurnOptions
-from microturn.sampler import SamplingRow, draw
-from microturn.token_counts import TokenCounts
-from microturn.window import Window
+from microturn.kv.window import Window
+from microturn.model.sampler import SamplingRow, draw
+from microturn.sessions.options import TurnOptions
+from microturn.sessions.token_counts import TokenCounts
 from support.fake_runner import Item, expected_logits
 
 # A token id, or the bytes of an embedding, float32 [hidden].

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from microturn.session import Session
-from microturn.turn import SessionId
+from microturn.sessions.session import Session
+from microturn.sessions.turn import SessionId
 from support.driver import Recorder
 from support.fake_runner import VOCAB_SIZE
 from support.plain_session import LatestClock, PlainSession
@@ -113,7 +113,7 @@ class PlainEngine:
             self.sessions[session_id].close(at_once=at_once)
             self._forget_closed()
 
-    def put_to_rest(self) -> None:
+    def quiesce(self) -> None:
         """What is not done is undone, and every session is saved."""
         for session in self.sessions.values():
             session.undo_all(Ending(code="UNAVAILABLE"))

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from microturn.options import TurnOptions
-from microturn.sampler import SamplingRow, uniform
-from microturn.token_counts import TokenCounts
+from microturn.model.sampler import SamplingRow, uniform
+from microturn.sessions.options import TurnOptions
+from microturn.sessions.token_counts import TokenCounts
 
 GREATEST = torch.finfo(torch.float32).max
 

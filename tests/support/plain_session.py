@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from microturn.turn import Turn
+from microturn.sessions.turn import Turn
 from support.plain_turn import Ask, Ending, Limits, PlainTurn, Refused, Sight, Told
 
 MAX_QUEUED = 3

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from microturn.options import TurnOptions
-from microturn.turn import SessionId, Turn
-from microturn.window import Window
+from microturn.kv.window import Window
+from microturn.sessions.options import TurnOptions
+from microturn.sessions.turn import SessionId, Turn
 from support.driver import Recorder
 from support.plain_choice import Token, plain_answer
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from microturn.attention import paged
-from microturn.window import Window
+from microturn.kv.window import Window
+from microturn.model import paged_attention as paged
 
 
 @torch.inference_mode()

@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 import psutil
 
-from microturn.process_tree import find_descendants, is_alive
+from microturn.serve.process_tree import find_descendants, is_alive
 from microturn.serve.triton_server import STUB_NAME
 
 

@@ -12,11 +12,12 @@ from typing import Any
 
 import yaml
 
-from microturn.model_store import default_cache_dir
 from microturn.serve.child import free_ports
+from microturn.zoo.store import default_cache_dir
 from support.edge import DEPLOY
+from support.needed import needed
 
-BINARY = default_cache_dir() / "tools" / "prometheus"  # `make deploy-tools` puts it there
+BINARY = default_cache_dir() / "tools" / "prometheus"
 
 
 class Prometheus:
@@ -40,7 +41,7 @@ class Prometheus:
         self._log = directory / "prometheus.log"
         options = [f"--storage.tsdb.path={directory / 'data'}", f"--web.listen-address={self.address}"]
         with self._log.open("w") as log:
-            command = [str(BINARY), f"--config.file={path}", *options, "--log.level=warn"]
+            command = [needed(BINARY, "make deploy-tools"), f"--config.file={path}", *options, "--log.level=warn"]
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
 
     def query(self, expression: str) -> list[dict[str, Any]]:

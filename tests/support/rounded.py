@@ -7,8 +7,8 @@ import copy
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from microturn.kv_quantization import quantize
-from microturn.layers.int8_products import most_steps
+from microturn.kv.quantization import quantize
+from microturn.model.cpu.int8_products import most_steps
 
 
 class RoundedLinear(nn.Module):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import pty
 import queue
 import socket
 import subprocess
@@ -35,13 +37,14 @@ def servers_of(model: str | Path, new_run_dir: Callable[[], Path], **settings: o
     """Yields what starts servers of a model, with these settings; they end with the block."""
     with contextlib.ExitStack() as running:
 
-        def start(*arguments: str) -> Served:
+        def start(*arguments: str, on_terminal: bool = False) -> Served:
             served = Served(
                 new_run_dir(),
                 f"--model-repository={default_model_repository()}",
                 f"--model={model}",
                 *(argument for name, value in settings.items() for argument in ("--set", f"{name}={value}")),
                 *arguments,
+                on_terminal=on_terminal,
             )
             return running.enter_context(contextlib.closing(served))
 
@@ -60,9 +63,10 @@ class Served:
     Args:
         run_dir: where its run directory and its log are made.
         arguments: further options.
+        on_terminal: whether stdout and stderr are one pseudo terminal; else each is a pipe.
     """
 
-    def __init__(self, run_dir: Path, *arguments: str) -> None:
+    def __init__(self, run_dir: Path, *arguments: str, on_terminal: bool = False) -> None:
         self._run_dir = run_dir
         self._run_name: str | None = None
         with contextlib.ExitStack() as sockets:
@@ -74,6 +78,7 @@ class Served:
         self.metrics_url = f"http://127.0.0.1:{self.metrics_port}/metrics"
         self.channel = grpc.insecure_channel(self.address)
         self._health_channel = grpc.insecure_channel(f"127.0.0.1:{self.health_port}")
+        terminal, side = pty.openpty() if on_terminal else (None, subprocess.PIPE)
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "microturn.cli", "serve"),
@@ -81,20 +86,22 @@ class Served:
                 *(f"--{name}-port={port}" for name, port in named_ports),
                 *arguments,
             ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stdout=side,
+            stderr=side,
             text=True,
         )
+        streams = [self.process.stdout, self.process.stderr]
+        if terminal is not None:
+            os.close(side)
+            streams = [os.fdopen(terminal)]
         self.said: list[str] = []
         self._lines: queue.Queue[str] = queue.Queue()
-        self._readers = [
-            threading.Thread(target=self._read, args=(stream,)) for stream in (self.process.stdout, self.process.stderr)
-        ]
+        self._readers = [threading.Thread(target=self._read, args=(stream,)) for stream in streams]
         for reader in self._readers:
             reader.start()
 
     def _read(self, stream: IO[str]) -> None:
-        with stream:
+        with stream, contextlib.suppress(OSError):  # so a terminal ends, when all that wrote to it are gone
             for line in stream:
                 self.said.append(line.rstrip())
                 self._lines.put(line.rstrip())

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from microturn.accounts import ByteLimits
-from microturn.history import History
-from microturn.kv_pool import PagePool
-from microturn.options import TurnOptions
-from microturn.ownership import KeyHash
-from microturn.page_table import PageTable
-from microturn.results import Results
-from microturn.session import Session
-from microturn.session_table import SessionTable
-from microturn.settings import Settings
-from microturn.telemetry import recorder as telemetry_recorder
-from microturn.turn import SessionId, TokenInput, Turn, TurnRequest
+from microturn.kv.page_table import PageTable
+from microturn.kv.pool import PagePool
+from microturn.sessions.accounts import ByteLimits
+from microturn.sessions.history import History
+from microturn.sessions.options import TurnOptions
+from microturn.sessions.ownership import KeyHash
+from microturn.sessions.results import Results
+from microturn.sessions.session import Session
+from microturn.sessions.table import SessionTable
+from microturn.sessions.turn import SessionId, TokenInput, Turn, TurnRequest
 from support.driver import IdsOnly, Recorder
 
 
 def make_table() -> SessionTable:
     """No session yet; what begins and ends is counted where nobody looks."""
-    return SessionTable(telemetry_recorder.Recorder(Settings()), ByteLimits())
+    return SessionTable(ByteLimits())
 
 
 def make_session(

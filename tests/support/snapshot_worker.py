@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from microturn import runner
-from microturn.fingerprint import model_fingerprint
+from microturn.model import runner
+from microturn.model.fingerprint import model_fingerprint
+from microturn.sessions.turn import EmbedInput, TextInput, TokenInput, TurnInput
 from microturn.snapshots.directory import SnapshotDirectory
 from microturn.text.model_text import ModelText
 from microturn.text.session_text import SessionText
-from microturn.turn import EmbedInput, TextInput, TokenInput, TurnInput
 from support import models
 from support.driver import Driver, model_runner
 

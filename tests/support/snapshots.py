@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from microturn.session import Session
+from microturn.offload.copies import KVCopy
+from microturn.sessions.session import Session
+from microturn.sessions.turn import EmbedInput, SessionId
 from microturn.snapshots.session_state import snapshot_of
 from microturn.snapshots.snapshot import Snapshot
-from microturn.tiers.copies import KVCopy
-from microturn.turn import EmbedInput, SessionId
 from support.driver import Driver, Recorder
 from support.fake_runner import HIDDEN_SIZE, FakeDriver
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import resource
 from pathlib import Path
 
-from microturn.embedded_models import EmbeddedModel
 from microturn.errors import MicroturnError
-from microturn.model_store import prepare_embedded_model
+from microturn.zoo.embedded_models import EmbeddedModel
+from microturn.zoo.store import prepare_embedded_model
 
 
 def weights_inode(model: EmbeddedModel, cache_dir: Path) -> int:

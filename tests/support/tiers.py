@@ -8,22 +8,22 @@ from pathlib import Path
 
 import torch
 
-from microturn.kv_image import KVImage
-from microturn.kv_pool import PagePool
-from microturn.kv_tensors import KVTensors
-from microturn.layer_groups import LayerShape
-from microturn.pace import Pace
-from microturn.prefix_cache import PrefixCache
-from microturn.scheduler import Scheduler
-from microturn.session import Session
-from microturn.tiers.counters import TierCounters
-from microturn.tiers.disk_store import DiskStore
-from microturn.tiers.file_thread import FileThread, Priority
-from microturn.tiers.incoming import IncomingFiles
-from microturn.tiers.storage import Storage
-from microturn.tiers.stored_kv import Place
-from microturn.tiers.tiers import Tiers
-from microturn.turn import SessionId
+from microturn.engine.scheduler import Scheduler
+from microturn.engine.step_time import StepTimeModel
+from microturn.kv.image import KVImage
+from microturn.kv.layer_groups import LayerShape
+from microturn.kv.pool import PagePool
+from microturn.kv.prefix_cache import PrefixCache
+from microturn.kv.stored import Place
+from microturn.kv.tensors import KVTensors
+from microturn.offload.counters import TierCounters
+from microturn.offload.disk_store import DiskStore
+from microturn.offload.file_thread import FileThread, Priority
+from microturn.offload.incoming import IncomingFiles
+from microturn.offload.storage import Storage
+from microturn.offload.tiers import Tiers
+from microturn.sessions.session import Session
+from microturn.sessions.turn import SessionId
 from support.clock import Clock
 from support.driver import Driver
 from support.late_copies import NewCopier
@@ -58,7 +58,7 @@ def contents_of(image: KVImage) -> bytes:
 
 def tensors_of(image: KVImage) -> list[torch.Tensor]:
     """The same, part by part: [num_pages, *shape] each."""
-    image.filling.wait()
+    image.store_transfer.wait()
     return [torch.cat(blocks) for blocks in zip(*image.blocks, strict=True)]
 
 
@@ -156,7 +156,7 @@ class TiersDriver(StorageDriver):
     def schedule(self, *sessions: Session) -> list[SessionId]:
         """One step with turns: whose rows are computed."""
         self.tiers.begin_step()
-        rows = Scheduler(64, self.tiers, Pace(), self.clock).schedule(sessions, in_company=True)
+        rows = Scheduler(64, self.tiers, StepTimeModel(), self.clock).schedule(sessions, with_others=True)
         self.tiers.end_step()
         self.check_integrity()
         return [row.session.id for row in rows]

@@ -1,9 +1,9 @@
-"""The admin socket: who looks after a server lists, exports and imports its sessions, and drains it.
+"""The admin socket: lists, exports and imports the sessions of a running server, and drains it.
 
-A Unix socket that only the server's user may open. A request is one line of JSON, so is its reply:
+A Unix socket that only the server's user can open. A request is one line of JSON, and so is its reply:
 
     {"op": "list"}                                           {"result": [{"id": 4711, "context_len": 96, …}]}
     {"op": "export", "id": "4711", "path": "/tmp/4711"}      {"error": {"code": "NOT_FOUND", "message": "…"}}
 
-Errors are those of the wire contract. Paths are absolute, and those of the server's machine.
+Errors have the codes of the wire protocol. Paths are absolute, on the server's machine. Open `operations` first.
 """

@@ -1,4 +1,4 @@
-"""The address of a Unix socket, however long its path: the kernel takes 107 bytes, and directories may be deep."""
+"""The address of a Unix socket with a path of any length: the kernel's limit is 107 bytes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def socket_address(path: Path) -> Iterator[str]:
-    """An address for `bind` or `connect`, good as long as the block lasts.
+    """An address for `bind` or `connect`, valid within the `with` block.
 
     Raises:
-        OSError: the directory is not there.
+        OSError: the directory does not exist.
     """
     directory = os.open(path.absolute().parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

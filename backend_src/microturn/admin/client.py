@@ -1,4 +1,4 @@
-"""Asks a server through its admin socket. Imports nothing heavy: commands start in no time."""
+"""The client of the admin socket. Imports nothing heavy, so that commands start quickly."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ _ERRORS = {error.code: error for error in MicroturnError.__subclasses__()}
 
 
 def ask(socket_path: Path, op: str, patience_s: float, **arguments: Any) -> Any:
-    """Has an operation done.
+    """Calls an operation.
 
     Args:
         socket_path: of the server's admin socket.
         op: the operation; see `operations`.
-        patience_s: how long the answer may take.
+        patience_s: timeout of the answer.
         arguments: of the operation.
 
     Returns:
         Its result.
 
     Raises:
-        MicroturnError: what the server answers; Unavailable when it does not.
+        MicroturnError: the server's error; Unavailable if it does not answer.
     """
     try:
         with socket_address(socket_path) as address, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:

@@ -1,11 +1,11 @@
-"""``microturn sessions``: what the admin socket offers, on the command line. Imports nothing heavy."""
+"""``microturn sessions``: the operations of the admin socket on the command line. Imports nothing heavy."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from microturn.errors import InvalidArgument, MicroturnError, NotFound
 
 SOCKET_NAME = "admin.sock"
 _DAY_S = 86400.0
-# A file of gigabytes on a slow disk takes its time.
+# Timeout of an export: gigabytes on a slow disk.
 _PATIENCE_S = 300.0
 
 
@@ -55,24 +55,26 @@ def add_sessions_arguments(parser: argparse.ArgumentParser) -> None:
         )
 
 
-def run_sessions(arguments: argparse.Namespace) -> int:
-    """Does what was asked.
+def run_sessions(arguments: argparse.Namespace, living_runs: Callable[[], list[Path]]) -> int:
+    """Runs a subcommand.
+
+    Args:
+        arguments: as parsed.
+        living_runs: finds the run directories of this user's running servers.
 
     Returns:
         The exit code: 1 after one line on stderr.
     """
     try:
-        arguments.act(arguments, arguments.socket or _find_socket())
+        arguments.act(arguments, arguments.socket or _find_socket(living_runs()))
     except MicroturnError as error:
         print(f"microturn: error: {error.args[0]}", file=sys.stderr)
         return 1
     return 0
 
 
-def _find_socket() -> Path:
-    from microturn.serve.run_directory import living_runs
-
-    sockets = [path for run in living_runs() if (path := run / SOCKET_NAME).is_socket()]
+def _find_socket(runs: Sequence[Path]) -> Path:
+    sockets = [path for run in runs if (path := run / SOCKET_NAME).is_socket()]
     if not sockets:
         raise NotFound("no server of yours has an admin socket here: name it with --socket")
     if len(sockets) > 1:
@@ -119,7 +121,7 @@ def _table(sessions: Sequence[Mapping[str, Any]]) -> str:
         last = "now" if session["state"] == "running" else f"{_duration(session['idle_s'])} ago"
         rows.append(
             (
-                # An id is what a client chose: no control character of it reaches the terminal.
+                # Clients choose ids: their control characters must not reach the terminal.
                 str(session["id"]).encode("unicode_escape").decode(),
                 str(session["context_len"]),
                 session["kv"],

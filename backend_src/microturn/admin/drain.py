@@ -1,8 +1,8 @@
-"""The end of an engine: its turns end, then its sessions are saved, then as much of their KV as there is time for.
+"""Drains an engine: its turns end, then its sessions are saved, then as much of their KV as there is time for.
 
     0 ────────────── turns ─────────── 60 % ── ids and state of all ──▶ ── KV, the last active first ── 95 % ── timeout
 
-Without its KV a session goes on all the same, after the time that computing it again takes.
+A session that is saved without its KV continues after its KV has been recomputed.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from microturn.admin.kv import collect_kv
-from microturn.engine import Engine
+from microturn.engine.engine import Engine
+from microturn.engine.maintenance import Maintenance
 from microturn.errors import FailedPrecondition, MicroturnError
-from microturn.housekeeping import Housekeeping
-from microturn.session import Session
+from microturn.sessions.session import Session
 from microturn.snapshots.directory import SnapshotDirectory
 from microturn.snapshots.session_state import snapshot_of
 from microturn.snapshots.snapshot import Snapshot
@@ -26,19 +26,19 @@ from microturn.snapshots.snapshot import Snapshot
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.02
-# Of the time there is: what turns may take that still run, and when no more KV is written.
+# Shares of the timeout: for running turns, and when to stop writing KV.
 _SHARE_OF_TURNS = 0.6
 _SHARE_UNTIL_KV_ENDS = 0.95
 
 
 @dataclass(frozen=True)
 class Drained:
-    """What became of an engine's sessions.
+    """The result of a drain.
 
     Attributes:
-        saved: how many are in files.
-        failed: how many are lost.
-        with_kv: of those saved, how many have their KV there too.
+        saved: number of saved sessions.
+        failed: number of lost sessions.
+        with_kv: number of sessions saved with their KV.
     """
 
     saved: int
@@ -47,32 +47,32 @@ class Drained:
 
 
 def drain(engine: Engine, timeout_s: float) -> Drained:
-    """Takes no more turns, saves every session where the engine finds it again, and stops the engine.
+    """Refuses new turns, saves every session to the snapshot directory, and stops the engine.
 
     Args:
-        engine: runs in a thread of its own.
-        timeout_s: how long all of it may take.
+        engine: runs in its own thread.
+        timeout_s: of the whole drain.
     """
     begun_s = time.monotonic()
-    engine.call(Housekeeping.drain)
+    engine.call(Maintenance.drain)
     turns_until_s = begun_s + _SHARE_OF_TURNS * timeout_s
     while time.monotonic() < turns_until_s and engine.call(lambda sessions: sessions.is_busy):
         time.sleep(_POLL_S)
-    resting = engine.call(Housekeeping.put_to_rest)
+    resting = engine.call(Maintenance.quiesce)
     saved: list[tuple[Session, Snapshot]] = []
     num_with_kv = 0
     if engine.snapshots is not None:
         saved = _save(engine, engine.snapshots, resting, until_s=begun_s + timeout_s)
         until_s = begun_s + _SHARE_UNTIL_KV_ENDS * timeout_s
         num_with_kv = _save_kv(engine, engine.snapshots, saved, until_s=until_s)
-    engine.call(Housekeeping.stop)
+    engine.call(Maintenance.stop)
     return Drained(len(saved), len(resting) - len(saved), num_with_kv)
 
 
 def _save(
     engine: Engine, snapshots: SnapshotDirectory, resting: Sequence[Session], *, until_s: float
 ) -> list[tuple[Session, Snapshot]]:
-    """Saves sessions without their KV; says which."""
+    """Saves sessions without their KV, and returns the saved ones."""
     saved = []
     for number, session in enumerate(resting):
         if time.monotonic() > until_s:
@@ -91,14 +91,14 @@ def _save(
 def _save_kv(
     engine: Engine, snapshots: SnapshotDirectory, saved: Sequence[tuple[Session, Snapshot]], *, until_s: float
 ) -> int:
-    """Adds the KV of sessions to their snapshots, as far as it fits the time at the speed measured so far."""
+    """Adds the KV of sessions to their snapshots, as far as the measured write speed allows in time."""
     num_saved, bytes_per_s = 0, math.inf
     for session, snapshot in sorted(saved, key=lambda one: one[0].last_activity_s, reverse=True):
         begun_s = time.monotonic()
         if begun_s >= until_s:
             break
         try:
-            copying = engine.call(partial(Housekeeping.begin_copying, session_id=session.id))
+            copying = engine.call(partial(Maintenance.begin_copying, session_id=session.id))
             kv = collect_kv(engine, session.id, copying, max_bytes=bytes_per_s * (until_s - begun_s))
             if kv is None:
                 continue

@@ -1,29 +1,29 @@
-"""The KV of a session for a file: copied between the engine's steps, read from files in the thread of who asks."""
+"""Collects a session's KV for a file: copied between the engine's steps, or read from a file in the caller's thread."""
 
 from __future__ import annotations
 
 import math
 
-from microturn.engine import Engine
+from microturn.engine.engine import Engine
 from microturn.errors import FailedPrecondition
-from microturn.tiers.copies import Copying, KVCopy
-from microturn.tiers.image_file import DamagedFile
-from microturn.turn import SessionId
+from microturn.offload.copies import Copying, KVCopy
+from microturn.offload.image_file import DamagedFile
+from microturn.sessions.turn import SessionId
 
 
 def collect_kv(
     engine: Engine, session_id: SessionId, copying: Copying | None, *, max_bytes: float = math.inf
 ) -> KVCopy | None:
-    """Waits until KV has been copied, as of when the copying began; None when there is none, or more than is wanted.
+    """Waits until KV has been copied, as of when the copy began; None if there is none, or more than `max_bytes`.
 
     Args:
-        engine: runs in a thread of its own.
-        session_id: whose KV it is.
-        copying: what `Housekeeping.begin_copying` returned.
-        max_bytes: how much is wanted at most.
+        engine: runs in its own thread.
+        session_id: of the session.
+        copying: what `Maintenance.begin_copying` returned.
+        max_bytes: limit of the KV.
 
     Raises:
-        FailedPrecondition: it was in a file, and could not be read.
+        FailedPrecondition: it was in a file that could not be read.
         Unavailable: the engine has stopped.
     """
     if copying is None:

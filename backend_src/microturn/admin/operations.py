@@ -1,13 +1,13 @@
-"""What can be asked through the admin socket.
+"""The operations of the admin socket.
 
 | op | arguments | result |
 | --- | --- | --- |
-| `list` | | the living sessions |
+| `list` | | the live sessions |
 | `export` | `id`, `path`, `move`, `kv`, `ttl_s` | the file's session: `id`, `context_len`, `kv_len`, `epoch` |
 | `import` | `path` | the same |
-| `drain` | `timeout_s` | how many sessions were `saved`, how many `failed`, and how many are saved `with_kv` |
+| `drain` | `timeout_s` | numbers of sessions `saved`, `failed`, and saved `with_kv` |
 
-Files are written and read in the thread of who asks; the engine's thread only copies a session, or adds one.
+Files are written and read in the caller's thread; the engine thread only copies or adds a session.
 """
 
 from __future__ import annotations
@@ -21,24 +21,23 @@ from typing import Any
 
 from microturn.admin.drain import drain
 from microturn.admin.kv import collect_kv
-from microturn.engine import Engine
-from microturn.errors import FailedPrecondition, InvalidArgument, MicroturnError, NotFound
-from microturn.housekeeping import Housekeeping
-from microturn.nearest import did_you_mean
-from microturn.session import Session
+from microturn.engine.engine import Engine
+from microturn.engine.maintenance import Maintenance
+from microturn.errors import FailedPrecondition, InvalidArgument, MicroturnError, NotFound, did_you_mean
+from microturn.offload.copies import Copying
+from microturn.sessions.session import Session
 from microturn.snapshots.file import UnreadableSnapshot, claim, read_snapshot, write_snapshot
 from microturn.snapshots.look_up import taken_up
 from microturn.snapshots.session_state import restore_session, snapshot_of
-from microturn.tiers.copies import Copying
 
 log = logging.getLogger(__name__)
 
 
 class Operations:
-    """Does what is asked of one engine.
+    """The operations on one engine.
 
     Args:
-        engine: runs in a thread of its own. A drain saves its sessions where it finds them again.
+        engine: runs in its own thread. A drain saves its sessions to its snapshot directory.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -51,10 +50,10 @@ class Operations:
         }
 
     def answer(self, request: Mapping[str, Any]) -> Any:
-        """Does one operation.
+        """Runs one operation.
 
         Raises:
-            MicroturnError: why it was not done.
+            MicroturnError: the operation failed.
         """
         op = request.get("op")
         if op not in self._operations:
@@ -62,7 +61,7 @@ class Operations:
         return self._operations[op](request)
 
     def _list(self, request: Mapping[str, Any]) -> list[dict[str, Any]]:
-        return self._engine.call(Housekeeping.describe)
+        return self._engine.call(Maintenance.describe)
 
     def _export(self, request: Mapping[str, Any]) -> dict[str, Any]:
         path = _path(request)
@@ -71,7 +70,7 @@ class Operations:
         if path.exists():
             raise FailedPrecondition(f"{path} is there already: export to another file")
 
-        def begin(sessions: Housekeeping) -> tuple[Session, Copying | None]:
+        def begin(sessions: Maintenance) -> tuple[Session, Copying | None]:
             copy = sessions.copy(name)
             return copy, sessions.begin_copying(copy.id) if with_kv else None
 
@@ -79,7 +78,7 @@ class Operations:
         kv = collect_kv(self._engine, copy.id, copying)
         write_snapshot(path, snapshot_of(copy, self._engine.host, epoch=copy.epoch, expires_s=time.time() + ttl_s), kv)
         try:
-            self._engine.call(lambda sessions: sessions.give_away(copy) if move else sessions.outdate(copy))
+            self._engine.call(lambda sessions: sessions.release_moved(copy) if move else sessions.bump_epoch(copy))
         except MicroturnError:
             path.unlink(missing_ok=True)
             raise
@@ -107,7 +106,7 @@ class Operations:
             self._engine.call(lambda sessions: sessions.withdraw(session.id))
             raise
 
-        def admit(sessions: Housekeeping) -> dict[str, Any]:
+        def admit(sessions: Maintenance) -> dict[str, Any]:
             sessions.admit(taken)
             return _told(session, session.kv_len)
 
@@ -124,7 +123,7 @@ def _claim(path: Path) -> Path:
             return claimed
     except OSError as error:
         raise FailedPrecondition(f"cannot claim {path}: {error.strerror}") from error
-    raise NotFound(f"{path} was claimed by somebody else")
+    raise NotFound(f"{path} was claimed by another process")
 
 
 def _told(session: Session, kv_len: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The admin socket itself: connections, lines, replies. Knows nothing of what is asked."""
+"""The admin socket: connections, request lines, replies."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _SILENCE_S = 60.0
 
 
 class AdminSocket:
-    """Listens from now on, in threads of its own.
+    """Listens on a Unix socket, with a thread per connection.
 
     Args:
-        path: where; a socket that a dead server left there is replaced.
-        answer: does what a request asks. Called in a thread per connection.
+        path: of the socket; the socket of a dead server is replaced.
+        answer: handles a request; called in the connection's thread.
 
     Raises:
         InvalidArgument: it cannot listen there.
@@ -47,7 +47,7 @@ class AdminSocket:
         self._thread.start()
 
     def close(self) -> None:
-        """Takes no more connections; requests that are being answered are."""
+        """Accepts no more connections; running requests are still answered."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -63,7 +63,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         super().__init__(address, _Connection)
 
     def server_bind(self) -> None:
-        # Before there is anything to open: a mode that is set after `bind` comes too late for who is quick.
+        # Before `bind`: a mode that is set after it would leave the socket open to others for a moment.
         os.fchmod(self.socket.fileno(), 0o600)
         super().server_bind()
 
@@ -82,7 +82,7 @@ class _Connection(socketserver.StreamRequestHandler):
             log.info("an admin connection ended: %s", error)
 
     def _skip_rest(self) -> None:
-        """What follows a line that was cut off is no request. Left unread, it would take the reply with it."""
+        """Reads the rest of a line that is too long: unread data would reset the connection and lose the reply."""
         while self.rfile.read(_MAX_LINE_BYTES):
             pass
 
@@ -107,7 +107,7 @@ def _read_request(line: bytes) -> Mapping[str, Any]:
 
 
 def _remove_dead(path: Path, address: str) -> None:
-    """Removes a socket on which nobody listens; one on which somebody does makes `bind` fail."""
+    """Removes a socket without a listener; one with a listener makes `bind` fail."""
     try:
         if not stat.S_ISSOCK(path.lstat().st_mode):
             return

@@ -1,1 +1,1 @@
-"""`microturn bench`: what the engine by itself can do on this machine, without Triton."""
+"""`microturn bench`: measures the steps of the engine on this machine, without Triton. Open `engine` first."""

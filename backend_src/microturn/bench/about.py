@@ -1,4 +1,4 @@
-"""What a result must say beside its numbers: machine, versions, the state of the sources, the date."""
+"""The context of a benchmark result: machine, versions, state of the sources, date."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _cpu_model() -> str:
 
 
 def _gpu() -> dict[str, object]:
-    """The first GPU that torch sees, if there is one."""
+    """The first GPU that torch sees, if any."""
     import torch
 
     if not torch.cuda.is_available():
@@ -55,7 +55,7 @@ def _gpu() -> dict[str, object]:
 
 
 def _git_state() -> str:
-    """Of the sources that run, where they are a checkout."""
+    """The state of the running sources, if they are a checkout."""
     git = shutil.which("git")
     if git is None:
         return "not known: git is missing"

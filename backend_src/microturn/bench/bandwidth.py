@@ -1,4 +1,4 @@
-"""How fast this machine's memory is read: what a decode step is held against."""
+"""Measures the memory bandwidth of this machine, with which decode steps are compared."""
 
 from __future__ import annotations
 

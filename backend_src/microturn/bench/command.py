@@ -1,4 +1,4 @@
-"""``microturn bench`` on the command line. Imports nothing heavy before it is asked to run."""
+"""``microturn bench`` on the command line. Imports nothing heavy before it runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from microturn.argument_types import count
+from microturn.bench.argument_types import count
 
 
 def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +29,7 @@ def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_bench(arguments: argparse.Namespace) -> int:
-    """Measures and prints.
+    """Runs a benchmark and prints the result.
 
     Returns:
         The exit code: 1 after one line on stderr.

@@ -1,11 +1,10 @@
-"""`microturn bench engine`: decode and append steps of the engine, and what they are made of.
+"""`microturn bench engine`: decode and append steps of the engine, and their parts.
 
 * Steps: so many sessions at so long a context, each with so many new tokens in one step. Time per step and its parts
   (see `stopwatch`), tokens per second, and the bytes that a step cannot do without (each weight once, the KV of all
   contexts once) over its time, beside what this machine's memory gives.
-* Slope: by how much a decode step of so many sessions grows per token that they hold, beside the time that reading this
-  token's KV takes at that bandwidth.
-* Parked sessions: decode steps with none and with many that only wait, in turns.
+* Slope: the growth of a decode step per token of context, beside the time to read this token's KV at that bandwidth. *
+Parked sessions: decode steps with and without many parked sessions, alternating.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ _PARKED_LEN, _PARKED_ROWS, _PARKED_ROUNDS = 16, 4, 3
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Medians over steps of one kind.
+    """Median times of steps of one kind.
 
     Attributes:
         num_rows: sessions.
         context_len: tokens of each before the step.
-        num_new: tokens that each computes.
+        num_new: tokens that each session computes.
         step_ms: of the whole step.
         products_ms: matrix products.
         attention_ms: attention, with writing the new keys and values.
-        layer_rest_ms: what else the layers do.
-        around_ms: what is done around the layers.
+        layer_rest_ms: the rest of the layers.
+        around_ms: outside of the layers.
         tokens_per_s: new tokens of all sessions.
         bytes_per_s: weights and KV that the step must read, over its time.
     """
@@ -58,7 +57,7 @@ class Slope:
     Attributes:
         num_rows: sessions in it.
         us_per_token: microseconds per token of their contexts, by least squares.
-        read_us_per_token: what reading a token's KV takes at the measured bandwidth.
+        read_us_per_token: time to read a token's KV at the measured bandwidth.
     """
 
     num_rows: int
@@ -72,11 +71,11 @@ class Slope:
 
 @dataclass(frozen=True)
 class Parked:
-    """Decode steps beside sessions that only wait.
+    """Decode steps beside parked sessions.
 
     Attributes:
-        num_parked: sessions.
-        alone_ms: median step without them.
+        num_parked: parked sessions.
+        alone_ms: median step without parked sessions.
         beside_ms: median step with them.
     """
 
@@ -112,7 +111,7 @@ def time_steps(
 
 
 def summary(steps: Sequence[Step], num_rows: int, context_len: int, num_new: int, bytes_per_token: int) -> StepTimes:
-    """Medians of each part by itself, so that they add up only nearly."""
+    """Medians of each part separately, so that they add up only approximately."""
     step_s = median(step.step_s for step in steps)
     num_bytes = steps[0].parts.product_bytes + num_rows * context_len * bytes_per_token
     return StepTimes(
@@ -130,7 +129,7 @@ def summary(steps: Sequence[Step], num_rows: int, context_len: int, num_new: int
 
 
 def slopes(times: Sequence[StepTimes], bytes_per_token: int, bandwidth: float) -> list[Slope]:
-    """For each number of sessions whose decode steps were measured at two contexts at least."""
+    """The slope for each number of sessions whose decode steps were measured at two or more contexts."""
     found = []
     for num_rows in sorted({step.num_rows for step in times}):
         decode = [step for step in times if step.num_rows == num_rows and step.num_new == 1]
@@ -156,5 +155,5 @@ def time_parked(engine: SteppedEngine, num_parked: int, context_len: int) -> Par
 
 
 def as_json(times: Sequence[StepTimes]) -> list[dict[str, float]]:
-    """For a result file."""
+    """The times for a result file."""
     return [{name: round(value, 3) for name, value in asdict(step).items()} for step in times]

@@ -1,7 +1,7 @@
-"""Sessions of an engine that is stepped by hand, with contexts of any length that cost nothing to make.
+"""Sessions of an engine that is stepped by the benchmark, with contexts of any length that are not computed.
 
-Contexts are appended while a stand-in takes the place of the model; their KV is whatever the pages hold. That changes
-no time: every page is memory that was written, and the kernels' work depends on no value.
+Contexts are appended while a stub replaces the model; their KV is whatever the pages contain. That does not change
+times: all pages have been written, and the kernels' work does not depend on values.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from microturn.batch import Batch
-from microturn.engine import Engine
+from microturn.engine.engine import Engine
 from microturn.errors import MicroturnError
-from microturn.kv_tensors import KVTensors
-from microturn.runner import Runner
-from microturn.turn import TokenInput, Turn, TurnOutput, TurnRequest, TurnSink
+from microturn.kv.tensors import KVTensors
+from microturn.model.batch import Batch
+from microturn.model.runner import Runner
+from microturn.sessions.turn import TokenInput, Turn, TurnOutput, TurnRequest, TurnSink
 
-# Sessions that grow together: what a step costs besides its tokens grows with their number.
+# Sessions that grow together: the cost of a step besides its tokens grows with their number.
 _AT_ONCE = 8
 
 
@@ -27,10 +27,10 @@ class GrownSessions:
     """An engine's sessions, named by number.
 
     Args:
-        engine: just loaded; it is this benchmark's for good.
+        engine: just loaded, used only by this benchmark.
 
     Attributes:
-        engine: what serves them.
+        engine: of the sessions.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -41,14 +41,14 @@ class GrownSessions:
 
     @property
     def bytes_per_token(self) -> int:
-        """Of KV, over all layers."""
+        """Bytes of KV per token over all layers."""
         kv = self._computes.kv
         return kv.groups.num_groups * kv.bytes_per_page // kv.page_size
 
     def grow(self, session_ids: Sequence[int], context_len: int) -> None:
-        """Opens sessions, appends to them without computing, or cuts them back, until each has so many tokens."""
-        self.engine.runner = self._stands_in
-        learnt = vars(self.engine._pace).copy()
+        """Opens sessions, and appends without computing or cuts back until each has `context_len` tokens."""
+        self.engine.steps.runner = self._stands_in
+        learnt = vars(self.engine.steps.step_time).copy()
         for some in (session_ids[first : first + _AT_ONCE] for first in range(0, len(session_ids), _AT_ONCE)):
             for session_id in some:
                 at = self._context_lens.get(session_id)
@@ -57,8 +57,8 @@ class GrownSessions:
                 self.submit(session_id, MustSucceed(), context_len - first, options, start=at is None)
                 self._context_lens[session_id] = context_len
             self.run_out()
-        self.engine.runner = self._computes
-        vars(self.engine._pace).update(learnt)  # passes of the stand-in say nothing about those of the model
+        self.engine.steps.runner = self._computes
+        vars(self.engine.steps.step_time).update(learnt)  # restores what was learnt before the stub ran
 
     def end(self, session_id: int) -> None:
         """Closes a session."""
@@ -81,39 +81,39 @@ class GrownSessions:
         start: bool = False,
         end: bool = False,
     ) -> None:
-        """Posts a turn of so many tokens."""
+        """Posts a turn of `num_given` tokens."""
         given = tuple(token_at(place) for place in range(num_given))
         request = TurnRequest(session_id, TokenInput(given), sink, self.engine.clock(), start, end, options)
         self.engine.submit(Turn(request))
 
     def submit_from(self, session_id: int, sink: TurnSink, num_given: int, num_output: int) -> None:
-        """Posts a turn from the end of the context that a session has grown to, whatever it has appended since."""
+        """Posts a turn from the end of the context that a session has grown to, cutting back later tokens."""
         at = self._context_lens[session_id]
         self.submit(session_id, sink, num_given, {"max_tokens": num_output, "ignore_eos": True, "rewind_to": at})
 
     def run_out(self) -> None:
-        """Steps until nothing is left to compute."""
+        """Runs steps until nothing is left to compute."""
         while self.engine.step():
             pass
 
 
 def _fill(kv: KVTensors) -> None:
-    """Memory that was never written is one page of zeros, and is read as fast as a cache."""
+    """Writes all pages: unwritten memory maps to one page of zeros, which is read at cache speed."""
     for layer in kv.layers:
         for tensor in layer.tensors:
             page = torch.randint(-100, 100, tensor.shape[1:])
             page = (page if tensor.dtype == torch.int8 else page / 100).to(tensor.dtype)
-            # As bytes: not every type can be copied everywhere.
+            # As bytes: not every device can copy every type.
             tensor.view(torch.uint8).copy_(page.view(torch.uint8).to(tensor.device))
 
 
 def token_at(place: int) -> int:
-    """Some token that every vocabulary has."""
+    """A token id that every vocabulary has."""
     return 10 + place % 100
 
 
 class MustSucceed:
-    """A sink for what must not fail, and whose answer nobody reads."""
+    """A sink that ignores the answer and raises errors."""
 
     def put(self, output: TurnOutput) -> None:
         pass
@@ -123,7 +123,7 @@ class MustSucceed:
 
 
 class _StandIn:
-    """A runner that computes nothing (see `Runner`)."""
+    """A `Runner` that computes nothing."""
 
     is_asynchronous = False
 

@@ -1,4 +1,4 @@
-"""The report of `microturn bench engine`: what is measured, in which order, and how it is told."""
+"""The report of `microturn bench engine`: runs the measurements and prints them."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from microturn.bench.bandwidth import read_bandwidth
 from microturn.bench.engine import StepTimes, as_json, slopes, time_parked, time_steps
 from microturn.bench.stepped_engine import SteppedEngine
 from microturn.bench.table import print_table
+from microturn.engine.loading import load_engine
 from microturn.errors import InvalidArgument
-from microturn.loading import load_engine
-from microturn.model_store import resolve_model
 from microturn.settings import MAX_IDLE_TIMEOUT_S, Settings
+from microturn.zoo.store import resolve_model
 
-# Tokens that a session holds besides its context and what one step appends: decode steps, and the rest of a page.
+# Tokens of a session besides its context and the appended ones: of decode steps, and the rest of a page.
 _ROOM = 64
 
 
 def report_engine(arguments: argparse.Namespace) -> dict[str, object]:
-    """Measures what the arguments ask for, and prints tables.
+    """Runs the requested measurements and prints tables.
 
     Returns:
         The result, for a JSON file.
 
     Raises:
-        InvalidArgument: for a model or a setting that cannot be served.
+        InvalidArgument: the model or a setting is not supported.
     """
     rows, context_lens, new_lens = arguments.rows, arguments.contexts, arguments.new
     told = about()
@@ -60,7 +60,7 @@ def report_engine(arguments: argparse.Namespace) -> dict[str, object]:
 
 
 def _settings(arguments: argparse.Namespace) -> Settings:
-    """As asked for, with room for what is measured."""
+    """The given settings, with room for the measured sessions."""
     values = {}
     for assignment in arguments.assignments:
         name, equals, value = assignment.partition("=")

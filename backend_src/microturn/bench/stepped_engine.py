@@ -1,4 +1,4 @@
-"""An engine in this process whose steps are timed one by one, with their parts."""
+"""An engine in this process whose steps and their parts are timed."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from microturn.bench.grown_sessions import GrownSessions, MustSucceed
 from microturn.bench.stopwatch import Stopwatch, TimedDecoder
-from microturn.engine import Engine
+from microturn.engine.engine import Engine
 from microturn.errors import InvalidArgument
-from microturn.layers.decoder import FusedDecoder
-from microturn.runner import ModelRunner
+from microturn.model.cpu.layers import FusedLayers
+from microturn.model.runner import ModelRunner
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,8 @@ class Step:
     """One step of the engine.
 
     Attributes:
-        step_s: all of it.
-        parts: where that went.
+        step_s: of the whole step.
+        parts: times of its parts.
     """
 
     step_s: float
@@ -28,42 +28,42 @@ class Step:
 
     @property
     def layer_rest_s(self) -> float:
-        """Of the layers what is neither product nor attention."""
+        """Time of the layers without products and attention."""
         return self.parts.layers_s - self.parts.products_s - self.parts.attention_s
 
     @property
     def around_s(self) -> float:
-        """Of the step what is not layers."""
+        """Time of the step without the layers."""
         return self.step_s - self.parts.layers_s
 
 
 class SteppedEngine(GrownSessions):
-    """An engine whose sessions do what a benchmark wants of them.
+    """An engine with sessions for benchmarks of single steps.
 
     Args:
         engine: just loaded; it is this benchmark's for good.
 
     Raises:
-        InvalidArgument: when the model's layers are not ours, and cannot be timed.
+        InvalidArgument: the model's layers are transformers' own, which cannot be timed.
     """
 
     def __init__(self, engine: Engine) -> None:
         runner = engine.runner
         assert isinstance(runner, ModelRunner)
-        if not isinstance(runner.decoder, FusedDecoder):
+        if not isinstance(runner.decoder, FusedLayers):
             raise InvalidArgument("this model runs on transformers' own layers, which have no stopwatch in them")
         self._stopwatch = Stopwatch()
         runner.decoder = TimedDecoder(runner.decoder, self._stopwatch)
         super().__init__(engine)
 
     def decode(self, session_ids: Sequence[int], num_steps: int) -> list[Step]:
-        """Steps in which each session computes one token; their contexts are cut back afterwards."""
+        """Runs steps in which each session computes one token, then cuts the contexts back."""
         self._turns(session_ids, num_given=1, num_output=num_steps + 1)
         self._step()  # brings the input
         return [self._step_of(len(session_ids)) for _ in range(num_steps)]
 
     def append(self, session_ids: Sequence[int], num_tokens: int, num_steps: int) -> list[Step]:
-        """Steps in which each session computes so many tokens, at the same context each time."""
+        """Runs steps in which each session computes `num_tokens` tokens, at the same context each time."""
         steps = []
         for _ in range(num_steps):
             # The last token of a context is computed with what comes next.

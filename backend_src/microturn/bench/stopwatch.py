@@ -1,8 +1,8 @@
-"""Where the time of a step goes: stopwatches around the calls of a runner that only a benchmark has.
+"""Times the parts of a step, by wrapping a runner's calls in benchmarks.
 
-Nested spans, and the products once more by themselves: in a compiled layer nothing can be put around them. What is left
-of the layers without products and attention is their norms, activations, rotations and the Python between them; what is
-left of a step without the layers is planning, embedding, sampling and commit.
+The spans are nested. The products are timed in a separate run, since they cannot be wrapped in a compiled layer. The
+rest of the layers is norms, activations, rotations and Python between them; the rest of a step is planning, embedding,
+sampling, commit.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from microturn.layers.decoder import Attention, FusedDecoder
+from microturn.model.cpu.layers import Attention, FusedLayers
 
 
 @dataclass
 class Stopwatch:
-    """Seconds since it was last set to zero.
+    """Seconds since the last reset.
 
     Attributes:
-        products_s: in the same matrix products by themselves, the head's included; no part of the others.
-        attention_s: in attention, writing new keys and values included.
-        layers_s: in all layers and the head, products and attention included.
-        num_tokens: that went through the layers.
-        product_bytes: of the weights that the products have read.
+        products_s: in the same matrix products run separately, including the head; not part of the others.
+        attention_s: in attention, including writing new keys and values.
+        layers_s: in all layers and the head, including products and attention.
+        num_tokens: tokens of the pass.
+        product_bytes: bytes of weights that the products read.
     """
 
     products_s: float = 0.0
@@ -35,19 +35,19 @@ class Stopwatch:
 
 
 class TimedDecoder:
-    """A decoder with a stopwatch in it; use it in its place.
+    """A decoder with a stopwatch.
 
     Args:
-        decoder: of our layers.
-        stopwatch: that runs.
+        decoder: our layers.
+        stopwatch: records the times.
     """
 
-    def __init__(self, decoder: FusedDecoder, stopwatch: Stopwatch) -> None:
+    def __init__(self, decoder: FusedLayers, stopwatch: Stopwatch) -> None:
         self._decoder = decoder
         self._stopwatch = stopwatch
 
     def __call__(self, hidden: Tensor, positions: Tensor, wanted: Tensor, attention: Attention) -> Tensor:
-        """See `FusedDecoder`."""
+        """See `FusedLayers`."""
         started_s = time.perf_counter()
         logits = self._decoder(hidden, positions, wanted, _TimedAttention(attention, self._stopwatch))
         ended_s = time.perf_counter()
@@ -60,7 +60,7 @@ class TimedDecoder:
 
 
 class _TimedAttention:
-    """An `Attention` that is timed."""
+    """An `Attention` with a stopwatch."""
 
     def __init__(self, attention: Attention, stopwatch: Stopwatch) -> None:
         self._attention = attention

@@ -1,11 +1,9 @@
-"""Sessions on a beat, simulated step by step as the engine makes them: how many get their turns on time.
+"""Simulates sessions with a regular beat, step by step as the engine runs them: how many turns are on time.
 
 Every session has a turn each beat, their phases spread over it. Between two steps the engine takes the turns that have
-come. A step computes, for every running turn, its input (with the last token of the turn before, whose KV is not there
-yet) or its next token; the first token of an answer comes with the end of the input. So a turn takes as many steps as
-it makes tokens, and shares them with whoever runs. A session's next turn waits for the one before.
-
-Knows step times (see `StepTimes`); knows no model and no machine.
+arrived. A step computes, for every running turn, its input (with the last token of the turn before, whose KV is not
+computed yet) or its next token; the first token of an answer is sampled with the end of the input. So a turn takes one
+step per generated token, shared with other running turns. A session's next turn waits for the one before.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from numpy.typing import NDArray
 from microturn.planning.step_times import StepTimes
 from microturn.settings import Settings
 
-# A session that is so many beats late will not be on time again.
+# A session this many beats late is given up.
 _HOPELESS_BEATS = 10
 _MOST_SESSIONS = 1 << 17
 _ENOUGH_TURNS = 4000
@@ -28,14 +26,14 @@ _ENOUGH_TURNS = 4000
 
 @dataclass(frozen=True)
 class ServingCost:
-    """What a turn and its tokens cost around the engine.
+    """The cost of a turn and its tokens outside of the engine.
 
-    Where the processes that carry them compute on the model's cores, they hold steps up.
+    Processes that run on the model's cores also delay steps.
 
     Attributes:
-        turn_s: a turn, there and back: it comes that much later and ends that much later, half each.
-        turn_hold_s: by how much a turn holds up steps.
-        response_hold_s: by how much each token does that is sent before the turn's last.
+        turn_s: round trip of a turn: half of it delays its arrival, half of it its end.
+        turn_hold_s: delay of steps per turn.
+        response_hold_s: delay of steps per token that is sent before the turn's last one.
     """
 
     turn_s: float = 0.0
@@ -45,15 +43,15 @@ class ServingCost:
 
 @dataclass(frozen=True)
 class Beat:
-    """What sessions do, and when that is on time.
+    """The workload of sessions, and its target.
 
     Attributes:
-        beat_s: between two turns of a session, and the time that a turn may take.
-        num_input: tokens in, per turn; at least one.
-        num_output: tokens out; 0 only appends.
-        wanted_share: of turns that must be on time.
-        cost: around the engine.
-        max_step_tokens: tokens that a step computes at most (`max_batch_tokens`).
+        beat_s: period of a session's turns, and the deadline of a turn.
+        num_input: input tokens per turn; at least one.
+        num_output: output tokens per turn; 0 only appends.
+        wanted_share: share of turns that must be on time.
+        cost: outside of the engine.
+        max_step_tokens: maximum tokens of a step (`max_batch_tokens`).
         spread: `even` phases, or `random` ones.
     """
 
@@ -75,18 +73,18 @@ def on_time_share(beat: Beat, times: StepTimes, num_sessions: int, *, num_beats:
 def turn_latencies_s(
     beat: Beat, times: StepTimes, num_sessions: int, *, num_beats: int = 40, seed: int = 0
 ) -> NDArray[np.float64]:
-    """Seconds from when each turn was due to its end [num_sessions, num_beats]; infinite where all hope was gone."""
+    """Seconds from when each turn was due to its end [num_sessions, num_beats]; infinite for late sessions given up."""
     cost = beat.cost
     random = np.random.default_rng(seed)
     phases = np.arange(num_sessions) / num_sessions if beat.spread == "even" else random.random(num_sessions)
     due_s = phases * beat.beat_s
     latencies_s = np.full((num_sessions, num_beats), np.inf)
     num_done = np.zeros(num_sessions, np.int64)
-    # Of the turn that runs: tokens that are still to be appended and to be made; none of both is no turn.
+    # Of the running turn: tokens still to be appended and to be generated; both 0 without a turn.
     to_append = np.zeros(num_sessions, np.int64)
     to_make = np.zeros(num_sessions, np.int64)
     runs = np.zeros(num_sessions, bool)
-    # What disturbs a machine lasts: factors follow each other as they were measured, from anywhere on.
+    # Disturbances of a machine last: factors are used in the measured order, from a random start.
     jitter = cycle(np.roll(times.jitter, -int(random.integers(len(times.jitter)))))
     now_s = 0.0
     while True:
@@ -139,10 +137,10 @@ def _schedule(
 
 
 def sessions_on_time(beat: Beat, times: StepTimes, *, seed: int = 0) -> int:
-    """The largest number of sessions of which enough turns are on time; 0 where one session is too many."""
+    """The largest number of sessions with enough turns on time; 0 if one session is too many."""
 
     def are_on_time(num_sessions: int) -> bool:
-        # Of many sessions a few beats have turns enough.
+        # With many sessions a few beats have enough turns.
         num_beats = max(8, min(40, _ENOUGH_TURNS // num_sessions))
         return on_time_share(beat, times, num_sessions, num_beats=num_beats, seed=seed) >= beat.wanted_share
 
@@ -150,7 +148,7 @@ def sessions_on_time(beat: Beat, times: StepTimes, *, seed: int = 0) -> int:
 
 
 def largest(is_enough: Callable[[int], bool], most: int) -> int:
-    """The largest number for which something holds that holds for all smaller ones; 0 if for none up to `most`."""
+    """The largest number up to `most` for which a monotonic condition holds; 0 if it never holds."""
     holds, fails = 0, most + 1
     while fails - holds > 1:
         tried = min(2 * holds or 1, most) if fails > most else (holds + fails) // 2

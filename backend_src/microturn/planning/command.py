@@ -1,4 +1,4 @@
-"""``microturn plan`` on the command line. Imports nothing heavy before it is asked to run."""
+"""``microturn plan`` on the command line. Imports nothing heavy before it runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from microturn.argument_types import count, not_negative, positive, share
+from microturn.bench.argument_types import count, not_negative, positive, share
 
 if TYPE_CHECKING:
     from microturn.planning.beat import ServingCost
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from microturn.planning.plan import Plan
     from microturn.planning.shape import ModelShape
 
-# Of a device nearly all memory is there for weights and KV; of a machine's own the engine takes half of what is free.
+# Share of memory for weights and KV: nearly all of a device's, half of a host's free memory, as the engine does.
 _DEVICE_SHARE, _HOST_SHARE = 0.9, 0.5
-# What Triton, adapter and client take of a turn (`make bench-overhead`), where nobody has measured.
+# Default time of Triton, adapter and client per turn (`make bench-overhead`), unless measured.
 _TURN_MS = 2.4
-# Assumed of a device, where nobody has measured: see deploy/PLANNING.md.
+# Defaults for a device, unless measured: see docs/planning.md.
 _REACHED, _FIXED_MS, _ROW_US = 0.6, 3.0, 30.0
 
 
@@ -60,7 +60,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_plan(arguments: argparse.Namespace) -> int:
-    """Plans and prints.
+    """Makes a plan and prints it.
 
     Returns:
         The exit code: 1 after one line on stderr.
@@ -80,7 +80,7 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
     """The plan that the arguments ask for.
 
     Raises:
-        InvalidArgument: for a model or a machine that cannot be planned with.
+        InvalidArgument: the model or the machine is not supported.
     """
     from microturn.errors import InvalidArgument
     from microturn.planning.beat import Beat
@@ -142,10 +142,10 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
 
 
 def _measured(arguments: argparse.Namespace, shape: ModelShape, weights: str, kv_dtype: str) -> Measurement | None:
-    """What was measured, now or earlier, if that was asked for."""
+    """The measurement, made now or read from a file, if requested."""
     from microturn.errors import InvalidArgument
-    from microturn.model_store import resolve_model
     from microturn.planning.measuring import longest_len, measure, read_measurement
+    from microturn.zoo.store import resolve_model
 
     if not arguments.measure:
         return None if arguments.steps is None else read_measurement(arguments.steps)
@@ -160,7 +160,7 @@ def _measured(arguments: argparse.Namespace, shape: ModelShape, weights: str, kv
 
 
 def _cost(arguments: argparse.Namespace, measured: Measurement | None) -> ServingCost:
-    """Around the engine: as given, else as measured, else as it is elsewhere."""
+    """The cost outside of the engine: as given, else as measured, else the default."""
     from dataclasses import replace
 
     from microturn.planning.beat import ServingCost
@@ -174,11 +174,10 @@ def _cost(arguments: argparse.Namespace, measured: Measurement | None) -> Servin
 
 
 def _machine(arguments: argparse.Namespace, *, is_here: bool) -> Machine:
-    """By name, by its figures, or this one; figures that are given replace those of a name."""
+    """The machine by name, by its figures, or this one; given figures override those of a name."""
     from dataclasses import replace
 
-    from microturn.errors import InvalidArgument
-    from microturn.nearest import did_you_mean
+    from microturn.errors import InvalidArgument, did_you_mean
     from microturn.planning.machine import MACHINES, Machine
 
     if arguments.device is not None:

@@ -1,7 +1,7 @@
-"""Shapes that have a name, and shapes read from a configuration: the model is built without any memory for weights.
+"""Named model shapes, and shapes read from a configuration: the model is built without memory for weights.
 
-So what is counted is what transformers would load, whatever the architecture, and each layer says itself what it keeps
-per token and how far back it looks, as it does when the engine loads the model.
+So it counts what transformers would load, for any architecture, and each layer's KV shape and window are traced as when
+the engine loads the model.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from microturn.planning.shape import ModelShape
 
 _LLAMA = {"model_type": "llama", "max_position_embeddings": 131072, "vocab_size": 128256}
 
-# What their authors' config.json say, as far as it decides about sizes.
+# The parts of the published config.json files that determine sizes.
 NAMED_CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "smollm2-135m": {
         "model_type": "llama",
@@ -99,7 +99,7 @@ def read_shape(model: str) -> ModelShape:
         model: a name in `NAMED_CONFIGS`, or the path of a model directory or of its config.json; no weights are read.
 
     Raises:
-        InvalidArgument: when there is no such thing, or it is no causal language model that could be served.
+        InvalidArgument: there is no such model, or it is not a causal language model that can be served.
     """
     if model in NAMED_CONFIGS:
         return shape_of(model, NAMED_CONFIGS[model])
@@ -119,19 +119,19 @@ def shape_of(name: str, config: object) -> ModelShape:
     """The shape of the model that a configuration describes.
 
     Args:
-        name: what to call it.
-        config: what stands in its config.json.
+        name: of the shape.
+        config: content of its config.json.
 
     Raises:
-        InvalidArgument: when it is no causal language model that could be served.
+        InvalidArgument: it is not a causal language model that can be served.
     """
     import torch
     from huggingface_hub.errors import StrictDataclassError
     from torch import nn
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from microturn.attention import paged
-    from microturn.runner import trace_layers
+    from microturn.model import paged_attention as paged
+    from microturn.model.runner import trace_layers
 
     if not isinstance(config, Mapping) or not isinstance(config.get("model_type"), str):
         raise InvalidArgument(f"the configuration of {name} names no model_type")

@@ -1,4 +1,4 @@
-"""What of a machine decides about sessions, and the data sheets of some. Nothing here was measured by us."""
+"""The figures of a machine that limit sessions, and the data sheets of some; nothing here was measured by us."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Machine:
-    """Where a model runs.
+    """The machine on which a model runs.
 
     Attributes:
         name: for people.
-        memory_bytes: for weights and KV.
-        bandwidth: bytes per second at which that memory is read.
-        flops: operations per second of its matrix products; None leaves them out of account.
+        memory_bytes: memory for weights and KV.
+        bandwidth: read bandwidth of that memory in bytes per second.
+        flops: operations per second of matrix products; None ignores them.
     """
 
     name: str
@@ -22,7 +22,7 @@ class Machine:
     flops: float | None = None
 
 
-# Memory, its bandwidth, and dense products in bfloat16, as their maker states them.
+# Memory, bandwidth, and dense products in bfloat16, as stated by the manufacturer.
 MACHINES = {
     machine.name: machine
     for machine in (

@@ -1,4 +1,4 @@
-"""What a plan needs to know of this machine, measured or read from a file: steps, and what serving costs besides."""
+"""The measurements for a plan, made on this machine or read from a file: step times, and the cost of serving."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from microturn.planning.beat import ServingCost
 from microturn.planning.step_times import MeasuredStep
 from microturn.settings import MAX_IDLE_TIMEOUT_S, Settings
 
-# Of each kind, in so many rounds over all kinds: a machine is disturbed for seconds, not for single steps.
+# Steps of each kind, in several rounds over all kinds: disturbances of a machine last for seconds, not for single
+# steps.
 _NUM_DECODE_STEPS, _NUM_APPEND_STEPS, _NUM_ROUNDS = 8, 4, 3
-# Tokens that a session holds besides its context and what a step appends: turns that decode, and the rest of a page.
+# Tokens of a session besides its context and the appended ones: of decoding turns, and the rest of a page.
 _ROOM = 128
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What was measured.
+    """A measurement.
 
     Attributes:
-        steps: of the engine alone.
-        cost: around it; None if nobody measured that.
+        steps: steps of the engine alone.
+        cost: outside of the engine; None if not measured.
     """
 
     steps: Sequence[MeasuredStep]
@@ -40,7 +41,7 @@ def measure(
     """Measures steps in this process, and then the cost of serving; see `measure_steps` and `measure_serving`.
 
     Raises:
-        Unavailable: when the server that is to be measured does not start, or does not answer.
+        Unavailable: the measured server does not start, or does not answer.
     """
     from microturn.planning.serving_cost import MOST_ROWS, measure_serving
     from microturn_client import MicroturnError
@@ -57,7 +58,7 @@ def measure(
 
 
 def longest_len(context_len: int, num_new: int) -> int:
-    """Tokens that a session holds at most while steps at this context are measured."""
+    """Maximum tokens of a session while steps at this context are measured."""
     return context_len + max(num_new, _NUM_DECODE_STEPS) + _ROOM
 
 
@@ -68,16 +69,16 @@ def measure_steps(
 
     Args:
         model_dir: of the model.
-        weights: as the setting has it; `kv_dtype` likewise.
+        weights: as in the settings; `kv_dtype` likewise.
         context_len: tokens of each session.
         num_new: tokens of an append.
         most_rows: sessions of the largest step.
 
     Raises:
-        InvalidArgument: when the model cannot be served, or runs on layers that cannot be timed.
+        InvalidArgument: the model cannot be served, or its layers cannot be timed.
     """
     from microturn.bench.stepped_engine import SteppedEngine
-    from microturn.loading import load_engine
+    from microturn.engine.loading import load_engine
 
     rows = [1 << power for power in range(most_rows.bit_length()) if 1 << power < most_rows] + [most_rows]
     longest = longest_len(context_len, num_new)
@@ -107,10 +108,10 @@ def measure_steps(
 
 
 def read_measurement(path: Path) -> Measurement:
-    """What is in a file that `microturn plan --measure --json` has written, or `microturn bench engine --json`.
+    """Reads a file written by `microturn plan --measure --json` or `microturn bench engine --json`.
 
     Raises:
-        InvalidArgument: when it is no such file.
+        InvalidArgument: it is not such a file.
     """
     try:
         found = json.loads(path.read_bytes())
@@ -128,7 +129,7 @@ def _read_step(values: dict[str, Any]) -> MeasuredStep:
         float(values["step_ms"]) / 1e3,
         tuple(map(float, values.get("jitter", (1.0,)))),
     )
-    # Time that stands still or runs backwards would keep the simulation from its end.
+    # With times of 0 or less the simulation would not end.
     if min(step.num_rows, step.num_new) < 1 or not step.jitter or not all(map(_is_time, (step.step_s, *step.jitter))):
         raise ValueError(f"no step takes that: {values}")
     return step
@@ -146,7 +147,7 @@ def _is_time(value: float) -> bool:
 
 
 def summary(rounds_s: Sequence[Sequence[float]], num_rows: int, context_len: int, num_new: int) -> MeasuredStep:
-    """The median of the rounds' medians; how uneven steps are is what they are within a round."""
+    """The median of the rounds' medians; the jitter is relative to each round's median."""
     medians_s = [median(steps_s) for steps_s in rounds_s]
     jitter = tuple(
         step_s / middle_s for steps_s, middle_s in zip(rounds_s, medians_s, strict=True) for step_s in steps_s

@@ -1,4 +1,4 @@
-"""The plan: how many sessions fit, how many are on time, and which of the two limits."""
+"""The plan: how many sessions fit in memory, how many are on time, and which limit applies."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from microturn.settings import Settings
 
 @dataclass(frozen=True)
 class Question:
-    """What is planned.
+    """The input of a plan.
 
     Attributes:
         shape: of the model.
-        machine: that is to serve it.
+        machine: that serves the model.
         weights: their type.
         kv_dtype: type of the KV cache.
-        context_len: tokens of each session, the longest that is to be served on time.
-        beat: what sessions do.
-        memory_share: of the machine's memory, for weights and KV.
+        context_len: tokens of each session: the longest context to serve on time.
+        beat: the workload.
+        memory_share: share of the machine's memory for weights and KV.
         page_size: tokens in a page.
         window_slack: see `ModelShape.session_bytes`.
     """
@@ -51,20 +51,20 @@ class Question:
 
     @property
     def sessions_by_memory(self) -> int:
-        """Sessions whose KV stays beside the weights; parked ones may go to other tiers, and do not count then."""
+        """Sessions whose KV fits beside the weights; parked sessions may be offloaded and do not count then."""
         return max(0, int((self.machine.memory_bytes * self.memory_share - self.weight_bytes) // self.session_bytes))
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The answer.
+    """The result of a plan.
 
     Attributes:
-        question: that was asked.
+        question: the input.
         times: of the steps.
-        source: where these are from, in words.
-        sessions_by_time: that have enough turns on time.
-        steps: that were measured for it.
+        source: origin of the step times, for people.
+        sessions_by_time: number of sessions with enough turns on time.
+        steps: the measured steps.
     """
 
     question: Question
@@ -87,17 +87,17 @@ class Plan:
         return "memory" if self.question.sessions_by_memory <= self.sessions_by_time else "time"
 
     def decode_ms(self, num_sessions: int) -> float:
-        """Of a step in which so many sessions compute a token each."""
+        """Milliseconds of a step in which `num_sessions` sessions compute a token each."""
         return self.times.step_s(num_sessions, 0, 0) * 1e3
 
     @property
     def roofline(self) -> Roofline:
-        """What the machine's figures would allow."""
+        """The step times that the machine's figures allow."""
         asked = self.question
         return Roofline(asked.machine, asked.shape, asked.weights, asked.kv_dtype, asked.context_len)
 
     def on_time_share(self, num_sessions: int) -> float:
-        """Of the turns of so many sessions."""
+        """The share of turns on time with `num_sessions` sessions."""
         return on_time_share(self.question.beat, self.times, num_sessions)
 
     def lines(self) -> Iterator[str]:
@@ -154,7 +154,7 @@ class Plan:
 
     @property
     def kv_tokens(self) -> int:
-        """The setting that has room for these sessions."""
+        """The setting `kv_tokens` with room for these sessions."""
         asked = self.question
         return -(-self.sessions * asked.session_bytes // asked.shape.token_bytes(asked.kv_dtype))
 
@@ -209,5 +209,5 @@ class Plan:
 
 
 def _size(num_bytes: float) -> str:
-    """In units that people read."""
+    """A size in MB or GB."""
     return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"

@@ -1,9 +1,8 @@
-"""What Triton, adapter and client cost, measured through a server of our own and the client library.
+"""Measures the cost of Triton, adapter and client with a server that it starts and the client library.
 
-On cores that the model computes on, whatever carries a turn holds steps up. Two figures tell by how much: an empty turn
-there and back while another session decodes, and a token more that is sent at the end of a step. The first is what that
-session's steps become longer by, per turn. The second is what a step of many sessions takes longer than the same step
-of the engine alone, per session.
+Processes that handle turns on the model's cores delay steps. Two figures measure this: the cost of an empty turn while
+another session decodes, by which that session's steps become longer; and the cost of a token that is sent at the end of
+a step, by which a step of many sessions takes longer than in the engine alone, per session.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from microturn.planning.beat import ServingCost
 from microturn.serve.child import running_server
 from microturn_client import AsyncClient, AsyncSession
 
-# The number of sessions whose steps are compared; few enough to fill their contexts in seconds.
+# Sessions whose steps are compared; few enough to append their contexts in seconds.
 MOST_ROWS = 8
 _NUM_ROUNDS = 9
 _NUM_EMPTY = 40
-# A decoding session, and how many empty turns come beside it in a second; with more they would wait for each other.
+# Tokens of the decoding session, and empty turns per second beside it; more would wait for each other.
 _NUM_DECODED, _EMPTY_PER_S = 100, 50.0
 _NUM_LONGER = 16
 
@@ -35,14 +34,14 @@ def measure_serving(
 
     Args:
         model_dir: of the model.
-        weights: as the setting has it; `kv_dtype` likewise.
+        weights: as in the settings; `kv_dtype` likewise.
         context_len: tokens of each session.
         num_rows: sessions of a decode step that is compared, at most `MOST_ROWS`.
-        decode_s: what this step takes in the engine alone, at the least: what disturbs a machine only adds to it.
+        decode_s: minimum time of this step in the engine alone: disturbances only add to it.
 
     Raises:
-        RuntimeError: when the server does not start; it has said why on stderr.
-        MicroturnError: of the client's, when the server does not answer.
+        RuntimeError: the server does not start; the reason is on stderr.
+        MicroturnError: the client's error if the server does not answer.
     """
     settings = (f"weights={weights}", f"kv_dtype={kv_dtype}", "share_prefixes=false")
     with running_server(str(model_dir), *settings) as address:
@@ -71,7 +70,7 @@ async def _empty_s(session: AsyncSession) -> float:
 
 
 async def _together_s(sessions: Sequence[AsyncSession], num_output: int, context_len: int) -> float:
-    """Seconds until turns of all sessions have ended that were sent at once, from the same context each time."""
+    """Seconds until turns of all sessions, sent at the same time from the same context, have ended."""
     started_s = time.perf_counter()
     turns = [
         session.turn([token_at(0)], max_tokens=num_output, ignore_eos=True, rewind_to=context_len)
@@ -82,13 +81,13 @@ async def _together_s(sessions: Sequence[AsyncSession], num_output: int, context
 
 
 async def _served_decode_s(sessions: Sequence[AsyncSession], context_len: int) -> float:
-    """Seconds of a step in which each session computes a token, with all that it takes to bring these home."""
+    """Seconds of a step in which each session computes a token, including sending the tokens."""
     short_s = await _together_s(sessions, 1, context_len)
     return (await _together_s(sessions, 1 + _NUM_LONGER, context_len) - short_s) / _NUM_LONGER
 
 
 async def _turn_hold_s(decoding: AsyncSession, beside: Sequence[AsyncSession], context_len: int) -> float:
-    """Seconds by which an empty turn of a session beside it makes a decoding session's steps longer."""
+    """Seconds by which an empty turn of another session delays a decoding session."""
     alone_s = await _together_s([decoding], _NUM_DECODED, context_len)
     is_over = asyncio.Event()
     started_s = time.perf_counter()
@@ -104,7 +103,7 @@ async def _turn_hold_s(decoding: AsyncSession, beside: Sequence[AsyncSession], c
 
 
 async def _keep_alive(session: AsyncSession, due_s: float, period_s: float, is_over: asyncio.Event) -> int:
-    """Sends empty turns until told otherwise, and says how many."""
+    """Sends empty turns until `is_over` is set; returns their number."""
     num_turns = 0
     while True:
         await asyncio.sleep(due_s + num_turns * period_s - time.perf_counter())

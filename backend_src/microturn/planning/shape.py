@@ -1,21 +1,21 @@
-"""What of a model's shape decides about sessions: weights, and the KV of each layer. Knows sizes; knows no weights.
+"""The sizes of a model that limit sessions: its weights, and the KV of each layer.
 
-Types have the names that settings have for them. The sums are those of the engine: `LayerGroups` says which pages a
-session takes, and a unit test holds the rest against the engine's own accounts.
+Types have their names in the settings. The sums are those of the engine: `LayerGroups` determines a session's pages,
+and a unit test compares the rest with the engine's own accounts.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from microturn.kv_tensors import KV_DTYPES, KVTensors
-from microturn.layer_groups import LayerGroups, LayerShape
+from microturn.kv.layer_groups import LayerGroups, LayerShape
+from microturn.kv.tensors import KV_DTYPES, KVTensors
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 
 # In 8 bits each row of a weight has a scale in float32.
 _SCALE_BYTES = 4
-# What is not a product (embeddings, norms) stays in float32 when products are kept in 8 bits.
+# Other weights (embeddings, norms) stay in float32 with 8-bit products.
 _UNROUNDED_BYTES = 4
 
 
@@ -24,15 +24,15 @@ class ModelShape:
     """A causal language model as a planner sees it.
 
     Attributes:
-        name: what users call it.
-        num_params: all elements of its weights; what head and embeddings share counts once.
+        name: of the model.
+        num_params: all elements of its weights; weights shared by head and embeddings count once.
         num_product_params: elements of its linear modules, the head included.
         num_product_rows: their output features.
         num_embedding_params: elements of the table of embeddings.
-        shares_head: whether that table is the head, too.
-        layers: of each attention layer what it keeps per token, and how far back it looks.
+        shares_head: whether that table is also the head.
+        layers: KV shape and window of each attention layer.
         num_heads: query heads of a layer.
-        max_context: what it was trained for, in tokens.
+        max_context: context that it was trained for, in tokens.
     """
 
     name: str
@@ -47,15 +47,15 @@ class ModelShape:
 
     @property
     def num_other_params(self) -> int:
-        """Elements that are neither in products nor in embeddings: norms, or experts that are no linear modules."""
+        """Elements outside of products and embeddings: norms, or experts that are not linear modules."""
         head = self.num_embedding_params if self.shares_head else 0
         return self.num_params - (self.num_product_params - head) - self.num_embedding_params
 
     def weight_bytes(self, weights: str) -> int:
-        """What the weights take in memory.
+        """Bytes of the weights in memory.
 
         Args:
-            weights: `float32`, `bfloat16` or `int8`; with the last, a head that shares the embeddings is a copy.
+            weights: `float32`, `bfloat16` or `int8`; with `int8` a head that shares the embeddings is a copy.
         """
         if weights != "int8":
             return self.num_params * ELEMENT_BYTES[weights]
@@ -63,44 +63,44 @@ class ModelShape:
         return self.product_bytes(weights) + unrounded * _UNROUNDED_BYTES
 
     def step_weight_bytes(self, weights: str) -> int:
-        """What each step reads of them: all but the embeddings, of which it looks up a few rows."""
+        """Bytes of weights that each step reads: all but the embeddings, of which it reads a few rows."""
         other_bytes = _UNROUNDED_BYTES if weights == "int8" else ELEMENT_BYTES[weights]
         return self.product_bytes(weights) + self.num_other_params * other_bytes
 
     def product_bytes(self, weights: str) -> int:
-        """What the linear modules take, scales included."""
+        """Bytes of the linear modules, including scales."""
         scale_bytes = self.num_product_rows * _SCALE_BYTES if weights == "int8" else 0
         return self.num_product_params * ELEMENT_BYTES[weights] + scale_bytes
 
     def token_bytes(self, kv_dtype: str) -> int:
-        """KV of one token over all layers."""
+        """Bytes of KV of one token over all layers."""
         return KVTensors.bytes_per_token(self.layers, KV_DTYPES[kv_dtype])
 
     def visible_bytes(self, kv_dtype: str, context_len: int) -> int:
-        """KV that a new token behind so many looks at: of layers with a window of their own, that."""
+        """Bytes of KV that a new token after `context_len` tokens attends to: all, or a layer's window."""
         return sum(_layer_token_bytes(layer, kv_dtype) * _num_visible(layer, context_len) for layer in self.layers)
 
     def session_bytes(self, kv_dtype: str, context_len: int, *, page_size: int, window_slack: int) -> int:
-        """Pages that a session of so many tokens takes between two turns.
+        """Bytes of pages that a session of `context_len` tokens takes between two turns.
 
         Args:
             kv_dtype: one of `KV_DTYPES`.
             context_len: tokens.
             page_size: tokens in a page.
-            window_slack: tokens that layers with a window of their own keep beyond it, so that a session can be cut.
+            window_slack: tokens that sliding-window layers keep beyond their window for rewinds.
         """
         groups = LayerGroups.of(self.layers)
         page_bytes = page_size * sum(_layer_token_bytes(slot, kv_dtype) for slot in groups.slots)
         num_pages = 0
         for kind in groups.kinds:
             kept = context_len
-            if kind.window is not None:  # what is seen by nobody any more goes in whole pages
+            if kind.window is not None:  # tokens outside of the window are released in whole pages
                 kept = min(kept, kind.window - 1 + window_slack + page_size)
             num_pages += kind.num_groups * -(-kept // page_size)
         return num_pages * page_bytes
 
     def token_flops(self, context_len: int) -> int:
-        """Floating-point operations of one new token behind so many; an addition and a multiplication are two."""
+        """Floating-point operations of one new token after `context_len` tokens; a multiply-add counts as two."""
         attention = sum(4 * self.num_heads * layer.head_dim * _num_visible(layer, context_len) for layer in self.layers)
         return 2 * (self.num_product_params + self.num_other_params) + attention
 

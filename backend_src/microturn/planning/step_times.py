@@ -1,4 +1,4 @@
-"""How long a step of the engine takes: by the roofline of a machine, or from steps that were measured on it."""
+"""The time of an engine step: from the roofline of a machine, or from steps measured on it."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from microturn.planning.shape import ModelShape
 
 
 class StepTimes(Protocol):
-    """Seconds of a step by what it computes, at one length of context.
+    """The time of a step at one context length.
 
     Attributes:
-        jitter: factors by which single steps were longer or shorter, in the order in which they were measured.
+        jitter: factors by which single steps were longer or shorter, in the measured order.
     """
 
     @property
     def jitter(self) -> Sequence[float]: ...
 
     def step_s(self, num_decodes: int, num_appends: int, num_appended: int) -> float:
-        """Of a step.
+        """Seconds of a step.
 
         Args:
             num_decodes: sessions that compute one token.
             num_appends: sessions that compute more.
-            num_appended: tokens that these compute together.
+            num_appended: total tokens of the appending sessions.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Roofline:
-    """The time that a step cannot do without: to read weights and KV once, or to compute, whichever is longer.
+    """The lower bound of a step: reading weights and KV once, or computing, whichever takes longer.
 
     Attributes:
-        machine: it is made on.
+        machine: that runs the step.
         shape: of the model.
         weights: their type.
         kv_dtype: type of the KV cache.
         context_len: tokens of each session.
-        reached: share of the machine's figures that is reached.
-        fixed_s: of each step, besides.
-        row_s: of each session in a step, besides.
+        reached: share of the machine's figures that steps reach.
+        fixed_s: added per step.
+        row_s: added per session in a step.
         jitter: see `StepTimes`.
     """
 
@@ -71,14 +71,14 @@ class Roofline:
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """Steps of one kind, as `microturn bench engine` has them.
+    """Steps of one kind, as measured by `microturn bench engine`.
 
     Attributes:
         num_rows: sessions.
-        context_len: tokens of each before.
-        num_new: tokens that each computes.
-        step_s: the median.
-        jitter: what single steps took, by their median.
+        context_len: tokens of each session before the step.
+        num_new: tokens that each session computes.
+        step_s: median time.
+        jitter: single steps relative to the median.
     """
 
     num_rows: int
@@ -89,20 +89,20 @@ class MeasuredStep:
 
 
 class Interpolated:
-    """Between measured steps.
+    """Interpolates between measured steps.
 
-    Two lines of seconds against tokens, one of steps in which every session computes one token, one of appends; a mixed
-    step lies between them, by its tokens. Beyond the largest step that was measured they go straight on.
+    Two lines of seconds over tokens: decode steps and append steps; a mixed step lies between them, by its tokens.
+    Beyond the largest measured step they are extrapolated.
 
     Args:
-        steps: that were measured.
+        steps: the measured steps.
         context_len: tokens of each session.
 
     Attributes:
         jitter: see `StepTimes`.
 
     Raises:
-        InvalidArgument: when there are no decode steps, or no appends, among them.
+        InvalidArgument: there are no decode steps or no appends among them.
     """
 
     def __init__(self, steps: Sequence[MeasuredStep], context_len: int) -> None:
@@ -127,7 +127,7 @@ _Line = list[tuple[float, float]]
 
 
 def _line(steps: Sequence[MeasuredStep], context_len: int) -> _Line:
-    """Seconds against tokens at a context."""
+    """Seconds over tokens at a context."""
     contexts: dict[tuple[int, int], _Line] = {}
     for step in steps:
         contexts.setdefault((step.num_rows, step.num_new), []).append((step.context_len, step.step_s))
@@ -137,7 +137,7 @@ def _line(steps: Sequence[MeasuredStep], context_len: int) -> _Line:
 
 
 def _through(points: Iterable[tuple[float, float]]) -> _Line:
-    """In their order; where several stand at the same place, their mean."""
+    """The points in order; points with equal tokens are averaged."""
     places: dict[float, list[float]] = {}
     for x, y in points:
         places.setdefault(x, []).append(y)
@@ -145,7 +145,7 @@ def _through(points: Iterable[tuple[float, float]]) -> _Line:
 
 
 def _at(line: _Line, x: float) -> float:
-    """Linear between points; as the first before them, and straight on behind them."""
+    """Linear between points; constant before the first, extrapolated behind the last."""
     if x <= line[0][0] or len(line) == 1:
         return line[0][1]
     upper = next((index for index, point in enumerate(line) if point[0] >= x), len(line) - 1)

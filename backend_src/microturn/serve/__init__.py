@@ -1,9 +1,10 @@
-"""``microturn serve``: the supervisor that owns SIGTERM, health and the process tree of one Triton server.
+"""``microturn serve``: starts one Triton server, watches its health, restarts it after a failure, and stops it.
 
-    microturn serve (supervisor)     signals, gRPC health, health turns, restarts
-    └── warden                       kills what is below it when the supervisor is gone, however it went
+    microturn serve (supervisor)     signals, gRPC health, health turns, restarts, the log
+    └── warden                       kills the processes below it when the supervisor dies
         └── tritonserver
             └── model process        one per model instance; Triton never restarts it
 
-It knows nothing about sessions or tensors: to it the model is whatever answers an empty turn.
+The room deals with the command line, processes, ports and files; a model is healthy when it answers an empty turn.
+Open `supervisor.py` first, then `command.py`, which builds its parts.
 """

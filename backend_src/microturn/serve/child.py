@@ -1,4 +1,4 @@
-"""A server for a while: `microturn serve` as a user starts it, in a process of its own, on free ports of loopback."""
+"""Runs `microturn serve` in a child process, on free ports of loopback, for tools and tests."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class RunningServer:
 
     Attributes:
         address: of its gRPC endpoint.
-        metrics_url: where its metrics are.
+        metrics_url: of its Prometheus metrics.
         pid: of `microturn serve`, whose descendants are all of its processes.
     """
 
@@ -26,15 +27,21 @@ class RunningServer:
 
 
 @contextmanager
-def running_server(model: str, *settings: str, arguments: Sequence[str] = ()) -> Iterator[str]:
+def running_server(
+    model: str, *settings: str, arguments: Sequence[str] = (), log_path: Path | None = None
+) -> Iterator[str]:
     """Serves a model until the block ends; yields the gRPC address. See `started_server`."""
-    with started_server(model, *settings, arguments=arguments) as server:
+    with started_server(model, *settings, arguments=arguments, log_path=log_path) as server:
         yield server.address
 
 
 @contextmanager
 def started_server(
-    model: str, *settings: str, arguments: Sequence[str] = (), process_group: int | None = None
+    model: str,
+    *settings: str,
+    arguments: Sequence[str] = (),
+    process_group: int | None = None,
+    log_path: Path | None = None,
 ) -> Iterator[RunningServer]:
     """Serves a model until the block ends.
 
@@ -43,19 +50,26 @@ def started_server(
         settings: `key=value`, as `--set` takes them.
         arguments: further ones of `microturn serve`.
         process_group: 0 for one of its own, which Ctrl-C does not reach; else it is this process's.
+        log_path: a file for what the server writes to stderr; None leaves it on this process's stderr.
 
     Raises:
-        RuntimeError: when the server does not get ready; it has said why on stderr.
+        RuntimeError: the server did not get ready; stderr or the log says why.
+        OSError: the log cannot be written.
     """
     grpc_port, metrics_port, health_port = free_ports(3)
     command = [sys.executable, "-m", "microturn.cli", "serve", "--model", model]
     command += ["--grpc-port", str(grpc_port)]
     command += ["--metrics-port", str(metrics_port), "--health-port", str(health_port)]
-    command += ["--grace-s", "1"]  # at the end nobody's session is worth waiting for
+    command += ["--grace-s", "1"]  # no session needs to end by itself
     command += arguments
     for setting in settings:
         command += ["--set", setting]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, process_group=process_group) as process:
+    with (
+        nullcontext() if log_path is None else log_path.open("w") as log,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=log, text=True, process_group=process_group
+        ) as process,
+    ):
         try:
             assert process.stdout is not None
             if not process.stdout.readline().startswith("ready"):
@@ -67,7 +81,7 @@ def started_server(
 
 
 def free_ports(num_ports: int) -> list[int]:
-    """Ports of loopback that nobody listened on a moment ago."""
+    """Ports of loopback that were free a moment ago."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(num_ports)]
         for bound in sockets:

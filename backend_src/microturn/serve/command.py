@@ -1,4 +1,4 @@
-"""Puts the parts of ``microturn serve`` together, what is checked fastest first."""
+"""Checks the options, the fastest checks first, and builds the supervisor with its parts."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 
 from microturn.admin.command import SOCKET_NAME
 from microturn.errors import MicroturnError
-from microturn.process_tree import become_subreaper
 from microturn.serve import console
 from microturn.serve.errors import ServeError
 from microturn.serve.health import HealthService
 from microturn.serve.model_repository import ModelRepository
 from microturn.serve.options import DEFAULT_MODEL, ServeOptions, read_options
 from microturn.serve.ports import check_ports, is_loopback
+from microturn.serve.process_tree import become_subreaper
 from microturn.serve.published import PUBLISHED, published_parameters
 from microturn.serve.run_directory import RunDirectory, remove_leftovers
 from microturn.serve.saving import save_sessions
@@ -31,9 +31,9 @@ def run_serve(arguments: argparse.Namespace) -> int:
     """Serves until SIGTERM or SIGINT.
 
     Returns:
-        The exit code: 0 after a stop that was asked for, 1 after one line on stderr.
+        The exit code: 0 after a requested stop, 1 after an error, which is one line on stderr.
     """
-    # Until the supervisor takes the signals over, both end what goes on: a model may just be fetched.
+    # Until the supervisor handles the signals, both interrupt: a model may be downloading.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         options = read_options(arguments)
@@ -49,6 +49,8 @@ def run_serve(arguments: argparse.Namespace) -> int:
             if all(repository.takes(parameter) for parameter in PUBLISHED):
                 engine_settings = engine_settings.within_slots(repository.num_slots)
                 settings |= published_parameters(model, Path(settings["model_dir"]), engine_settings)
+        if "check_dir" not in settings and repository.takes("check_dir"):
+            settings["check_dir"] = str(_check_dir())
         if options.snapshot_dir is not None:
             settings["snapshot_dir"] = _snapshot_dir(options.snapshot_dir, repository)
         _supervise(options, server, repository, settings)
@@ -68,20 +70,31 @@ def _check_exposure(options: ServeOptions, server: TritonServer) -> None:
         raise ServeError(
             f"--host {options.host}: the Triton server of the wheel nvidia-pytriton is 24.10, whose Python backend has "
             "published remote faults (CVE-2025-23319 and others, fixed in 25.07): put a newer tritonserver on PATH, or "
-            "listen on loopback, or say --expose-embedded-triton where everybody in the network is trusted"
+            "listen on loopback, or say --expose-embedded-triton where every client in the network is trusted"
         )
 
 
 def _find_model(model: str) -> str:
-    from microturn.model_store import resolve_model  # its imports take seconds
+    from microturn.zoo.store import resolve_model  # its imports take seconds
 
     return str(resolve_model(model).absolute())
+
+
+def _check_dir() -> Path:
+    from microturn.zoo.store import default_cache_dir  # its imports take seconds
+
+    return default_cache_dir().absolute() / "checks"
 
 
 def _snapshot_dir(directory: Path, repository: ModelRepository) -> str:
     if not repository.takes("snapshot_dir"):
         raise ServeError("--snapshot-dir: the model of this repository saves no sessions")
     return str(directory)
+
+
+def is_text(log_format: str) -> bool:
+    """Whether the model's log lines are text on stderr, by `ServeOptions.log_format`."""
+    return console.stderr_is_terminal() if log_format == "auto" else log_format == "text"
 
 
 def _supervise(
@@ -92,7 +105,7 @@ def _supervise(
         console.say(f"removed what a killed run had left: {leftover}")
     with (
         RunDirectory.create(options.run_dir) as (run, lock),
-        ServerLog(options.log_dir) as log,
+        ServerLog(options.log_dir, is_text=is_text(options.log_format)) as log,
         HealthService(f"{options.host}:{options.health_port}") as health,
     ):
         admin_socket = options.admin_socket or run.path / SOCKET_NAME

@@ -1,4 +1,4 @@
-"""What ends ``microturn serve`` with one line for its user."""
+"""The error that ends ``microturn serve`` with one line on stderr."""
 
 from __future__ import annotations
 

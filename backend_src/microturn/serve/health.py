@@ -1,7 +1,7 @@
-"""The gRPC health service (grpc.health.v1) on a port of its own, which Envoy and the kubelet ask.
+"""The gRPC health service (grpc.health.v1) on its own port, for Envoy and the kubelet.
 
-Triton's own health stays green when the model process is dead; this one says what the health turns found out. A server
-that is full is healthy: that it opens no new session is said under a service name of its own.
+Triton keeps reporting ready when the model process is dead; this service reports what the health turns found. A full
+server is healthy; whether it opens new sessions is the service ``new-sessions``.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ NEW_SESSIONS = "new-sessions"
 
 
 class HealthService:
-    """Answers NOT_SERVING until told otherwise.
+    """Answers NOT_SERVING until `set_serving`.
 
     Args:
         address: ``host:port`` to listen on.
 
     Raises:
-        ServeError: the port was taken.
+        ServeError: the port is in use.
     """
 
     def __init__(self, address: str) -> None:
@@ -68,5 +68,5 @@ class HealthService:
             self._servicer.set(service, status.SERVING if is_serving else status.NOT_SERVING)
 
     def drain(self) -> None:
-        """NOT_SERVING from now on, whatever comes."""
+        """Answers NOT_SERVING from now on; `set_serving` has no effect any more."""
         self._servicer.enter_graceful_shutdown()

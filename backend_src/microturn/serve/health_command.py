@@ -1,4 +1,4 @@
-"""``microturn health``: asks a supervisor's health port, for whoever can only start a program (a container engine)."""
+"""``microturn health``: queries the health port, for callers that can only run a program (a container engine)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from microturn.serve import console
 
 
 def run_health(arguments: argparse.Namespace) -> int:
-    """Asks once.
+    """Queries once.
 
     Returns:
-        The exit code: 0 where it says SERVING (by default: the model answers turns), 1 otherwise, with the reason on
-        stderr.
+        The exit code: 0 for SERVING (by default: the model answers turns), 1 otherwise; the reason is on stderr.
     """
     with grpc.insecure_channel(arguments.address) as channel:
         try:

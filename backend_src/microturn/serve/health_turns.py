@@ -1,7 +1,7 @@
 """Health turns: real turns through the whole server, the only proof that the model process answers.
 
-Each opens a session of its own and closes it in the same request, with no token in it, so it costs nobody anything.
-It knows nothing of processes and decides nothing.
+Each opens its own session and closes it in the same request, without tokens, so it costs other sessions nothing. This
+file only reports; the supervisor decides.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from microturn.serve.model_repository import MODEL_NAME
 _START_INTERVAL_S = 0.1
 _CLOSE_TIMEOUT_S = 1.0
 
-# Answers of a server that is alive and has no room for one more session: no reason to restart it. The second is
-# Triton's own, for a request that waited in vain for one of its sequence slots.
+# Errors of a live server without room for another session: no reason to restart it. The second is Triton's, for a
+# request that timed out before it got a sequence slot.
 _FULL = ("RESOURCE_EXHAUSTED", "timeout of the corresponding sequence")
 
 
 class HealthTurnError(Exception):
-    """A health turn was not answered as a living model answers.
+    """A health turn failed.
 
     Args:
-        reason: what came instead.
-        was_reached: whether Triton took the turn at all.
+        reason: the error, for the user.
+        was_reached: whether Triton received the turn.
     """
 
     def __init__(self, reason: str, *, was_reached: bool = True) -> None:
@@ -37,18 +37,19 @@ class HealthTurnError(Exception):
 
 
 class HealthTurns:
-    """Sends health turns in a thread of its own: in quick succession until one is answered, then five in a timeout.
+    """Sends health turns from its own thread: every 0.1 s until one is answered, then five per timeout.
 
     Args:
         address: ``host:port`` of Triton's gRPC endpoint.
-        timeout_s: the silence that the supervisor will take for death. After half of it the model counts as unhealthy.
+        timeout_s: how long without an answer until the supervisor restarts the server; after half of it `is_healthy`
+            is false.
     """
 
     def __init__(self, address: str, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        # gRPC's own patience with a server that is just coming up grows to two minutes.
+        # By default gRPC's delay between attempts to reach a starting server grows to two minutes.
         backoff = [(f"grpc.{which}_reconnect_backoff_ms", 200) for which in ("initial", "min", "max")]
-        # Connections are shared between channels: one to the server before must not be.
+        # By default channels share connections; one to the previous server must not be used again.
         self._channel = grpc.insecure_channel(address, options=[*backoff, ("grpc.use_local_subchannel_pool", 1)])
         self._triton = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._was_answered = False
@@ -61,25 +62,25 @@ class HealthTurns:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether the last turn was answered, and not too long ago."""
+        """Whether the last turn was answered, less than half the timeout ago."""
         return self._failure is None and self.silent_for_s() < self._timeout_s / 2
 
     @property
     def has_room(self) -> bool:
-        """Whether the last turn that was answered could open its session."""
+        """Whether the last answered turn could open its session."""
         return self._has_room
 
     @property
     def trouble(self) -> str:
-        """What came of the last turn that ended, for the user."""
+        """The error of the last turn, for the user."""
         return self._failure or "the last turn still waits for its answer"
 
     def silent_for_s(self) -> float:
-        """Time since a turn was answered, or before the first since Triton could be reached; 0 before that."""
+        """Seconds since a turn was answered; before the first answer, since Triton was reached; 0 before that."""
         return 0.0 if self._silent_since_s is None else time.monotonic() - self._silent_since_s
 
     def close(self) -> None:
-        """Ends the thread; a turn that is under way may take a second more, then it is cancelled."""
+        """Ends the thread; a turn in progress has another second, then it is cancelled."""
         self._is_closed.set()
         self._thread.join(_CLOSE_TIMEOUT_S)
         self._channel.close()
@@ -103,12 +104,12 @@ class HealthTurns:
     def _take_turn(self) -> None:
         request = _health_request(slot_timeout_s=self._timeout_s / 4)
         try:
-            # To the stream's end: one that is left early is cancelled, and that can keep Triton from ever unloading.
+            # To the stream's end: leaving early cancels it, and that can keep Triton from ever unloading the model.
             responses = list(self._triton.ModelStreamInfer(iter([request]), timeout=self._timeout_s))
         except grpc.RpcError as error:
             is_up = error.code() is not grpc.StatusCode.UNAVAILABLE
             raise HealthTurnError(f"{error.code().name}: {error.details()}", was_reached=is_up) from error
-        except ValueError as error:  # gRPC's word for a channel that was closed
+        except ValueError as error:  # gRPC raises it for a closed channel
             raise HealthTurnError(str(error), was_reached=False) from error
         for response in responses:
             is_full = response.error_message.startswith(_FULL)
@@ -125,7 +126,7 @@ def _health_request(slot_timeout_s: float) -> service_pb2.ModelInferRequest:
     request.parameters["sequence_id"].string_param = f"health-{secrets.token_hex(8)}"
     request.parameters["sequence_start"].bool_param = True
     request.parameters["sequence_end"].bool_param = True
-    # Microseconds. Without it a request beyond Triton's slots waits for ever, as if the model were dead.
+    # Microseconds. Without it a request beyond Triton's sequence slots waits for ever, as if the model were dead.
     request.parameters["timeout"].int64_param = int(slot_timeout_s * 1e6)
     request.inputs.add(name="input_ids", datatype="INT32", shape=[1, 0])
     request.raw_input_contents.append(b"")

@@ -1,4 +1,4 @@
-"""Makes the model repository of one run: the given one, with the chosen settings in the model's config.pbtxt."""
+"""Writes the model repository of one run: the given one, with the chosen settings in the model's config.pbtxt."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ModelRepository:
 
     @property
     def num_slots(self) -> int:
-        """How many sequences Triton lets go on at a time."""
+        """How many sequences Triton runs at a time."""
         return int(self._config.sequence_batching.oldest.max_candidate_sequences)
 
     def write(self, target: Path, settings: Mapping[str, str]) -> None:

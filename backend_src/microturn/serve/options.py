@@ -1,6 +1,6 @@
 """The command line of ``microturn serve`` as one frozen dataclass.
 
-Only what argparse can tell is checked here: whether a port is free or a model exists is asked where it is used.
+Only syntax is checked here; whether a port is free or a model exists is checked where it is used.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from microturn.serve.errors import ServeError
 
 DEFAULT_MODEL = "smollm2-135m"
 
-# Settings that more than the engine needs to know.
+# Settings that the supervisor needs too have an option.
 _OWN_OPTION = {"model_dir": "--model", "snapshot_dir": "--snapshot-dir", "admin_socket": "--admin-socket"}
 
 
@@ -35,10 +35,11 @@ class ServeOptions:
         admin_socket: where the admin socket is; None is in the run directory.
         snapshot_dir: where live sessions are saved on a stop, and found again; None is nowhere.
         log_dir: where Triton's whole log goes; None sends its warnings to stderr.
+        log_format: of the model's log lines on stderr: ``text``, ``json``, or ``auto``, which is text on a terminal.
         triton_args: passed on to Triton after our own arguments.
         grace_s: what a stop may take before Triton is killed.
-        drain_notice_s: the part of it in which sessions go on, so that who asks for health learns first.
-        health_timeout_s: the server is restarted when no health turn was answered for so long.
+        drain_notice_s: the part of it in which sessions go on while health is NOT_SERVING, so that proxies notice.
+        health_timeout_s: how long without an answered health turn until the server is restarted.
         start_timeout_s: what loading the model may take.
     """
 
@@ -55,6 +56,7 @@ class ServeOptions:
     admin_socket: Path | None
     snapshot_dir: Path | None
     log_dir: Path | None
+    log_format: str
     triton_args: tuple[str, ...]
     grace_s: float
     drain_notice_s: float
@@ -101,13 +103,11 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument(
         "--expose-embedded-triton",
         action="store_true",
-        help="let a --host other than loopback be, though the Triton server of the wheel nvidia-pytriton has published "
+        help="allow a --host other than loopback, though the Triton server of the wheel nvidia-pytriton has published "
         "remote faults",
     )
     where.add_argument("--grpc-port", type=_port, default=8001, help="sessions (default: %(default)s)")
-    where.add_argument(
-        "--http-port", type=_port, help="Triton's HTTP API, which knows no sessions (default: it stays closed)"
-    )
+    where.add_argument("--http-port", type=_port, help="Triton's HTTP API, without sessions (default: closed)")
     where.add_argument("--metrics-port", type=_port, default=8002, help="Prometheus metrics (default: %(default)s)")
     where.add_argument("--health-port", type=_port, default=8003, help="gRPC health service (default: %(default)s)")
     where.add_argument("--run-dir", metavar="DIR", type=Path, help="where to make the temporary run directory")
@@ -115,7 +115,7 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         "--admin-socket",
         metavar="PATH",
         type=Path,
-        help="socket for 'microturn sessions' (default: one in the run directory, which that finds by itself)",
+        help="socket for 'microturn sessions' (default: in the run directory, where that command finds it)",
     )
     where.add_argument(
         "--log-dir",
@@ -123,12 +123,18 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="write Triton's whole log to DIR/triton.log (default: its warnings and errors go to stderr)",
     )
+    where.add_argument(
+        "--log-format",
+        choices=("auto", "text", "json"),
+        default="auto",
+        help="of the model's log lines on stderr; auto is text on a terminal, else JSON (default: %(default)s)",
+    )
     how = parser.add_argument_group("how")
     how.add_argument(
         "--snapshot-dir",
         metavar="DIR",
         type=Path,
-        help="on SIGTERM, save live sessions there; started again, go on with them",
+        help="on SIGTERM, save live sessions there; the next start restores them",
     )
     how.add_argument(
         "--triton-arg", metavar="ARG", action="append", default=[], help="pass ARG on to tritonserver; repeatable"
@@ -140,7 +146,7 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         "--drain-notice-s",
         type=_seconds,
         default=0.0,
-        help="on SIGTERM, go on for so long while the health says no, that proxies learn first (default: %(default)g)",
+        help="on SIGTERM, go on for so long while health is NOT_SERVING, so that proxies notice (default: %(default)g)",
     )
     how.add_argument(
         "--health-timeout-s",
@@ -157,10 +163,10 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read_options(arguments: argparse.Namespace) -> ServeOptions:
-    """Makes the options of what argparse has parsed.
+    """Converts what argparse has parsed.
 
     Raises:
-        ServeError: a ``--set`` that is not ``key=value``, or one that an option of its own stands for.
+        ServeError: a ``--set`` that is not ``key=value``, or one of a setting that has an option.
     """
     return ServeOptions(
         model=arguments.model,
@@ -176,6 +182,7 @@ def read_options(arguments: argparse.Namespace) -> ServeOptions:
         admin_socket=arguments.admin_socket and arguments.admin_socket.absolute(),
         snapshot_dir=arguments.snapshot_dir and arguments.snapshot_dir.absolute(),
         log_dir=arguments.log_dir,
+        log_format=arguments.log_format,
         triton_args=tuple(arguments.triton_arg),
         grace_s=arguments.grace_s,
         drain_notice_s=arguments.drain_notice_s,

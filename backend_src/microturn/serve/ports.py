@@ -1,6 +1,6 @@
-"""Asks, before anything is started, whether the ports are free.
+"""Checks before the start whether the ports are free.
 
-Triton finds out only after it has loaded the model, which may take minutes.
+Triton checks them only after it has loaded the model, which may take minutes.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from microturn.serve.errors import ServeError
 
 
 def check_ports(host: str, ports: Mapping[str, int]) -> None:
-    """Binds every port once and lets it go.
+    """Binds and releases every port.
 
     Args:
         host: the address to listen on.
         ports: port by the option that sets it.
 
     Raises:
-        ServeError: two options name one port, a port is in use, or the address is not ours.
+        ServeError: two options name one port, a port is in use, or the address is not this machine's.
     """
     options_of: dict[int, str] = {}
     for option, port in ports.items():
@@ -34,7 +34,7 @@ def check_ports(host: str, ports: Mapping[str, int]) -> None:
 def _check_port(host: str, port: int, option: str) -> None:
     address = _address_of(host, port)
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
-        # As Triton does: a port whose last connections are only fading out is free.
+        # As Triton does: a port whose connections are in TIME_WAIT is free.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind(address)
@@ -48,10 +48,10 @@ def _check_port(host: str, port: int, option: str) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens on a host.
+    """Whether a host is reachable from this machine only.
 
     Raises:
-        ServeError: it is no address.
+        ServeError: it is not an IPv4 address or a name of one.
     """
     return ipaddress.ip_address(_address_of(host, 0)[0]).is_loopback
 
@@ -66,5 +66,5 @@ def _address_of(host: str, port: int) -> tuple[str, int]:
 
 
 def local_endpoint(host: str, port: int) -> str:
-    """Where this machine reaches what listens on a host: by loopback, when that is all interfaces."""
+    """``host:port`` to connect to from this machine: loopback where the host is all interfaces."""
     return f"{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"

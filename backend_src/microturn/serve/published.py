@@ -1,6 +1,6 @@
-"""What a model's config tells clients before they open a session: which model it is, and what it allows.
+"""Parameters of the model's config that clients read before they open a session: name, fingerprint, limits.
 
-All of it is known before the model is loaded; looking at it takes milliseconds.
+They come from the model's files within milliseconds, before the model is loaded.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from microturn.fingerprint import model_fingerprint
+from microturn.model.fingerprint import model_fingerprint
 from microturn.serve.errors import ServeError
 from microturn.settings import MAX_IDLE_TIMEOUT_S, Settings
 
@@ -20,8 +20,8 @@ def published_parameters(model: str, model_dir: Path, settings: Settings) -> dic
     """The parameters named in `PUBLISHED`.
 
     Args:
-        model: as the user called it: an embedded model's name, or a directory.
-        model_dir: where it lies.
+        model: an embedded model's name or a directory, as the user gave it.
+        model_dir: its directory.
         settings: of the engine that will run it.
 
     Raises:

@@ -1,8 +1,8 @@
-"""How often and how fast a failing server is started again. Knows no processes."""
+"""How often, and after which delays, a failing server is restarted."""
 
 from __future__ import annotations
 
-# The first restart is immediate: sessions wait. Whatever fails again and again is not helped by haste.
+# The first restart is immediate, since sessions wait. Repeated failures are retried more slowly.
 _DELAYS_S = (0.0, 0.5, 1.0, 2.0)
 _CALM_S = 30.0
 
@@ -15,7 +15,7 @@ class RestartBudget:
 
     @property
     def num_quick_failures(self) -> int:
-        """Failures in a row, each within 30 s of being ready or before."""
+        """Consecutive failures, each before the server was ready or within 30 s after that."""
         return self._num_quick_failures
 
     def next_delay_s(self, ready_for_s: float) -> float | None:

@@ -1,11 +1,11 @@
-"""All that one run of ``serve`` leaves on the machine, and its removal.
+"""The files of one run of ``serve``, and their removal.
 
     <tmp>/microturn-<id>/           the run directory: model repository, links for the server
     /dev/shm/microturn-<id>-*       Triton's shared memory, by its prefix
-    /dev/shm/microturn-<id>.lock    locked as long as anybody of the run lives; says where the run directory is
+    /dev/shm/microturn-<id>.lock    locked while a process of the run lives; holds the run directory's path
 
 The lock, not a process id, proves that a run is dead: ids repeat, and containers that share /dev/shm do not see each
-other's processes. It lies in /dev/shm because that is what outlives a container beside the shared memory itself.
+other's processes. It is in /dev/shm because it must outlive a container, as the shared memory does.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class RunDirectory:
             parent: where to make it; None is the system's temporary directory.
 
         Yields:
-            the run directory and the lock's file descriptor, to be inherited by whoever cleans up in our place.
+            the run directory and the lock's file descriptor, which the warden inherits.
 
         Raises:
             ServeError: it cannot be written.
@@ -69,7 +69,7 @@ class RunDirectory:
             os.close(lock)
 
     def remove(self) -> None:
-        """Removes the run directory, the shared memory and the lock; the lock last, so that a failure can be mended."""
+        """Removes the run directory, the shared memory and the lock; the lock last, so that a later start can retry."""
         self.remove_shared_memory()
         shutil.rmtree(self.path, ignore_errors=True)
         self._lock_path.unlink(missing_ok=True)
@@ -90,12 +90,12 @@ class RunDirectory:
 
 
 def living_runs() -> list[Path]:
-    """The run directories of this user's runs that are alive."""
+    """The run directories of this user's live runs."""
     return [path for lock_path in SHARED_MEMORY.glob(f"{_NAME}*.lock") if (path := _run_of(lock_path, is_alive=True))]
 
 
 def remove_leftovers() -> list[str]:
-    """Removes what runs of this user have left that were killed together with their warden.
+    """Removes the files of this user's runs that were killed together with their warden.
 
     Returns:
         The names of the runs that were removed.
@@ -110,7 +110,7 @@ def remove_leftovers() -> list[str]:
 
 
 def _run_of(lock_path: Path, *, is_alive: bool) -> Path | None:
-    """The run directory of a lock that is ours, if somebody holds it, or if nobody does."""
+    """The run directory of this user's lock, where the lock is held just if ``is_alive``; else None."""
     try:
         descriptor = os.open(lock_path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -122,7 +122,7 @@ def _run_of(lock_path: Path, *, is_alive: bool) -> Path | None:
         if _is_held(descriptor) != is_alive:
             return None
         path = Path(os.fsdecode(os.read(descriptor, 4096)))
-        # A lock speaks for its own run only, whatever is written in it.
+        # Whatever is written in it, a lock stands for its own run only.
         return path if path.is_absolute() and path.name == lock_path.stem else None
     finally:
         os.close(descriptor)

@@ -1,4 +1,4 @@
-"""Has the engine save its sessions before the server is stopped."""
+"""Asks the engine through the admin socket to save its sessions before the server is stopped."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from microturn.admin.client import ask
 from microturn.errors import MicroturnError
 from microturn.serve import console
 
-# For the way there and back, beside what the engine may take.
+# For the round trip, added to the engine's time.
 _MARGIN_S = 0.5
 
 
 def save_sessions(admin_socket: Path, timeout_s: float) -> bool:
-    """Drains the engine: turns that run may end, then every session is saved and no more turns are taken.
+    """Drains the engine: running turns may end, then every session is saved and further turns are refused.
 
     Args:
         admin_socket: the engine's.
         timeout_s: how long all of it may take.
 
     Returns:
-        Whether the engine did it. If not, it goes on, and the terminal was told why.
+        Whether the sessions are saved. If not, the engine goes on, and the reason is on stderr.
     """
     try:
         done = ask(admin_socket, "drain", timeout_s + _MARGIN_S, timeout_s=timeout_s)

@@ -1,7 +1,7 @@
-"""Triton's log: where it goes, and the one line of it that says why a start failed.
+"""Triton's log: where it goes, and which of its lines explains a failed start.
 
-While the server starts and stops, its own lines are kept back from the terminal: they are about missing graphics cards
-and timeouts that count down. What the model itself prints always passes.
+While the server starts and stops, Triton's own lines are hidden: they report missing GPUs and count down timeouts.
+Lines of the model process are always shown, on a terminal as text (see `log_text`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import IO, Self, TextIO
 
 from microturn.serve import console
 from microturn.serve.errors import ServeError
+from microturn.serve.log_text import as_text
 
 _NUM_KEPT_LINES = 500
 
@@ -24,10 +25,10 @@ _NUM_KEPT_LINES = 500
 _SERVER_LINE = re.compile(
     r"[IWEF]\d{4} [\d:.]+ +\d+ \S+\.cc:\d+\]|error: |Signal \(\d+\) received|\[libprotobuf |\S+/tritonserver: "
 )
-# What follows a head is the server's too: the frames of a traceback, and the help after a wrong option, to its end.
+# Lines below these are the server's too: the frames of a traceback, and the help after a wrong option, to its end.
 _SERVER_BLOCKS = {"At:": re.compile(r" {2}"), "Usage: tritonserver [options]": re.compile("")}
 
-# What says most, first.
+# The most specific first.
 _REASONS = tuple(
     re.compile(pattern)
     for pattern in (
@@ -50,18 +51,20 @@ _NO_REASON = re.compile(
 
 
 class ServerLog:
-    """Reads the output of one server after another.
+    """Reads the output of the server, and of the next one after a restart.
 
     Args:
-        log_dir: the whole log is appended to ``triton.log`` there; None passes it to stderr.
+        log_dir: the whole log is appended to ``triton.log`` there, as it comes; None passes it to stderr.
+        is_text: whether the model's JSON lines are formatted as text on stderr.
 
     Raises:
         ServeError: the file cannot be written.
     """
 
-    def __init__(self, log_dir: Path | None) -> None:
+    def __init__(self, log_dir: Path | None, *, is_text: bool = False) -> None:
         self._file: TextIO | None = None
         self._lines: collections.deque[str] = collections.deque(maxlen=_NUM_KEPT_LINES)
+        self._is_text = is_text
         self._shows_server_lines = False
         self._block: re.Pattern[str] | None = None
         if log_dir is not None:
@@ -72,7 +75,7 @@ class ServerLog:
                 raise ServeError(f"cannot write a log: {error.strerror}: {error.filename}") from error
 
     def follow(self, output: IO[bytes]) -> threading.Thread:
-        """Reads a new server's output to its end, in a thread of its own, and forgets the server before."""
+        """Starts a thread that reads a new server's output to its end; lines of the previous one are forgotten."""
         self._lines.clear()
         self._block = None
         self._shows_server_lines = False
@@ -81,11 +84,11 @@ class ServerLog:
         return reader
 
     def show_server_lines(self, shown: bool) -> None:
-        """Whether the server's own lines are worth showing now."""
+        """Shows or hides Triton's own lines from now on."""
         self._shows_server_lines = shown
 
     def failure(self) -> str:
-        """The reason that the log gives, or its last line; empty when there is none."""
+        """The reason that the log gives, else its last line, else an empty string."""
         return find_reason(tuple(self._lines))
 
     def __enter__(self) -> Self:
@@ -109,7 +112,7 @@ class ServerLog:
         if self._file is not None:
             self._file.write(f"{line}\n")
         elif self._shows_server_lines or not self._is_server_line(line):
-            console.write_stderr(line)
+            console.write_stderr(as_text(line) if self._is_text else line)
 
     def _is_server_line(self, line: str) -> bool:
         if line in _SERVER_BLOCKS:
@@ -132,7 +135,7 @@ def find_reason(lines: Iterable[str]) -> str:
 
 
 def says_why(reason: str) -> bool:
-    """Whether a reason is one in words, that the next start would meet too. A process that just died leaves none."""
+    """Whether a reason is an error message, which the next start would meet too. A process that died leaves none."""
     return _NO_REASON.fullmatch(reason) is None
 
 

@@ -1,4 +1,4 @@
-"""One running server with everything below it, seen from the supervisor."""
+"""One running server and its processes, as the supervisor starts and ends them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 
 import psutil
 
-from microturn.process_tree import find_descendants, is_alive, kill_descendants
 from microturn.serve import warden
+from microturn.serve.process_tree import find_descendants, is_alive, kill_descendants
 from microturn.serve.run_directory import RunDirectory
 from microturn.serve.server_log import ServerLog
 from microturn.serve.triton_server import STUB_NAME
@@ -26,7 +26,7 @@ class ServerTree:
         command: the server's command line.
         environment: the server's environment.
         run: cleaned up by the warden when this process is killed.
-        lock: the run's lock, which the warden shares.
+        lock: the run's lock, which the warden inherits.
         log: reads the server's output.
     """
 
@@ -42,7 +42,7 @@ class ServerTree:
             stderr=subprocess.STDOUT,
             env=dict(environment),
             pass_fds=(lock,),
-            start_new_session=True,  # Ctrl-C in a terminal is the supervisor's business
+            start_new_session=True,  # Ctrl-C in a terminal reaches the supervisor only
         )
         assert self._warden.stdin is not None
         assert self._warden.stdout is not None
@@ -55,24 +55,24 @@ class ServerTree:
         return self._warden.poll()
 
     def last_words(self) -> str:
-        """Why the server that has ended did, as its log has it."""
+        """Why the server has ended, from its log."""
         self._reader.join(_WARDEN_TIMEOUT_S)
         return self._log.failure() or f"it ended with code {self.exit_code()}"
 
     def watch_model_processes(self) -> None:
-        """Remembers the model processes that run now, when the model is ready."""
+        """Records the model processes; to be called when the model is ready."""
         self._model_processes = find_descendants(self._warden.pid, STUB_NAME)
 
     def dead_model_process(self) -> int | None:
-        """The id of a model process that has died since; Triton does not restart it."""
+        """The id of a recorded model process that has died, or None; Triton does not restart it."""
         return next((process.pid for process in self._model_processes if not is_alive(process)), None)
 
     def ask_to_stop(self) -> None:
-        """Has SIGTERM sent to the server, which then lets live sessions end."""
+        """Sends SIGTERM to the server through the warden; the server then lets live sessions end."""
         self._order(warden.STOP)
 
     def kill(self) -> None:
-        """Kills and reaps all of it at once, and removes its shared memory."""
+        """Kills and reaps all processes at once, and removes their shared memory."""
         self._order(warden.KILL)
         self._orders.close()
         try:

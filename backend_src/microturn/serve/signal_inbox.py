@@ -1,7 +1,7 @@
-"""Signals as something to wait for, in the order of their arrival.
+"""Signals that one thread waits for, in the order of their arrival.
 
-Whichever thread the kernel chooses for a signal (a library may have started some that we do not know), it wakes the
-thread that waits here, and nothing runs at a moment of the signal's choosing.
+The kernel may deliver a signal to any thread, also to one that a library has started. It always wakes the thread that
+waits here, and no handler of ours interrupts other code.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from types import FrameType
 
 
 class SignalInbox:
-    """Takes over some signals of this process, for its whole life. To be made in the main thread, once.
+    """Handles some signals of this process for its whole life. Create it once, in the main thread.
 
     Args:
         signals: the signals to wait for.
@@ -29,7 +29,7 @@ class SignalInbox:
             signal.signal(number, _leave_it_to_the_inbox)
 
     def wait(self, timeout_s: float) -> frozenset[int]:
-        """The signals that have come; waits for the first, returns none after the timeout."""
+        """Waits for a signal and returns all that have arrived; none after the timeout."""
         if not select.select([self._inbox], [], [], timeout_s)[0]:
             return frozenset()
         return frozenset(self._inbox.recv(4096))

@@ -1,15 +1,18 @@
-"""Starts the server, watches it, starts it again, stops it.
+"""Starts the server, watches it, restarts it, stops it.
 
-One thread owns the decisions; it wakes by signals and ten times a second. The health turns and the log have threads of
-their own and only report.
+One thread makes all decisions; it wakes on signals and ten times a second. The health turns and the log have their own
+threads and only report.
 """
 
 from __future__ import annotations
 
+import shutil
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from microturn.serve import console
 from microturn.serve.errors import ServeError
@@ -25,9 +28,18 @@ from microturn.serve.signal_inbox import SignalInbox
 _STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT})
 _TICK_S = 0.1
 _PROGRESS_S = 10.0
-# Of the grace time, what saving sessions may take; and what their last answers take to go out.
+# The share of the grace time for saving sessions; then the time for sending their last answers.
 _SHARE_OF_SAVING = 0.8
 _LAST_ANSWERS_S = 1.0
+
+_NEXT_STEPS = """
+Try in another terminal:
+  {program} chat {grpc}
+  {program} gateway --server {grpc}    a page to talk with, and OpenAI's APIs
+  {program} health {health}
+  curl http://{metrics}/metrics
+Ctrl-C stops the server.
+"""
 
 
 class ServerFailed(Exception):
@@ -48,14 +60,14 @@ class StopRequested(Exception):
 
 
 class Supervisor:
-    """Keeps one server running. From the start on it takes the stop signals of this process.
+    """Keeps one server running, and handles the stop signals of this process from its creation on.
 
     Args:
         options: addresses and time limits.
         start_server: starts a new server.
-        health: is told about every change.
+        health: gets every change.
         log: the server's log.
-        save_sessions: saves the server's sessions within so many seconds, and says whether it did; None to let them
+        save_sessions: saves the server's sessions within so many seconds, and returns whether it did; None lets them
             end instead.
     """
 
@@ -92,7 +104,7 @@ class Supervisor:
             console.say("stopped")
 
     def _serve_once(self) -> None:
-        """One server from its start to its end, which is always one of the two exceptions."""
+        """Runs one server until ServerFailed or StopRequested, one of which it always raises."""
         started_s = time.monotonic()
         server = self._start_server()
         address = local_endpoint(self._options.host, self._options.grpc_port)
@@ -131,12 +143,17 @@ class Supervisor:
         server.watch_model_processes()
 
     def _announce(self, start_s: float) -> None:
-        self._was_ready = True
         self._log.show_server_lines(True)
         self._health.set_serving(True)
-        ports = {name.removeprefix("--").removesuffix("-port"): port for name, port in self._options.ports().items()}
-        where = ", ".join(f"{name} {local_endpoint(self._options.host, port)}" for name, port in ports.items())
+        endpoints = {
+            name.removeprefix("--").removesuffix("-port"): local_endpoint(self._options.host, port)
+            for name, port in self._options.ports().items()
+        }
+        where = ", ".join(f"{name} {endpoint}" for name, endpoint in endpoints.items())
         console.announce(f"ready in {start_s:.1f} s: {where}")
+        if not self._was_ready:
+            console.suggest(_NEXT_STEPS.format(program=_program(), **endpoints))
+        self._was_ready = True
 
     def _watch(self, server: ServerTree, turns: HealthTurns) -> None:
         ready_s = time.monotonic()
@@ -158,7 +175,7 @@ class Supervisor:
         return None
 
     def _delay_after(self, failure: ServerFailed) -> float:
-        # What is wrong from the first start for a reason in words will not mend itself.
+        # An error message at the first start would come again.
         if not self._was_ready and says_why(str(failure)):
             raise ServeError(f"Triton did not start: {failure}") from failure
         delay_s = self._restarts.next_delay_s(failure.ready_for_s)
@@ -174,12 +191,12 @@ class Supervisor:
         self._log.show_server_lines(False)
         deadline_s = time.monotonic() + self._options.grace_s
         try:
-            # Sessions that are told to move before a proxy knows would be sent back here.
+            # A session that moves before its proxy notices would be sent back here.
             self._pause(min(self._options.drain_notice_s, self._options.grace_s / 2))
             is_saved = self._save_sessions is not None and self._wait_for_saving(self._save_sessions, deadline_s)
             if is_saved:
-                # Nothing of them is left here, and clients come back only once their streams have ended. Triton is not
-                # done by then, whoever is there: to unload the model alone takes it two seconds.
+                # The sessions are saved, and their clients reconnect only when their streams have ended. Triton takes
+                # longer, even without clients: unloading the model alone takes two seconds.
                 deadline_s = min(deadline_s, time.monotonic() + _LAST_ANSWERS_S)
             server.ask_to_stop()
             while server.exit_code() is None:
@@ -208,3 +225,9 @@ class Supervisor:
     def _tick(self) -> None:
         if self._signals.wait(_TICK_S) & _STOP_SIGNALS:
             raise StopRequested
+
+
+def _program() -> str:
+    """How a user calls ``microturn`` from here: by its path where it is not on PATH, as with ``make serve``."""
+    called = Path(sys.argv[0])
+    return str(called) if called.name == "microturn" and shutil.which("microturn") is None else "microturn"

@@ -6,11 +6,11 @@ import math
 import secrets
 from pathlib import Path
 
-from microturn.options import TENANT_HEADER
 from microturn.serve.options import ServeOptions
+from microturn.sessions.options import TENANT_HEADER
 from microturn.settings import Settings
 
-# Groups of calls that change the server or tell of all its models.
+# Groups of calls that change the server or report on all its models.
 _ADMINISTRATION = "model-repository,shared-memory,statistics,trace,logging"
 
 
@@ -36,8 +36,8 @@ def triton_command(
         f"--grpc-address={options.host}",
         f"--grpc-port={options.grpc_port}",
         *_http_arguments(options),
-        # Whoever reaches the port could load another model, or have the server write into shared memory. Sessions need
-        # none of it, so the word that opens these calls is told to nobody.
+        # With these calls any client could load another model or make the server write into shared memory. Sessions
+        # need none of them, so the header value that allows them is a secret that is thrown away.
         f"--grpc-restricted-protocol={_ADMINISTRATION}:microturn={secrets.token_hex(16)}",
         f"--metrics-address={options.host}",
         f"--metrics-port={options.metrics_port}",
@@ -62,7 +62,7 @@ def _http_arguments(options: ServeOptions) -> list[str]:
 
 
 def _header_arguments(options: ServeOptions) -> list[str]:
-    """Where tenants are told apart, their header reaches the model as a parameter."""
+    """With a limit per tenant, the tenant's header reaches the model as a parameter."""
     if not Settings.from_strings(options.settings).max_sessions_per_tenant:
         return []
     return [f"--grpc-header-forward-pattern=^{TENANT_HEADER}$"]

@@ -1,9 +1,9 @@
 """Finds a Triton server and prepares what its Python backend needs to run this very interpreter.
 
-Two kinds are known by the same layout, ``<home>/bin/tritonserver`` beside ``<home>/backends``: an installed one that is
-on PATH (a Triton container), and the one inside the wheel nvidia-pytriton. The wheel keeps its stubs (the program that
-embeds Python and runs a model) apart, one per Python version, and wants its libraries in a fixed relative place; a
-tree of links in the run directory serves both, and the installed package stays untouched.
+Two kinds have the same layout, ``<home>/bin/tritonserver`` beside ``<home>/backends``: an installed one that is on PATH
+(a Triton container), and the one inside the wheel nvidia-pytriton. The wheel keeps its stubs (the program that embeds
+Python and runs a model) elsewhere, one per Python version, and needs its libraries in a fixed relative place; a tree of
+links in the run directory provides both, and the installed package stays untouched.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from microturn.serve.errors import ServeError
 
 STUB_NAME = "triton_python_backend_stub"
 # How long a thread of OpenMP's team waits actively for the others. By default it is some 300,000 rounds; then one other
-# busy process on the same cores makes a turn of 0.3 s take 4 to 16 s, since those who wait keep off those who work. So
-# it is 1.1 s, and on a quiet machine nothing is lost (two cores, SmolLM2, 16 tokens in and 8 out).
+# busy process on the same cores makes a turn of 0.3 s take 4 to 16 s, since waiting threads keep the cores from working
+# ones. With this value it takes 1.1 s, and on a quiet machine nothing is lost (two cores, SmolLM2, 16 tokens in and 8
+# out).
 _SPIN_COUNT = "10000"
 _PYTHON_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 
@@ -85,7 +86,7 @@ class TritonServer:
             {"GOMP_SPINCOUNT": _SPIN_COUNT}
             | dict(os.environ)
             | {
-                # libpython: one of another patch release would be loaded happily and fail at `import ssl`.
+                # libpython: one of another patch release would load and then fail at `import ssl`.
                 # OpenMP: Numba asks for it by a name that the system may not have, and should share torch's anyway.
                 "LD_LIBRARY_PATH": _prepend(tree / "lib", "LD_LIBRARY_PATH"),
                 # The stub takes the packages of the first python3 that it finds here, and ignores PYTHONPATH.

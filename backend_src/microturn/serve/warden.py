@@ -1,10 +1,10 @@
-"""Stands between the supervisor and the server, so that no process outlives the supervisor however it dies.
+"""The process between supervisor and server, so that no process outlives the supervisor, even when that is killed.
 
     python -m microturn.serve.warden RUN_DIRECTORY COMMAND…
 
-Its orders come through stdin: ``stop`` asks the server to stop (SIGTERM), ``kill`` kills everything below. When the
-orders end without that, the supervisor is dead: everything is killed, and the run's traces are removed in its place.
-Should the warden itself die, the kernel kills the server.
+Orders arrive on stdin: ``stop`` sends SIGTERM to the server, ``kill`` kills all processes below. End of file without
+``kill`` means that the supervisor is dead: all processes are killed, and the run's files are removed. When the warden
+itself dies, the kernel kills the server.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from microturn.process_tree import become_subreaper, die_with_parent, kill_descendants
+from microturn.serve.process_tree import become_subreaper, die_with_parent, kill_descendants
 from microturn.serve.run_directory import RunDirectory
 
 _POLL_S = 0.1
@@ -58,7 +58,7 @@ def _become_server(warden_pid: int) -> None:
 
 
 def _follow_orders(server: subprocess.Popen[bytes]) -> bool:
-    """Until the server has ended or is to be killed. Returns whether the supervisor is dead."""
+    """Waits until the server has ended or must be killed. Returns whether the supervisor is dead."""
     orders = sys.stdin.fileno()
     while server.poll() is None:
         if select.select([orders], [], [], _POLL_S)[0]:

@@ -1,8 +1,8 @@
-"""Sessions that outlive their process: saved to files, taken up by another server of the same model.
+"""Snapshots: sessions saved to files, and restored by this or another server of the same model.
 
-    session ──at rest──▶ Snapshot ──▶ file ──claimed by a rename──▶ Snapshot ──▶ session, with its KV or without
+    session ──quiesced──▶ Snapshot ──▶ file ──claimed by a rename──▶ Snapshot ──▶ session, with or without its KV
        └── KV ──copied──▶ KVCopy ──▶ end of the file ─────────────▶ KVPart ──read by the next turn──▶ pages
 
-What a session is made of is in `session_state`, what a file looks like in `file`, its KV in `kv_part` and, once it was
-claimed, in `claimed_kv`; who may take one up is in `arrivals`.
+Knows sessions, files and offloaded KV; the engine and the admin socket are above it. Open `session_state` (content of a
+session) first, then `file` (format), `kv_part`, `directory`, and `arrivals` (restore on START).
 """

@@ -1,34 +1,34 @@
-"""The KV of a session that was taken up, in the snapshot that it was taken up from."""
+"""The KV of a restored session in its claimed snapshot."""
 
 from __future__ import annotations
 
 import logging
 from pathlib import Path
 
-from microturn.kv_image import KVImage
-from microturn.page_table import TableState
+from microturn.kv.image import KVImage
+from microturn.kv.page_table import TableState
+from microturn.offload.image_file import read_tensors
 from microturn.snapshots.file import keep_header
 from microturn.snapshots.kv_part import KVPart
-from microturn.tiers.image_file import fill
 
 log = logging.getLogger(__name__)
 
 
 class ClaimedKV:
-    """A `KVSource`: KV in a snapshot that was claimed, until it is read or given up.
+    """A `KVSource`: KV in a claimed snapshot, until it is read or dropped.
 
     Args:
         path: of the snapshot.
-        part: what it says of its KV.
+        part: its description of the KV.
 
     Raises:
-        OSError: it is not there any more.
+        OSError: it no longer exists.
     """
 
     def __init__(self, path: Path, part: KVPart) -> None:
         self._path = path
         self._part = part
-        # The session may be saved and claimed again, by another server: then the file of this name is not ours.
+        # Another server may save and claim the session again: then the file of this name is another one.
         self._file_id = _id_of(path)
 
     @property
@@ -39,12 +39,12 @@ class ClaimedKV:
         """Reads the pages.
 
         Raises:
-            DamagedFile: they are not what was written.
+            DamagedFile: they differ from what was written.
             OSError: they cannot be read.
         """
         with self._path.open("rb", buffering=0) as file:
             file.seek(self._part.start)
-            fill(file, pages, self._part.checksum)
+            read_tensors(file, pages, self._part.checksum)
 
     def drop(self) -> None:
         try:

@@ -1,11 +1,11 @@
-"""The snapshots of a directory: one file per session, found by its id, each to be claimed once.
+"""A directory of snapshots: one file per session, found by its id, which can be claimed once.
 
-    <digest of the id>.snapshot     may be taken up
-    <digest of the id>.claimed      was taken up: its header, which says what epoch a copy must be newer than, and its
-                                    KV until that is read
-    <digest of the id>.damaged      could not be read; kept for who wants to know why
+    <digest of the id>.snapshot     can be restored
+    <digest of the id>.claimed      was restored: its header, with the epoch that a copy must exceed, and its KV until
+                                    that is read
+    <digest of the id>.damaged      could not be read; kept for inspection
 
-Several servers may share a directory: a rename decides who gets a session. Knows files; knows no living session.
+Several servers may share a directory: a rename decides which server gets a session.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from microturn.errors import FailedPrecondition, InternalError, InvalidArgument, NotFound
+from microturn.offload.copies import KVCopy
+from microturn.sessions.turn import SessionId
 from microturn.snapshots.file import (
     NewerSnapshot,
     UnreadableSnapshot,
@@ -30,8 +32,6 @@ from microturn.snapshots.file import (
     write_snapshot,
 )
 from microturn.snapshots.snapshot import Header, Snapshot
-from microturn.tiers.copies import KVCopy
-from microturn.turn import SessionId
 
 log = logging.getLogger(__name__)
 
@@ -41,11 +41,11 @@ _SAVED, _CLAIMED, _DAMAGED = ".snapshot", ".claimed", ".damaged"
 
 
 class SnapshotDirectory:
-    """A directory of snapshots, made if it is not there.
+    """A directory of snapshots, created if missing.
 
     Args:
         path: the directory.
-        ttl_s: how long a snapshot may be taken up.
+        ttl_s: how long a snapshot can be restored.
         now: seconds since 1970.
 
     Raises:
@@ -65,15 +65,15 @@ class SnapshotDirectory:
 
     @property
     def expires_s(self) -> float:
-        """Until when a snapshot that is saved now may be taken up, in seconds since 1970."""
+        """The expiry time of a snapshot that is saved now, in seconds since 1970."""
         return self._now() + self.ttl_s
 
     def is_expired(self, header: Header) -> bool:
-        """Whether a snapshot may no longer be taken up."""
+        """Whether a snapshot has expired."""
         return header.expires_s <= self._now()
 
     def save(self, snapshot: Snapshot) -> None:
-        """Saves a session, in the place of an older copy.
+        """Saves a session, replacing an older copy.
 
         Raises:
             ResourceExhausted, FailedPrecondition: as `write_snapshot`.
@@ -86,13 +86,13 @@ class SnapshotDirectory:
         Args:
             snapshot: as it was saved.
             kv: its KV.
-            until_s: by `time.monotonic`, how long that may take.
+            until_s: deadline by `time.monotonic`.
 
         Returns:
-            False, and nothing is saved, where somebody has taken the session up meanwhile.
+            False if the session was claimed meanwhile; then nothing is saved.
 
         Raises:
-            ResourceExhausted, DeadlineExceeded, FailedPrecondition: as `write_snapshot`; it is saved without its KV.
+            ResourceExhausted, DeadlineExceeded, FailedPrecondition: as `write_snapshot`; nothing is changed.
         """
         file = self._file_of(snapshot.header.session_id, _SAVED)
         if not file.exists():
@@ -101,7 +101,7 @@ class SnapshotDirectory:
         return True
 
     def find_header(self, session_id: SessionId) -> Header | None:
-        """What the snapshot of a session says openly, if it has one; nothing else is read.
+        """The header of a session's snapshot, if there is one; nothing else is read.
 
         Raises:
             InternalError: as `find`.
@@ -109,11 +109,11 @@ class SnapshotDirectory:
         return self._read(session_id, lambda file: (header := read_header(file), header))
 
     def find(self, session_id: SessionId) -> Snapshot | None:
-        """The snapshot of a session, if it has one.
+        """The snapshot of a session, if there is one.
 
         Raises:
-            InternalError: it is damaged, and then put aside; or it cannot be read at present.
-            FailedPrecondition: a newer version has written it.
+            InternalError: it is damaged and was renamed, or it cannot be read at present.
+            FailedPrecondition: a newer version wrote it.
         """
 
         def read(file: Path) -> tuple[Header, Snapshot]:
@@ -131,43 +131,43 @@ class SnapshotDirectory:
         except FileNotFoundError:
             return None
         except OSError as error:
-            log.error("session %s cannot be taken up now: %s", session_id, error)
+            log.error("session %s cannot be restored now: %s", session_id, error)
             raise InternalError(f"session '{session_id}' was saved, and cannot be read now: try again") from error
         except NewerSnapshot as error:
-            log.error("session %s cannot be taken up from %s: %s", session_id, file, error)
+            log.error("session %s cannot be restored from %s: %s", session_id, file, error)
             raise FailedPrecondition(
                 f"session '{session_id}' was saved by a newer version of the server: go on where that version runs"
             ) from error
         except UnreadableSnapshot as error:
-            log.error("session %s cannot be taken up from %s: %s", session_id, file, error)
+            log.error("session %s cannot be restored from %s: %s", session_id, file, error)
             file.rename(self._file_of(session_id, _DAMAGED))
             raise InternalError(f"session '{session_id}' was saved, but its file is damaged: open a new one") from error
         return found
 
     def claim(self, snapshot: Snapshot) -> Path:
-        """Takes a snapshot out, so that it is taken up once, and says where it is now.
+        """Claims a snapshot by renaming it, so that it is restored once, and returns its new path.
 
         Raises:
-            FailedPrecondition: it is an old copy of a session that was taken up already.
-            NotFound: somebody else has just taken it up.
+            FailedPrecondition: it is an old copy of a session that was restored already.
+            NotFound: another server has just claimed it.
         """
         session_id, claimed = snapshot.header.session_id, self._file_of(snapshot.header.session_id, _CLAIMED)
         if snapshot.header.epoch <= self._claimed_epoch(claimed):
             raise FailedPrecondition(
-                f"this copy of session '{session_id}' is out of date, a newer one was taken up: open a new session"
+                f"this copy of session '{session_id}' is out of date, a newer one was restored: open a new session"
             )
         if not claim(self._file_of(session_id, _SAVED), claimed):
-            raise NotFound(f"session '{session_id}' was taken up elsewhere: open a new one with START")
+            raise NotFound(f"session '{session_id}' was restored elsewhere: open a new one with START")
         return claimed
 
     def put_back(self, session_id: SessionId) -> None:
-        """Undoes a claim: the snapshot may be taken up again, unless the session has been saved anew since."""
+        """Undoes a claim, unless the session has been saved again since."""
         file = self._file_of(session_id, _SAVED)
         if not file.exists():
             claim(self._file_of(session_id, _CLAIMED), file)
 
     def purge(self) -> None:
-        """Removes what has expired, also of what was never written to its end.
+        """Removes expired files, including partly written ones.
 
         Raises:
             OSError: the directory cannot be read.
@@ -181,7 +181,7 @@ class SnapshotDirectory:
             except FileNotFoundError:
                 continue  # another server was faster
             except OSError as error:
-                log.error("%s cannot be looked at, whether it has expired: %s", file, error)
+                log.error("cannot check whether %s has expired: %s", file, error)
 
     def remove(self, session_id: SessionId) -> None:
         """Removes the snapshot of a session."""
@@ -193,12 +193,12 @@ class SnapshotDirectory:
             expires_s = read_header(file).expires_s
         except UnreadableSnapshot:
             expires_s = found.st_mtime + self.ttl_s
-        # Meanwhile the session may have been saved anew, in a file of the same name.
+        # Meanwhile the session may have been saved again under the same name.
         if expires_s <= self._now() and file.stat().st_ino == found.st_ino:
             file.unlink(missing_ok=True)
 
     def _file_of(self, session_id: SessionId, suffix: str) -> Path:
-        # As JSON, 5 and "5" are different ids; as a digest any id is a file's name.
+        # As JSON, 5 and "5" are different ids; as a digest any id is a valid file name.
         name = hashlib.blake2b(json.dumps(session_id).encode(), digest_size=16).hexdigest()
         return self._path / f"{name}{suffix}"
 
@@ -208,5 +208,5 @@ class SnapshotDirectory:
         except FileNotFoundError:
             return 0
         except UnreadableSnapshot as error:
-            log.warning("%s is damaged and says nothing about older copies: %s", claimed, error)
+            log.warning("%s is damaged and cannot exclude older copies: %s", claimed, error)
             return 0

@@ -1,12 +1,12 @@
-"""A snapshot as a file: safetensors, with a checksum over all of it, written whole or not at all.
+"""The file format of a snapshot: safetensors with a checksum, written atomically.
 
     8 bytes   length of the header
     header    JSON: `__metadata__` with `format_version`, `session` (a snapshot's `Header`) and `checksum`; the tensors
-    data      the snapshot's tensors, and its state as the bytes of a JSON text
-    KV        where it has one: each tensor of all pages (see `kv_part`)
+    data      the snapshot's tensors, and its state as JSON bytes
+    KV        optional: each tensor of all pages (see `kv_part`)
 
-The checksum is the SHA-256 of the file up to its KV, with zeros in the checksum's place. A snapshot that was claimed is
-its header alone, once nobody wants its KV any more. Knows no sessions.
+The checksum is the SHA-256 of the file up to its KV, with zeros in the checksum's place. A claimed snapshot is reduced
+to its header once its KV is not needed any more.
 """
 
 from __future__ import annotations
@@ -29,50 +29,48 @@ import torch
 from safetensors import SafetensorError
 
 from microturn.errors import DeadlineExceeded, FailedPrecondition, ResourceExhausted
-from microturn.kv_image import KVImage
+from microturn.kv.image import KVImage
+from microturn.offload.copies import KVCopy
 from microturn.snapshots.kv_part import PREFIX, KVPart, add_to_header
 from microturn.snapshots.snapshot import Header, Snapshot
-from microturn.tiers.copies import KVCopy
 
 log = logging.getLogger(__name__)
 
-# Older servers understand the first one only. The second is of sessions that have forgotten some of their inputs, which
-# those would take for whole.
+# Older servers read version 1 only. Version 2 is for sessions with dropped inputs, which those would take for complete.
 FORMAT_VERSIONS = (1, 2)
 
 _STATE = "state"
 _LEN_BYTES = 8
 _NO_CHECKSUM = b"0" * 64
 _CHECKSUM = re.compile(rb'"checksum":"([0-9a-f]{64})"')
-# Names and shapes take a few kilobytes; a file that claims more is none of ours.
+# Names and shapes take a few kilobytes; a file with a longer header is not a snapshot.
 _MAX_HEADER_BYTES = 1 << 20
-# The library aligns tensors so, and refuses other files on some paths.
+# The library aligns tensors like this, and refuses other files on some paths.
 _ALIGNMENT = 8
-# KV goes to the disk in pieces of this size, so that its time limit holds: what the system has only taken into memory
-# has not been written yet.
+# KV is synced to disk in pieces of this size, so that its deadline holds: data in the page cache is not written yet.
 _PIECE_BYTES = 16 << 20
 
 
 class UnreadableSnapshot(Exception):
-    """A file is damaged, or not a snapshot that this version reads; the argument says how."""
+    """A file is damaged, or not a snapshot that this version reads; the argument is the reason."""
 
 
 class NewerSnapshot(UnreadableSnapshot):
-    """A newer version of this software wrote the file, and will read it."""
+    """A newer version of Microturn wrote the file and can read it."""
 
 
 def write_snapshot(path: Path, snapshot: Snapshot, kv: KVCopy | None = None, *, until_s: float = math.inf) -> None:
-    """Writes a snapshot, readable for its owner only; in the place of a file that is there.
+    """Writes a snapshot with mode 0600, replacing an existing file.
 
     Args:
-        path: where.
+        path: of the file.
         snapshot: a session.
         kv: its KV; None to leave it out.
-        until_s: by `time.monotonic`, how long KV may be written.
+        until_s: deadline of writing KV, by `time.monotonic`.
 
     Raises:
-        ResourceExhausted: the disk is full. What was there is as before.
-        DeadlineExceeded: writing the KV took too long. What was there is as before.
+        ResourceExhausted: the disk is full. An existing file is unchanged.
+        DeadlineExceeded: writing the KV took too long. An existing file is unchanged.
         FailedPrecondition: the file cannot be written for another reason.
     """
     content = _sealed(snapshot, kv)
@@ -98,11 +96,11 @@ def write_snapshot(path: Path, snapshot: Snapshot, kv: KVCopy | None = None, *, 
 
 
 def read_snapshot(path: Path) -> Snapshot:
-    """Reads a snapshot whose every byte, but for those of its KV, is as it was written.
+    """Reads a snapshot and verifies its checksum, which covers all but its KV.
 
     Raises:
-        UnreadableSnapshot: it is not.
-        OSError: the file is not there, or not to be read.
+        UnreadableSnapshot: it is damaged.
+        OSError: the file is missing or cannot be read.
     """
     with path.open("rb") as file:
         header_bytes = _read_header_bytes(file)
@@ -125,7 +123,7 @@ def read_snapshot(path: Path) -> Snapshot:
 
 
 def read_header(path: Path) -> Header:
-    """Reads what a snapshot says openly, claimed or not; the checksum is not looked at.
+    """Reads the header of a snapshot, claimed or not, without verifying the checksum.
 
     Raises:
         UnreadableSnapshot, OSError: as `read_snapshot`.
@@ -135,10 +133,10 @@ def read_header(path: Path) -> Header:
 
 
 def claim(path: Path, claimed: Path) -> bool:
-    """Renames a snapshot, so that nobody takes it up any more.
+    """Renames a snapshot, so that no other process can restore it.
 
     Returns:
-        Whether this was who claimed it: of several who try at once only one is told so.
+        Whether this call claimed it: True for only one of several concurrent callers.
     """
     try:
         path.rename(claimed)
@@ -148,10 +146,10 @@ def claim(path: Path, claimed: Path) -> bool:
 
 
 def keep_header(path: Path) -> None:
-    """Drops the content of a snapshot.
+    """Truncates a snapshot to its header.
 
     Raises:
-        OSError: it cannot be dropped.
+        OSError: it cannot be truncated.
     """
     with path.open("r+b") as file:
         header_len = int.from_bytes(file.read(_LEN_BYTES), "little")
@@ -172,7 +170,7 @@ def _write_pages(file: BinaryIO, pages: KVImage, until_s: float) -> None:
 
 
 def _sealed(snapshot: Snapshot, kv: KVCopy | None) -> bytearray:
-    """All that stands before the KV."""
+    """The bytes of the file before the KV."""
     state = json.dumps(snapshot.state).encode()
     state += b" " * (-(len(state) + sum(tensor.nbytes for tensor in snapshot.tensors.values())) % _ALIGNMENT)
     metadata = {
@@ -188,7 +186,7 @@ def _sealed(snapshot: Snapshot, kv: KVCopy | None) -> bytearray:
         add_to_header(header, kv, len(data))
         header_bytes = json.dumps(header, separators=(",", ":")).encode()
         content = _with_len(header_bytes + b" " * (-len(header_bytes) % _ALIGNMENT)) + data
-    # What a client wrote into the header cannot look like this: quotes within a string are escaped there.
+    # A client's strings in the header cannot match this: quotes within a string are escaped.
     found = _CHECKSUM.search(content)
     assert found is not None, "safetensors writes JSON without spaces"
     content[found.start(1) : found.end(1)] = hashlib.sha256(content).hexdigest().encode()
@@ -200,7 +198,7 @@ def _with_len(header_bytes: bytes) -> bytearray:
 
 
 def _read_header_bytes(file: BinaryIO) -> bytes:
-    """The header of a file that is at its beginning, and then at its data."""
+    """Reads the header of a file; the file position is then at its data."""
     length = int.from_bytes(file.read(_LEN_BYTES), "little")
     header_bytes = file.read(min(length, _MAX_HEADER_BYTES))
     if len(header_bytes) < length:
@@ -209,7 +207,7 @@ def _read_header_bytes(file: BinaryIO) -> bytes:
 
 
 def _read_entries(header_bytes: bytes) -> tuple[Mapping[str, Any], KVPart | None]:
-    """What a header says of the tensors before the KV, and of the KV."""
+    """The header's entries of the tensors before the KV, and the KV part."""
     try:
         header: dict[str, Any] = json.loads(header_bytes)
         kv = KVPart.of_header(header, _LEN_BYTES + len(header_bytes))
@@ -232,7 +230,7 @@ def _read_header(header_bytes: bytes) -> Header:
 
 
 def _sync_directory(directory: Path) -> None:
-    """Without it a rename may be forgotten when the machine stops."""
+    """Without this a rename may be lost when the machine stops."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

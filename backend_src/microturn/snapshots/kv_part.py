@@ -1,7 +1,7 @@
-"""The KV in a snapshot: the last thing in the file, with a checksum of its own.
+"""The KV in a snapshot: the last part of the file, with its own checksum.
 
-So a session is there even where its KV is damaged or of no use: that costs the time to compute it again, and nothing
-else. What the header says of it is covered by the checksum of all the rest. Knows no sessions.
+So a session can be restored even if its KV is damaged or unusable: then the KV is recomputed. The snapshot's checksum
+covers the header's description of the KV.
 """
 
 from __future__ import annotations
@@ -11,31 +11,31 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from microturn.kv_image import PagePart
-from microturn.kv_tensors import LAYOUT
-from microturn.page_table import TableState
-from microturn.page_track import Track
-from microturn.tiers.copies import KVCopy
-from microturn.tiers.image_file import DTYPE_NAMES, checksum_of, tensor_entries
+from microturn.kv.image import PagePart
+from microturn.kv.page_table import TableState
+from microturn.kv.page_track import Track
+from microturn.kv.tensors import LAYOUT
+from microturn.offload.copies import KVCopy
+from microturn.offload.image_file import DTYPE_NAMES, checksum_of, tensor_entries
 
-# Names of tensors that begin so are its.
+# Prefix of the KV tensors' names.
 PREFIX = "kv."
 
 _METADATA = "kv"
-# Of files that do not say.
+# The layout of files that do not name one.
 _FIRST_LAYOUT = "NHD"
 
 
 @dataclass(frozen=True)
 class KVPart:
-    """What a snapshot says of its KV.
+    """The header's description of a snapshot's KV.
 
     Attributes:
-        layout: `kv_tensors.LAYOUT` when they were written.
-        state: of the table whose pages these were.
+        layout: `kv.tensors.LAYOUT` when it was written.
+        state: of the page table that the pages belong to.
         tensors: type and shape of each, in the order of `KVTensors.page_parts`.
-        start: where the first of them begins in the file.
-        num_bytes: what they take.
+        start: offset of the first tensor in the file.
+        num_bytes: of all tensors.
         checksum: of these bytes.
     """
 
@@ -48,14 +48,14 @@ class KVPart:
 
     @classmethod
     def of_header(cls, header: Mapping[str, Any], data_start: int) -> Self | None:
-        """What a header says; None when the snapshot has no KV.
+        """Reads the description from a header; returns None if the snapshot has no KV.
 
         Args:
             header: of the file.
-            data_start: where in the file the offsets of the tensors are counted from.
+            data_start: offset in the file from which the tensors' offsets count.
 
         Raises:
-            ValueError, TypeError, LookupError: it says nothing that we wrote.
+            ValueError, TypeError, LookupError: the header is not one of ours.
         """
         if _METADATA not in header["__metadata__"]:
             return None
@@ -71,7 +71,7 @@ class KVPart:
         return cls(layout, TableState(**table), tensors, data_start + start, end - start, said["checksum"])
 
     def is_of(self, parts: Sequence[PagePart]) -> bool:
-        """Whether pages that consist of these parts can take it up, bit by bit."""
+        """Whether it can be loaded into pages with these parts unchanged."""
         num_pages = self.state.num_pages
         expected = tuple((DTYPE_NAMES[part.dtype], (num_pages, *part.shape)) for part in parts)
         num_bytes = num_pages * sum(part.num_bytes for part in parts)
@@ -79,12 +79,12 @@ class KVPart:
 
 
 def add_to_header(header: dict[str, Any], kv: KVCopy, data_len: int) -> None:
-    """Adds what `KVPart.of_header` reads.
+    """Adds to a header what `KVPart.of_header` reads.
 
     Args:
         header: of the file.
-        kv: what will stand at its end.
-        data_len: bytes of the tensors before it.
+        kv: the KV that will follow.
+        data_len: bytes of the tensors before the KV.
     """
     entries = tensor_entries(kv.pages, PREFIX + "{}", data_len)
     said = {

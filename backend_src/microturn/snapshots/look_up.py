@@ -1,7 +1,6 @@
-"""Reads a saved session for who asks for it, and claims it. Called beside the engine's thread; touches files, and
-nothing that lives.
+"""Reads a saved session for a START and claims it. Runs on a background thread: accesses files, but no live session.
 
-    header ──▶ whose, how old, which model ──▶ content, checksum ──▶ session ──▶ claimed by a rename
+header ──▶ owner, epoch, model ──▶ content, checksum ──▶ session ──▶ claimed by a rename
 """
 
 from __future__ import annotations
@@ -12,28 +11,29 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from microturn.errors import Expired, FailedPrecondition
-from microturn.kv_image import PagePart
-from microturn.ownership import check_owner, is_owner
-from microturn.session import Session
+from microturn.kv.image import PagePart
+from microturn.sessions.environment import SessionEnvironment
+from microturn.sessions.ownership import check_owner, is_owner
+from microturn.sessions.session import Session
+from microturn.sessions.turn import TurnRequest
 from microturn.snapshots.claimed_kv import ClaimedKV
 from microturn.snapshots.directory import SnapshotDirectory
 from microturn.snapshots.file import keep_header
 from microturn.snapshots.kv_part import KVPart
-from microturn.snapshots.session_state import Host, check_model, restore_session
+from microturn.snapshots.session_state import check_model, restore_session
 from microturn.snapshots.snapshot import Header, Snapshot
-from microturn.turn import TurnRequest
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class TakenUp:
-    """A session that was claimed, and does not live yet.
+    """A session that was claimed and is not live yet.
 
     Attributes:
-        session: it.
-        kv: the KV that it brings along, where that can be used here.
-        path: where its snapshot is now.
+        session: the session.
+        kv: the KV in its snapshot, if it can be used here.
+        path: of its claimed snapshot.
     """
 
     session: Session
@@ -41,7 +41,7 @@ class TakenUp:
     path: Path
 
     def drop_content(self) -> None:
-        """Leaves nothing of the snapshot but its header, where no KV is still to be read from it."""
+        """Truncates the snapshot to its header, unless KV is still to be read from it."""
         if self.kv is None:
             try:
                 keep_header(self.path)
@@ -53,16 +53,16 @@ class LookUp:
     """Looks for saved sessions.
 
     Args:
-        directory: where they are.
-        host: what they find here.
-        page_parts: what a page consists of here.
-        check: raises where there is no room for a session.
+        directory: of the snapshots.
+        host: the environment of restored sessions.
+        page_parts: of a page in this server.
+        check: raises if there is no room for a session.
     """
 
     def __init__(
         self,
         directory: SnapshotDirectory,
-        host: Host,
+        host: SessionEnvironment,
         page_parts: Sequence[PagePart],
         check: Callable[[Session], None],
     ) -> None:
@@ -76,15 +76,15 @@ class LookUp:
 
         Args:
             request: the START.
-            newest_epoch: of what is known of the session here.
-            is_wanted: whether anybody still waits for it.
+            newest_epoch: the newest epoch of the session that is known here.
+            is_wanted: whether a client still waits for it.
 
         Returns:
-            None where nothing is saved of it, or nobody waits any more.
+            The session; None if none is saved or no client waits any more.
 
         Raises:
-            PermissionDenied: it belongs to somebody else; nothing but the header has been read.
-            MicroturnError: why it cannot be taken up.
+            PermissionDenied: it belongs to another client; only the header was read.
+            MicroturnError: it cannot be restored for another reason.
         """
         session_id = request.session_id
         header = self._directory.find_header(session_id) if is_wanted() else None
@@ -101,7 +101,7 @@ class LookUp:
         snapshot = self._directory.find(session_id)
         if snapshot is None:
             return None
-        check_owner(snapshot.header, request)  # it may have been saved again meanwhile
+        check_owner(snapshot.header, request)  # it may have been saved again in the meantime
         session = restore_session(snapshot, self._host)
         self._check(session)
         if not is_wanted():
@@ -113,12 +113,12 @@ class LookUp:
         return taken
 
     def put_back(self, taken: TakenUp) -> None:
-        """Leaves a claimed session to who asks for it next."""
+        """Undoes a claim, so that the session can be restored again."""
         self._directory.put_back(taken.session.id)
 
 
 def check_up_to_date(header: Header, newest_epoch: int) -> None:
-    """Checks that a copy is the newest that is known.
+    """Checks that a copy is the newest known one.
 
     Raises:
         FailedPrecondition: it is not.
@@ -128,7 +128,7 @@ def check_up_to_date(header: Header, newest_epoch: int) -> None:
 
 
 def taken_up(session: Session, snapshot: Snapshot, path: Path, page_parts: Sequence[PagePart]) -> TakenUp:
-    """A session whose snapshot has been claimed, with its KV where that can be used."""
+    """The session of a claimed snapshot, with its KV if that can be used."""
     part, kv = snapshot.kv, None
     if part is not None:
         trouble = _trouble_with(part, session, page_parts)
@@ -137,12 +137,12 @@ def taken_up(session: Session, snapshot: Snapshot, path: Path, page_parts: Seque
         except OSError as error:
             trouble = str(error)
         if trouble is not None:
-            log.warning("the KV of session %s is computed again: %s", session.id, trouble)
+            log.warning("the KV of session %s is recomputed: %s", session.id, trouble)
     return TakenUp(session, kv, path)
 
 
 def _trouble_with(part: KVPart, session: Session, page_parts: Sequence[PagePart]) -> str | None:
-    """Why KV that was saved cannot be used for a session here; None when it can."""
+    """The reason why saved KV cannot be used for a session here; None if it can."""
     if not part.is_of(page_parts):
         return "it was saved with another kv_dtype or page_size"
     is_of_table = part.state.cut(0) == session.table.save()

@@ -2,102 +2,46 @@
 
 | tensor | type, shape | |
 | --- | --- | --- |
-| `token_ids` | int32 [n] | the context, without what is forgotten behind the sinks |
-| `forgotten` | int32 [v] | how often each id is among what is forgotten, if anything is |
-| `embeds` | float32 [k, hidden] | what stands for tokens in it, one behind the other |
-| `embed_spans` | int64 [s, 2] | where each piece of `embeds` stands in the context, and its length |
-| `marks` | int64 [m, 3] | where each turn's input stands in the context, and the number of the text state behind it |
+| `token_ids` | int32 [n] | the context, without the dropped inputs behind the sinks |
+| `forgotten` | int32 [v] | how often each id is among the dropped inputs, if any |
+| `embeds` | float32 [k, hidden] | the embeddings in the context, concatenated |
+| `embed_spans` | int64 [s, 2] | position in the context and length of each piece of `embeds` |
+| `marks` | int64 [m, 3] | position of each turn's input in the context, and number of the text state behind it |
 
-Sampling is a pure function of logits, history, seed and absolute position, so that the context and the seed are all
-that it needs. Knows what a session remembers; knows no files, and nothing of what its text state means.
+Sampling is a pure function of logits, history, seed and absolute position, so that context and seed are all that it
+needs. The text state is opaque here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from microturn.codec import Codec, CodecFactory
-from microturn.context import Context
 from microturn.errors import FailedPrecondition, InternalError
-from microturn.history import History, Mark
-from microturn.kv_pool import PagePool
-from microturn.layer_groups import LayerKind
-from microturn.options import TurnOptions, parse_turn_options
-from microturn.page_table import PageTable
-from microturn.page_track import Track
-from microturn.results import Result, Results
-from microturn.session import Session
+from microturn.kv.window import Window
+from microturn.sessions.context import Context
+from microturn.sessions.environment import SessionEnvironment
+from microturn.sessions.history import History, Mark
+from microturn.sessions.options import TurnOptions, parse_turn_options
+from microturn.sessions.results import Result, Results
+from microturn.sessions.session import Session
+from microturn.sessions.turn import Status, TurnOutput
 from microturn.snapshots.snapshot import Header, Snapshot
-from microturn.turn import Status, TurnOutput
-from microturn.window import Window
+from microturn.text.codec import Codec
 
 
-@dataclass(frozen=True)
-class Host:
-    """What a saved session finds where it is taken up.
-
-    Attributes:
-        model_fingerprint: of the model here.
-        max_context: tokens that a session here may hold at most.
-        num_results: results of numbered turns that a session keeps.
-        no_window_reason: why no session can have a window here; None when it can.
-        pool: where its pages come from.
-        new_codec: makes the codec of a session.
-        clock: seconds, monotonic.
-        kinds: of the model's layers.
-        window_slack: tokens that a session is cut back by, most often at most.
-        history_bytes: of inputs behind its window that a session keeps.
-    """
-
-    model_fingerprint: str
-    max_context: int
-    num_results: int
-    no_window_reason: str | None
-    pool: PagePool
-    new_codec: CodecFactory
-    clock: Callable[[], float]
-    kinds: Sequence[LayerKind]
-    window_slack: int
-    history_bytes: int
-
-    def history_limit(self, *, keeps_all: bool) -> int | None:
-        """See `Session.history_limit`."""
-        return None if keeps_all else self.history_bytes
-
-    def new_table(self, window: Window | None) -> PageTable:
-        """The pages, none, of a session with such a window."""
-        page_size = self.pool.page_size
-        return PageTable(self.pool, [Track.of(kind, window, self.window_slack, page_size) for kind in self.kinds])
-
-    def check_window(self, window: Window) -> None:
-        """Checks that a session may have a window here.
-
-        Raises:
-            FailedPrecondition: it may not.
-        """
-        if self.no_window_reason is not None:
-            raise FailedPrecondition(f"the session has a window, which is not exact here: {self.no_window_reason}")
-        size = self.pool.page_size
-        if window.num_sinks % size or window.slack % size:
-            raise FailedPrecondition(
-                f"the session's window has {window.num_sinks} sinks and {window.slack} tokens of slack, no whole pages "
-                f"of {size}: take it up with the page_size that it was saved with"
-            )
-
-
-def snapshot_of(session: Session, host: Host, *, epoch: int, expires_s: float) -> Snapshot:
-    """Saves a session.
+def snapshot_of(session: Session, host: SessionEnvironment, *, epoch: int, expires_s: float) -> Snapshot:
+    """Makes the snapshot of a session.
 
     Args:
-        session: at rest.
-        host: where it is.
+        session: quiesced.
+        host: its environment.
         epoch: of the copy.
-        expires_s: until when it may be taken up, in seconds since 1970.
+        expires_s: when the snapshot expires, in seconds since 1970.
     """
     context, codec = session.context, session.codec
     states = _TextStates(codec)
@@ -135,8 +79,8 @@ def snapshot_of(session: Session, host: Host, *, epoch: int, expires_s: float) -
     return Snapshot(header, state, tensors, format_version=2 if context.num_forgotten else 1)
 
 
-def check_model(header: Header, host: Host) -> None:
-    """Checks that a session was saved with the model that is here.
+def check_model(header: Header, host: SessionEnvironment) -> None:
+    """Checks that a session was saved with this server's model.
 
     Raises:
         FailedPrecondition: it was not.
@@ -144,29 +88,29 @@ def check_model(header: Header, host: Host) -> None:
     if header.model_fingerprint != host.model_fingerprint:
         raise FailedPrecondition(
             f"session '{header.session_id}' was saved with another model (fingerprint {header.model_fingerprint}, "
-            f"here {host.model_fingerprint}): take it up on a server of that model"
+            f"here {host.model_fingerprint}): restore it on a server of that model"
         )
 
 
-def restore_session(snapshot: Snapshot, host: Host) -> Session:
-    """The session of a snapshot, without its KV; in any thread.
+def restore_session(snapshot: Snapshot, host: SessionEnvironment) -> Session:
+    """Restores the session of a snapshot, without its KV; callable in any thread.
 
-    Its idle time begins anew.
+    Its idle time starts again.
 
     Raises:
         FailedPrecondition: it is of another model, or does not fit here.
-        InternalError: it does not hold what it should.
+        InternalError: its content is invalid.
     """
     check_model(snapshot.header, host)
     try:
         return _restored(snapshot, host)
     except (ValueError, TypeError, KeyError, IndexError, AssertionError, RuntimeError) as error:
         raise InternalError(
-            f"the saved session '{snapshot.header.session_id}' does not hold what it should ({error!r}): open a new one"
+            f"the saved session '{snapshot.header.session_id}' has invalid content ({error!r}): open a new one"
         ) from error
 
 
-def _restored(snapshot: Snapshot, host: Host) -> Session:
+def _restored(snapshot: Snapshot, host: SessionEnvironment) -> Session:
     header, state = snapshot.header, snapshot.state
     now_s = host.clock()
     window = None if state["window"] is None else Window(**state["window"])
@@ -209,9 +153,9 @@ def _restored_history(
 ) -> History:
     text_states = [codec.state_from_json(written) for written in state["text_states"]]
     context = Context()
-    # Servers that forgot nothing said nothing of it.
+    # Servers that dropped no inputs did not write this.
     if state.get("num_forgotten", 0):
-        assert window is not None, "forgotten without a window"
+        assert window is not None, "dropped inputs without a window"
         context.recall_gap(window.num_sinks, state["num_forgotten"], tensors["forgotten"].numpy())
     context.append_ids(tensors["token_ids"].tolist())
     if "embeds" in tensors:
@@ -225,10 +169,10 @@ def _restored_history(
 
 
 class _TextStates:
-    """Text states by number: most turns of a session leave the same one behind.
+    """Deduplicates text states: most turns of a session end in the same one.
 
     Attributes:
-        written: them as JSON, by number.
+        written: the states as JSON, by number.
     """
 
     def __init__(self, codec: Codec) -> None:
@@ -244,7 +188,7 @@ class _TextStates:
 
 
 def _set_options(options: TurnOptions) -> dict[str, Any]:
-    """The options that are not as they would be anyway."""
+    """The options that differ from their defaults."""
     return {
         option.name: value
         for option in fields(options)

@@ -1,30 +1,29 @@
-"""A saved session: what can be known of it without its content, and the content."""
+"""A saved session: its header and its content."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
 from torch import Tensor
 
-from microturn.ownership import KeyHash
+from microturn.sessions.ownership import KeyHash
+from microturn.sessions.turn import SessionId
 from microturn.snapshots.kv_part import KVPart
-from microturn.turn import SessionId
 
 
 @dataclass(frozen=True)
 class Header:
-    """What is written openly in a snapshot.
+    """The header of a snapshot.
 
     Attributes:
-        session_id: whose it is.
-        epoch: of two copies of a session the higher is the newer one; see `next_epoch`.
-        model_fingerprint: of the model that its tokens are of.
-        expires_s: when it may no longer be taken up, in seconds since 1970.
-        key: what who takes it up must bring.
-        tenant: and on whose behalf.
+        session_id: of the session.
+        epoch: the copy of a session with the higher epoch is newer; see `sessions.environment.next_epoch`.
+        model_fingerprint: of the model.
+        expires_s: when it expires, in seconds since 1970.
+        key: that a client needs to resume it.
+        tenant: that the client must belong to.
     """
 
     session_id: SessionId
@@ -41,10 +40,10 @@ class Header:
 
     @classmethod
     def from_json(cls, written: Mapping[str, Any]) -> Self:
-        """A header that `as_json` wrote.
+        """Reads a header that `as_json` wrote.
 
         Raises:
-            ValueError, TypeError, KeyError: it did not.
+            ValueError, TypeError, KeyError: it is not one.
         """
         key = {name: bytes.fromhex(digits) for name, digits in written["key"].items()}
         return cls(**{**written, "key": KeyHash(**key)})
@@ -55,11 +54,11 @@ class Snapshot:
     """A saved session.
 
     Attributes:
-        header: what is written openly.
-        state: all of the session that is not numbers in rows, as `json.dumps` takes it.
-        tensors: its numbers by name; see `session_state`.
-        kv: of one that was read, where its KV stands in the file; None when it has none.
-        format_version: of one that is to be written: the least that says all that it holds.
+        header: readable without the content.
+        state: all of the session but arrays of numbers, as `json.dumps` takes it.
+        tensors: its arrays of numbers by name; see `session_state`.
+        kv: where its KV is in the file, if the snapshot was read and has KV.
+        format_version: to write: the lowest one that can hold its content.
     """
 
     header: Header
@@ -67,11 +66,3 @@ class Snapshot:
     tensors: Mapping[str, Tensor]
     kv: KVPart | None = None
     format_version: int = 1
-
-
-def next_epoch(epoch: int = 0) -> int:
-    """An epoch above another and above all that were given before: the milliseconds since 1970.
-
-    So a session that is opened under the id of an earlier one has a higher epoch than any copy of that one.
-    """
-    return max(epoch + 1, time.time_ns() // 1_000_000)

@@ -1,6 +1,6 @@
-"""A thread that hands things on, many at a time: who puts something in never waits, and seldom wakes it.
+"""A thread that processes items in batches: `put` never blocks and seldom wakes it.
 
-A thread that woke for each would take Python's lock from the engine's just as often.
+A thread that woke for each item would take the GIL from the engine thread as often.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ Item = TypeVar("Item")
 
 
 class BatchThread(Generic[Item]):
-    """Collects for a moment, then hands on what there is, in its order.
+    """Collects items for a moment, then hands them on in order.
 
     Args:
         name: of the thread.
-        hand_on: takes them, at least one; it runs in the thread and raises nothing.
-        pause_s: for how long is collected.
-        max_waiting: what does not fit is lost, and counted.
-        max_at_once: taken together.
+        hand_on: takes a batch of at least one item; runs in the thread and must not raise.
+        pause_s: how long it collects.
+        max_waiting: capacity of the queue; items beyond it are dropped and counted.
+        max_at_once: largest batch.
 
     Attributes:
-        num_dropped: how many were lost; `hand_on` may add its own.
-        is_closing: set once nothing more will come.
-        thread: that does it.
+        num_dropped: dropped items; `hand_on` may add its own.
+        is_closing: set once no more items will come.
+        thread: the thread.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class BatchThread(Generic[Item]):
         self.thread.start()
 
     def put(self, item: Item, *, is_urgent: bool = False) -> None:
-        """Never waits. What is urgent is handed on at once, with all that came before it."""
+        """Adds an item without blocking. An urgent item is handed on at once, with all items before it."""
         try:
             self._waiting.put_nowait(item)
         except queue.Full:
@@ -52,7 +52,7 @@ class BatchThread(Generic[Item]):
             self._is_awake.set()
 
     def close(self, patience_s: float | None = None) -> None:
-        """Hands on what waits and ends the thread; one that takes longer than this is left to itself."""
+        """Hands on the queued items and ends the thread; returns after `patience_s` even if it still runs."""
         self.is_closing.set()
         self._is_awake.set()
         self.thread.join(patience_s)

@@ -1,7 +1,7 @@
-"""Families of metrics and their values: plain numbers in this process, changed by one thread. Knows no server.
+"""Metric families and their values: plain numbers in this process, changed by one thread.
 
-A family has a series per combination of its labels' values, all of them known and there from the start, since a rate
-over a counter that appears with its first event misses that event.
+A family has a series for each combination of label values, all created at the start: a rate over a counter that appears
+with its first event would miss that event.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from itertools import accumulate, product
 # The values of a family's labels, in the order of its labels.
 LabelValues = tuple[str, ...]
 
-# A number's name and its labels, as Prometheus has them.
+# A sample's name and labels, as in Prometheus.
 Sample = tuple[str, tuple[tuple[str, str], ...]]
 
 
 class Family:
-    """What counters, gauges and histograms have in common.
+    """Base of counters, gauges and histograms.
 
     Args:
-        name: as Prometheus has it.
-        meaning: one line about it.
-        labels: the values that each label takes.
+        name: the Prometheus name.
+        meaning: one line of help.
+        labels: the values of each label.
     """
 
     kind: str
@@ -35,7 +35,7 @@ class Family:
         self.series: list[LabelValues] = list(product(*labels.values()))
 
     def samples(self) -> dict[Sample, float]:
-        """All its numbers."""
+        """All samples of the family."""
         raise NotImplementedError
 
     def _named(self, values: LabelValues) -> tuple[tuple[str, str], ...]:
@@ -52,12 +52,12 @@ class Gauge(Family):
         self.values = dict.fromkeys(self.series, 0.0)
 
     def set(self, value: float, *values: str) -> None:
-        """Sets the number of some values of the labels."""
+        """Sets the value of the series with these label values."""
         assert values in self.values, f"{self.name} has no {values}"
         self.values[values] = value
 
     def total(self) -> float:
-        """Of all labels."""
+        """Sum over all series."""
         return sum(self.values.values())
 
     def samples(self) -> dict[Sample, float]:
@@ -65,12 +65,12 @@ class Gauge(Family):
 
 
 class Counter(Gauge):
-    """Numbers that only rise."""
+    """Numbers that only increase."""
 
     kind = "counter"
 
     def add(self, *values: str, by: float = 1) -> None:
-        """Counts one event, or as many as that."""
+        """Adds one event, or `by` events."""
         self.values[values] += by
 
 
@@ -78,7 +78,7 @@ class _Tally:
     """One series of a histogram.
 
     Attributes:
-        counts: of the values up to each bound that are above the bound before it, and of those above all bounds.
+        counts: values in each bucket, and above the last bound.
         total: the sum of all values.
     """
 
@@ -88,10 +88,10 @@ class _Tally:
 
 
 class Histogram(Family):
-    """How many values there were, by size.
+    """A histogram of values.
 
     Args:
-        bounds: upper ends of its buckets, rising.
+        bounds: upper bounds of the buckets, ascending.
     """
 
     kind = "histogram"
@@ -103,17 +103,17 @@ class Histogram(Family):
         self._ends = [*(f"{bound:g}" for bound in self.bounds), "+Inf"]
 
     def observe(self, value: float, *values: str) -> None:
-        """Counts a value."""
+        """Adds a value."""
         tally = self._tallies[values]
         tally.counts[bisect_left(self.bounds, value)] += 1
         tally.total += value
 
     def count(self, *values: str) -> int:
-        """How many values there were."""
+        """Number of values."""
         return sum(self._tallies[values].counts)
 
     def samples(self) -> dict[Sample, float]:
-        """Counts up to each bound (`_bucket`), of all (`_count`), and the sum (`_sum`)."""
+        """Cumulative counts (`_bucket`), the total count (`_count`) and the sum (`_sum`)."""
         found: dict[Sample, float] = {}
         for values, tally in self._tallies.items():
             labels = self._named(values)

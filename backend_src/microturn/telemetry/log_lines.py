@@ -1,7 +1,7 @@
-"""The log of the model process: a JSON object per line, written by a thread of its own.
+"""The log of the model process: a JSON object per line, written by a separate thread.
 
-Who logs only puts a record into a queue: writing to a pipe that somebody reads slowly holds up nobody. The queue is
-bounded; what it does not hold is counted and lost. Lines wait for each other for a moment, except for what is grave.
+A logging call only queues a record, so that a slowly read pipe blocks no other thread. The queue is bounded; records
+beyond it are dropped and counted. Lines are collected for a moment, except for errors.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from microturn.telemetry.batch_thread import BatchThread
 _MAX_WAITING = 10_000
 # How long lines are collected before they are written.
 _PAUSE_S = 0.1
-# What closing waits for a writer that is stuck.
+# How long `close` waits for a stuck writer.
 _PATIENCE_S = 1.0
 
 
 class JsonLines(logging.Formatter):
-    """A record as a line: when, how grave, who, what happened; then the fields that it brings."""
+    """Formats a record as a line: time, level, logger, message, then its fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -37,7 +37,7 @@ class JsonLines(logging.Formatter):
 
 
 class LogThread:
-    """Takes all that this process logs, from `info` on.
+    """Writes all that this process logs, from level `info` on.
 
     Args:
         stream: where the lines go.
@@ -56,11 +56,11 @@ class LogThread:
 
     @property
     def num_dropped(self) -> int:
-        """Lines that nobody took in time, or that could not be written."""
+        """Lines that were dropped because the queue was full or writing failed."""
         return self._records.num_dropped
 
     def close(self) -> None:
-        """Writes what waits, and logs no more; where nobody reads the lines, that is given up."""
+        """Writes the queued lines and stops logging; gives up if the stream is blocked."""
         logging.getLogger().removeHandler(self._handler)
         self._records.close(_PATIENCE_S)
 
@@ -68,19 +68,19 @@ class LogThread:
         try:
             self._stream.write("".join(self._line_of(record) for record in records))
             self._stream.flush()
-        except (OSError, ValueError):  # nobody reads any more, or the stream is closed
+        except (OSError, ValueError):  # the reader has gone, or the stream is closed
             self._records.num_dropped += len(records)
 
     def _line_of(self, record: logging.LogRecord) -> str:
         try:
             return self._lines.format(record) + "\n"
-        except Exception:  # a field of no kind that JSON has: that line is lost, and the thread goes on
+        except Exception:  # a field that JSON cannot hold: the line is dropped
             self._handler.handleError(record)
             return ""
 
 
 class _Putting(logging.Handler):
-    """Hands a record on as it is: its text is made by who writes it."""
+    """Queues a record unformatted: the writer thread formats it."""
 
     def __init__(self, records: BatchThread[logging.LogRecord]) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class _Putting(logging.Handler):
         try:
             # An argument may change before the line is written.
             record.msg, record.args = record.getMessage(), None
-        except Exception:  # arguments that do not fit the text are no reason to fail for who logs
+        except Exception:  # wrong arguments must not fail in the logging caller
             self.handleError(record)
             return
         self._records.put(record, is_urgent=record.levelno >= logging.WARNING)

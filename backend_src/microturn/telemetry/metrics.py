@@ -1,7 +1,4 @@
-"""All metrics of an engine. `deploy/METRICS.md` has the same table, with every meaning told in full.
-
-Belongs to the engine's thread.
-"""
+"""All metrics of an engine; `docs/metrics.md` describes each in full. Only the engine thread changes them."""
 
 from __future__ import annotations
 
@@ -12,16 +9,16 @@ from microturn.telemetry.families import Counter, Family, Gauge, Histogram, Samp
 
 
 def _spaced(low: float, high: float, num_steps: int) -> list[float]:
-    """Bounds in equal proportions, with three digits; the first is left out."""
+    """Bounds with equal ratios, with three digits, without the first."""
     return [float(f"{low * (high / low) ** (step / num_steps):.3g}") for step in range(1, num_steps + 1)]
 
 
 def _fine_decade(low: float) -> list[float]:
-    """From `low` to ten times as much in steps of less than 10 %, by way of its double and its fivefold."""
+    """Bounds from `low` to ten times `low` in steps below 10 %, including its double and its fivefold."""
     return [*_spaced(low, 2 * low, 8), *_spaced(2 * low, 5 * low, 10), *_spaced(5 * low, 10 * low, 8)]
 
 
-# A beat is 200 ms: around it bounds are close, and it is one of them.
+# A beat is 200 ms: it is a bound, and the bounds around it are close.
 SECONDS = [
     *(0.001, 0.002, 0.005, 0.01),
     *_fine_decade(0.01),
@@ -37,7 +34,7 @@ _TIERS = ("device", "host", "disk")
 
 
 class Metrics:
-    """The values of every family, by what they are of."""
+    """All metric families."""
 
     def __init__(self) -> None:
         self.heartbeat = Gauge("microturn_heartbeat_timestamp_seconds", "When the engine last gave its figures.")
@@ -143,7 +140,9 @@ class Metrics:
             operation=("read", "write"),
         )
         self.telemetry_dropped = Counter(
-            "microturn_telemetry_dropped_total", "Lines and spans that nobody took fast enough.", kind=("log", "span")
+            "microturn_telemetry_dropped_total",
+            "Log lines and spans dropped by a full queue.",
+            kind=("log", "span"),
         )
 
     def __iter__(self) -> Iterator[Family]:

@@ -1,11 +1,9 @@
-"""Hands metrics on to Triton, in a thread of its own: what has changed since the last time, every few seconds.
+"""Publishes metrics to Triton in a separate thread: the changes since the last time, every few seconds.
 
-An update is a message between two processes and takes 70 to 180 µs, of which 25 to 40 µs are time that this process's
-other threads do not have (measured, two cores). So their number must not follow the load. Triton's own kind of
-histogram takes every value by itself; here a bucket is a counter under the name that Prometheus expects, `…_bucket`,
-and only differences travel: a few hundred updates each time, whatever happened in between.
-
-Knows of Triton what it is given: the class of its metric families.
+An update is a message between two processes and takes 70 to 180 µs, during 25 to 40 µs of which this process's other
+threads cannot run (measured, two cores). So the number of updates must not depend on the load. Triton's histograms need
+an update per value; here a bucket is a counter under the name that Prometheus expects, `…_bucket`, and only differences
+are sent: a few hundred updates each time, whatever the load.
 """
 
 from __future__ import annotations
@@ -25,13 +23,13 @@ PERIOD_S = 5.0
 
 
 class Publisher:
-    """Publishes an engine's metrics until it is stopped, or the engine has.
+    """Publishes an engine's metrics until it is stopped or the engine has stopped.
 
     Args:
-        metrics: the engine's; this thread reads them only when the engine has stopped.
-        read: has the engine bring them up to date, and returns what they are then.
+        metrics: of the engine; this thread reads them only after the engine has stopped.
+        read: has the engine update the metrics, and returns their samples.
         family_type: `pb_utils.MetricFamily`.
-        labels: that every metric has.
+        labels: of every metric.
         info: labels of `microturn_info`.
     """
 
@@ -46,7 +44,7 @@ class Publisher:
         self._metrics = metrics
         self._read = read
         self._published: dict[Sample, float] = {}
-        # Triton forgets a family when nobody holds it any more.
+        # Triton drops a family that has no reference any more.
         self._families: dict[str, Any] = {}
         self._targets: dict[Sample, Any] = {}
         self._gauges: set[str] = set()
@@ -77,7 +75,7 @@ class Publisher:
             try:
                 self._publish(self._read())
             except Unavailable:
-                self._publish(self._metrics.samples())  # the engine has stopped: these are its last
+                self._publish(self._metrics.samples())  # the last values of a stopped engine
                 return
             except Exception:
                 log.exception("metrics could not be published")

@@ -1,7 +1,7 @@
-"""What the engine says of itself as it goes: it counts, and a session leaves a line in the log as it begins and ends.
+"""Records events of the engine: metrics, and a log line when a session begins or ends.
 
-Called on the engine's thread at what happens anyway. Counting takes a microsecond a turn; the lines are written by
-another thread (see `log_lines`), and none of them holds what users say unless a setting asks for that.
+Called on the engine thread. Counting takes a microsecond per turn; the lines are written by another thread (see
+`log_lines`), and contain what users say only if a setting asks for it.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ from collections.abc import Iterable
 from typing import Any
 
 from microturn.errors import DeadlineExceeded, MicroturnError
-from microturn.session import Session
+from microturn.sessions.session import Session
+from microturn.sessions.turn import Status, TextInput, TokenInput, Turn, is_empty
 from microturn.settings import Settings
 from microturn.telemetry.metrics import Metrics
-from microturn.turn import Status, TextInput, TokenInput, Turn, is_empty
 
 log = logging.getLogger(__name__)
 sessions_log = logging.getLogger("microturn.sessions")
 turns_log = logging.getLogger("microturn.turns")
 
-# Turns that ended as they should: not cut short by anybody, nor by the time.
+# Finish reasons of turns that were not cut short by a client or a deadline.
 _IN_TIME = frozenset({"length", "stop", "append", "closed"})
 
 
 class Recorder:
-    """Counts what an engine does.
+    """Records events of an engine.
 
     Attributes:
-        metrics: the counts.
+        metrics: of the engine.
 
     Args:
-        settings: the engine's.
+        settings: of the engine.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -43,12 +43,12 @@ class Recorder:
     # ---- sessions ------------------------------------------------------------------------------------------------
 
     def session_opened(self, session: Session) -> None:
-        """A session lives from now on."""
+        """A session has been opened."""
         self.metrics.sessions_opened.add(session.origin)
         _say(session, "session opened", origin=session.origin, context_len=len(session.context), kv_len=session.kv_len)
 
     def session_ended(self, session: Session, reason: str) -> None:
-        """A session is about to give up what it has."""
+        """A session has ended."""
         self.metrics.sessions_ended.add(reason)
         _say(
             session,
@@ -59,7 +59,7 @@ class Recorder:
         )
 
     def engine_stopped(self, sessions: Iterable[Session], *, has_failed: bool) -> None:
-        """No session goes on here any more, and nobody will read gauges again."""
+        """The engine has stopped: its sessions have ended, and gauges are not updated again."""
         for session in sessions:
             self.session_ended(session, "failed" if has_failed else "stopped")
         for gauge in (self.metrics.sessions, self.metrics.turns_open):
@@ -67,7 +67,7 @@ class Recorder:
                 gauge.set(0, *labels)
 
     def prefix_used(self, session: Session) -> None:
-        """A new session has begun with what the prefix cache has of its context."""
+        """A new session has begun with KV from the prefix cache."""
         num_hit = session.table.kv_len
         self.metrics.prefix_tokens.add("hit", by=num_hit)
         self.metrics.prefix_tokens.add("miss", by=len(session.context) - num_hit)
@@ -75,12 +75,12 @@ class Recorder:
     # ---- turns ---------------------------------------------------------------------------------------------------
 
     def watch(self, turn: Turn) -> None:
-        """Counts a turn when it ends."""
+        """Records a turn when it ends."""
         turn.on_end = self._turn_ended
         turn.keeps_pieces = self._logs_text
 
     def turn_repeated(self) -> None:
-        """A turn came again, and is answered without being done again."""
+        """A repeated turn is answered from its record."""
         self.metrics.repetitions.add()
 
     def _turn_ended(self, turn: Turn, answer: Status | MicroturnError) -> None:
@@ -107,7 +107,7 @@ class Recorder:
             metrics.rewound_tokens.add(by=turn.num_cut)
         for kind in ("input", "output", "computed", "cached"):
             metrics.turn_tokens.add(kind, by=status.usage[f"{kind}_tokens"])
-        if turn.before is not None and turn.num_computed and turn.len_before > 1 and not turn.num_cached:
+        if turn.checkpoint is not None and turn.num_computed and turn.len_before > 1 and not turn.num_cached:
             metrics.kv_restores.add("tokens", "false")
         if turn.num_input or turn.num_output:
             self._time(turn, status)
@@ -158,7 +158,7 @@ class Recorder:
 
 
 def _say(session: Session, event: str, **fields: Any) -> None:
-    # A session without a token that is opened and closed at once is how the server's health is tried, all the time.
+    # Health turns open and close a session without tokens all the time: they are not logged.
     is_trial = session.is_closing and not len(session.context) and session.num_turns <= 1
     level = logging.DEBUG if is_trial else logging.INFO
     if sessions_log.isEnabledFor(level):

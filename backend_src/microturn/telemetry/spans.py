@@ -1,4 +1,4 @@
-"""A turn as spans of OpenTelemetry, in the form of OTLP's JSON, under the span of the client that sent it.
+"""A turn as OpenTelemetry spans in OTLP's JSON form, below the span of the client that sent it.
 
     client's span (traceparent)
     └── turn        arrived ─────────────────────────────────────────────▶ sent
@@ -8,7 +8,7 @@
         ├── decode                 ───────────────────▶ ended
         └── send                                             ────────────▶
 
-The times are those of the turn's status. A turn that was refused, or answered from its record, has no parts but `send`.
+The times are those of the turn's status. A turn that was refused or answered from its record has only the part `send`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from microturn.errors import MicroturnError
-from microturn.turn import Status, Turn
+from microturn.sessions.turn import Status, Turn
 
 _INTERNAL, _SERVER = 1, 2
 _ERROR = 2
@@ -29,11 +29,11 @@ _PHASES = ("queue", "restore", "prefill", "decode")
 
 @dataclass(frozen=True)
 class AnsweredTurn:
-    """A turn and what its client was sent at last.
+    """A turn and its last answer.
 
     Attributes:
         begun_s: when sending began, by the engine's clock.
-        sent_s: when the answer was in Triton's hands.
+        sent_s: when the answer was handed to Triton.
     """
 
     turn: Turn
@@ -43,17 +43,17 @@ class AnsweredTurn:
 
 
 def is_sampled(turn: Turn) -> bool:
-    """Whether the client's trace wants spans of a turn."""
+    """Whether the client's trace context samples a turn."""
     traceparent = turn.request.options.get("traceparent")
     return traceparent is not None and bool(int(traceparent[-2:], 16) & _SAMPLED)
 
 
 def spans_of(answered: AnsweredTurn, unix_offset_s: float) -> list[dict[str, Any]]:
-    """The spans of a turn that is sampled.
+    """The spans of a sampled turn.
 
     Args:
-        answered: it, with its answer.
-        unix_offset_s: what its times need to become seconds since 1970.
+        answered: the turn with its answer.
+        unix_offset_s: added to its times to get seconds since 1970.
     """
     turn, answer = answered.turn, answered.answer
     _, trace_id, parent_id, _ = turn.request.options["traceparent"].split("-")

@@ -1,6 +1,7 @@
-"""The text edge: everything between a session's tokens and its user's text.
+"""Text: tokenization up to safe cuts, chat templates, detokenization, stop strings.
 
-Read in this order: `session_text` (what the engine calls), `writer` and `encoder` (text to ids), `prepared_text` (long
-text, before its turn), `chat` (roles), `decoder` and `stop_strings` (ids to text), `model_text` (what is loaded and
-checked once per model).
+Knows a model's tokenizer and the text of one session; turns, pages and other sessions are above it. The engine calls it
+through the `codec.Codec` protocol. Open `session_text` first, then `writer` and `encoder` (text to ids),
+`prepared_text` (long text, before its turn), `chat` (roles), `detokenizer` and `stop_strings` (ids to text), and
+`model_text` (loaded and checked once per model).
 """

@@ -1,13 +1,13 @@
-"""Where text that is still growing may be cut without changing its tokens.
+"""Safe cuts: where growing text can be split without changing its tokens.
 
-A cut is safe when the tokens of both halves are the tokens of the whole, whatever follows. Two things could spoil it:
+A cut is safe when the tokens of both halves are the tokens of the whole, whatever follows. Two things prevent that:
 
-* A token that lies across the cut. Tokenizers that merge neighbours (BPE, Unigram) can't make one where no token of
-  their vocabulary has such a place inside: the vocabulary says which places those are.
-* A pre-tokenizer, whose regular expressions may look around and split elsewhere when text is missing. A trial with
-  characters of all kinds tells. (A piece that lies across the cut itself is harmless after the first point.)
+* A token across the cut. Tokenizers that merge neighbours (BPE, Unigram) cannot produce one if no token of their
+  vocabulary contains such a place: the vocabulary shows which places do.
+* A pre-tokenizer, whose regular expressions may look around and split elsewhere when text is missing. A trial
+  with characters of all kinds finds this. (A piece across the cut itself is harmless after the first point.)
 
-Candidates are the places between a visible character and a space or, for scripts that write none, CJK punctuation.
+Candidates are the places between a visible character and a space or, for scripts without spaces, CJK punctuation.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from tokenizers import Tokenizer
 
-UNKNOWN_CHAR = "\ue000"  # of private use: in no vocabulary
+UNKNOWN_CHAR = "\ue000"  # private use: in no vocabulary
 
-_OPENERS = " 、。，！？"  # a cut is made before one of these
+_OPENERS = " 、。，！？"  # cuts are before one of these
 _VISIBLE = r"[^\s\x00-\x1f\x7f-\x9f\ufffd]"  # and after one of these
 
-# What a cut after one of these does, a cut after any other character of the class does too.
+# A cut after one of these behaves like a cut after any other character of its class.
 _TRIAL_CLASSES = {
     r"\w": [*"abdelmrstvBS09", *"éßñŁЖωאبक字かカ한ไაա²½①٣ａʰª"],
     r"[^\w!-~]": ["\u0301", "\ufe0f", "\u200b", "\u200d", UNKNOWN_CHAR, *"ีाे…”—。）«👍🏽€°→"],
@@ -38,8 +38,8 @@ class Boundaries:
     """The safe cuts of one tokenizer.
 
     Args:
-        unsafe_before: for each character that a cut may be made before, regular expressions of single characters that
-            it may not be made after.
+        unsafe_before: for each character that may follow a cut, regular expressions of single characters that must not
+            precede it.
     """
 
     def __init__(self, unsafe_before: Mapping[str, Collection[str]]) -> None:
@@ -52,7 +52,7 @@ class Boundaries:
         self._up_to_last_cut = re.compile(f"(?s:.*)(?:{'|'.join(cuts)})" if cuts else "(?!)")
 
     def all(self, text: str, start: int = 0) -> Iterator[int]:
-        """Positions of the safe cuts behind `start`, in their order."""
+        """Positions of the safe cuts behind `start`, in order."""
         return (found.end() for found in self._cut.finditer(text, start))
 
     def last(self, text: str, start: int = 0) -> int:
@@ -65,20 +65,20 @@ def find_boundaries(tokens: Iterable[bytes], first: Tokenizer, continuing: Token
     """The safe cuts of a tokenizer.
 
     Args:
-        tokens: its vocabulary as UTF-8, spaces written as spaces.
-        first: tokenizes from the beginning of a text.
-        continuing: tokenizes what continues a text.
+        tokens: its vocabulary as UTF-8, with plain spaces.
+        first: tokenizes text at the beginning of a context.
+        continuing: tokenizes text that continues a context.
     """
-    joined = b"\xff" + b"\xff".join(tokens) + b"\xff"  # a byte that UTF-8 never has keeps the tokens apart
+    joined = b"\xff" + b"\xff".join(tokens) + b"\xff"  # separated by a byte that UTF-8 never has
     unsafe_before = {}
     for opener in _OPENERS:
         in_tokens = set(_chars_before(opener.encode(), joined))
         if "\ufffd" in in_tokens:
-            continue  # a token has the end of a character and then the opener: any character may be meant
+            continue  # a token has an incomplete character before the opener: it may be any character
         if _encode(continuing, UNKNOWN_CHAR + opener) != _encode(continuing, UNKNOWN_CHAR) + _encode(
             continuing, opener
         ):
-            continue  # the opener is unknown too, and unknown characters in a row are one token
+            continue  # the opener is unknown too, and consecutive unknown characters are one token
         unsafe_before[opener] = set(map(re.escape, in_tokens)) | set(_classes_failing(opener, first, continuing))
     return Boundaries(unsafe_before)
 
@@ -89,7 +89,7 @@ def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def _chars_before(opener: bytes, joined: bytes) -> Iterator[str]:
-    """Characters that come right before the opener in some token; U+FFFD for one that is not whole.
+    """Characters that come right before the opener in some token; U+FFFD for an incomplete one.
 
     A token that ends inside the opener counts too.
     """
@@ -107,7 +107,7 @@ def _classes_failing(opener: str, first: Tokenizer, continuing: Tokenizer) -> It
     def is_safe(before: str) -> bool:
         pieces = _Pieces(first, before)
         if space and pieces.text.endswith(space):
-            return False  # a visible character that is a space to the tokenizer
+            return False  # the tokenizer treats this visible character as a space
         return all(_Pieces(first, before + text).is_split_into(pieces, rest) for text, rest in after)
 
     for char_class, chars in _TRIAL_CLASSES.items():
@@ -116,10 +116,10 @@ def _classes_failing(opener: str, first: Tokenizer, continuing: Tokenizer) -> It
 
 
 class _Pieces:
-    """A text as a tokenizer's normalizer and pre-tokenizer leave it for the model.
+    """A text after a tokenizer's normalizer and pre-tokenizer.
 
     Attributes:
-        text: all of it, in the tokenizer's spelling.
+        text: the whole text in the tokenizer's spelling.
         ends: where its pieces end.
     """
 
@@ -133,6 +133,6 @@ class _Pieces:
         self.ends = set(itertools.accumulate(map(len, pieces)))
 
     def is_split_into(self, head: _Pieces, tail: _Pieces) -> bool:
-        """Whether this is both, one after the other, but for a piece that lies across the place where they meet."""
+        """Whether these are the pieces of both, except for a piece across the cut."""
         cut = len(head.text)
         return self.text == head.text + tail.text and self.ends | {cut} == head.ends | {cut + end for end in tail.ends}

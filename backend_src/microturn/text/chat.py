@@ -1,12 +1,10 @@
-"""What a chat template writes between messages, learnt from its renderings.
+"""Learns from a chat template's renderings what it writes between messages.
 
-A template is a program over a whole conversation; a session needs to know what to append when the next message begins.
-So short conversations with recognisable contents are rendered, in every order of roles that the template accepts, and
-what stands between two contents is the transition between their roles. It may depend on those two roles only, contents
-must appear as they are (but for whitespace around them), and a longer conversation must begin like the shorter one: a
-template that breaks this rewrites what was appended already, and the roles with which it does so are refused.
-
-Knows text only, no tokens.
+A template renders a whole conversation; a session needs to know what to append when the next message begins. So short
+conversations with recognisable contents are rendered, in every order of roles that the template accepts, and the text
+between two contents is the transition between their roles. It must depend on those two roles only, contents must appear
+unchanged (except for whitespace around them), and a longer conversation must begin like the shorter one: a template
+that violates this rewrites text that was already appended, and the roles concerned are refused.
 """
 
 from __future__ import annotations
@@ -20,10 +18,10 @@ from microturn.errors import InvalidArgument
 Message = dict[str, str]
 Render = Callable[[Sequence[Message], bool], str]
 Order = tuple[str, ...]  # roles of a conversation
-Pair = tuple[str | None, str]  # roles of a message and of the one before it, None at the beginning
+Pair = tuple[str | None, str]  # roles of the message before (None at the beginning) and of the message
 
 _BASE_PAIRS: set[Pair] = {(None, "user"), (None, "assistant"), ("user", "assistant"), ("assistant", "user")}
-# Learnt one after the other, what is common first: what a template does with unusual orders must not spoil the others.
+# Learnt one after the other, common ones first, so that errors with unusual orders do not affect the others.
 _FURTHER_PAIRS: tuple[set[Pair], ...] = (
     {(None, "system"), ("system", "user")},
     {("system", "assistant")},
@@ -33,12 +31,12 @@ _FURTHER_PAIRS: tuple[set[Pair], ...] = (
     {("user", "tool"), ("system", "tool"), ("tool", "system")},
 )
 _MAX_NUM_MESSAGES = 4
-_SPACES = (" \n ", "\n \n")  # around a content, to see whether it is kept: all of it, or none
+_SPACES = (" \n ", "\n \n")  # around a content, to see whether all or none of it is kept
 
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """What comes between two messages.
+    """The text between two messages.
 
     Attributes:
         text: the end of the message before and the beginning of the next.
@@ -53,11 +51,11 @@ class Transition:
 
 @dataclass(frozen=True, slots=True)
 class _Learnt:
-    """What is known of some roles.
+    """What was learnt about some roles.
 
     Attributes:
-        texts: what stands between two contents.
-        drops_space: whether whitespace is dropped at the end of the first, and at the beginning of the second.
+        texts: the text between two contents.
+        drops_space: whether whitespace is dropped at the end of the first and at the beginning of the second content.
     """
 
     texts: dict[Pair, str] = field(default_factory=dict)
@@ -65,24 +63,24 @@ class _Learnt:
 
 
 class _Rewrites(Exception):
-    """The template rewrites messages; the argument says which."""
+    """The template rewrites messages; the argument says how."""
 
 
 class ChatTemplate:
     """The transitions of one template with one list of tools.
 
     Attributes:
-        answer_space: whitespace before an assistant's content which the template leaves to the model when it asks for
-            an answer: a space that belongs to the answer's first word.
+        answer_space: whitespace before an assistant's content that the template omits when it asks for an answer: a
+            space that belongs to the answer's first word.
 
     Args:
-        render: renders a conversation, with the beginning of an answer behind it when the second argument is true;
-            raises anything when the template doesn't accept it.
+        render: renders a conversation, followed by the beginning of an answer if the second argument is true; raises
+            any exception if the template does not accept it.
         bos: the BOS token that the template may begin with.
-        marker: a word that the template doesn't contain.
+        marker: a word that the template does not contain.
 
     Errors:
-        InvalidArgument: the template rewrites what users or assistants have said.
+        InvalidArgument: the template rewrites messages of users or assistants.
     """
 
     def __init__(self, render: Render, bos: str, marker: str) -> None:
@@ -108,10 +106,10 @@ class ChatTemplate:
         self.answer_space = self._learn_answer_space()
 
     def transition(self, previous: str | None, role: str, *, is_context_empty: bool) -> Transition:
-        """What to append when a message of `role` follows one of `previous`, or none.
+        """The text to append when a message of `role` follows one of `previous`, or none.
 
         Errors:
-            InvalidArgument: the template has no such message there.
+            InvalidArgument: the template does not accept such a message there.
         """
         pair = (previous, role)
         if pair not in self._learnt.drops_space:
@@ -129,7 +127,7 @@ class ChatTemplate:
             self._refusals |= dict.fromkeys(pairs, f"it {rewrites}")
 
     def _learn(self, pairs: set[Pair]) -> None:
-        """Adds pairs of roles to those that are known; all of them or none."""
+        """Learns pairs of roles, all of them or none."""
         learnt = _Learnt(dict(self._learnt.texts), dict(self._learnt.drops_space))
         orders = [order for order in _orders(pairs | learnt.texts.keys()) if not pairs.isdisjoint(_pairs(order))]
         for order in orders:
@@ -147,7 +145,7 @@ class ChatTemplate:
         for index, (pair, content) in enumerate(zip(_pairs(order), contents, strict=True)):
             at = rendered.find(content, end)
             if at < 0 and index == len(order) - 1 and content not in rendered:
-                break  # some templates leave a message out until the next one comes
+                break  # some templates omit a message until the next one comes
             if at < 0 or rendered.count(content) > 1:
                 raise _Rewrites(f"does not keep the message of role '{order[index]}' where it was ({_names(order)})")
             if learnt.texts.setdefault(pair, rendered[end:at]) != rendered[end:at]:
@@ -176,7 +174,7 @@ class ChatTemplate:
         return text.removeprefix(asking) if text.startswith(asking) and text.rstrip() == asking.rstrip() else ""
 
     def _difficult_content(self, index: int, role: str) -> str:
-        """Content that some templates escape, cut or read."""
+        """Content that some templates escape, truncate or parse."""
         thought = "<think>why</think>" if role == "assistant" else ""
         return f"{self._marker}{index}.{thought} \"b\" 'c' \\d <e> & é\n\n{{{{f}}}} {self._marker}{index}!"
 
@@ -185,7 +183,7 @@ class ChatTemplate:
         try:
             return self._render(messages, asks_for_answer)
         except Exception as error:
-            # A template is somebody's program: it raises whatever it likes at a conversation that it doesn't take.
+            # A template may raise any exception for a conversation that it does not accept.
             pair = list(_pairs(order))[-1]
             self._refusals.setdefault(pair, str(error) or type(error).__name__)
             return None

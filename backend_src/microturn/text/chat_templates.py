@@ -1,7 +1,7 @@
 """A model's chat template with any list of tools.
 
-Knows transformers' templates: that there may be several, that tools change the text, and that some write today's date.
-Doesn't know what stands between messages: `chat` learns that.
+A model may have several templates, tools change the text, and some templates write today's date. `chat` learns the
+transitions.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ NO_TOOLS = "[]"
 
 
 def tools_as_json(tools: Sequence[Mapping[str, object]]) -> str:
-    """What `ChatTemplates` knows a list of tools by."""
+    """The key of a list of tools in `ChatTemplates`."""
     return json.dumps(list(tools), ensure_ascii=False)
 
 
 class ChatTemplates:
-    """Learns the template with the tools that are asked for, and keeps the latest.
+    """Learns the template with given tools, and caches the latest ones.
 
     Args:
         tokenizer: has a chat template.
@@ -36,12 +36,12 @@ class ChatTemplates:
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
         self._source = json.dumps(tokenizer.chat_template)
-        # What was learnt: a template, or why there is none.
+        # A learnt template, or the error.
         self._kept: OrderedDict[tuple[str, str], ChatTemplate | InvalidArgument] = OrderedDict()
         self._lock = threading.Lock()
 
     def with_tools(self, tools: str) -> ChatTemplate:
-        """The template with these tools, in any thread: quick when they are known, some milliseconds otherwise.
+        """The template with these tools; callable in any thread. Takes some milliseconds unless it is cached.
 
         Args:
             tools: from `tools_as_json`.
@@ -85,7 +85,7 @@ class ChatTemplates:
             tools.encode()
             changed = self._render([question], tools)
         except Exception as error:
-            # A template is somebody's program: it raises whatever it likes at tools that it doesn't take.
+            # A template may raise any exception for tools that it does not accept.
             raise InvalidArgument(f"this model's chat template does not take these tools: {error}") from error
         if changed == self._render([question], NO_TOOLS):
             raise InvalidArgument("this model's chat template has no place for tools: describe them in a message")

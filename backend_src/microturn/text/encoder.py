@@ -1,7 +1,7 @@
-"""A model's tokenizer as the text edge uses it: plain text to ids, from any place in a context.
+"""Encodes plain text with a model's tokenizer, at the beginning or anywhere in a context.
 
-Knows what the tokenizer does at the beginning of a text (a space in front, a BOS token) and undoes it where text only
-continues. Special tokens in the text it is given are plain text. Keeps no state between calls.
+Undoes what the tokenizer adds at the beginning of a text (a space, a BOS token) if the text continues a context.
+Special tokens in the given text are plain text. Stateless.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from microturn.text.boundaries import UNKNOWN_CHAR, find_boundaries
 from microturn.text.special_tokens import SpecialTokens
 from microturn.text.vocabulary import Vocabulary
 
-# Text is counted in windows, which may tear a word at each end. Tearing one makes a few more tokens, not this many.
+# Text is counted in windows, which may cut a word at each end. A cut adds a few tokens, fewer than this.
 _WINDOW_LEN = 4096
 _MAX_TORN_TOKENS = 16
-_MAX_CHAR_BYTES = 4  # and no token is less than a byte
+_MAX_CHAR_BYTES = 4  # and a token has at least one byte
 
-# Text of this length takes a millisecond, about 1 µs a character.
+# Text of this length takes a millisecond, about 1 µs per character.
 _MANY_CHARS = 1024
 
 
@@ -32,15 +32,15 @@ class TextEncoder:
 
     Attributes:
         special_tokens: the model's special tokens.
-        bos_ids: what the model wants in front of a context that begins with plain text; often one id, or none.
-        boundaries: where growing text may be cut.
+        bos_ids: ids before a context that begins with plain text; often one id, or none.
+        boundaries: the safe cuts of growing text.
 
     Args:
-        tokenizer: a tokenizer that nobody else encodes with from now on: its special tokens become plain text.
-        vocabulary: the same tokenizer's vocabulary.
+        tokenizer: modified here, not to be used by others: its special tokens become plain text.
+        vocabulary: of the same tokenizer.
 
     Errors:
-        InvalidArgument: the tokenizer puts something in front of every text that cannot be taken away.
+        InvalidArgument: the tokenizer adds a prefix to every text that cannot be removed.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
@@ -61,15 +61,15 @@ class TextEncoder:
             self._max_token_bytes = sys.maxsize  # unknown text of any length is one token
 
     def begins_anew_after(self, previous_id: int | None) -> bool:
-        """Whether the tokenizer treats text after this token like the first of a context."""
+        """Whether the tokenizer treats text after this token like text at the beginning of a context."""
         return self._begins_anew_after_special and previous_id in self.special_tokens.ids
 
     def encode(self, text: str, *, begins: bool) -> list[int]:
         """Ids of plain text.
 
         Args:
-            text: what is certain to stay apart from the text that follows.
-            begins: whether it is the first of a context, or counts as such.
+            text: ends at a safe cut, or is followed by no text.
+            begins: whether it is, or is treated as, the beginning of a context.
         """
         tokenizer = self._first if begins else self._next
         ids: list[int] = []
@@ -79,12 +79,12 @@ class TextEncoder:
         return ids
 
     def least_num_ids(self, text: str, enough: int | None = None) -> int:
-        """How many ids text becomes at least.
+        """Lower bound of a text's number of ids.
 
         Args:
             text: its special tokens may be tokens or plain text.
-            enough: counting stops behind this many, so that a text of megabytes takes no longer than one that has just
-                so many ids. Without it nothing is counted: the longest token tells.
+            enough: counting stops beyond this many, so that a text of megabytes takes no longer than one with this many
+                ids. Without it the bound comes from the text's length and the longest token.
         """
         least = len(text.encode()) // self._max_token_bytes
         if enough is None or least > enough or len(text) * _MAX_CHAR_BYTES <= enough:
@@ -99,9 +99,9 @@ class TextEncoder:
         return max(least, count)
 
     def _find_breaks(self) -> re.Pattern[str]:
-        """Places where text must be broken up, or it would become a special token.
+        """Finds places where text must be split, or it would become a special token.
 
-        Some vocabularies have merges that lead from the spelling of a special token to that token.
+        Some vocabularies have merges from the spelling of a special token to that token.
         """
         breaks = [
             f"(?<={re.escape(token.text[0])})(?={re.escape(token.text[1:])})"
@@ -115,27 +115,27 @@ def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
     if len(text) <= _MANY_CHARS:
         encoding = tokenizer.encode(text, add_special_tokens=False)
     else:
-        # This, and not the other, lets other threads run meanwhile.
+        # `encode_batch` releases the GIL, `encode` does not.
         (encoding,) = tokenizer.encode_batch([text], add_special_tokens=False)
     ids: list[int] = encoding.ids
     return ids
 
 
 def _ids_in_front(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """What the tokenizer's post-processor puts before a text."""
+    """The ids that the tokenizer's post-processor puts before a text."""
     ids, text_ids = tokenizer.encode("a").ids, _encode(tokenizer, "a")
     return next(tuple(ids[:at]) for at in range(len(ids)) if ids[at : at + len(text_ids)] == text_ids)
 
 
 def _begins_anew_after_special(tokenizer: Tokenizer) -> bool:
-    """Whether text after a special token is tokenized as if it were the first; the tokenizer still parses those."""
+    """Whether text after a special token is tokenized like the beginning of a text; needs special tokens parsed."""
     added_tokens = tokenizer.get_added_tokens_decoder()
     special = next((token.content for token in added_tokens.values() if token.special and not token.rstrip), None)
     return special is not None and _encode(tokenizer, special + "a")[1:] == _encode(tokenizer, "a")
 
 
 def _without_prefix(tokenizer: Tokenizer) -> Tokenizer:
-    """The tokenizer without the space that it puts before a text; the same object if it puts none."""
+    """The tokenizer without the space that it adds before a text; the same object if it adds none."""
     if _spells_plainly(tokenizer):
         return tokenizer
     description = json.loads(tokenizer.to_str())
@@ -156,7 +156,7 @@ def _spells_plainly(tokenizer: Tokenizer) -> bool:
 
 
 def _drop_prefix(component: Any) -> Any:
-    """A normalizer or pre-tokenizer, as JSON, that puts no space before a text; null for none at all."""
+    """A normalizer or pre-tokenizer, as JSON, without the space before a text; null if nothing is left."""
     match component:
         case {"type": "Prepend"}:
             return None

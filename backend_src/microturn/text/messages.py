@@ -1,4 +1,4 @@
-"""Writes the messages of a chat as its template does: opens the next one, and with it ends the one before."""
+"""Opens the messages of a chat as the template does; this ends the message before."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from microturn.text.writer import Writer
 
 
 def open_message(writer: Writer, template: ChatTemplate, previous: str | None, role: str) -> None:
-    """Ends the open message and begins one of `role`; what is written next is its content.
+    """Ends the open message and begins one of `role`; text written next is its content.
 
     Args:
-        writer: stands behind the open message, or behind text that belongs to none.
-        template: the model's.
-        previous: the open message's role; None if there is none.
-        role: the next message's role, which differs from it.
+        writer: at the end of the open message, or of text outside any message.
+        template: of the model.
+        previous: role of the open message; None if there is none.
+        role: of the next message; differs from `previous`.
 
     Errors:
-        InvalidArgument: the template does not take such a message there.
+        InvalidArgument: the template does not accept such a message there.
     """
     if previous is None:
-        writer.flush()  # text before the first message keeps to itself
+        writer.flush()  # text before the first message is not part of it
     transition = template.transition(previous, role, is_context_empty=writer.is_at_start)
     if transition.drops_space_before:
         writer.drop_space_before()

@@ -1,8 +1,7 @@
-"""What the text edge needs of a model: loaded once, tried, then shared by all sessions.
+"""A model's tokenizer and chat template: loaded and checked once, shared by all sessions.
 
-Knows Hugging Face directories. A tokenizer or template is trusted as far as its trial went well: ids that cannot be
-made into text one by one are an error at load; a chat template that cannot be followed message by message refuses
-`role`.
+Both are checked by trials: if ids cannot be decoded one by one, loading fails; if a chat template cannot be followed
+message by message, `role` is refused.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from microturn.errors import InvalidArgument
 from microturn.text.chat import ChatTemplate
 from microturn.text.chat_templates import NO_TOOLS, ChatTemplates
-from microturn.text.decoder import Decoder
+from microturn.text.detokenizer import Detokenizer
 from microturn.text.encoder import TextEncoder
 from microturn.text.prepared_text import PreparedText, prepare_text
 from microturn.text.trials import ChatTrial, check_decoding
@@ -36,11 +35,11 @@ class ModelText:
         decoder: ids to text.
 
     Args:
-        tokenizer: a fast tokenizer, which nobody else uses from now on.
+        tokenizer: a fast tokenizer; modified here, not to be used by others.
         eos_ids: as above.
 
     Errors:
-        InvalidArgument: this tokenizer cannot be used token by token.
+        InvalidArgument: the tokenizer cannot decode token by token.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, eos_ids: frozenset[int]) -> None:
@@ -53,10 +52,10 @@ class ModelText:
         backend = tokenizer.backend_tokenizer
         vocabulary = Vocabulary(backend)
         check_decoding(backend, vocabulary)
-        self.decoder = Decoder(vocabulary)
+        self.decoder = Detokenizer(vocabulary)
         self.encoder = TextEncoder(backend, vocabulary)
         if " " not in self.encoder.boundaries.openers:
-            log.warning("tokens of this model go across words: text is held until a turn generates")
+            log.warning("tokens of this model can span words: text is held until a turn generates")
         if trial is not None:
             try:
                 trial.check(self.encoder)
@@ -68,12 +67,12 @@ class ModelText:
         """Loads the tokenizer of a model.
 
         Errors:
-            InvalidArgument: there is none, or none that can be used.
+            InvalidArgument: there is none, or it cannot be used.
         """
         try:
             tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
         except Exception as error:
-            # A broken file shows itself in any way: as an error of JSON, of Rust, as a missing key.
+            # A broken file can raise anything: an error of JSON or Rust, a missing key.
             reason = str(error).strip().partition("\n")[0]
             raise InvalidArgument(
                 f"the tokenizer in {directory} cannot be loaded ({type(error).__name__}: {reason})"
@@ -83,14 +82,14 @@ class ModelText:
         return cls(tokenizer, _eos_ids(directory, tokenizer))
 
     def prepare(self, text: str, parse_special: bool, enough: int, /) -> PreparedText:
-        """Makes ids of a text as far as that needs no context; see `prepare_text`."""
+        """Encodes a text as far as possible without its context; see `prepare_text`."""
         return prepare_text(self.encoder, text, parse_special=parse_special, enough=enough)
 
     def chat_template(self, tools: str = NO_TOOLS) -> ChatTemplate:
-        """The chat template with some tools, as `tools_as_json` writes them.
+        """The chat template with tools, given as `tools_as_json` writes them.
 
         Errors:
-            InvalidArgument: the model has none that can be followed message by message, or it does not take the tools.
+            InvalidArgument: the model has none that can be followed message by message, or it refuses the tools.
         """
         if self._templates is None:
             raise InvalidArgument(self._no_roles)

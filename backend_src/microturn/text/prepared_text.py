@@ -1,11 +1,11 @@
-"""Makes ids of long text before its turn's time has come, of all but its beginning and its end.
+"""Encodes long text before its turn runs, except for its beginning and its end.
 
     So the first thing␣I wanted to say is ... and that was␣all
-    head: joins what    ids, the same in any context       held
-    is held by then
+    head: joins the     ids, the same in any context       held
+    held text
 
-Behind a safe cut the ids are the same whatever stands before it, so that they can be made without knowing what the
-session's text is by then, and in another thread. Belongs to no session and changes nothing.
+Behind a safe cut the ids do not depend on the text before it, so that they can be computed without the session's text,
+in another thread.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from microturn.text.writer import HeldText, Writer
 
 @dataclass(frozen=True)
 class PreparedText:
-    """A text in parts.
+    """A prepared text.
 
     Attributes:
-        parse_special: how special tokens in it were read; otherwise this is of no use.
-        least_num_ids: how many ids the text becomes at least.
-        head: what stands before the first cut; all of it where there is none, or the text is too long.
-        ids: what follows.
-        held: what follows those, and goes on with the text that comes next.
+        parse_special: whether special tokens in it were parsed; it must be used with the same option.
+        least_num_ids: lower bound of its number of ids.
+        head: the text before the first safe cut; all of it if there is none or the text is too long.
+        ids: of the text behind `head`.
+        held: the text behind `ids`, which continues with the next text.
     """
 
     parse_special: bool
@@ -40,10 +40,10 @@ def prepare_text(encoder: TextEncoder, text: str, *, parse_special: bool, enough
     """Prepares a text.
 
     Args:
-        encoder: the model's.
-        text: what a turn will append.
+        encoder: of the model.
+        text: that a turn will append.
         parse_special: whether special tokens in the text are tokens.
-        enough: of a text of more ids nothing is made but a count.
+        enough: a text of more ids is only counted.
     """
     least = encoder.least_num_ids(text, enough)
     at = None if least > enough else _first_cut(encoder, text, parse_special=parse_special)
@@ -58,7 +58,7 @@ def prepare_text(encoder: TextEncoder, text: str, *, parse_special: bool, enough
 
 
 def _first_cut(encoder: TextEncoder, text: str, *, parse_special: bool) -> int | None:
-    """The first safe cut that no special token comes near; one may have begun before the text."""
+    """The first safe cut that touches no special token; one may have begun before the text."""
     special_tokens = encoder.special_tokens
     start = special_tokens.max_len if parse_special else 0
     cuts = encoder.boundaries.all(text.rstrip(), start)

@@ -1,8 +1,7 @@
-"""The text of one session: what the engine calls.
+"""The text of one session, as the engine calls it (`Codec`).
 
-Text becomes ids, generated ids become text, and all that is remembered in between is one frozen `TextState`, so that a
-turn is rolled back by assigning the earlier one. Knows the order in which an engine's turn calls it; knows nothing of
-sessions, pages or other sessions.
+Converts text to ids and generated ids to text. The whole state in between is one frozen `TextState`, so that a turn is
+rolled back by assigning the earlier state.
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ from copy import copy
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from microturn.codec import Piece
 from microturn.text.chat_templates import NO_TOOLS, tools_as_json
-from microturn.text.decoder import OutputState
+from microturn.text.codec import Piece
+from microturn.text.detokenizer import OutputState
 from microturn.text.messages import open_message
 from microturn.text.model_text import ModelText
 from microturn.text.prepared_text import PreparedText
@@ -24,13 +23,13 @@ from microturn.text.writer import HeldText, Writer
 
 @dataclass(frozen=True, slots=True)
 class TextState:
-    """All that a session's text remembers.
+    """The state of a session's text.
 
     Attributes:
         has_context: whether anything has been appended or generated.
         role: of the open message; None when there is none.
         held: input that has no ids yet.
-        output: what generation goes on from.
+        output: state of the detokenizer.
     """
 
     has_context: bool = False
@@ -40,17 +39,17 @@ class TextState:
 
 
 class SessionText:
-    """Turns one session's text into ids and back.
+    """Encodes and decodes the text of one session.
 
     Attributes:
-        state: all that it remembers.
+        state: the whole state.
 
     Args:
-        model_text: the model's.
-        tools: what the chat template is told of, as JSON objects.
+        model_text: of the model.
+        tools: for the chat template, as JSON objects.
 
     Errors:
-        InvalidArgument: there are tools, and the model has no template, or one that does not take them.
+        InvalidArgument: there are tools, and the model has no template or one that does not accept them.
     """
 
     def __init__(self, model_text: ModelText, tools: Sequence[Mapping[str, object]] | None = None) -> None:
@@ -62,21 +61,21 @@ class SessionText:
 
     @property
     def tools(self) -> Sequence[Mapping[str, object]]:
-        """What the chat template is told of, as JSON objects."""
+        """The tools for the chat template, as JSON objects."""
         tools: list[Mapping[str, object]] = json.loads(self._tools)
         return tools
 
     def state_as_json(self, state: TextState) -> dict[str, Any]:
-        """A state as it is written down."""
+        """A state as `json.dumps` takes it."""
         written = asdict(state)
         written["output"]["partial_char"] = state.output.partial_char.hex()
         return written
 
     def state_from_json(self, written: Mapping[str, Any]) -> TextState:
-        """A state that `state_as_json` wrote.
+        """Reads a state that `state_as_json` wrote.
 
         Errors:
-            ValueError, TypeError, KeyError: it did not.
+            ValueError, TypeError, KeyError: it is not one.
         """
         output = dict(written["output"])
         output["partial_char"] = bytes.fromhex(output["partial_char"])
@@ -84,15 +83,15 @@ class SessionText:
         return TextState(written["has_context"], written["role"], HeldText(**written["held"]), OutputState(**output))
 
     def fork(self) -> SessionText:
-        """Another session's text that goes on from the same state."""
+        """The text of another session, with the same state."""
         return copy(self)
 
     def least_num_ids(self, text: str, enough: int | None = None) -> int:
-        """How many ids this text and what is held become at least; quick, however long the text.
+        """Lower bound of the ids of this text and the held text; quick for text of any length.
 
         Args:
-            text: what `append_text` would be given.
-            enough: a number of ids behind which nobody wants to know more. Without it only the length is looked at.
+            text: for `append_text`.
+            enough: counting stops beyond this many ids. Without it the bound comes from the length only.
         """
         held = self.state.held
         return self._model.encoder.least_num_ids(held.template + held.content + held.undecided + text, enough)
@@ -110,18 +109,18 @@ class SessionText:
         """Appends text.
 
         Args:
-            text: goes on in the open message, or begins one.
-            role: of the message that the text belongs to; None for whatever is open.
+            text: continues the open message, or begins one.
+            role: of the text's message; None for the open one.
             parse_special: whether special tokens in the text are tokens. Otherwise they are plain text.
-            flush: whether generation follows, for which every character must be in the context.
+            flush: whether generation follows, so that all text must be in the context.
             last_token_id: the last token of the context; None if there is none, or if an embedding came last.
-            prepared: the same text, in parts that are ids already.
+            prepared: the same text, prepared.
 
         Returns:
             Ids that are now certain to be appended. The rest is held until more text, another role or a flush.
 
         Errors:
-            InvalidArgument: the role cannot be used, or not here. Nothing has changed then.
+            InvalidArgument: the role cannot be used, or not here. The state is unchanged.
         """
         writer = self._writer(role, last_token_id)
         if prepared is not None and prepared.ids and prepared.parse_special == parse_special:
@@ -137,19 +136,18 @@ class SessionText:
         return writer.ids
 
     def append_other(self, *, role: str | None, last_token_id: int | None, input_follows: bool) -> list[int]:
-        """Makes way for what is not text: token ids, embeddings, or generation without input.
+        """Prepares for token ids, embeddings, or generation without input.
 
         Args:
-            role: of the message that it belongs to; None for whatever is open.
+            role: of its message; None for the open one.
             last_token_id: as in `append_text`.
-            input_follows: whether ids or embeddings are appended next. A character that generation left incomplete
-                can't go on behind them.
+            input_follows: whether ids or embeddings are appended next. An incomplete character ends there.
 
         Returns:
-            Ids to append before it: all text that was held, and the beginning of the message.
+            Ids to append first: the held text and the beginning of the message.
 
         Errors:
-            InvalidArgument: the role cannot be used, or not here. Nothing has changed then.
+            InvalidArgument: the role cannot be used, or not here. The state is unchanged.
         """
         writer = self._writer(role, last_token_id)
         writer.flush(answer_space=self._answer_space(role))
@@ -157,33 +155,33 @@ class SessionText:
         return writer.ids
 
     def drop_held(self) -> None:
-        """Forgets input that has no ids yet."""
+        """Drops held input that has no ids yet."""
         self.state = replace(self.state, held=HeldText())
 
     def begin_generation(self, stop: Sequence[str]) -> None:
-        """From here on these strings stop generation.
+        """Begins a generation with these stop strings.
 
         Errors:
             InvalidArgument: a stop string is empty.
         """
-        assert not self.state.held, "generation would begin before the text that it answers"
+        assert not self.state.held, "generation would begin before held text is appended"
         self.state = replace(self.state, output=self._model.decoder.begin(self.state.output, stop))
 
     def accept(self, token_id: int) -> Piece:
-        """Takes the next generated token, and returns the text that it made certain."""
+        """Accepts the next generated token and returns the text that it made certain."""
         state = self.state
         piece, output = self._model.decoder.accept(state.output, token_id)
         self.state = TextState(True, state.role, state.held, output)
         return piece
 
     def end_generation(self) -> str:
-        """Text that was withheld only because it might have begun a stop string."""
+        """Ends the generation; returns text that was withheld as the possible beginning of a stop string."""
         text, output = self._model.decoder.end(self.state.output)
         self.state = replace(self.state, output=output)
         return text
 
     def _writer(self, role: str | None, last_token_id: int | None) -> Writer:
-        """A writer that stands in the message of this role."""
+        """A writer within a message of this role."""
         state = self.state
         writer = Writer(
             self._model.encoder,

@@ -1,7 +1,4 @@
-"""The special tokens of a model, found in text that is allowed to contain them.
-
-Knows how they are spelled and that text may end in the middle of one. Doesn't know who wrote the text.
-"""
+"""Finds a model's special tokens in text, which may end in the middle of one."""
 
 from __future__ import annotations
 
@@ -18,8 +15,8 @@ class SpecialToken:
 
     Attributes:
         id: its token id.
-        text: how it is written.
-        eats_space_before: whitespace before it belongs to it and makes no tokens.
+        text: its spelling.
+        eats_space_before: whether whitespace before it belongs to it and is not encoded.
         eats_space_after: the same for whitespace after it.
     """
 
@@ -31,11 +28,11 @@ class SpecialToken:
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """Text taken apart at its special tokens.
+    """Text split at its special tokens.
 
     Attributes:
-        parts: plain text (may be empty) and the special token that follows it, in order.
-        rest: plain text after the last of them.
+        parts: pairs of plain text (may be empty) and the special token behind it, in order.
+        rest: plain text behind the last one.
         undecided: the end of the text, which may be the beginning of a special token.
     """
 
@@ -45,7 +42,7 @@ class Parsed:
 
 
 class SpecialTokens:
-    """Finds special tokens: the leftmost first, the longest of those that begin at the same place."""
+    """Finds special tokens: the leftmost first, and the longest at the same position."""
 
     def __init__(self, added_tokens: Mapping[int, AddedToken]) -> None:
         self._tokens = {
@@ -54,7 +51,7 @@ class SpecialTokens:
             if token.special and token.content
         }
         self.ids = frozenset(token.id for token in self._tokens.values())
-        # A model may have thousands of special tokens: look them up by length where one can begin, instead of trying
+        # A model may have thousands of special tokens: look them up by length where one can begin instead of trying
         # each. Nearly all begin with '<' or '['.
         self._lengths = sorted({len(text) for text in self._tokens}, reverse=True)
         first_chars = "".join(re.escape(char) for char in sorted({text[0] for text in self._tokens}))
@@ -65,7 +62,7 @@ class SpecialTokens:
         return iter(self._tokens.values())
 
     def touches(self, text: str, at: int) -> bool:
-        """Whether the spelling of any special token lies across a position, or ends there."""
+        """Whether the spelling of a special token spans a position or ends there."""
         return any(
             text[begin : begin + length] in self._tokens
             for length in self._lengths
@@ -74,11 +71,11 @@ class SpecialTokens:
 
     @property
     def max_len(self) -> int:
-        """Characters of the longest."""
+        """Length of the longest spelling in characters."""
         return self._lengths[0] if self._lengths else 0
 
     def parse(self, text: str, *, is_complete: bool) -> Parsed:
-        """Takes text apart; unless `is_complete`, it stops where more text could make a (longer) special token."""
+        """Splits text; unless `is_complete`, it stops where more text could form a (longer) special token."""
         undecided_at = len(text) if is_complete else len(text) - self._undecided_len(text)
         parts: list[tuple[str, SpecialToken]] = []
         done = 0
@@ -86,7 +83,7 @@ class SpecialTokens:
             at, token = found
             parts.append((text[done:at], token))
             done = at + len(token.text)
-            if done > undecided_at:  # what looked like a beginning was inside this token
+            if done > undecided_at:  # the apparent beginning was inside this token
                 undecided_at = len(text) - self._undecided_len(text[done:])
         return Parsed(parts, text[done:undecided_at], text[undecided_at:])
 
@@ -100,6 +97,6 @@ class SpecialTokens:
         return None
 
     def _undecided_len(self, text: str) -> int:
-        """Length of the longest end of the text that a special token begins with."""
+        """Length of the longest suffix of the text that is a prefix of a special token."""
         longest = min(len(text), self._lengths[0] - 1 if self._lengths else 0)
         return next((length for length in range(longest, 0, -1) if text[-length:] in self._beginnings), 0)

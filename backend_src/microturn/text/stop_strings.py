@@ -1,7 +1,6 @@
 """Stop strings in text that arrives in pieces.
 
-The string that is complete first stops, so the result doesn't depend on how the text was cut into pieces. Knows no
-tokens.
+The stop string that is complete first counts, so that the result does not depend on the pieces.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from microturn.errors import InvalidArgument
 
 @dataclass(frozen=True, slots=True)
 class Scanned:
-    """What is known about text after a piece of it was scanned.
+    """The result of scanning a piece of text.
 
     Attributes:
-        text: cannot belong to a stop string.
-        withheld: may be the beginning of one.
-        stop: the stop string that comes after `text`, or None. What follows it is gone.
+        text: text that cannot belong to a stop string.
+        withheld: text that may be the beginning of one.
+        stop: the stop string behind `text`, or None. Text behind it is dropped.
     """
 
     text: str
@@ -28,7 +27,7 @@ class Scanned:
 
 
 class StopStrings:
-    """Finds any of some strings.
+    """Finds stop strings.
 
     Errors:
         InvalidArgument: one of them is empty.
@@ -42,10 +41,10 @@ class StopStrings:
         self._beginnings = frozenset(stop[:end] for stop in stops for end in range(1, len(stop)))
 
     def scan(self, text: str) -> Scanned:
-        """Scans what was withheld so far with new text behind it."""
+        """Scans the withheld text followed by new text."""
         found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
-            _, start, stop = min(found)  # of those that end together the longest: it starts first
+            _, start, stop = min(found)  # of those with the same end the longest: it starts first
             return Scanned(text[:start], "", stop)
         longest = min(len(text), self._longest - 1)
         lengths = range(longest, 0, -1)
@@ -56,5 +55,5 @@ class StopStrings:
 
 @lru_cache(maxsize=256)
 def stop_strings(stops: tuple[str, ...]) -> StopStrings:
-    """The same finder for the same strings: sessions tend to use few."""
+    """Returns a cached finder: sessions tend to use few different stop strings."""
     return StopStrings(stops)

@@ -1,4 +1,4 @@
-"""Trials at load: does what the text edge has learnt of a tokenizer and a template give what they give themselves?"""
+"""Checks at load: compares streaming encoding and decoding with the tokenizer and template themselves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from microturn.errors import InvalidArgument
 from microturn.text.chat import ChatTemplate
-from microturn.text.decoder import Decoder, OutputState
+from microturn.text.detokenizer import Detokenizer, OutputState
 from microturn.text.encoder import TextEncoder
 from microturn.text.messages import open_message
 from microturn.text.vocabulary import Vocabulary
@@ -22,12 +22,12 @@ _TEXTS = (
     " and then ",
 )
 _ORDERS = (("system", "user", "assistant", "user"), ("user", "assistant", "user"), ("user",))
-_CHUNK_LEN = 7  # characters in a micro-turn of the trial
+_CHUNK_LEN = 7  # characters per chunk of the trial
 _NUM_RANDOM_TEXTS = 200
 
 
 def check_decoding(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
-    """Decodes one by one what the tokenizer decodes at once.
+    """Compares decoding token by token with the tokenizer's own decoding.
 
     Errors:
         InvalidArgument: the texts differ.
@@ -37,7 +37,7 @@ def check_decoding(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
     for _ in range(_NUM_RANDOM_TEXTS):
         ids = generator.choices(range(tokenizer.get_vocab_size()), k=8)
         trials.append([token_id for token_id in ids if _is_text(vocabulary.text_bytes(token_id))])
-    decoder = Decoder(vocabulary)
+    decoder = Detokenizer(vocabulary)
     for ids in trials:
         text, state = "", OutputState()
         for token_id in ids:
@@ -51,7 +51,7 @@ def check_decoding(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
 
 
 def _is_text(data: bytes) -> bool:
-    """Whether bytes are whole characters."""
+    """Whether bytes are complete characters."""
     try:
         data.decode()
     except UnicodeDecodeError:
@@ -60,10 +60,10 @@ def _is_text(data: bytes) -> bool:
 
 
 class ChatTrial:
-    """A chat written message by message, in chunks, against the template's own tokens for the whole.
+    """Compares a chat written message by message, in chunks, with the template's own tokens for the whole chat.
 
     Args:
-        tokenizer: still parses special tokens.
+        tokenizer: one that still parses special tokens.
         template: its chat template.
     """
 
@@ -75,11 +75,11 @@ class ChatTrial:
                 try:
                     self._whole_ids: list[int] = tokenizer.apply_chat_template(self._messages, return_dict=False)
                 except Exception:
-                    continue  # a template is somebody's program: each transition may be fine, and all of them too many
+                    continue  # a template may accept each transition, but not all together
                 break
 
     def check(self, encoder: TextEncoder) -> None:
-        """Writes the chat.
+        """Writes the chat and compares the ids.
 
         Errors:
             InvalidArgument: the ids differ.

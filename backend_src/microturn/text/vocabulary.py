@@ -1,8 +1,8 @@
-"""How a tokenizer spells text inside its vocabulary, and which bytes a token stands for.
+"""The text bytes of each token of a tokenizer.
 
-Knows the two spellings that causal language models use: byte-level (each byte is a visible character, as GPT-2 has it)
-and plain characters with a mark for the space and ``<0xNN>`` for single bytes, as SentencePiece has it. Any other
-spelling is learnt by asking the tokenizer's decoder.
+Supports the two spellings that causal language models use: byte-level (each byte is a visible character, as in GPT-2),
+and plain characters with a mark for the space and ``<0xNN>`` for single bytes, as in SentencePiece. For any other
+spelling it asks the tokenizer's decoder.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Vocabulary:
     def text_bytes(self, token_id: int) -> bytes:
         """UTF-8 of a generated token's text, which may begin or end inside a character.
 
-        Special tokens, and ids that the tokenizer doesn't know, are empty.
+        Empty for special tokens and unknown ids.
         """
         known = self._bytes_of_id.get(token_id)
         if known is None:
@@ -49,7 +49,7 @@ class Vocabulary:
         return known
 
     def first_text_bytes(self, token_id: int) -> bytes:
-        """The same for the first token of a text, where some decoders drop a leading space."""
+        """The same for the first token of a text: some decoders drop its leading space."""
         return self._find_text_bytes(token_id, is_first=True)
 
     def _find_text_bytes(self, token_id: int, *, is_first: bool) -> bytes:
@@ -66,7 +66,7 @@ class Vocabulary:
         return str(self._tokenizer.decode([self._anchor_id, token_id])).removeprefix(self._anchor_text).encode()
 
     def _spelled_bytes(self, token: str) -> bytes:
-        """Bytes of a token in the byte-level spelling; an added token may be outside of it and is plain text then."""
+        """Bytes of a token in the byte-level spelling; an added token outside of that alphabet is plain text."""
         assert self._byte_of_char is not None
         try:
             return bytes(self._byte_of_char[char] for char in token)
@@ -74,9 +74,9 @@ class Vocabulary:
             return token.encode()
 
     def mergeable_bytes(self) -> Iterator[bytes]:
-        """UTF-8 of every token that plain text can become, spaces written as spaces."""
+        """UTF-8 of every token that plain text can produce, with plain spaces."""
         added = self._tokenizer.get_added_tokens_decoder()
-        # What eats the whitespace after it can't be cut off from that whitespace.
+        # A token that eats the whitespace behind it must not be cut off from it.
         plain = (token for token in added.values() if not token.special)
         yield from (f"{token.content} ".encode() if token.rstrip else token.content.encode() for token in plain)
         tokens: Iterable[str] = self._tokenizer.get_vocab(with_added_tokens=False)
@@ -88,7 +88,7 @@ class Vocabulary:
 
 
 def _kinds(component: dict[str, Any]) -> Iterator[str]:
-    """The types in the JSON of a tokenizer component, those inside sequences included."""
+    """The types in the JSON of a tokenizer component, including those inside sequences."""
     yield component["type"]
     for value in component.values():
         if isinstance(value, list):

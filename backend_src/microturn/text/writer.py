@@ -1,9 +1,9 @@
-"""Turns growing text into ids: encodes up to the last safe cut, holds the rest.
+"""Encodes growing text: up to the last safe cut; the rest is held.
 
-Knows plain text, special tokens and what a template drops around a message's content. Doesn't know roles or turns: a
-`Writer` lives for one call, and what it holds at the end is the `HeldText` that the next one begins with.
+Handles plain text, special tokens and whitespace that a template drops around contents. A `Writer` lives for one call;
+the `HeldText` at its end is passed to the next one.
 
-The held text follows right after the last token of the context:
+The held text follows directly after the last token of the context:
 
     <|im_start|>  user⏎       Hello wor    <|im
     an id         template    content      undecided: may become a special token
@@ -23,11 +23,11 @@ class HeldText:
     """Input that has no tokens yet.
 
     Attributes:
-        template: text of the chat template after its last special token; it may merge with the content.
-        content: what the user wrote.
-        undecided: what the user wrote and may go on as a special token.
-        is_trimmed: whether the template drops whitespace that the content begins with.
-        is_eaten: whether whitespace that comes next belongs to the special token before it.
+        template: template text after its last special token; its tokens may merge with the content's.
+        content: the user's text.
+        undecided: the end of the user's text that may become a special token.
+        is_trimmed: whether the template drops whitespace at the beginning of the content.
+        is_eaten: whether the next whitespace belongs to the special token before it.
     """
 
     template: str = ""
@@ -44,14 +44,14 @@ class Writer:
     """Appends text to a context.
 
     Attributes:
-        ids: what has become certain.
+        ids: the ids that are certain.
 
     Args:
-        encoder: the model's.
-        held: what the writer before held.
-        last_id: the last token of the context; None if that isn't a token.
-        is_context_empty: whether no token is in the context.
-        puts_bos: whether an empty context gets the model's BOS.
+        encoder: of the model.
+        held: of the writer before.
+        last_id: the last token of the context; None if there is none or it is an embedding.
+        is_context_empty: whether the context is empty.
+        puts_bos: whether to begin an empty context with the model's BOS.
     """
 
     def __init__(
@@ -68,12 +68,12 @@ class Writer:
 
     @property
     def held(self) -> HeldText:
-        """What has no ids yet."""
+        """The text that has no ids yet."""
         return HeldText(self._template, self._content, self._undecided, self._is_trimmed, self._is_eaten)
 
     @property
     def is_at_start(self) -> bool:
-        """Whether no token comes before what is written next, not even one of the text that is held."""
+        """Whether no token, not even one of the held text, precedes the text written next."""
         return self._is_context_empty and not self.ids and not self.held
 
     def write(self, text: str, *, parse_special: bool) -> None:
@@ -85,11 +85,11 @@ class Writer:
             self._write_plain(text)
 
     def go_on(self, ids: Sequence[int], held: HeldText) -> None:
-        """Appends what another writer has made of text behind a safe cut: its ids, and what it holds.
+        """Appends prepared text behind a safe cut.
 
         Args:
             ids: of the text from the cut on; at least one.
-            held: what stands behind them.
+            held: the text behind them.
         """
         self._decide()
         self._encode(self._template + self._content)
@@ -101,8 +101,7 @@ class Writer:
     def write_template(self, text: str) -> None:
         """Writes text of the chat template.
 
-        A special token that it begins with is left out where the context ends with that token: the model has ended its
-        message by itself.
+        A special token at its beginning is omitted if the context ends with it: the model has ended its message itself.
         """
         self._decide()
         self._is_trimmed = False
@@ -119,13 +118,13 @@ class Writer:
         self._num_scanned = 0
 
     def drop_space_after(self) -> None:
-        """Drops whitespace at the beginning of the content that comes next."""
+        """Drops whitespace at the beginning of the next content."""
         self._is_trimmed = True
 
     def cut(self) -> None:
         """Encodes up to the last safe cut.
 
-        Whitespace at the end makes none: the template may drop it, and then another character follows.
+        Whitespace at the end is no cut: the template may drop it, and then another character follows.
         """
         text = self._template + self._content
         end = self._encoder.boundaries.last(text.rstrip(), self._num_scanned)
@@ -138,7 +137,7 @@ class Writer:
         """Encodes everything.
 
         Args:
-            answer_space: what to leave out at the end of the template's text when no content follows it.
+            answer_space: whitespace to omit at the end of the template's text if no content follows.
         """
         self._decide()
         if not self._content:
@@ -157,7 +156,7 @@ class Writer:
         self._undecided = parsed.undecided
 
     def _decide(self) -> None:
-        """Nothing that could complete a special token follows."""
+        """Treats undecided text as plain: nothing that could complete a special token follows."""
         if self._undecided:
             self._parse(self._undecided, is_complete=True)
 
@@ -200,5 +199,5 @@ class Writer:
 
 
 def _num_scanned(held: HeldText) -> int:
-    """Held text has no safe cut but perhaps at its end: it is not looked through again with every chunk."""
+    """Length of the held text without safe cuts, which is not scanned again with every chunk."""
     return max(0, len((held.template + held.content).rstrip()) - 1)

@@ -6,7 +6,7 @@ import threading
 import time
 
 from microturn.errors import MicroturnError
-from microturn.turn import Status, TurnOutput
+from microturn.sessions.turn import Status, TurnOutput
 
 
 class Answer:

@@ -1,11 +1,11 @@
-"""A codec for an engine that is only ever spoken to in token ids (see `microturn.codec.Codec`)."""
+"""A codec for an engine that is only ever spoken to in token ids (see `microturn.text.codec.Codec`)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from microturn.codec import Piece
+from microturn.text.codec import Piece
 
 _NO_TEXT = Piece("")
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from microturn import runner, stock
+from microturn.model import runner, stock
 
 _STD = 0.02
 

@@ -19,8 +19,8 @@ from load_tests.bench.gpu.steps import grown
 from load_tests.bench.gpu.subject import Subject, on_own_thread
 from load_tests.bench.results import percentile
 from microturn.bench.grown_sessions import GrownSessions
-from microturn.housekeeping import Housekeeping
-from microturn.turn import Status
+from microturn.engine.maintenance import Maintenance
+from microturn.sessions.turn import Status
 
 # A beat is known after so many turns.
 _NUM_LEARNT = 4
@@ -93,7 +93,7 @@ def _settled(sessions: GrownSessions) -> dict[int, str]:
 
 
 def _places(sessions: GrownSessions) -> dict[int, str]:
-    return {session["id"]: session["kv"] for session in sessions.engine.call(Housekeeping.describe)}
+    return {session["id"]: session["kv"] for session in sessions.engine.call(Maintenance.describe)}
 
 
 def _timing(statuses: Sequence[Status], part: str) -> list[float]:

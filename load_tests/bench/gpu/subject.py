@@ -18,11 +18,12 @@ from load_tests.bench.gpu.ids_only import IdsOnly
 from load_tests.bench.gpu.random_model import random_model
 from load_tests.bench.gpu.roofline import Roofline
 from microturn.bench.grown_sessions import GrownSessions
-from microturn.engine import Engine
+from microturn.engine.engine import Engine
+from microturn.engine.loading import warm_up
+from microturn.engine.wiring import build_engine
 from microturn.errors import Unavailable
-from microturn.gpu.loading import make_ready
-from microturn.loaded import Loaded
-from microturn.loading import warm_up
+from microturn.model.gpu.loading import make_ready
+from microturn.model.loaded import Loaded
 from microturn.settings import Settings
 
 
@@ -73,13 +74,13 @@ def ready_subject(config: Mapping[str, Any], settings: Settings, device: torch.d
     taken_before = _taken_bytes(device)
     loaded = make_ready(random_model(config, device), settings)
     assert loaded.runner.decoder is not None, "layers of transformers' own have no roof that we know"
-    engine = Engine(
+    engine = build_engine(
         settings,
         loaded.runner,
         loaded.pool,
         max_context=loaded.max_context,
         new_codec=lambda _tools: IdsOnly(),
-        pace=warm_up(loaded.runner, settings.max_batch_tokens, loaded.max_context),
+        step_time=warm_up(loaded.runner, settings.max_batch_tokens, loaded.max_context),
     )
     sessions = GrownSessions(engine)
     settle(device)

@@ -1,3 +1,3 @@
-from microturn.triton_adapter import TritonPythonModel
+from microturn.triton.adapter import TritonPythonModel
 
 __all__ = ["TritonPythonModel"]

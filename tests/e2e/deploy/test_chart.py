@@ -9,17 +9,19 @@ from typing import Any
 import pytest
 import yaml
 
-from microturn.model_store import default_cache_dir
+from microturn.zoo.store import default_cache_dir
 from support.edge import DEPLOY
+from support.needed import needed
 
 CHART = DEPLOY / "helm" / "microturn"
-HELM = default_cache_dir() / "tools" / "helm"  # `make deploy-tools` puts it there
+HELM = default_cache_dir() / "tools" / "helm"
 CACHE = "/var/cache/microturn"
 
 
 def rendered(*arguments: str) -> list[dict[str, Any]]:
     """The chart's objects."""
-    command = [str(HELM), "template", "check", "--namespace", "sessions", *arguments, str(CHART)]
+    helm = needed(HELM, "make deploy-tools")
+    command = [helm, "template", "check", "--namespace", "sessions", *arguments, str(CHART)]
     made = subprocess.run(command, check=True, capture_output=True, text=True)
     return [part for part in yaml.safe_load_all(made.stdout) if part]
 

@@ -16,6 +16,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from microturn_client import AsyncClient, Client, MicroturnError, PermissionDenied, Recovery, Unavailable
 from support.certificates import Authority
 from support.edge import Edge, TokenIssuer
+from support.programs import CERTIFICATES, EDGE, printed_by, programs_for
 from support.served import Served, Start
 
 HASTY = Recovery(give_up_opening_s=2.0)  # a handshake takes its time on a busy machine
@@ -62,6 +63,27 @@ def test_a_session_through_the_edge(door: Door) -> None:
         # The edge said where the session is; a branch is there too.
         assert session._core.requests.route
         assert branch._core.requests.route == session._core.requests.route
+
+
+def test_the_program_of_the_docs_comes_through_the_edge(door: Door) -> None:
+    (program,) = programs_for(EDGE).values()
+    for written, here in (
+        (EDGE, door.edge.address),
+        ("deploy/secrets/tls.crt", str(door.authority.certificate)),
+        ("the token", door.issuer.issue("a tenant")),
+    ):
+        assert program.count(f'"{written}"') == 1
+        program = program.replace(f'"{written}"', repr(here))
+    assert printed_by(program).endswith(" tokens of context\n")
+
+
+def test_the_program_of_the_docs_makes_credentials(door: Door, tmp_path: Path) -> None:
+    (program,) = programs_for(CERTIFICATES).values()
+    certificate, key = door.authority.issue(tmp_path)
+    for written, here in (("ca.crt", door.authority.certificate), ("client.key", key), ("client.crt", certificate)):
+        assert program.count(f'"{written}"') == 1
+        program = program.replace(f'"{written}"', repr(str(here)))
+    printed_by(program)
 
 
 def test_the_edge_adds_little(door: Door) -> None:

@@ -96,7 +96,8 @@ def test_every_rule_is_evaluated_and_nothing_fires(prometheus: Prometheus) -> No
 
 
 def test_dashboard_and_rules_use_metrics_that_are_documented() -> None:
-    documented = set(re.findall(r"^\| `(microturn_\w+)`", (DEPLOY / "METRICS.md").read_text(), re.MULTILINE))
+    page = (DEPLOY.parent / "docs" / "metrics.md").read_text()
+    documented = set(re.findall(r"^\| `(microturn_\w+)`", page, re.MULTILINE))
     assert len(documented) > 30
     texts = [(DEPLOY / "prometheus" / name).read_text() for name in ("recording-rules.yml", "alert-rules.yml")]
     texts.append(json.dumps(DASHBOARD))

@@ -1,20 +1,19 @@
-"""The programs of the gateway's README run as they are printed."""
+"""The programs of README and docs that need a gateway run as they are printed."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
-from support.programs import printed_by, programs_of
+from support.programs import GATEWAY, printed_by, programs_for
 
-README = Path(__file__).parents[3] / "client" / "microturn_gateway" / "README.md"
+PROGRAMS = programs_for(GATEWAY)
 KEY = "the gateway's token, if it has one"
 
 
-@pytest.mark.parametrize("program", programs_of(README))
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS.keys())
 def test_the_program_runs_and_prints_something(gateway: str, token: str, program: str) -> None:
-    assert "localhost:8080" in program
-    printed = printed_by(program.replace("localhost:8080", gateway).replace(KEY, token))
+    assert KEY in program
+    printed = printed_by(program.replace(GATEWAY, gateway).replace(KEY, token))
     assert re.search(r"\n\d\d tokens were there already\n$", printed)

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from microturn.process_tree import is_alive
+from microturn.serve.process_tree import is_alive
 from support.processes import alive_after
 from support.raw import RawStream, ids
 

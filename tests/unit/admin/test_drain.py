@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from microturn.admin.drain import Drained, drain
+from microturn.engine.maintenance import Maintenance
 from microturn.errors import ResourceExhausted
-from microturn.housekeeping import Housekeeping
 from microturn.snapshots.directory import SnapshotDirectory
 from support.fake_runner import expected_tokens
 from support.threads import ThreadedDriver, starting_engines
@@ -37,7 +37,7 @@ def fill(driver: ThreadedDriver) -> None:
     for session_id in range(NUM_SESSIONS):
         driver.ask(session_id, [session_id, *range(40)], start=True, max_tokens=2).wait()
         if driver.engine.settings.disk_tier_dir:
-            while any(session["kv"] == "host" for session in driver.engine.call(Housekeeping.describe)):
+            while any(session["kv"] == "host" for session in driver.engine.call(Maintenance.describe)):
                 time.sleep(0.01)
 
 

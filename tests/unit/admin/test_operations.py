@@ -103,7 +103,7 @@ def test_a_moved_session_is_gone_here_and_may_come_back(driver: ThreadedDriver, 
 
 def test_the_copy_of_a_session_that_went_on_is_refused_where_it_went_on(driver: ThreadedDriver, tmp_path: Path) -> None:
     export(driver, tmp_path / "one")
-    with pytest.raises(FailedPrecondition, match="lives here"):
+    with pytest.raises(FailedPrecondition, match="is live here"):
         do(driver, "import", path=str(tmp_path / "one"))
     driver.ask(1, [], end=True, session_key="ours").wait()
     with pytest.raises(FailedPrecondition, match="out of date"):
@@ -118,7 +118,7 @@ def test_a_file_is_imported_once(driver: ThreadedDriver, start: Start, tmp_path:
     do(other, "import", path=str(tmp_path / "one"))
     with pytest.raises(NotFound, match="there is no file"):
         do(other, "import", path=str(tmp_path / "one"))
-    with pytest.raises(FailedPrecondition, match="lives here"):
+    with pytest.raises(FailedPrecondition, match="is live here"):
         do(other, "import", path=str(tmp_path / "two"))
 
 

@@ -11,7 +11,8 @@ import pytest
 from load_tests.bench import bystanders as module
 from load_tests.bench.bystanders import bystanders, warning
 
-BUSY = "import time; end = time.perf_counter() + 0.3\nwhile time.perf_counter() < end: pass"
+# Processor time, not time: on a machine with other work a process gets a part of it.
+BUSY = "import time\nwhile time.process_time() < 0.3: pass"
 
 
 def test_what_we_and_our_children_use_is_not_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,12 +20,12 @@ def test_what_we_and_our_children_use_is_not_others(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(module, "_all_s", lambda: 5.0)
     before_s = module._own_s()
     with bystanders() as seen:
-        end_s = time.perf_counter() + 0.1
-        while time.perf_counter() < end_s:
+        end_s = time.process_time() + 0.1
+        while time.process_time() < end_s:
             pass
         subprocess.run([sys.executable, "-c", BUSY], check=True)
     assert seen.share == 0.0
-    assert module._own_s() - before_s >= 0.25
+    assert module._own_s() - before_s >= 0.35
 
 
 def test_what_the_machine_did_besides_is(monkeypatch: pytest.MonkeyPatch) -> None:

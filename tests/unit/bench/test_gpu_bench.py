@@ -21,7 +21,7 @@ from load_tests.bench.gpu.run import SETTINGS, run_shape
 from load_tests.bench.gpu.sections import SECTIONS, served, served_from_host, served_in_float8
 from load_tests.bench.gpu.steps import grown
 from load_tests.bench.gpu.subject import Subject, ready_subject, release
-from microturn.engine import Engine
+from microturn.engine.engine import Engine
 
 CPU = torch.device("cpu")
 TINY = {

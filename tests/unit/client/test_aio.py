@@ -350,7 +350,7 @@ async def test_a_client_that_is_closed_asks_nothing_more(server):
     await client.close()
     with pytest.raises(SessionClosed):
         await client.model_info()
-    assert client._channel is None
+    assert client._connection._channel is None
 
 
 def test_a_session_goes_on_in_another_event_loop():

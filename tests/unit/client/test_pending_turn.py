@@ -2,7 +2,7 @@ import pytest
 
 from microturn_client import InvalidArgument, NotFound, Tokens, TurnEnd
 from microturn_client._inputs import encode_input
-from microturn_client._pending_turn import PendingTurn
+from microturn_client._pending_turn import PendingTurn, Phase
 from microturn_client._wire import Response, read_response
 
 
@@ -66,3 +66,36 @@ def test_nothing_comes_out_of_a_turn_that_was_left(turn):
     turn.take_in(Response("1", error=InvalidArgument("no")), context_len=0)
     assert turn.next_event() is None
     assert turn.is_over
+
+
+class TestHeld:
+    @pytest.fixture(autouse=True)
+    def _ends_while_it_is_held(self, turn, wire):
+        turn.hold()
+        assert turn.phase is Phase.HELD
+        turn.take_in(read_response(wire.message("1", ids=(5,), position=3, end=wire.status())), context_len=0)
+        assert turn.phase is Phase.HELD_ENDED
+        assert turn.next_event() is None
+        assert not turn.is_over
+
+    def test_what_was_kept_back_comes_where_the_cut_is_refused(self, turn):
+        turn.release()
+        assert turn.phase is Phase.ENDED
+        assert turn.next_event() == Tokens("", (5,), 3)
+        assert isinstance(turn.next_event(), TurnEnd)
+
+    def test_it_begins_from_nothing_where_the_cut_has_undone_it(self, turn):
+        turn.redo()
+        assert turn.phase is Phase.OPEN
+        assert turn.next_event() is None
+        assert turn.num_undone == 1
+
+    def test_an_error_that_was_told_stands(self, turn):
+        turn.release()
+        turn.redo()
+        turn.fail(NotFound("gone"))
+        turn.hold()
+        turn.redo()
+        assert turn.phase is Phase.ENDED
+        with pytest.raises(NotFound):
+            turn.next_event()

@@ -23,9 +23,9 @@ from microturn_client import (
     TurnEnd,
     Unavailable,
 )
-from microturn_client._durable_core import DurableCore
 from microturn_client._inputs import encode_input
 from microturn_client._requests import Requests
+from microturn_client._session_core import SessionCore
 from microturn_client._session_state import SessionState
 from microturn_client.testing._fake_model import encode, next_token, split_at_boundary
 from microturn_client.testing._fake_sessions import FakeSessions
@@ -42,7 +42,7 @@ class Scene:
         self.now_s = 0.0
         self.sessions = sessions or FakeSessions(lambda: self.now_s)
         requests = Requests("m", 1, {"session_key": "k", "seed": SEED}, is_recorded=True)
-        self.core = DurableCore(requests, lambda: self.now_s, recovery=recovery)
+        self.core = SessionCore(requests, lambda: self.now_s, recovery=recovery)
         self.is_up = True
         self.cut()
 
@@ -125,7 +125,7 @@ class Scene:
     @property
     def is_waiting(self):
         """Whether the core wants an answer, or to try again."""
-        return self.core.state is SessionState.BROKEN or self.core._outbox.has_sent_any
+        return self.core.state is SessionState.BROKEN or self.core.outbox.has_sent_any
 
     @property
     def context(self):
@@ -745,14 +745,14 @@ class TestBargeIn:
         for _ in range(20):
             scene.deliver_up()
             scene.sessions.step()
-            if not scene.core._outbox.sent[-1].is_cut:  # it is said again
+            if not scene.core.outbox.sent[-1].is_cut:  # it is said again
                 break
             scene.deliver_down()
         scene.deliver_up()
         scene.break_stream()
         scene.settle()
         assert scene.context == [1, 2]
-        assert list(scene.core._transcript.ids()) == [1, 2]
+        assert list(scene.core.transcript.ids()) == [1, 2]
 
     def test_one_that_comes_before_another_is_confirmed_cuts_no_further_on(self, scene):
         """The second cut at the end of what had been there before the first. So it kept the inputs that were said again
@@ -768,7 +768,7 @@ class TestBargeIn:
         scene.settle()
         assert events(second)[-1].status.context_len == 3
         assert scene.context == [1, 2, answer[0], 3, 4, 5, 6, 7]
-        assert scene.context == list(scene.core._transcript.ids())
+        assert scene.context == list(scene.core.transcript.ids())
 
     def test_one_that_overtakes_another_that_waits_takes_it_along(self, scene):
         """While a first interrupt is on its way, others wait; the last of them is sent before the others, and they cut
@@ -786,7 +786,7 @@ class TestBargeIn:
         scene.settle()
         assert events(last)[-1].status.context_len == 3
         assert scene.context == [1, 2, answer[0], 3, 4, 5, 6, 7]
-        assert scene.context == list(scene.core._transcript.ids())
+        assert scene.context == list(scene.core.transcript.ids())
 
 
 def test_a_branch_whose_parent_died_is_told_all(scene):

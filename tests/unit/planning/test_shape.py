@@ -10,8 +10,8 @@ import torch
 from safetensors import safe_open
 
 from microturn.errors import InvalidArgument
-from microturn.kv_tensors import KV_DTYPES, KVTensors
-from microturn.layer_groups import LayerShape
+from microturn.kv.layer_groups import LayerShape
+from microturn.kv.tensors import KV_DTYPES, KVTensors
 from microturn.planning.known_shapes import NAMED_CONFIGS, read_shape, shape_of
 from microturn.planning.shape import ModelShape
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from microturn.errors import InvalidArgument
-from microturn.layer_groups import LayerShape
+from microturn.kv.layer_groups import LayerShape
 from microturn.planning.machine import Machine
 from microturn.planning.shape import ModelShape
 from microturn.planning.step_times import Interpolated, MeasuredStep, Roofline

@@ -75,3 +75,10 @@ def test_paths_do_not_depend_on_where_the_server_runs(monkeypatch, tmp_path):
 def test_what_has_an_option_of_its_own_is_not_set(setting, option):
     with pytest.raises(ServeError, match=f"use {option}, not --set {setting}"):
         parse("--set", f"{setting}=x")
+
+
+def test_the_log_format_is_one_of_three(capsys):
+    assert [parse().log_format, parse("--log-format", "json").log_format] == ["auto", "json"]
+    with pytest.raises(SystemExit):
+        parse("--log-format", "xml")
+    assert "--log-format" in capsys.readouterr().err

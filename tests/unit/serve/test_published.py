@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from microturn.fingerprint import model_fingerprint
+from microturn.model.fingerprint import model_fingerprint
 from microturn.serve.errors import ServeError
 from microturn.serve.published import PUBLISHED, published_parameters
 from microturn.settings import Settings

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -102,15 +103,32 @@ def test_once_ready_all_lines_are_shown(output, capfd):
     assert shown(capfd) == [CUDA, "hello"]
 
 
+JSON_LINE = '{"time": "2026-11-22T05:20:35.088+00:00", "level": "info", "logger": "microturn.x", "event": "loaded"}'
+
+
+@pytest.mark.parametrize(("is_text", "expected"), [(True, r"\d\d:\d\d:35 x: loaded"), (False, re.escape(JSON_LINE))])
+def test_the_models_json_lines_are_text_where_that_is_wanted(output, capfd, is_text, expected):
+    server, stream = output
+    with ServerLog(None, is_text=is_text) as log:
+        reader = log.follow(stream)
+        log.show_server_lines(True)
+        server.write(f"{CUDA}\n{JSON_LINE}\n")
+        server.close()
+        reader.join(5)
+    cuda, json_line = shown(capfd)
+    assert cuda == CUDA
+    assert re.fullmatch(expected, json_line)
+
+
 def test_a_log_directory_gets_everything_and_the_terminal_nothing(output, capfd, tmp_path: Path):
     server, stream = output
-    with ServerLog(tmp_path / "new") as log:
+    with ServerLog(tmp_path / "new", is_text=True) as log:
         reader = log.follow(stream)
-        server.write(f"{CUDA}\nhello\n")
+        server.write(f"{CUDA}\n{JSON_LINE}\nhello\n")
         server.close()
         reader.join(5)
         assert log.failure() == "hello"
-    assert (tmp_path / "new" / "triton.log").read_text() == f"{CUDA}\nhello\n"
+    assert (tmp_path / "new" / "triton.log").read_text() == f"{CUDA}\n{JSON_LINE}\nhello\n"
     assert shown(capfd) == []
 
 

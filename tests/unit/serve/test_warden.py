@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from microturn.process_tree import is_alive
 from microturn.serve import warden
+from microturn.serve.process_tree import is_alive
 from microturn.serve.run_directory import SHARED_MEMORY
 from support.processes import alive_after
 

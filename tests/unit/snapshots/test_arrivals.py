@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from microturn.options import TENANT_HEADER
+from microturn.sessions.options import TENANT_HEADER
 from microturn.snapshots.directory import SnapshotDirectory
 from support.fake_runner import FakeDriver, expected_tokens
 from support.snapshots import FAR_S, KEY, RESUME, Restart, files, find, live, saved
@@ -268,7 +268,7 @@ def test_a_flipped_bit_is_an_error_and_logged(
     answer = after.turn(1, [9], max_tokens=3, **RESUME)
     assert answer.code == "INTERNAL"
     assert "its file is damaged: open a new one" in str(answer.error)
-    assert "cannot be taken up" in caplog.text
+    assert "cannot be restored" in caplog.text
     assert after.runner.batches == []
     assert after.turn(1, [9], **RESUME).code == "NOT_FOUND"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from microturn.kv_image import KVImage
+from microturn.kv.image import KVImage
 from microturn.snapshots.claimed_kv import ClaimedKV
 from microturn.snapshots.directory import SnapshotDirectory
 from support.fake_runner import FakeDriver
@@ -96,7 +96,7 @@ def test_kv_that_cannot_be_used_is_computed_again(
         files(tmp_path, ".claimed")[0].unlink()
     tokens, _ = go_on(before)
     assert go_on(after) == (tokens, 17)
-    assert "KV of session 1 is computed again" in caplog.text or "KV is computed again" in caplog.text
+    assert "KV of session 1 is recomputed" in caplog.text or "KV is recomputed" in caplog.text
     assert go_on(after) == go_on(before)
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from microturn.ownership import KeyHash
-from microturn.page_table import TableState
+from microturn.kv.page_table import TableState
+from microturn.offload.copies import KVCopy
+from microturn.sessions.ownership import KeyHash
 from microturn.snapshots.claimed_kv import ClaimedKV
 from microturn.snapshots.file import read_header, read_snapshot, write_snapshot
 from microturn.snapshots.snapshot import Header, Snapshot
-from microturn.tiers.copies import KVCopy
 from support.tiers import contents_of, make_kv
 
 KV = make_kv(8)

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from microturn.errors import DeadlineExceeded, FailedPrecondition, InternalError, InvalidArgument, NotFound
-from microturn.ownership import KeyHash
-from microturn.page_table import TableState
+from microturn.kv.page_table import TableState
+from microturn.offload.copies import KVCopy
+from microturn.sessions.ownership import KeyHash
+from microturn.sessions.turn import SessionId
 from microturn.snapshots import directory as module
 from microturn.snapshots.directory import SnapshotDirectory
 from microturn.snapshots.snapshot import Header, Snapshot
-from microturn.tiers.copies import KVCopy
-from microturn.turn import SessionId
 from support.tiers import make_kv
 
 
@@ -129,7 +129,7 @@ def test_two_servers_that_share_a_directory_do_not_both_get_a_session(
     assert one is not None
     assert other is not None
     next((tmp_path / "sessions").glob("*.snapshot")).rename(tmp_path / "taken")  # the other one's claim, half done
-    with pytest.raises(NotFound, match="taken up elsewhere"):
+    with pytest.raises(NotFound, match="restored elsewhere"):
         directory.claim(one)
 
 

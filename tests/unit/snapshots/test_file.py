@@ -15,8 +15,10 @@ import torch
 from safetensors import safe_open
 
 from microturn.errors import DeadlineExceeded, FailedPrecondition
-from microturn.ownership import KeyHash
-from microturn.page_table import TableState
+from microturn.kv.page_table import TableState
+from microturn.offload.copies import KVCopy
+from microturn.offload.image_file import DamagedFile
+from microturn.sessions.ownership import KeyHash
 from microturn.snapshots.claimed_kv import ClaimedKV
 from microturn.snapshots.file import (
     UnreadableSnapshot,
@@ -27,8 +29,6 @@ from microturn.snapshots.file import (
     write_snapshot,
 )
 from microturn.snapshots.snapshot import Header, Snapshot
-from microturn.tiers.copies import KVCopy
-from microturn.tiers.image_file import DamagedFile
 from support.tiers import contents_of, make_kv, tensors_of
 
 SNAPSHOT = Snapshot(
@@ -42,10 +42,10 @@ import resource, sys
 from pathlib import Path
 import torch
 from microturn.errors import MicroturnError
-from microturn.kv_image import KVImage, PagePart
-from microturn.page_table import TableState
+from microturn.kv.image import KVImage, PagePart
+from microturn.kv.page_table import TableState
 from microturn.snapshots.file import read_snapshot, write_snapshot
-from microturn.tiers.copies import KVCopy
+from microturn.offload.copies import KVCopy
 path = Path(sys.argv[1])
 snapshot = read_snapshot(path)
 kv = KVCopy(TableState(4, 2000), KVImage([PagePart((4, 3), torch.int64)], 500)) if sys.argv[2:] else None

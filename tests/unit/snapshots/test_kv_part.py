@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from microturn.kv_tensors import KVTensors
-from microturn.layer_groups import LayerShape
-from microturn.page_table import TableState
+from microturn.kv.layer_groups import LayerShape
+from microturn.kv.page_table import TableState
+from microturn.kv.tensors import KVTensors
+from microturn.offload.copies import KVCopy
 from microturn.snapshots.kv_part import KVPart, add_to_header
-from microturn.tiers.copies import KVCopy
 from support.tiers import make_kv
 
 STATE = TableState(page_size=4, kv_len=10)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from microturn.errors import FailedPrecondition, InternalError
-from microturn.session import Session
+from microturn.sessions.session import Session
 from microturn.snapshots.session_state import restore_session
 from microturn.snapshots.snapshot import Snapshot
 from support.fake_runner import FakeDriver
@@ -181,5 +181,5 @@ def test_what_is_no_session_is_an_error_and_never_a_session(driver: FakeDriver, 
         state = {}
     tensors = {**snapshot.tensors, **spoilt.get("tensors", {})}
     tensors = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    with pytest.raises(InternalError, match="does not hold what it should"):
+    with pytest.raises(InternalError, match="has invalid content"):
         restore_session(replace(snapshot, state=state, tensors=tensors), driver.engine.host)

@@ -7,8 +7,9 @@ import time
 
 import pytest
 
-from microturn.ownership import KeyHash
-from microturn.snapshots.snapshot import Header, next_epoch
+from microturn.sessions.environment import next_epoch
+from microturn.sessions.ownership import KeyHash
+from microturn.snapshots.snapshot import Header
 
 
 @pytest.mark.parametrize("session_id", [5, "5", 2**63 - 1, 'a "quoted" ключ\n'])

@@ -1,4 +1,4 @@
-"""The table of metrics in deploy/METRICS.md and the code say the same."""
+"""The table of metrics in docs/metrics.md and the code say the same."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from microturn.telemetry.families import Family
 from microturn.telemetry.metrics import SECONDS, Metrics
 
-TABLE = Path(__file__).parents[3] / "deploy" / "METRICS.md"
+TABLE = Path(__file__).parents[3] / "docs" / "metrics.md"
 _ROW = re.compile(
     r"\| `(?P<name>microturn_\w+)` \| (?P<type>\w+) \|(?P<unit>[^|]*)\|(?P<labels>[^|]*)\| (?P<meaning>[^|]+) \|"
 )

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from microturn.sessions.turn import TextInput
 from microturn.telemetry.metrics import Metrics
-from microturn.turn import TextInput
 from support.driver import Recorder
 from support.fake_runner import FakeDriver
 

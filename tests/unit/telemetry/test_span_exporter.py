@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from microturn.errors import ContextFull, InvalidArgument
+from microturn.sessions.turn import Turn
 from microturn.telemetry import span_exporter
 from microturn.telemetry.span_exporter import SpanExporter, open_exporter
 from microturn.telemetry.spans import AnsweredTurn, is_sampled, spans_of
-from microturn.turn import Turn
 from support.collector import Collector, running_collector
 from support.fake_runner import FakeDriver
 

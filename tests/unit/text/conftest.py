@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from microturn.model_store import resolve_model
 from microturn.text.model_text import ModelText
+from microturn.zoo.store import resolve_model
 from support import tiny_tokenizers as tiny
 from support.text_edge import TextEdge
 

@@ -70,7 +70,7 @@ def test_a_template_for_one_question_only(tmp_path: Path) -> None:
 
 def test_what_a_model_cannot_do_is_logged_at_load(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     ModelText.from_directory(tiny.save(tiny.crossing(), tmp_path / "model", tiny.FORGETFUL))
-    assert "tokens of this model go across words" in caplog.text
+    assert "tokens of this model can span words" in caplog.text
     assert "option 'role' is refused" in caplog.text
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from microturn.history import History
+from microturn.sessions.history import History
 from support.text_edge import TextEdge
 
 # Characters of two, three and four bytes, which are more tokens than characters, and one that is several characters.

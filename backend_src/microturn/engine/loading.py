@@ -1,0 +1,153 @@
+"""From settings to an engine: load, check, size the pool, warm up. All that must be done before the first turn."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from concurrent.futures import Future
+from functools import partial
+from itertools import count, islice
+from pathlib import Path
+
+import torch
+
+from microturn.engine.engine import Engine
+from microturn.engine.step_time import StepTimeModel
+from microturn.engine.wiring import build_engine
+from microturn.errors import InvalidArgument
+from microturn.model import runner
+from microturn.model.batch import Batch, Row, RowPages
+from microturn.model.cpu import loading as cpu_loading
+from microturn.model.fingerprint import model_fingerprint
+from microturn.model.loaded import Loaded
+from microturn.settings import Settings
+from microturn.snapshots.directory import SnapshotDirectory
+from microturn.text.model_text import ModelText
+from microturn.text.session_text import SessionText
+
+log = logging.getLogger(__name__)
+
+
+def start_engine(settings: Settings) -> Engine:
+    """Loads a model and runs its engine, both on one new thread.
+
+    Each thread that computes gets an OpenMP team of its own, and a second team makes the runtime wait passively: a step
+    took 1.7 times as long when another thread had loaded the model.
+
+    Raises:
+        InvalidArgument: as `load_engine`.
+    """
+    loaded: Future[Engine] = Future()
+
+    def live() -> None:
+        try:
+            engine = load_engine(settings)
+        except BaseException as error:
+            loaded.set_exception(error)
+            return
+        loaded.set_result(engine)
+        engine.run()
+
+    threading.Thread(target=live, name="microturn-engine", daemon=True).start()
+    return loaded.result()
+
+
+def load_engine(settings: Settings) -> Engine:
+    """Loads a model and builds an engine over it; the same thread should run it.
+
+    Raises:
+        InvalidArgument: when the model cannot be loaded or served, or the settings do not fit it.
+    """
+    if not settings.model_dir:
+        raise InvalidArgument("setting 'model_dir' is missing: name a Hugging Face model directory")
+    snapshots = _open_snapshots(settings)
+    num_threads = settings.num_threads or len(os.sched_getaffinity(0))
+    runner.set_num_threads(num_threads)
+    device = _device(settings.device)
+    loaded = cpu_loading.load(settings) if device.type == "cpu" else _load_on_gpu(settings, device)
+    model_text = ModelText.from_directory(Path(settings.model_dir))
+    step_time = warm_up(loaded.runner, settings.max_batch_tokens, loaded.max_context)
+    engine = build_engine(
+        settings,
+        loaded.runner,
+        loaded.pool,
+        max_context=loaded.max_context,
+        new_codec=partial(SessionText, model_text),
+        prepare_text=model_text.prepare,
+        eos_ids=model_text.eos_ids,
+        model_fingerprint=model_fingerprint(settings.model_dir, loaded.weights),
+        snapshots=snapshots,
+        step_time=step_time,
+    )
+    kv = loaded.runner.kv
+    log.info(
+        "%s on %s: context of %d tokens, %d pages of %d tokens for %d groups of layers (%s, %.1f GB), %s layers in %s, "
+        "%s attention, %d threads",
+        type(loaded.runner.model).__name__,
+        device if device.type == "cpu" else torch.cuda.get_device_name(device),
+        loaded.max_context,
+        loaded.pool.num_pages,
+        loaded.pool.page_size,
+        kv.groups.num_groups,
+        str(kv.layers[0].elements.dtype).removeprefix("torch."),
+        loaded.pool.num_pages * kv.bytes_per_page / 1e9,
+        "transformers'" if loaded.runner.decoder is None else "fused",
+        loaded.weights,
+        loaded.attention,
+        num_threads,
+    )
+    return engine
+
+
+def _device(wanted: str) -> torch.device:
+    """Where the model is to compute; of several GPUs the first that this process sees.
+
+    Raises:
+        InvalidArgument: a GPU is wanted, and torch sees none.
+    """
+    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        why = "is built without CUDA" if torch.version.cuda is None else "finds no GPU, or no driver for it"
+        raise InvalidArgument(f"setting 'device' cannot be cuda here: torch {torch.__version__} {why}")
+    return torch.device("cuda", 0)
+
+
+def _load_on_gpu(settings: Settings, device: torch.device) -> Loaded:
+    from microturn.model.gpu import loading  # what only a GPU needs
+
+    return loading.load(settings, device)
+
+
+def _open_snapshots(settings: Settings) -> SnapshotDirectory | None:
+    if not settings.snapshot_dir:
+        return None
+    return SnapshotDirectory(Path(settings.snapshot_dir), ttl_s=settings.snapshot_ttl_s)
+
+
+def warm_up(model_runner: runner.ModelRunner, max_batch_tokens: int, max_context: int) -> StepTimeModel:
+    """Runs the shapes that the first turns will have: kernels are compiled and memory is touched before, not then.
+
+    Returns:
+        How long the passes take, once all is warm.
+    """
+    page_size = model_runner.kv.page_size
+    passes = []
+    for num_tokens in sorted({1, min(16, max_context), min(max_batch_tokens, max_context)}):
+        num_pages, unused = -(-num_tokens // page_size), count()
+        first, *others = (
+            RowPages(list(islice(unused, num_pages * kind.num_groups))) for kind in model_runner.kv.groups.kinds
+        )
+        batch = Batch([Row([0] * num_tokens, 0, first.pages, others=others)])
+        model_runner.run(batch).cpu()
+        started_s = time.perf_counter()
+        model_runner.run(batch).cpu()
+        passes.append((num_tokens, time.perf_counter() - started_s))
+    log.info(
+        "warmed up with %d threads: %s",
+        torch.get_num_threads(),
+        ", ".join(f"{n} tokens in {s * 1e3:.0f} ms" for n, s in passes),
+    )
+    return StepTimeModel(passes)

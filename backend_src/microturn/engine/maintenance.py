@@ -1,0 +1,185 @@
+"""What is done with sessions besides their turns: they are listed, copied, restored and quiesced.
+
+All of it on the engine's thread, between two steps: see `Engine.call`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from microturn.engine.gauges import Gauges
+from microturn.engine.lifecycle import Lifecycle
+from microturn.engine.preparation import Preparation
+from microturn.engine.request_handler import RequestHandler
+from microturn.errors import FailedPrecondition, NotFound, Unavailable
+from microturn.offload.copies import Copying, KVCopies
+from microturn.sessions.environment import SessionEnvironment, next_epoch
+from microturn.sessions.session import Session
+from microturn.sessions.table import SessionTable
+from microturn.sessions.turn import SessionId
+from microturn.snapshots.arrivals import Arrivals
+from microturn.snapshots.look_up import TakenUp
+from microturn.snapshots.snapshot import Header
+from microturn.telemetry.families import Sample
+
+
+class Maintenance:
+    """An engine's sessions, for the operator.
+
+    Attributes:
+        copies: of their KV; see `begin_copying`.
+        is_stopped: whether `stop` was called.
+
+    Args:
+        sessions: those that live.
+        lifecycle: knows which have a turn.
+        request_handler: accepts turns.
+        preparation: has the turns that wait to be received.
+        arrivals: restores saved sessions.
+        host: what saved sessions find here.
+        copies: see above.
+        gauges: say how things stand.
+        bytes_per_page: what a page of KV takes.
+    """
+
+    def __init__(
+        self,
+        sessions: SessionTable,
+        lifecycle: Lifecycle,
+        request_handler: RequestHandler,
+        preparation: Preparation,
+        arrivals: Arrivals,
+        host: SessionEnvironment,
+        copies: KVCopies,
+        gauges: Gauges,
+        bytes_per_page: int,
+    ) -> None:
+        self._sessions = sessions
+        self._lifecycle = lifecycle
+        self._request_handler = request_handler
+        self._preparation = preparation
+        self._arrivals = arrivals
+        self._host = host
+        self.copies = copies
+        self._gauges = gauges
+        self._bytes_per_page = bytes_per_page
+        self.is_stopped = False
+
+    def describe(self) -> list[dict[str, Any]]:
+        """The living sessions, the oldest first, as `json.dumps` takes them."""
+        now_s = self._host.clock()
+        return [
+            {
+                "id": session.id,
+                "context_len": len(session.context),
+                "kv_len": session.kv_len,
+                "num_pages": session.table.num_pages,
+                "kv": session.kv_place,
+                "bytes": self._bytes_of(session),
+                "state": session.state,
+                "num_turns": session.num_turns,
+                "num_queued": len(session.queued),
+                "age_s": round(now_s - session.opened_s, 3),
+                "idle_s": round(now_s - session.last_activity_s, 3) if session.running is None else 0.0,
+                "expires_in_s": round(session.expires_s - now_s, 3) if session.running is None else None,
+            }
+            for session in sorted(self._sessions, key=lambda session: session.opened_s)
+        ]
+
+    def _bytes_of(self, session: Session) -> dict[str, int]:
+        """What a session takes, by tier. What it shares counts in full, and KV on its way back in both places."""
+        num_bytes = {
+            "device": len(session.table.pages) * self._bytes_per_page,
+            "host": 0,
+            "disk": 0,
+            "inputs": session.context.num_bytes,
+        }
+        if session.stored is not None and session.kv_place in num_bytes:
+            num_bytes[session.kv_place] += session.stored.image.num_bytes
+        return num_bytes
+
+    def measure(self) -> dict[Sample, float]:
+        """All metrics as of now."""
+        return self._gauges.read(is_draining=self._request_handler.is_draining)
+
+    def copy(self, name: str) -> Session:
+        """A session as of its last committed point, of an epoch of its own.
+
+        Args:
+            name: its id, written as text.
+
+        Raises:
+            NotFound: no such session lives here.
+        """
+        session = self._sessions.find(self._sessions.id_named(name))
+        if session is None or session.is_closing:
+            raise NotFound(f"no session '{name}' is here")
+        copy = session.at_rest(self._host.new_table(session.window))
+        copy.epoch = next_epoch(session.epoch)
+        return copy
+
+    def begin_copying(self, session_id: SessionId) -> Copying | None:
+        """Begins to copy a session's KV as of its last committed point; None when it has none, or is not here."""
+        session = self._sessions.find(session_id)
+        return None if session is None else self.copies.begin(session)
+
+    def bump_epoch(self, copy: Session) -> None:
+        """Raises the epoch of a session that goes on here after a copy of it was saved: the copy is out of date."""
+        session = self._sessions.find(copy.id)
+        if session is not None:
+            session.epoch = max(session.epoch, copy.epoch)
+
+    def release_moved(self, copy: Session) -> None:
+        """Ends a session whose copy lives on elsewhere.
+
+        Raises:
+            FailedPrecondition: it has gone on since it was copied, or is about to.
+        """
+        session = self._sessions.find(copy.id)
+        # Every turn that changes something is activity, and one that came back to where it was has changed nothing.
+        if session is None or session.open_turns or session.last_activity_s != copy.last_activity_s:
+            raise FailedPrecondition(f"session '{copy.id}' has a turn: try again")
+        self._sessions.end(session, "moved")
+
+    def expect(self, session: Session, header: Header) -> None:
+        """Keeps a place for a saved session that is about to be claimed: see `Arrivals.expect`."""
+        self._arrivals.expect(session, header)
+
+    def admit(self, taken: TakenUp) -> None:
+        """Makes it live: see `Arrivals.admit`."""
+        self._arrivals.admit(taken)
+
+    def withdraw(self, session_id: SessionId) -> None:
+        """It could not be claimed: see `Arrivals.withdraw`."""
+        self._arrivals.withdraw(session_id)
+
+    def drain(self) -> None:
+        """Takes no more turns; those that are here go on."""
+        self._request_handler.is_draining = True
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether any session has a turn, or is about to be restored."""
+        return bool(self._lifecycle.running) or self._preparation.is_busy
+
+    def quiesce(self) -> list[Session]:
+        """Returns every session as of its last committed point.
+
+        Turns that still ran or waited are told that nothing of them was appended.
+        """
+        self._preparation.fail_all(_going_away())
+        self._lifecycle.undo_all(_going_away())
+        resting = [session.at_rest(self._host.new_table(session.window)) for session in self._sessions]
+        for session in resting:
+            session.epoch = next_epoch(session.epoch)
+        return resting
+
+    def stop(self) -> None:
+        """Stops the engine once this task is done; its turns end with UNAVAILABLE."""
+        self.is_stopped = True
+
+
+def _going_away() -> Unavailable:
+    return Unavailable(
+        "the server is stopping, nothing was appended: come back, or go elsewhere, with START and resume"
+    )

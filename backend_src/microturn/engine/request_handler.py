@@ -1,0 +1,160 @@
+"""Where turns arrive: they are checked and handed to the lifecycle, or refused.
+
+What is refused here has cost no forward pass and changed no session.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from microturn.engine.answers import to_client_error
+from microturn.engine.lifecycle import Lifecycle
+from microturn.errors import ContextFull, FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
+from microturn.model.runner import Runner
+from microturn.sessions.environment import SessionEnvironment
+from microturn.sessions.intake import answer_repetition, check_number
+from microturn.sessions.options import TENANT_HEADER, SessionOptions
+from microturn.sessions.session import Session
+from microturn.sessions.table import SessionTable
+from microturn.sessions.turn import EmbedInput, TextInput, TokenInput, Turn, TurnRequest, least_input_len
+from microturn.settings import Settings
+from microturn.telemetry.recorder import Recorder
+
+# A negative id arrives as what it would be without its sign.
+_END_OF_IDS = 2**63
+
+
+class RequestHandler:
+    """Accepts turns, or refuses them.
+
+    Attributes:
+        is_draining: whether the server accepts no more turns.
+
+    Args:
+        settings: its limits.
+        runner: the model that the turns are for.
+        sessions: those that live.
+        lifecycle: gets the turns that are accepted.
+        host: what sessions find here.
+        recorder: counts repetitions.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        runner: Runner,
+        sessions: SessionTable,
+        lifecycle: Lifecycle,
+        host: SessionEnvironment,
+        recorder: Recorder,
+    ) -> None:
+        self._settings = settings
+        self._runner = runner
+        self._sessions = sessions
+        self._lifecycle = lifecycle
+        self.is_draining = False
+        self._host = host
+        self._recorder = recorder
+
+    def is_refused(self, request: TurnRequest) -> bool:
+        """Whether it is known already that a turn will be refused, so that nothing need be fetched for it."""
+        return self.is_draining or request.refusal is not None
+
+    def receive(self, turn: Turn) -> None:
+        """Accepts a turn, or answers why not."""
+        try:
+            self._check_request(turn.request)
+            if turn.request.opens:
+                self._open(turn)
+            else:
+                self._accept(self._sessions.get(turn.request.session_id, turn.request), turn)
+        except Exception as error:
+            turn.fail(to_client_error(error))
+            self.close_refused(turn)
+
+    def close_refused(self, turn: Turn) -> None:
+        """END closes its session even when its turn is refused, if the request may speak for the session."""
+        request = turn.request
+        session = self._sessions.find_owned(request) if request.end and not request.opens else None
+        if session is not None:
+            turn.options = replace(session.defaults, **request.options)
+            self._lifecycle.close(session, at_once=turn.interrupts)
+
+    def _open(self, turn: Turn) -> None:
+        """A new session; one of the same id that lives gives way once the new one has proved itself valid."""
+        request = turn.request
+        self._host.check_model(request.session_options.model_fingerprint)
+        replaces = self._sessions.find(request.session_id) is not None
+        if replaces and self._is_repetition(self._sessions.get(request.session_id, request), turn):
+            return
+        if request.options.get("turn", 0) != 0:
+            raise InvalidArgument("START is turn 0: go on with a session that lives by resume")
+        if not replaces:
+            self._sessions.check_room(self._settings, request.options.get("tenant"))
+        session = self._host.open_session(turn, self._sessions.parent_of(request))
+        try:
+            self._lifecycle.open(session, turn)
+        except Exception:
+            session.drop_kv()
+            raise
+
+    def _accept(self, session: Session, turn: Turn) -> None:
+        """A turn of a session that lives."""
+        request = turn.request
+        if replace(request.session_options, resume=False) != SessionOptions():
+            raise InvalidArgument("resume goes on with what START has set: send no other option of the session")
+        if self._is_repetition(session, turn):
+            return
+        if session.is_closing:
+            raise FailedPrecondition(f"session '{session.id}' is closing: open a new one with START")
+        turn.options = replace(session.defaults, **request.options)
+        check_number(session, turn, num_before=sum(not queued.is_keepalive for queued in session.queued))
+        least_len = least_input_len(request.input, session.codec)
+        if least_len > session.max_context:
+            # It never fits: it is refused now, and does not wait in memory.
+            raise ContextFull(f"the input has {least_len} tokens or more: max_context is {session.max_context}")
+        if turn.interrupts and session.running is not None:
+            self._lifecycle.interrupt(session, turn)
+            return
+        if len(session.queued) >= self._settings.max_queued_turns:
+            raise ResourceExhausted(
+                f"{len(session.queued)} turns wait in this session already: wait for an answer", retry_after_ms=200
+            )
+        self._lifecycle.enqueue(session, turn)
+
+    def _is_repetition(self, session: Session, turn: Turn) -> bool:
+        is_repetition = answer_repetition(session, turn.request, max_waiting=self._settings.max_queued_turns)
+        if is_repetition:
+            self._recorder.turn_repeated()
+        return is_repetition
+
+    def _check_request(self, request: TurnRequest) -> None:
+        """Checks all of a turn that does not depend on its session.
+
+        Raises:
+            MicroturnError: why the turn must not run.
+        """
+        if self.is_draining:
+            raise Unavailable("the server is stopping: come back, or go elsewhere, with START and resume")
+        if request.options.get("tenant") is not None and not self._settings.max_sessions_per_tenant:
+            raise InvalidArgument(f"'{TENANT_HEADER}' is not read here: set max_sessions_per_tenant")
+        if request.refusal is not None:
+            raise request.refusal
+        if isinstance(request.session_id, int) and request.session_id >= _END_OF_IDS:
+            raise InvalidArgument("a session id is an integer in [1, 2^63), or a text of 1 to 128 bytes")
+        vocab_size, hidden_size = self._runner.vocab_size, self._runner.hidden_size
+        match request.input:
+            case TokenInput(token_ids):
+                if not all(0 <= token_id < vocab_size for token_id in token_ids):
+                    raise InvalidArgument(f"input_ids are from 0 to {vocab_size - 1}")
+            case EmbedInput(embeds):
+                if not self._runner.accepts_embeds:
+                    raise InvalidArgument("this model takes no input_embeds: send ids or text")
+                if embeds.shape[1] != hidden_size:
+                    raise InvalidArgument(f"input_embeds are [1, n, {hidden_size}], not [1, n, {embeds.shape[1]}]")
+                if not bool(embeds.isfinite().all()):
+                    raise InvalidArgument("input_embeds hold a value that is not finite")
+            case TextInput():
+                pass  # any text becomes tokens
+        if any(token_id >= vocab_size for token_id in request.options.get("stop_token_ids", ())):
+            raise InvalidArgument(f"stop_token_ids are from 0 to {vocab_size - 1}")

@@ -1,0 +1,219 @@
+"""Chooses what the next forward pass computes, by lengths, pages and due times.
+
+One rule serves prefill and decode alike: a running turn has tokens to compute, one or thousands. Short rows go first,
+the one due earliest before the others; what is left of the token budget goes to long appends, so that a long first
+prompt makes no turn late, and a quarter of the budget is kept for them, so that they are not starved either.
+
+A pass lasts as long as its longest row makes it, and all rows wait for its end. So beside other sessions a long append
+gets no more tokens than fit the time that those have, by what earlier passes took.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from microturn.engine.step_time import StepTimeModel
+from microturn.model.batch import UNKNOWN_ID, Row, RowPages
+from microturn.sessions.session import Session
+from microturn.sessions.turn import BEAT_S, Turn
+
+# With other sessions in the step a pass lasts no longer than this where it can be helped: four fit between two beats.
+_SHARED_PASS_S = BEAT_S / 4
+
+
+@dataclass(frozen=True)
+class ScheduledRow:
+    """A session's part in a forward pass.
+
+    Attributes:
+        session: whose tokens.
+        turn: on whose behalf; the session may run another one when the pass is over.
+        first: position of the first of them.
+        num_tokens: how many.
+    """
+
+    session: Session
+    turn: Turn
+    first: int
+    num_tokens: int
+
+    @property
+    def end(self) -> int:
+        """Position behind its last token."""
+        return self.first + self.num_tokens
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether its turn still runs."""
+        return self.session.running is self.turn
+
+    def build(self) -> Row:
+        """The row that the model sees."""
+        session, first, last = self.session, self.first, self.end
+        (track, pages), *others = session.table.seen(0 if session.window is None else session.window.evicted(first))
+        return Row(
+            token_ids=session.context.ids_between(first, last) or [UNKNOWN_ID],
+            position=first,
+            pages=pages,
+            embeds=session.context.embeds_between(first, last),
+            wants_logits=last >= len(session.context),
+            num_sinks=track.num_sinks,
+            num_evicted=track.num_evicted,
+            others=[RowPages(pages, track.num_sinks, track.num_evicted) for track, pages in others],
+        )
+
+
+class Memory(Protocol):
+    """What lies behind the pool's pages (see `Tiers`)."""
+
+    def reclaim(self) -> bool:
+        """Frees some pages that no running session holds; False when there are none."""
+        ...
+
+    def move_out(self, session: Session) -> None:
+        """Takes a running session's pages away."""
+        ...
+
+    def is_at_hand(self, session: Session) -> bool:
+        """Whether a session can go on once it has pages, or its KV is still on its way."""
+        ...
+
+    def fill(self, session: Session) -> bool:
+        """Brings a session's KV back into its pages; False while some is missing."""
+        ...
+
+
+class Scheduler:
+    """Builds steps under a token budget.
+
+    Attributes:
+        is_stalled: whether the last step is empty though there are turns to compute, and no KV for them on its way.
+            The page accounting is to make that impossible: the engine counts it, and tests assert that it never is.
+
+    Args:
+        max_batch_tokens: tokens of a step.
+        memory: where pages come from when the pool has none.
+        step_time: of forward passes.
+        clock: seconds, that of the turns' due times.
+    """
+
+    def __init__(
+        self, max_batch_tokens: int, memory: Memory, step_time: StepTimeModel, clock: Callable[[], float]
+    ) -> None:
+        self._max_batch_tokens = max_batch_tokens
+        self._long_share = max_batch_tokens // 4
+        self._least_long = max(1, max_batch_tokens // 16)
+        self._memory = memory
+        self._step_time = step_time
+        self._clock = clock
+        self.is_stalled = False
+
+    def schedule(self, running: Iterable[Session], *, with_others: bool) -> list[ScheduledRow]:
+        """The rows of the next step; empty only when nothing is left to compute, or all KV for it is on its way.
+
+        Args:
+            running: the sessions that have a turn.
+            with_others: whether there is another session than one, whose turn may come while the step runs.
+
+        Pages for the new tokens are reserved. When the pool is full, parked sessions give way first, then the least
+        urgent running ones, which lose pages and no token. The most urgent session is never preempted, and one session
+        fits the pool: so there is always progress.
+        """
+        waiting = sorted((session for session in running if session.num_pending), key=self._urgency)
+        num_short = sum(not self._is_long(session) for session in waiting)
+        budget = self._max_batch_tokens - (self._long_share if num_short < len(waiting) else 0)
+        rows: list[ScheduledRow] = []
+        preempted: set[Session] = set()
+        num_on_way = 0
+        for index, session in enumerate(waiting):
+            if index == num_short:
+                budget = self._left_for_long(rows, with_others=with_others)
+            if session in preempted:
+                continue
+            if not self._memory.is_at_hand(session):
+                num_on_way += 1
+                continue
+            session.begin_behind_forgotten()
+            num_tokens = min(session.num_computable, budget)
+            if num_tokens <= 0:
+                continue
+            session.evict()
+            if not self._reserve(session, num_tokens, waiting[:index:-1], preempted):
+                break
+            if not self._memory.fill(session):
+                num_on_way += 1
+                continue
+            assert session.running is not None
+            rows.append(ScheduledRow(session, session.running, session.kv_len, num_tokens))
+            budget -= num_tokens
+        self.is_stalled = bool(waiting) and not rows and not num_on_way
+        return rows
+
+    def schedule_next_decode(self, rows: Iterable[ScheduledRow], running: Collection[Session]) -> list[ScheduledRow]:
+        """The rows of the step behind one that is under way, as far as they follow from it whatever it chooses.
+
+        They are those of turns that may go on: the tokens that it chooses, each a row. What follows nothing must be
+        scheduled, once the step is over: where a session would miss a step (a session that is not in this one, or has
+        more of its input to compute; a turn that begins when the one before it ends, which is sure), and where the pool
+        has no page free.
+
+        Args:
+            rows: of the step that is under way.
+            running: the sessions that have a turn.
+
+        Pages for the new tokens are reserved. Nothing is evicted before: more than a turn needs is given up with its
+        end, or by `schedule`, where the pool is full.
+        """
+        current = [row for row in rows if row.is_wanted]
+        if len(current) < len(running):
+            return []
+        following = []
+        for row in current:
+            session, turn = row.session, row.turn
+            if row.end < session.kv_target:
+                return []
+            if turn.num_passes_left > 1:
+                if not session.table.reserve(row.end + 1):
+                    return []
+                following.append(ScheduledRow(session, turn, row.end, 1))
+            elif session.queued:
+                return []
+        return following
+
+    def _urgency(self, session: Session) -> tuple[bool, float]:
+        assert session.running is not None
+        return self._is_long(session), session.running.due_s
+
+    def _is_long(self, session: Session) -> bool:
+        return session.num_pending > max(1, self._long_share)
+
+    def _left_for_long(self, rows: Sequence[ScheduledRow], *, with_others: bool) -> int:
+        """Tokens of a step that long appends may have beside short rows."""
+        num_tokens = sum(row.num_tokens for row in rows)
+        most = self._max_batch_tokens - num_tokens
+        if not with_others:
+            return most
+        longest_s, now_s = _SHARED_PASS_S, self._clock()
+        least_s = self._step_time.pass_s(num_tokens)
+        for row in rows:
+            each_s = (row.turn.due_s - now_s) / row.turn.num_passes_left
+            # A turn that would be late without any long append is no reason to hold one up.
+            if each_s >= least_s:
+                longest_s = min(longest_s, each_s)
+        within = self._step_time.num_tokens_within(longest_s, self._max_batch_tokens) - num_tokens
+        return min(most, max(self._least_long, within))
+
+    def _reserve(self, session: Session, num_tokens: int, victims: Sequence[Session], preempted: set[Session]) -> bool:
+        """Gets the pages, from the least urgent running sessions if need be and if that is enough."""
+        while not session.reserve(num_tokens):
+            if self._memory.reclaim():
+                continue
+            num_pages = session.num_pages_with(num_tokens)
+            if not session.table.could_have(num_pages, (victim.table for victim in victims)):
+                return False
+            victim = next(victim for victim in victims if not victim.table.is_empty)
+            self._memory.move_out(victim)
+            preempted.add(victim)
+        return True

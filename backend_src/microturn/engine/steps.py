@@ -1,0 +1,250 @@
+"""Forward passes: the model is given a step, and what it chose is committed to the turns.
+
+On an asynchronous runner a second step is launched before the first one has landed, so that the model never waits:
+
+    engine   launch 1, launch 2 │ wait │ commit 1, launch 3 │ wait │ commit 2, launch 4 │ …
+    model    pass 1 ────────────────── pass 2 ───────────────────── pass 3 ──────────────
+
+Pass 2 computes the tokens that pass 1 chooses: they stay on the model's device, and the host learns them later. A turn
+may have ended with its token: then its row in pass 2 is *dropped*, and nothing of it is committed. It has written the
+KV of that token one place behind what its session has in the cache. That is harmless:
+
+- The page belonged to the session alone, since it was about to be written. Forks and the prefix cache share full pages,
+  from before that place; a copy for a file reads no further than the session's KV went.
+- The session may have given the page up by now, and another one may have it. The new owner reads only what it has
+  written or copied there itself, and its passes and copies come after this one: the device works in our order.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+
+import torch
+from torch import Tensor
+
+from microturn.engine.lifecycle import Lifecycle
+from microturn.engine.scheduler import ScheduledRow, Scheduler
+from microturn.engine.step_time import StepTimeModel
+from microturn.errors import InternalError
+from microturn.kv.upload import upload
+from microturn.model.batch import Batch
+from microturn.model.drawn import Drawn, Sampled
+from microturn.model.runner import Runner
+from microturn.model.sampler import SamplingRow, draw
+from microturn.sessions.options import TurnOptions
+from microturn.sessions.session import Session
+from microturn.sessions.token_counts import TokenCounts
+from microturn.sessions.turn import Turn, TurnOutput
+from microturn.telemetry.recorder import Recorder
+
+log = logging.getLogger(__name__)
+
+_NO_TOKENS = TokenCounts()
+
+
+@dataclass
+class InFlightStep:
+    """A forward pass that the model has been given, and whose tokens are not known yet.
+
+    Attributes:
+        rows: whose tokens it computes.
+        batch: what the model was given.
+        begun_s: since when no other pass is before it, by the engine's clock.
+        drawn: the choice of a token for each row that wants one.
+        error: why there is none.
+    """
+
+    rows: Sequence[ScheduledRow]
+    batch: Batch
+    begun_s: float
+    drawn: Drawn | None = None
+    error: Exception | None = None
+
+    @property
+    def choosing(self) -> list[ScheduledRow]:
+        """The rows behind which a token is chosen."""
+        return [scheduled for scheduled, row in zip(self.rows, self.batch.rows, strict=True) if row.wants_logits]
+
+    def sampled(self) -> list[Sampled]:
+        """Waits for the tokens that were chosen, in the order of the rows that want one.
+
+        Raises:
+            Exception: the pass has failed.
+        """
+        if self.error is not None:
+            raise self.error
+        assert self.drawn is not None
+        return self.drawn.sampled()
+
+    def ids_of(self, following: Sequence[ScheduledRow]) -> Tensor:
+        """The tokens that the rows of the next pass compute, int64 [rows], where they are chosen.
+
+        Args:
+            following: some of the turns that choose a token here, in their order.
+        """
+        assert self.drawn is not None
+        ids, choosing = self.drawn.ids, self.choosing
+        if len(following) == len(choosing):
+            return ids
+        place_of = {row.turn: place for place, row in enumerate(choosing)}
+        places = torch.tensor([place_of[row.turn] for row in following])
+        return ids[upload(places, ids.device)]
+
+
+class Steps:
+    """Launches steps, and commits their results.
+
+    Attributes:
+        runner: the model; a benchmark may replace it between two steps.
+        step_time: learns how long passes take.
+
+    Args:
+        scheduler: says what may follow a step.
+        lifecycle: ends the turns.
+        recorder: counts the steps.
+        eos_ids: tokens that end a generation.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        scheduler: Scheduler,
+        lifecycle: Lifecycle,
+        step_time: StepTimeModel,
+        recorder: Recorder,
+        *,
+        eos_ids: frozenset[int],
+        clock: Callable[[], float],
+    ) -> None:
+        self.runner = runner
+        self.step_time = step_time
+        self._scheduler = scheduler
+        self._lifecycle = lifecycle
+        self._recorder = recorder
+        self._eos_ids = eos_ids
+        self._clock = clock
+
+    def launch(self, rows: Sequence[ScheduledRow], ids: Tensor | None = None) -> InFlightStep:
+        """Gives the model a pass; if that fails, `process_result` reports why.
+
+        Args:
+            rows: whose tokens it computes.
+            ids: these tokens, where they are still being chosen.
+        """
+        step = InFlightStep(rows, Batch([row.build() for row in rows], ids), self._clock())
+        try:
+            logits = self.runner.run(step.batch)
+            # Where the tokens are still being chosen, every row has one, and chooses the next.
+            unknown = repeat(None, len(rows)) if ids is None else ids.unsqueeze(1).unbind()
+            step.drawn = draw(logits, [*map(self._sampling_row, step.choosing, unknown)])
+        except Exception as error:
+            step.error = error
+        return step
+
+    def launch_next(self, step: InFlightStep, is_quiet_until: Callable[[float], bool]) -> InFlightStep | None:
+        """Launches the step that follows one in flight; None where that must be over before anything is decided.
+
+        Args:
+            step: in flight.
+            is_quiet_until: whether nothing else is to be done before a time, by the engine's clock.
+        """
+        if not self.runner.is_asynchronous or step.error is not None:
+            return None
+        if not is_quiet_until(max(self._clock(), step.begun_s + self.step_time.pass_s(step.batch.num_tokens))):
+            return None
+        rows = self._scheduler.schedule_next_decode(step.rows, self._lifecycle.running)
+        return self.launch(rows, step.ids_of(rows)) if rows else None
+
+    def process_result(self, step: InFlightStep, following: InFlightStep | None) -> None:
+        """Waits for a step, and commits its result for those turns that still run.
+
+        Args:
+            step: in flight.
+            following: what was launched after it.
+        """
+        try:
+            sampled = iter(step.sampled())
+        except Exception as error:
+            # Whatever went wrong, the sessions of this step are the only ones it can have touched.
+            log.exception("a forward pass of %d rows failed", len(step.rows))
+            self._recorder.step_failed()
+            failure = InternalError(f"the forward pass failed, nothing was appended: {error}")
+            for scheduled in step.rows:
+                if scheduled.is_wanted:
+                    self._lifecycle.fail(scheduled.session, scheduled.turn, failure)
+            return
+        landed_s = self._clock()
+        if following is not None:
+            following.begun_s = landed_s
+        step_s = landed_s - step.begun_s
+        self.step_time.observe(step.batch.num_tokens, step_s)
+        self._recorder.stepped(len(step.rows), step.batch.num_tokens, step_s)
+        for scheduled, row in zip(step.rows, step.batch.rows, strict=True):
+            token = next(sampled) if row.wants_logits else None
+            if not scheduled.is_wanted:
+                continue  # its turn has ended with the token that this row computed
+            try:
+                self._commit(scheduled, token)
+            except Exception as error:
+                self._lifecycle.fail(scheduled.session, scheduled.turn, error)
+
+    def _sampling_row(self, row: ScheduledRow, unknown: Tensor | None = None) -> SamplingRow:
+        """What the token behind a row is chosen by.
+
+        Args:
+            row: its tokens are the last of the context.
+            unknown: int64 [1], the row's token where the host does not know it yet.
+        """
+        session, turn = row.session, row.turn
+        options = turn.options
+        num_before = turn.num_output + row.end - len(session.context)
+        return SamplingRow(
+            options=options,
+            seed=session.seed if options.seed is None else options.seed,
+            position=row.end,
+            seen=session.counts.follow(session.context) if options.has_penalties else _NO_TOKENS,
+            banned_ids=self._stop_ids(options) if num_before < options.min_tokens else (),
+            unknown=unknown,
+        )
+
+    def _commit(self, row: ScheduledRow, sampled: Sampled | None) -> None:
+        """Commits a row whose turn still runs, with the token behind it, where one was wanted."""
+        session, turn = row.session, row.turn
+        session.table.kv_len += row.num_tokens
+        turn.num_computed += row.num_tokens
+        if sampled is not None:
+            self._commit_token(session, turn, sampled)
+        elif not session.num_pending:
+            self._lifecycle.finish(session, turn, "append")
+        self._lifecycle.advance(session)
+
+    def _commit_token(self, session: Session, turn: Turn, sampled: Sampled) -> None:
+        position = len(session.context)
+        session.context.append_ids([sampled.token_id])
+        turn.num_output += 1
+        if turn.first_token_s is None:
+            turn.first_token_s = self._clock()
+        piece = session.codec.accept(sampled.token_id)
+        if turn.num_output == turn.options.min_tokens:
+            session.codec.begin_generation(turn.options.stop)
+        if piece.stop is not None:
+            turn.stop_reason = piece.stop
+        elif sampled.token_id in self._stop_ids(turn.options):
+            turn.stop_reason = sampled.token_id
+        output = TurnOutput(
+            token_ids=(sampled.token_id,),
+            text=piece.text,
+            position=position,
+            logprobs=() if sampled.logprob is None else (sampled.logprob,),
+        )
+        if turn.stop_reason is not None or turn.num_output == turn.max_tokens:
+            self._lifecycle.finish(session, turn, "length" if turn.stop_reason is None else "stop", output)
+        else:
+            turn.put(output)
+
+    def _stop_ids(self, options: TurnOptions) -> tuple[int, ...]:
+        return options.stop_token_ids if options.ignore_eos else (*options.stop_token_ids, *self._eos_ids)

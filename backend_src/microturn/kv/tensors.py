@@ -1,0 +1,217 @@
+"""The KV cache in memory, and the definition of its layout.
+
+Layers are divided into groups (see `LayerGroups`), and a page belongs to one group. Each slot of a group has one tensor
+``[num_pages, 2, num_kv_heads, page_size, head_dim]`` (FlashInfer's HND layout), which holds the keys and values of the
+group's layer in that slot. A model whose layers all have the same window is one group, and each layer has a tensor::
+
+    page 7:  K  | head 0: token 0, token 1, …, token page_size-1 | head 1: … | … |
+             V  | head 0: token 0, token 1, …, token page_size-1 | head 1: … | … |
+
+So the keys of one head in a page are contiguous: on a CPU without AVX-512 reading them is 1.3 times faster than if the
+heads of a token lay together.
+
+Position ``p`` of a session is in its page ``pages[p // page_size]`` at offset ``p % page_size``, where `pages` are its
+pages for the layer's group.
+
+Elements are float32, bfloat16, int8, or on a GPU float8 (e4m3). In int8 each head's key and value of each token has a
+float32 scale of its own, in a second tensor whose first axes are those of the first: ``[num_pages, 2, num_kv_heads,
+page_size]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from microturn.kv.copier import CopyShare, InPlaceCopier, KVCopier, parts_of
+from microturn.kv.gpu_copier import StreamCopier
+from microturn.kv.image import KVImage, PagePart
+from microturn.kv.layer_groups import LayerGroups, LayerShape
+from microturn.kv.quantization import dequantize, quantize
+from microturn.kv.transfer import Transfer
+
+# Order of elements in a page, written into snapshots: the shape alone is ambiguous if a page has as many tokens as
+# heads.
+LAYOUT = "HND"
+
+# Element types by their names in the settings.
+KV_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float8": torch.float8_e4m3fn,
+    "int8": torch.int8,
+}
+
+_SCALE_DTYPE = torch.float32
+
+
+@dataclass(frozen=True)
+class LayerPages:
+    """All pages of the layers of one slot.
+
+    Attributes:
+        elements: [num_pages, 2, num_kv_heads, page_size, head_dim].
+        scales: float32 [num_pages, 2, num_scales, page_size], with a scale per head in int8 and none otherwise.
+    """
+
+    elements: Tensor
+    scales: Tensor
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All tensors of the pages, each [num_pages, ...]; a copy of a page takes its part of each."""
+        return (self.elements, self.scales) if self.scales.shape[2] else (self.elements,)
+
+    def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Converts keys or values, floats [tokens, num_kv_heads, head_dim], to the pages' type.
+
+        Returns:
+            [tokens, num_kv_heads, head_dim] and scales [tokens, num_scales].
+        """
+        dtype = self.elements.dtype
+        if dtype == torch.int8:
+            return quantize(x.float())
+        if dtype == torch.float8_e4m3fn:
+            largest = torch.finfo(dtype).max
+            x = x.clamp(-largest, largest)  # the type has no larger number
+        return x.to(dtype), self.scales.new_empty(len(x), 0)
+
+    def put(self, pages: Tensor, offsets: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Writes the keys and values of some tokens into their pages.
+
+        Args:
+            pages: int64 [tokens].
+            offsets: int64 [tokens], positions in these pages.
+            keys: floats [tokens, num_kv_heads, head_dim]; `values` likewise.
+        """
+        for part, new in enumerate((keys, values)):
+            elements, self.scales[pages, part, :, offsets] = self.encode(new)
+            _indexable(self.elements)[pages, part, :, offsets] = _indexable(elements)
+
+    def decode(self, page_ids: Tensor) -> Tensor:
+        """Keys and values of some pages, float32 [pages, 2, num_kv_heads, page_size, head_dim]."""
+        elements = _indexable(self.elements)[page_ids].view(self.elements.dtype)
+        return dequantize(elements, self.scales[page_ids]) if elements.dtype == torch.int8 else elements.float()
+
+
+class KVTensors:
+    """The pages of all layers.
+
+    Attributes:
+        num_pages: pages in each tensor.
+        device: where the pages are.
+        groups: which pages belong to a layer.
+        layers: for each layer, in the model's order, the tensors with its pages; they also hold other groups' pages.
+
+    Args:
+        layers: shape of each layer, in the model's order.
+        num_pages: pages in each tensor.
+        page_size: tokens in a page.
+        dtype: type of the elements, one of `KV_DTYPES`.
+        device: where to allocate the pages.
+        groups: of the layers; None puts all into one group.
+        new_copier: makes the copier, given all tensors of the pages; None chooses it by the device.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[LayerShape],
+        num_pages: int,
+        page_size: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        groups: LayerGroups | None = None,
+        new_copier: Callable[[Sequence[Tensor]], KVCopier] | None = None,
+    ) -> None:
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.device = torch.device(device)
+        self.groups = LayerGroups.one(layers) if groups is None else groups
+        self._slots = []
+        for slot in self.groups.slots:
+            heads = (num_pages, 2, slot.num_kv_heads, page_size)
+            elements = torch.empty(*heads, slot.head_dim, dtype=dtype, device=device)
+            scales = torch.empty(num_pages, 2, _num_scales(slot, dtype), page_size, dtype=_SCALE_DTYPE, device=device)
+            self._slots.append(LayerPages(elements, scales))
+        self.layers = [self._slots[place.slot] for place in self.groups.places]
+        if new_copier is None:
+            new_copier = StreamCopier.on if self._tensors[0].is_cuda else InPlaceCopier
+        self._copier = new_copier(self._tensors)
+
+    @staticmethod
+    def bytes_per_token(layers: Sequence[LayerShape], dtype: torch.dtype = torch.float32) -> int:
+        """Bytes of KV that one token takes over all layers, scales included."""
+        return sum(
+            2 * layer.num_kv_heads * layer.head_dim * dtype.itemsize
+            + 2 * _num_scales(layer, dtype) * _SCALE_DTYPE.itemsize
+            for layer in layers
+        )
+
+    # ---- offload and load of pages ------------------------------------------------------------------------------
+
+    @property
+    def page_parts(self) -> list[PagePart]:
+        """The parts of a page, one per tensor."""
+        return parts_of(self._tensors)
+
+    @property
+    def bytes_per_page(self) -> int:
+        """Bytes of one page over all slots."""
+        return sum(part.num_bytes for part in self.page_parts)
+
+    @property
+    def share(self) -> CopyShare:
+        """How many pages may be copied between two steps."""
+        return self._copier.share
+
+    def new_image(self, num_pages: int) -> KVImage:
+        """Allocates an uninitialised image of `num_pages` pages in host memory."""
+        return self._copier.new_image(num_pages)
+
+    def image_bytes(self, num_pages: int) -> int:
+        """Bytes of host memory that an image of `num_pages` pages takes."""
+        return self._copier.image_bytes(num_pages)
+
+    def reserve_host_memory(self, num_bytes: int) -> None:
+        """Allocates host memory for future images, where allocation is slow."""
+        self._copier.reserve(num_bytes)
+
+    def read(self, pages: Sequence[int], image: KVImage | None = None, first: int = 0) -> KVImage:
+        """Copies pages to an image; they may be released at once.
+
+        Args:
+            pages: page ids.
+            image: the target; None is a new one of just these pages.
+            first: index of the first page in the image.
+
+        Returns:
+            The image, which is complete when its `store_transfer` is done.
+        """
+        image = self.new_image(len(pages)) if image is None else image
+        self._copier.read(pages, image, first)
+        return image
+
+    def write(self, pages: Sequence[int], image: KVImage, first: int = 0) -> Transfer:
+        """Copies pages of an image, from index `first` on, into these pages of the cache.
+
+        Do not read the pages before the transfer is done; before releasing them sooner, call `precede_steps`.
+        """
+        return self._copier.write(pages, image, first)
+
+    @property
+    def _tensors(self) -> list[Tensor]:
+        """All tensors of the pages; the first axis of each is that of the pages."""
+        return [tensor for slot in self._slots for tensor in slot.tensors]
+
+
+def _indexable(elements: Tensor) -> Tensor:
+    """The same memory, with 8-bit floats as integers: not every device can index tensors of 8-bit floats."""
+    return elements.view(torch.uint8) if elements.dtype == torch.float8_e4m3fn else elements
+
+
+def _num_scales(layer: LayerShape, dtype: torch.dtype) -> int:
+    """Scales of a token's keys, or values, in a layer."""
+    return layer.num_kv_heads if dtype == torch.int8 else 0

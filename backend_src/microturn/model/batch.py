@@ -1,0 +1,99 @@
+"""The input of one forward pass: an immutable batch of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+# Page ids: int32 [pages], an immutable view of a session's page list, or a plain list.
+Pages = NDArray[np.int32] | Sequence[int]
+
+# Placeholder in a row's `token_ids` for a token that the host does not know yet; the model never reads it.
+UNKNOWN_ID = -1
+
+
+@dataclass(frozen=True)
+class EmbedSpan:
+    """Embeddings in place of tokens.
+
+    Attributes:
+        start: where they begin: an absolute position in a context, or an offset in a row's new tokens.
+        embeds: float32 [n, hidden].
+    """
+
+    start: int
+    embeds: Tensor
+
+
+@dataclass(frozen=True)
+class RowPages:
+    """The visible pages of a row for one kind of layers; see `Row`."""
+
+    pages: Pages
+    num_sinks: int = 0
+    num_evicted: int = 0
+
+
+@dataclass(frozen=True)
+class Row:
+    """The new tokens of one session in this pass.
+
+    Attributes:
+        token_ids: the new tokens, in order; ids at embeddings are ignored.
+        position: absolute position of the first new token; all visible tokens before it are in the pages.
+        pages: the session's page ids for the model's first kind of layers, up to its last new token; n consecutive
+            pages for the same tokens if the kind has n groups.
+        embeds: embeddings that replace new tokens, by offset in `token_ids`.
+        wants_logits: whether a token is sampled after the last new token.
+        num_sinks: attention sinks, which have moved up to the visible tokens; 0 without evicted tokens.
+        num_evicted: evicted tokens behind the sinks.
+        others: the same for the model's other kinds of layers (see `LayerGroups`).
+    """
+
+    token_ids: Sequence[int]
+    position: int
+    pages: Pages
+    embeds: Sequence[EmbedSpan] = ()
+    wants_logits: bool = True
+    num_sinks: int = 0
+    num_evicted: int = 0
+    others: Sequence[RowPages] = ()
+
+    def seen_by(self, kind: int) -> Row:
+        """The row with the pages of another kind of layers."""
+        if kind == 0:
+            return self
+        found = self.others[kind - 1]
+        return replace(self, pages=found.pages, num_sinks=found.num_sinks, num_evicted=found.num_evicted)
+
+    @property
+    def start(self) -> int:
+        """Number of tokens that the first new token sees before it: the index of its key in the pages."""
+        return self.position - self.num_evicted
+
+    @property
+    def context_len(self) -> int:
+        """Number of tokens that the last new token sees, itself included."""
+        return self.start + len(self.token_ids)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of many sessions for one packed forward pass.
+
+    Attributes:
+        rows: one for each session.
+        ids: int64 [tokens], the new tokens of all rows if they are still being sampled on the device; the rows then
+            have `UNKNOWN_ID` in their place.
+    """
+
+    rows: Sequence[Row]
+    ids: Tensor | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(row.token_ids) for row in self.rows)

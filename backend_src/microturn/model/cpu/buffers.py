@@ -1,0 +1,79 @@
+"""Buffers that the layers of a pass reuse: newly allocated memory would be mapped again in each layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from microturn.model.cpu.weights import DecoderLayer
+
+_Floats = NDArray[np.float32]
+
+# Cosines and sines [tokens, head_dim].
+Angles = tuple[_Floats, _Floats]
+
+
+class Arrays(NamedTuple):
+    """`Buffers` as arrays for kernels."""
+
+    hidden: _Floats
+    normed: _Floats
+    qkv: _Floats
+    q: _Floats
+    k: _Floats
+    v: _Floats
+    gate_up: _Floats
+    gated: _Floats
+    block: _Floats
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """The buffers of a pass, all float32 and contiguous.
+
+    Attributes:
+        hidden: [tokens, hidden], the hidden states between layers.
+        normed: [tokens, hidden].
+        qkv: [tokens, heads + 2 * kv_heads, head_dim].
+        q: [tokens, heads, head_dim].
+        k: [tokens, kv_heads, head_dim]; `v` likewise.
+        gate_up: [tokens, 2 * intermediate], the gate projection, then the up projection.
+        gated: [tokens, intermediate].
+        block: [tokens, hidden], the output of a block.
+    """
+
+    hidden: Tensor
+    normed: Tensor
+    qkv: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    gate_up: Tensor
+    gated: Tensor
+    block: Tensor
+
+    @classmethod
+    def of(cls, layer: DecoderLayer, hidden: Tensor) -> Self:
+        """Allocates buffers for a pass of embedded tokens [tokens, hidden] through layers of these sizes."""
+        num_tokens, num_kv_heads, head_dim = len(hidden), layer.shape.num_kv_heads, layer.shape.head_dim
+        return cls(
+            hidden=hidden,
+            normed=hidden.new_empty(hidden.shape),
+            qkv=hidden.new_empty(num_tokens, layer.num_heads + 2 * num_kv_heads, head_dim),
+            q=hidden.new_empty(num_tokens, layer.num_heads, head_dim),
+            k=hidden.new_empty(num_tokens, num_kv_heads, head_dim),
+            v=hidden.new_empty(num_tokens, num_kv_heads, head_dim),
+            gate_up=hidden.new_empty(num_tokens, layer.gate_up.num_out),
+            gated=hidden.new_empty(num_tokens, layer.gate_up.num_out // 2),
+            block=hidden.new_empty(hidden.shape),
+        )
+
+    @cached_property
+    def arrays(self) -> Arrays:
+        """The buffers as arrays over the same memory."""
+        return Arrays(**{name: getattr(self, name).numpy() for name in Arrays._fields})

@@ -1,0 +1,108 @@
+"""The matrix product of a decode step: few rows times a large weight, limited by memory bandwidth.
+
+Each block of weight rows is read once, in order, and multiplied with all rows while it is in the cache. The next block
+must be prefetched meanwhile: the hardware prefetcher stops at the end of a row, and compilers do not vectorize a loop
+with a prefetch. So the inner loop is written in LLVM vectors.
+
+Four rows through SmolLM2-135M's layers (2 cores, AVX-512): 30 ms by torch, 21 by a loop that LLVM vectorizes, 16 by
+this one; a single row takes 15. AVX2: 39, 23, 19.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+from torch import Tensor
+
+# A tile of 4 x 4 sums of 16 lanes fills half of AVX-512's registers.
+_WEIGHT_ROWS = 4
+_TILE_ROWS = 4
+_LANES = 16
+
+# Elements to prefetch ahead: one block, but no more than the L1 cache holds beside it.
+_MOST_AHEAD = 8192
+
+_FLOAT = ir.FloatType()
+_VECTOR = ir.VectorType(_FLOAT, _LANES)
+_BYTES = ir.IntType(8).as_pointer()
+_INT = ir.IntType(32)
+
+_Array = NDArray[Any]
+
+
+def fits(weight: Tensor) -> bool:
+    """Whether the dimensions of a weight [out, in] are multiples of the kernel's tile."""
+    return weight.shape[0] % _WEIGHT_ROWS == 0 and weight.shape[1] % _LANES == 0
+
+
+@numba.njit(nogil=True, parallel=True, cache=True)
+def multiply(x: _Array, weight: _Array, out: _Array) -> None:
+    """Product of x [rows, in] with a weight [out, in] that `fits`, into out [rows, out]; float32 and contiguous."""
+    num_rows, num_out = out.shape
+    for block in numba.prange(num_out // _WEIGHT_ROWS):
+        first = block * _WEIGHT_ROWS
+        num_tiled = num_rows - num_rows % _TILE_ROWS
+        for row in range(0, num_tiled, _TILE_ROWS):
+            _four_rows(x, row, weight, first, out)
+        for row in range(num_tiled, num_rows):
+            _one_row(x, row, weight, first, out)
+
+
+def _tile(num_rows: int) -> Any:
+    """A function (x, row, weight, first, out) that sets out[row : row + num_rows, first : first + _WEIGHT_ROWS]."""
+
+    @intrinsic
+    def multiply_tile(_: Any, x: Any, row: Any, weight: Any, first: Any, out: Any) -> Any:
+        def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
+            x, weight, out = (context.make_array(signature.args[at])(context, builder, args[at]) for at in (0, 2, 4))
+            width = builder.extract_value(weight.shape, 1)
+            num_out = builder.extract_value(out.shape, 1)
+
+            def element(array: Any, row: ir.Value, offset: int, row_len: ir.Value, column: ir.Value) -> ir.Value:
+                at = builder.mul(builder.add(row, row.type(offset)), row_len)
+                return builder.gep(array.data, [builder.add(at, column)])
+
+            def load(pointer: ir.Value) -> ir.Value:
+                return builder.load(builder.bitcast(pointer, _VECTOR.as_pointer()), align=4)
+
+            def intrinsic_of(name: str, result: ir.Type, *operands: ir.Type) -> ir.Function:
+                return cgutils.get_or_insert_function(builder.module, ir.FunctionType(result, operands), name)
+
+            prefetch = intrinsic_of("llvm.prefetch.p0", ir.VoidType(), _BYTES, _INT, _INT, _INT)
+            reduce = intrinsic_of(f"llvm.vector.reduce.fadd.v{_LANES}f32", _FLOAT, _FLOAT, _VECTOR)
+            read, keep, data = _INT(0), _INT(3), _INT(1)  # the prefetch's kind, as LLVM numbers it
+
+            block_len = builder.mul(width, width.type(_WEIGHT_ROWS))
+            is_short = builder.icmp_signed("<=", block_len, width.type(_MOST_AHEAD))
+            ahead = builder.select(is_short, block_len, width.type(_MOST_AHEAD // _WEIGHT_ROWS))
+
+            zero = ir.Constant(_VECTOR, [0.0] * _LANES)
+            sums = [[cgutils.alloca_once_value(builder, zero) for _ in range(num_rows)] for _ in range(_WEIGHT_ROWS)]
+            with cgutils.for_range_slice(builder, width.type(0), width, width.type(_LANES)) as (i, _):
+                inputs = [load(element(x, args[1], offset, width, i)) for offset in range(num_rows)]
+                for offset, row_sums in enumerate(sums):
+                    pointer = element(weight, args[3], offset, width, i)
+                    builder.call(prefetch, [builder.bitcast(builder.gep(pointer, [ahead]), _BYTES), read, keep, data])
+                    factor = load(pointer)
+                    for total, given in zip(row_sums, inputs, strict=True):
+                        product = builder.fmul(factor, given, flags=("contract",))
+                        builder.store(builder.fadd(builder.load(total), product, flags=("contract",)), total)
+            for column, row_sums in enumerate(sums):
+                for offset, total in enumerate(row_sums):
+                    value = builder.call(reduce, [_FLOAT(0.0), builder.load(total)], fastmath=("reassoc",))
+                    at = builder.add(args[3], args[3].type(column))
+                    builder.store(value, element(out, args[1], offset, num_out, at))
+            return context.get_dummy_value()
+
+        return types.void(x, row, weight, first, out), generate
+
+    return multiply_tile
+
+
+_four_rows = _tile(_TILE_ROWS)
+_one_row = _tile(1)

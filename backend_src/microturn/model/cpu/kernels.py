@@ -1,0 +1,82 @@
+"""Small kernels of a decoder layer.
+
+All arrays are float32 and contiguous: others would be compiled again, to slower code. They run on one thread: in a
+decode step they take less time than starting a parallel region, and in a long append they are negligible.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+# Allows sums in any order, but keeps infinities and NaN.
+_FAST = {"contract", "reassoc", "nsz", "arcp", "afn"}
+
+# The kernels take arrays of Numba's kind; their types are inferred at the first call.
+_Array = NDArray[Any]
+
+
+@numba.njit(fastmath=_FAST, nogil=True)
+def _normalize(x: _Array, gain: _Array, eps: np.float32, out: _Array) -> None:
+    total = np.float32(0.0)
+    for d in range(x.shape[0]):
+        total += x[d] * x[d]
+    scale = np.float32(1.0) / np.sqrt(total / np.float32(x.shape[0]) + eps)
+    for d in range(x.shape[0]):
+        out[d] = x[d] * scale * gain[d]
+
+
+@numba.njit(fastmath=_FAST, nogil=True, cache=True)
+def rms_norm(x: _Array, gain: _Array, eps: np.float32, out: _Array) -> None:
+    """Root mean square norm (Zhang and Sennrich, 2019) of each row: x and out [rows, width], gain [width]."""
+    for row in range(x.shape[0]):
+        _normalize(x[row], gain, eps, out[row])
+
+
+@numba.njit(fastmath=_FAST, nogil=True)
+def _rotate(x: _Array, cos: _Array, sin: _Array, out: _Array) -> None:
+    half = x.shape[0] // 2
+    for d in range(half):
+        first, second = x[d], x[half + d]
+        out[d] = first * cos[d] - second * sin[d]
+        out[half + d] = second * cos[half + d] + first * sin[half + d]
+
+
+@numba.njit(fastmath=_FAST, nogil=True, cache=True)
+def split_heads(
+    qkv: _Array,
+    q_gain: _Array | None,
+    k_gain: _Array | None,
+    eps: np.float32,
+    cos: _Array,
+    sin: _Array,
+    q: _Array,
+    k: _Array,
+    v: _Array,
+) -> None:
+    """Splits the fused projection into heads; queries and keys are normed, where there are gains, and rotated.
+
+    Args:
+        qkv: [tokens, heads + 2 * kv_heads, head_dim], the query heads first; overwritten where it is normed.
+        q_gain: [head_dim], or None for heads that are not normed; `k_gain` likewise.
+        eps: of the norms.
+        cos: [tokens, head_dim] of rotary embeddings (Su et al., 2021), pairs half a head apart; `sin` likewise.
+        q: [tokens, heads, head_dim], written.
+        k: [tokens, kv_heads, head_dim], written; `v` likewise.
+    """
+    num_heads, num_kv_heads = q.shape[1], k.shape[1]
+    for token in range(qkv.shape[0]):
+        for head in range(num_heads):
+            given = qkv[token, head]
+            if q_gain is not None:
+                _normalize(given, q_gain, eps, given)
+            _rotate(given, cos[token], sin[token], q[token, head])
+        for head in range(num_kv_heads):
+            given = qkv[token, num_heads + head]
+            if k_gain is not None:
+                _normalize(given, k_gain, eps, given)
+            _rotate(given, cos[token], sin[token], k[token, head])
+            v[token, head] = qkv[token, num_heads + num_kv_heads + head]

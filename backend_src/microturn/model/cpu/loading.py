@@ -1,0 +1,138 @@
+"""Loads a model on a CPU from the settings: load, check, choose the weights' type, size the pool."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import torch
+from transformers import PreTrainedModel
+
+from microturn.errors import InvalidArgument
+from microturn.kv.layer_groups import LayerGroups, LayerShape
+from microturn.kv.tensors import KV_DTYPES, KVTensors
+from microturn.model import runner
+from microturn.model.cpu import attention as native
+from microturn.model.cpu.int8_linear import Int8Linear
+from microturn.model.cpu.layers import FusedLayers
+from microturn.model.cpu.probe_int8 import Refused, int8_decoder
+from microturn.model.cpu.weights import release_linears
+from microturn.model.loaded import Loaded, size_pool
+from microturn.model.probe import Checked, check_model, products_of
+from microturn.model.remembered_checks import Outcome, RememberedChecks
+from microturn.settings import Settings
+
+log = logging.getLogger(__name__)
+
+# Limit of a pool sized automatically: other programs may need the memory.
+_MOST_CONTEXTS = 32
+
+
+def load(settings: Settings) -> Loaded:
+    """Loads a model and makes it ready to serve.
+
+    Raises:
+        InvalidArgument: it cannot be loaded or served, or the settings do not fit it.
+    """
+    _refuse_what_is_for_a_gpu(settings)
+    use_native = _use_native(settings)
+    model = runner.load_model(settings.model_dir)
+    layers = runner.trace_layers(model)
+    checked, weights = _checked(settings, model, layers, use_native=use_native)
+    if weights == "int8":
+        release_linears(model)
+    kv_dtype = KV_DTYPES["float32" if settings.kv_dtype == "auto" else settings.kv_dtype]
+    groups = LayerGroups.of(layers)
+    token_bytes = groups.num_groups * KVTensors.bytes_per_token(groups.slots, kv_dtype)
+
+    def free_tokens(max_context: int) -> int:
+        return min(psutil.virtual_memory().available // 2 // token_bytes, _MOST_CONTEXTS * max_context)
+
+    pool, max_context = size_pool(settings, model, groups.num_groups, free_tokens)
+    model_runner = runner.ModelRunner(
+        model,
+        KVTensors(layers, pool.num_pages, pool.page_size, kv_dtype, groups=groups),
+        use_native=use_native,
+        decoder=checked.decoder,
+        exact=settings.deterministic,
+        accepts_embeds=checked.accepts_embeds,
+        no_window_reason=checked.no_window_reason,
+    )
+    return Loaded(model_runner, pool, max_context, weights, "native" if use_native else "torch")
+
+
+def _checked(
+    settings: Settings, model: PreTrainedModel, layers: Sequence[LayerShape], *, use_native: bool
+) -> tuple[Checked[FusedLayers], str]:
+    """The result of the checks and the type of the weights: computed now, or cached.
+
+    Raises:
+        InvalidArgument: it cannot be served, or not with these settings.
+    """
+    if not settings.check_dir:
+        return _check(settings, model, layers, use_native=use_native)
+    num_threads = torch.get_num_threads()
+    remembered = RememberedChecks(Path(settings.check_dir), settings, use_native=use_native, num_threads=num_threads)
+    outcome = remembered.recall()
+    if outcome is None:
+        checked, weights = _check(settings, model, layers, use_native=use_native)
+        is_fused = checked.decoder is not None
+        remembered.remember(Outcome(is_fused, weights, checked.accepts_embeds, checked.no_window_reason))
+        return checked, weights
+    if not outcome.is_fused:
+        decoder = None
+    elif outcome.weights == "int8":
+        decoder = FusedLayers(model, layers, Int8Linear)
+    else:
+        decoder = FusedLayers.of(model, layers, products_of(exact=settings.deterministic))
+    return Checked(decoder, outcome.accepts_embeds, outcome.no_window_reason), outcome.weights
+
+
+def _check(
+    settings: Settings, model: PreTrainedModel, layers: Sequence[LayerShape], *, use_native: bool
+) -> tuple[Checked[FusedLayers], str]:
+    """See `_checked`."""
+    # In float32, whatever the type of the pages: there a difference is an error and not rounding.
+    checked = check_model(model, layers, use_native=use_native, exact=settings.deterministic)
+    if settings.deterministic and (checked.decoder is None or not use_native):
+        lacking = "native attention" if checked.decoder else f"layers of ours for {type(model).__name__}"
+        raise InvalidArgument(f"setting 'deterministic' cannot be true here: it needs {lacking}")
+    return _with_weights(settings.weights, model, layers, checked)
+
+
+def _refuse_what_is_for_a_gpu(settings: Settings) -> None:
+    for name, value in (("weights", "bfloat16"), ("kv_dtype", "float8"), ("attention", "flashinfer")):
+        if getattr(settings, name) == value:
+            raise InvalidArgument(f"setting '{name}' cannot be {value} on a CPU")
+
+
+def _use_native(settings: Settings) -> bool:
+    reason = native.unavailable_reason()
+    if settings.attention == "native" and reason is not None:
+        raise InvalidArgument(f"setting 'attention' cannot be native here: {reason}")
+    if settings.attention == "auto" and reason is not None:
+        log.warning("attention through torch: %s", reason)
+    return settings.attention != "torch" and reason is None
+
+
+def _with_weights(
+    wanted: str, model: PreTrainedModel, layers: Sequence[LayerShape], checked: Checked[FusedLayers]
+) -> tuple[Checked[FusedLayers], str]:
+    """The result of the checks with layers of the set type of weights, and that type.
+
+    Raises:
+        InvalidArgument: 8-bit weights are set and the model does not run with them.
+    """
+    if wanted == "float32":
+        return checked, "float32"
+    try:
+        decoder = int8_decoder(model, layers, checked.decoder)
+    except Refused as reason:
+        if wanted == "int8":
+            raise InvalidArgument(f"setting 'weights' cannot be int8 here: {reason}; set weights=float32") from None
+        log.warning("weights in float32: %s", reason)
+        return checked, "float32"
+    return replace(checked, decoder=decoder), "int8"

@@ -1,0 +1,96 @@
+"""Checks at load whether a model runs with 8-bit weights: as the stock model with rounded weights, in any batch.
+
+The layers have passed the probe in float32 before; only the products are new. The effect of rounding on quality is not
+checked here but measured by `make bench-weights`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from microturn.kv.layer_groups import LayerShape
+from microturn.kv.quantization import dequantize, quantize
+from microturn.kv.tensors import KVTensors
+from microturn.model.batch import Batch, Row
+from microturn.model.cpu.int8_linear import Int8Linear
+from microturn.model.cpu.int8_products import TILE_ROWS
+from microturn.model.cpu.layers import FusedLayers
+from microturn.model.runner import ModelRunner
+from microturn.model.stock import stock_logits
+
+log = logging.getLogger(__name__)
+
+# Allowed difference of logits from rounding inputs to 16 bits, relative to the spread of the stock logits: 0.015 was
+# measured with SmolLM2-135M and Gemma 3 270M.
+TOLERANCE = 0.1
+_PAGE_SIZE = 16
+_LEN = 96
+
+
+class Refused(Exception):
+    """The model does not run with 8-bit weights; the argument is the reason."""
+
+
+def int8_decoder(model: PreTrainedModel, layers: Sequence[LayerShape], exact: FusedLayers | None) -> FusedLayers:
+    """The model's layers with 8-bit weights, checked.
+
+    Args:
+        model: not changed.
+        layers: its layers' shapes.
+        exact: the same layers in float32, checked; None if transformers' own layers are used.
+
+    Raises:
+        Refused: they cannot be created, or compute something else.
+    """
+    name = type(model).__name__
+    if exact is None:
+        raise Refused(f"{name} runs on transformers' layers")
+    decoder = FusedLayers(model, layers, Int8Linear)
+    vocab_size = model.config.get_text_config().vocab_size
+    ids, neighbour = torch.randint(vocab_size, (2, _LEN), generator=torch.Generator().manual_seed(0)).tolist()
+    num_pages = _LEN // _PAGE_SIZE
+    kv = KVTensors(layers, 2 * num_pages, _PAGE_SIZE)
+    runner = ModelRunner(model, kv, use_native=True, decoder=decoder)
+    pages, neighbour_pages = list(range(num_pages)), list(range(num_pages, 2 * num_pages))
+
+    # Full and partial tiles of rows, each alone, then batched with another piece.
+    cuts = [0, TILE_ROWS, TILE_ROWS + 1, 3 * TILE_ROWS + 3, _LEN]
+    got = []
+    for first, last in pairwise(cuts):
+        row = Row(ids[first:last], first, pages)
+        alone = runner.run(Batch([row]))[0]
+        together = runner.run(Batch([Row(neighbour, 0, neighbour_pages), row]))[1]
+        if not torch.equal(alone, together):
+            raise Refused(f"logits of {name} with 8-bit weights change beside another session")
+        got.append(alone)
+    expected = _rounded_logits(model, ids)[[cut - 1 for cut in cuts[1:]]]
+    deviation = float((torch.stack(got) - expected).abs().max() / expected.std())
+    log.info("probe: logits of %s with 8-bit weights deviate by %.1e", name, deviation)
+    # Written so that NaN fails too.
+    if not deviation <= TOLERANCE:
+        raise Refused(
+            f"logits of {name} with 8-bit weights deviate from the stock model's with rounded ones by {deviation:.1e} "
+            f"(allowed: {TOLERANCE:.0e})"
+        )
+    return decoder
+
+
+def _rounded_logits(model: PreTrainedModel, ids: Sequence[int]) -> Tensor:
+    """Logits [n, vocab_size] of the stock model with rounded weights in all linear modules."""
+
+    def multiply_rounded(module: nn.Linear, given: tuple[Tensor, ...], _: Tensor) -> Tensor:
+        return nn.functional.linear(given[0], dequantize(*quantize(module.weight)), module.bias)
+
+    linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    hooks = [module.register_forward_hook(multiply_rounded) for module in linears]
+    try:
+        return stock_logits(model, ids)
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -1,0 +1,87 @@
+"""Compares FlashInfer's kernels with torch's on random keys, in the types and shapes that they will serve."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from microturn.errors import InvalidArgument
+from microturn.kv.layer_groups import LayerShape
+from microturn.kv.tensors import KVTensors
+from microturn.model.batch import Batch, Row
+from microturn.model.cpu.layers import Attention
+from microturn.model.gpu.flashinfer_attention import AttentionShape, FlashInferAttention, new_workspace
+from microturn.model.paged_attention import PagedAttention
+
+log = logging.getLogger(__name__)
+
+# Norm of the difference relative to that of torch's result in float32: bfloat16 has 8 bits of precision.
+TOLERANCE = 2e-2
+_PAGE_SIZE = 16
+_NUM_PAGES = 40
+
+
+@torch.inference_mode()
+def check_attention(
+    model: PreTrainedModel, layers: Sequence[LayerShape], dtype: torch.dtype, kv_dtype: torch.dtype
+) -> None:
+    """Compares every layer shape: decode steps, appends, first prompts, and moved sinks.
+
+    Raises:
+        InvalidArgument: FlashInfer's results differ.
+    """
+    device = model.device
+    workspace, generator = new_workspace(device), torch.Generator(device).manual_seed(0)
+    for layer in dict.fromkeys(layers):
+        shape = AttentionShape.of(model, [layer], dtype)
+        kv = KVTensors([layer], _NUM_PAGES + 1, _PAGE_SIZE, kv_dtype, device)
+        keys = torch.randn(kv.layers[0].elements.shape, generator=generator, device=device)
+        kv.layers[0].elements.copy_(keys)
+        for batch in _batches(with_moved_sinks=shape.rotary is not None and layer.window is None):
+            q, k, v = (
+                torch.randn(batch.num_tokens, heads, layer.head_dim, generator=generator, device=device).to(dtype)
+                for heads in (shape.num_heads, layer.num_kv_heads, layer.num_kv_heads)
+            )
+            expected = _attend(PagedAttention(batch, kv, native=False, rotary=shape.rotary), layer, q, k, v)
+            written = kv.layers[0].elements.clone()
+            attention = FlashInferAttention(shape, kv, workspace, batch.num_tokens)
+            attention.plan(batch)
+            deviation = float((_attend(attention, layer, q, k, v) - expected).norm() / expected.norm())
+            log.info("probe: FlashInfer's attention of %s deviates by %.1e", layer, deviation)
+            # Written so that NaN fails too.
+            if not deviation <= TOLERANCE or not _same_bits(kv.layers[0].elements[:-1], written[:-1]):
+                raise InvalidArgument(
+                    f"FlashInfer's attention of {layer} deviates from torch's by {deviation:.1e} (allowed: "
+                    f"{TOLERANCE:.0e}) on {torch.cuda.get_device_name(device)}: set attention=torch"
+                )
+
+
+def _batches(*, with_moved_sinks: bool) -> list[Batch]:
+    """Batches of rows with pages out of order; the last batch has only decode rows."""
+    pages = list(reversed(range(_NUM_PAGES)))
+    append = [
+        _row(1, 100, pages[:7]),
+        _row(17, 40, pages[7:11]),
+        _row(50, 0, pages[11:15]),
+        _row(1, 0, pages[15:16]),
+    ]
+    decode = [_row(1, 300, pages[:19]), _row(1, 16, pages[19:21]), _row(1, 31, pages[21:23])]
+    moved = Row([0] * 3, 1060, pages[30:34], num_sinks=_PAGE_SIZE, num_evicted=1008)
+    return [Batch([*append, moved] if with_moved_sinks else append), Batch(decode)]
+
+
+def _row(num_tokens: int, position: int, pages: Sequence[int]) -> Row:
+    return Row([0] * num_tokens, position, pages)
+
+
+def _attend(attention: Attention, layer: LayerShape, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scale = layer.head_dim**-0.5
+    return attention.append_and_attend(0, q, k, v, scale, layer.window).float()
+
+
+def _same_bits(x: Tensor, y: Tensor) -> bool:
+    return torch.equal(x.view(torch.uint8), y.view(torch.uint8))

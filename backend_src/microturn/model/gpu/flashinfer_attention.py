@@ -1,0 +1,318 @@
+"""Paged attention on a GPU by FlashInfer's kernels (Ye et al., 2025), in place.
+
+Every step uses the batched prefill kernel: a decode row is an append of one token. It is planned on the host once per
+step for all layers with the same window, from page tables only; keys are split among thread blocks until the GPU is
+full, whatever the number of rows.
+
+With a fixed number of rows the kernels of a step can be captured as a CUDA graph. A smaller batch is padded: missing
+rows have no queries; missing tokens have queries outside of the plan, whose results are ignored, and their keys are
+written to the padding page, which no session has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from microturn.kv.layer_groups import LayerShape
+from microturn.kv.tensors import KVTensors, LayerPages
+from microturn.kv.upload import upload
+from microturn.model import rotary
+from microturn.model.batch import Batch
+from microturn.model.paged_step import PagedStep
+from microturn.model.rotary import Rotary, Rotation
+
+# Head sizes and types that FlashInfer's kernels support.
+_HEAD_DIMS = (64, 128, 256)
+_DTYPES = (torch.bfloat16, torch.float16)
+_KV_DTYPES = (*_DTYPES, torch.float8_e4m3fn)
+_LEAST_CAPABILITY = (8, 0)
+
+# Size of the workspace for partial results of split keys: enough for every captured step.
+_WORKSPACE_BYTES = 512 << 20
+# Size of a plan with fixed rows: 512 rows take 16 KB; by default a wrapper has 8 MB, and as much pinned memory.
+_PLAN_BYTES = 256 << 10
+
+
+def unavailable_reason(
+    device: torch.device, shapes: Sequence[LayerShape], dtype: torch.dtype, kv_dtype: torch.dtype
+) -> str | None:
+    """The reason why these kernels cannot serve such layers on the device, or None if they can."""
+    if device.type != "cuda":
+        return f"FlashInfer runs on a GPU, not on the device '{device.type}'"
+    if torch.cuda.get_device_capability(device) < _LEAST_CAPABILITY:
+        return f"{torch.cuda.get_device_name(device)} is older than Ampere, the first that FlashInfer serves"
+    for shape in shapes:
+        if shape.head_dim not in _HEAD_DIMS:
+            return f"heads have {shape.head_dim} elements; FlashInfer serves {', '.join(map(str, _HEAD_DIMS))}"
+    if dtype not in _DTYPES:
+        return f"queries are {dtype}; FlashInfer takes {', '.join(map(str, _DTYPES))}"
+    if kv_dtype not in _KV_DTYPES:
+        return f"the KV cache is {kv_dtype}; FlashInfer takes {', '.join(map(str, _KV_DTYPES))}"
+    try:
+        import flashinfer  # noqa: F401  takes seconds; not imported for a CPU
+    except ImportError as error:
+        return f"FlashInfer cannot be imported ({error}); it comes with microturn[gpu]"
+    return None
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """The attention shape of a model.
+
+    Attributes:
+        layers: KV shape of each layer.
+        num_heads: query heads of a layer.
+        dtype: of the queries.
+        rotary: of the model; needed for moved sinks.
+    """
+
+    layers: Sequence[LayerShape]
+    num_heads: int
+    dtype: torch.dtype
+    rotary: Rotary | None
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, layers: Sequence[LayerShape], dtype: torch.dtype) -> Self:
+        """The shape of some of a model's layers."""
+        num_heads = int(model.config.get_text_config().num_attention_heads)
+        return cls(layers, num_heads, dtype, rotary.installed(model))
+
+
+def new_workspace(device: torch.device) -> Tensor:
+    """Allocates the workspace that all steps on one stream share."""
+    return torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+
+
+class FlashInferAttention:
+    """The attention of consecutive steps; computes the same as `PagedAttention`.
+
+    Args:
+        shape: of the model.
+        kv: the pages; the last one is for padding.
+        workspace: see `new_workspace`.
+        max_tokens: of a step.
+        num_rows: fixed number of rows, so that steps can be captured; None for a variable number.
+        max_pages: of a step with fixed rows, for each group of layers.
+    """
+
+    def __init__(
+        self,
+        shape: AttentionShape,
+        kv: KVTensors,
+        workspace: Tensor,
+        max_tokens: int,
+        num_rows: int | None = None,
+        max_pages: int = 0,
+    ) -> None:
+        self._kv = kv
+        self._rotary = shape.rotary
+        self._num_tokens = max_tokens
+        self._is_fixed = num_rows is not None
+        self._groups: dict[tuple[int, int], _Group] = {}
+        self._layers: list[tuple[_Writer, _Reader]] = []
+        for number, (layer, place) in enumerate(zip(shape.layers, kv.groups.places, strict=True)):
+            key = place.kind, place.group
+            if key not in self._groups:
+                self._groups[key] = _Group(_Writer(kv, max_tokens), {})
+            group = self._groups[key]
+            if layer not in group.readers:
+                dtypes = shape.dtype, kv.layers[number].elements.dtype
+                new_kernel = partial(_Kernel, workspace, layer, shape.num_heads, kv.page_size, *dtypes)
+                group.readers[layer] = _Reader(new_kernel, kv.device, num_rows, max_pages)
+            self._layers.append((group.writer, group.readers[layer]))
+
+    def plan(self, batch: Batch) -> None:
+        """Plans a step. All work is enqueued behind the step before."""
+        kv = self._kv
+        if not self._is_fixed:
+            self._num_tokens = batch.num_tokens
+        for kind, of in enumerate(kv.groups.kinds):
+            for number, step in enumerate(PagedStep.plan(batch, kv.page_size, kind, of.num_groups)):
+                group = self._groups[kind, number]
+                group.writer.plan(step.slots, self._num_tokens)
+                for reader in group.readers.values():
+                    reader.plan(step)
+
+    def append_and_attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None
+    ) -> Tensor:
+        """See `PagedAttention.append_and_attend`."""
+        writer, reader = self._layers[layer]
+        kv = self._kv.layers[layer]
+        writer.write(k, v, kv)
+        return reader.attend(q, kv, scale, partial(self._turn, layer))
+
+    def _turn(self, layer: int, distances: Tensor) -> Rotation:
+        assert self._rotary is not None, "moved sinks need the model's rotary embedding"
+        return self._rotary.rotation(layer, distances)
+
+
+class _Writer:
+    """Writes a step's new keys and values into the pages of one group of layers."""
+
+    def __init__(self, kv: KVTensors, max_tokens: int) -> None:
+        device = kv.device
+        self._page_size = kv.page_size
+        self._padding_slot = (kv.num_pages - 1) * kv.page_size
+        # For FlashInfer the tokens are one sequence with a page per token: the page that the token is written to.
+        self._pages_and_places = torch.zeros(2, max_tokens, dtype=torch.int32, device=device)
+        self._sequence = torch.zeros(max_tokens, dtype=torch.int32, device=device)
+        self._indptr = torch.tensor([0, max_tokens], dtype=torch.int32, device=device)
+        self._last_page_len = torch.tensor([kv.page_size], dtype=torch.int32, device=device)
+
+    def plan(self, slots: NDArray[np.int64], num_tokens: int) -> None:
+        """Plans where the tokens are written, including padding."""
+        at = np.full(num_tokens, self._padding_slot)
+        at[: len(slots)] = slots
+        pages, offsets = np.divmod(at, self._page_size)
+        places = np.arange(num_tokens) * self._page_size + offsets
+        planned = torch.from_numpy(np.stack((pages, places)).astype(np.int32))
+        self._pages_and_places[:, :num_tokens] = upload(planned, self._indptr.device)
+
+    def write(self, k: Tensor, v: Tensor, kv: LayerPages) -> None:
+        from flashinfer import append_paged_kv_cache
+
+        (k, _), (v, _) = kv.encode(k), kv.encode(v)
+        pages, places = self._pages_and_places[:, : len(k)]
+        append_paged_kv_cache(
+            k, v, self._sequence[: len(k)], places, kv.elements, pages, self._indptr, self._last_page_len, "HND"
+        )
+
+
+class _Kernel:
+    """A FlashInfer wrapper, for layers with the same attention.
+
+    Args:
+        num_rows: see `FlashInferAttention`; `max_pages` likewise.
+        causal: whether a query sees no keys behind its own position.
+    """
+
+    def __init__(
+        self,
+        workspace: Tensor,
+        layer: LayerShape,
+        num_heads: int,
+        page_size: int,
+        dtype: torch.dtype,
+        kv_dtype: torch.dtype,
+        *,
+        num_rows: int | None = None,
+        max_pages: int = 0,
+        causal: bool = True,
+    ) -> None:
+        from flashinfer import BatchPrefillWithPagedKVCacheWrapper
+
+        self._device = workspace.device
+        self._num_rows = num_rows
+        fixed: dict[str, Any] = {}
+        if num_rows is not None:
+            new = partial(torch.zeros, dtype=torch.int32, device=self._device)
+            fixed = {
+                "use_cuda_graph": True,
+                "qo_indptr_buf": new(num_rows + 1),
+                "paged_kv_indptr_buf": new(num_rows + 1),
+                "paged_kv_indices_buf": new(max_pages),
+                "paged_kv_last_page_len_buf": new(num_rows),
+            }
+        # The Hopper kernels ("fa3") do not split keys: eight rows would leave half of the GPU idle.
+        self._wrapper = BatchPrefillWithPagedKVCacheWrapper(workspace, "HND", backend="fa2", **fixed)
+        if fixed:
+            plan = torch.empty(_PLAN_BYTES, dtype=torch.uint8, device=self._device)
+            self._wrapper.reset_workspace_buffer(workspace, plan)
+        self._options = {
+            "num_qo_heads": num_heads,
+            "num_kv_heads": layer.num_kv_heads,
+            "head_dim_qk": layer.head_dim,
+            "page_size": page_size,
+            "causal": causal,
+            "sm_scale": 1.0,  # each layer passes its own
+            "window_left": -1 if layer.window is None else layer.window - 1,
+            "q_data_type": dtype,
+            "kv_data_type": kv_dtype,
+        }
+        self._has_planned: torch.cuda.Event | None = None
+
+    def plan(self, step: PagedStep) -> None:
+        if self._has_planned is not None:
+            # The wrapper reuses pinned memory from which the last plan may still be copied.
+            self._has_planned.synchronize()
+        num_missing = 0 if self._num_rows is None else self._num_rows - len(step.context_len)
+        last_page_len = (step.context_len - 1) % step.page_size + 1
+        self._wrapper.plan(
+            torch.from_numpy(np.pad(step.query_indptr, (0, num_missing), mode="edge")),
+            torch.from_numpy(np.pad(step.page_indptr, (0, num_missing), mode="edge")),
+            upload(torch.from_numpy(step.page_ids), self._device),
+            torch.from_numpy(np.pad(last_page_len, (0, num_missing))),
+            max_token_per_sequence=int(np.diff(step.query_indptr).max()),
+            **self._options,
+        )
+        self._has_planned = torch.cuda.current_stream(self._device).record_event()
+
+    def run(self, q: Tensor, kv: LayerPages, scale: float) -> Tensor:
+        out = torch.empty_like(q)
+        self._wrapper.run(q, kv.elements, out=out, q_scale=scale)
+        return out
+
+    def run_with_weight(self, q: Tensor, kv: LayerPages, scale: float) -> tuple[Tensor, Tensor]:
+        """The results and the log-sum-exp of their scores, float32 [tokens, heads]."""
+        out, weight = self._wrapper.run(q, kv.elements, q_scale=scale, return_lse=True)
+        return out, weight
+
+
+class _Reader:
+    """Computes the attention over the pages of one group of layers.
+
+    Moved sinks are computed separately: their queries are rotated back by the distance and attend to the sinks only,
+    and the two results are merged. Such steps are not captured.
+    """
+
+    def __init__(
+        self, new_kernel: Callable[..., _Kernel], device: torch.device, num_rows: int | None, max_pages: int
+    ) -> None:
+        self._kernel = new_kernel(num_rows=num_rows, max_pages=max_pages)
+        self._new_kernel = new_kernel
+        self._device = device
+        self._is_fixed = num_rows is not None
+        self._sinks: _Kernel | None = None
+        # The rotated queries and their distances.
+        self._moved: tuple[Tensor, Tensor] | None = None
+
+    def plan(self, step: PagedStep) -> None:
+        moved, moved_by = (torch.from_numpy(part) for part in step.moved_queries())
+        self._moved = None
+        if len(moved):
+            assert not self._is_fixed, "moved sinks in a captured step"
+            self._sinks = self._sinks or self._new_kernel(causal=False)
+            sinks, step = step.apart()
+            self._sinks.plan(sinks)
+            self._moved = upload(moved, self._device), upload(-moved_by, self._device)
+        self._kernel.plan(step)
+
+    def attend(self, q: Tensor, kv: LayerPages, scale: float, rotation: Callable[[Tensor], Rotation]) -> Tensor:
+        if self._moved is None:
+            return self._kernel.run(q, kv, scale)
+        from flashinfer import merge_state
+
+        assert self._sinks is not None
+        out, weight = self._kernel.run_with_weight(q, kv, scale)
+        moved, turned_by = self._moved
+        turned = rotation(turned_by)(q[moved].float()).to(q.dtype)
+        out[moved], _ = merge_state(out[moved], weight[moved], *self._sinks.run_with_weight(turned, kv, scale))
+        return out
+
+
+@dataclass(frozen=True)
+class _Group:
+    """A group of layers: the writer of its pages, and a reader for each shape of its layers."""
+
+    writer: _Writer
+    readers: dict[LayerShape, _Reader]

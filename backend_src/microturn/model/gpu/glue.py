@@ -1,0 +1,81 @@
+"""The operations of a decoder layer between its products and its attention; compiled, each is one pass over memory.
+
+Plain torch functions for any type and device. On a GPU torch.compile makes one kernel of each (`Glue.compiled`); on a
+CPU they run uncompiled, so that the same code is tested there. Sums and angles are float32 for any type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+# A norm: its gain, float32 [width], and its eps.
+Norm = tuple[Tensor, float]
+
+
+def rms_norm(x: Tensor, norm: Norm) -> Tensor:
+    """Root mean square norm (Zhang and Sennrich, 2019) over the last axis."""
+    gain, eps = norm
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * gain).to(x.dtype)
+
+
+def add_and_norm(hidden: Tensor, block: Tensor, block_norm: Norm | None, next_norm: Norm) -> tuple[Tensor, Tensor]:
+    """Adds a block's output [tokens, hidden], normed if there is a norm; returns the sum, and the sum normed."""
+    hidden = hidden + (block if block_norm is None else rms_norm(block, block_norm))
+    return hidden, rms_norm(hidden, next_norm)
+
+
+def split_heads(
+    qkv: Tensor, q_norm: Norm | None, k_norm: Norm | None, cos: Tensor, sin: Tensor, num_heads: int, num_kv_heads: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Splits the fused projection into heads; queries and keys are normed, where there are norms, and rotated.
+
+    Args:
+        qkv: [tokens, heads + 2 * kv_heads, head_dim], the query heads first.
+        q_norm: of each query head; `k_norm` likewise.
+        cos: float32 [tokens, head_dim] of rotary embeddings (Su et al., 2021), pairs half a head apart; `sin` likewise.
+        num_heads: query heads.
+        num_kv_heads: key heads, and value heads.
+
+    Returns:
+        [tokens, heads, head_dim] and twice [tokens, kv_heads, head_dim], contiguous.
+    """
+    q, k, v = torch.split(qkv, [num_heads, num_kv_heads, num_kv_heads], dim=1)
+    q = q if q_norm is None else rms_norm(q, q_norm)
+    k = k if k_norm is None else rms_norm(k, k_norm)
+    return _rotate(q, cos, sin), _rotate(k, cos, sin), v.contiguous()
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.float().chunk(2, dim=-1)
+    (first_cos, second_cos), (first_sin, second_sin) = (part[:, None].chunk(2, dim=-1) for part in (cos, sin))
+    turned = (first * first_cos - second * first_sin, second * second_cos + first * second_sin)
+    return torch.cat(turned, dim=-1).to(x.dtype)
+
+
+def gate(gate_up: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
+    """The activated gate projection [tokens, width] times the up projection behind it."""
+    given, up = gate_up.chunk(2, dim=-1)
+    return activation(given) * up
+
+
+@dataclass(frozen=True)
+class Glue:
+    """The functions, compiled or not."""
+
+    rms_norm: Callable[[Tensor, Norm], Tensor] = rms_norm
+    add_and_norm: Callable[[Tensor, Tensor, Norm | None, Norm], tuple[Tensor, Tensor]] = add_and_norm
+    split_heads: Callable[..., tuple[Tensor, Tensor, Tensor]] = split_heads
+    gate: Callable[[Tensor, Callable[[Tensor], Tensor]], Tensor] = gate
+
+    @classmethod
+    def compiled(cls) -> Self:
+        """Compiles one kernel each at the first calls: for the first number of tokens, for one token, and for any."""
+        torch._dynamo.reset()  # widths of an earlier model would make those of this one dynamic
+        functions: list[Any] = [torch.compile(plain) for plain in (rms_norm, add_and_norm, split_heads, gate)]
+        return cls(*functions)

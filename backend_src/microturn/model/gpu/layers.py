@@ -1,0 +1,103 @@
+"""A decoder's forward pass over packed tokens in torch operations, for a GPU and any type of weights.
+
+The counterpart of `FusedLayers`, with the same layers and attention. The operations between products and attention
+are one kernel each (`glue`), so that a layer has some ten kernels. Nothing synchronises with the device or reads a
+value, so that a pass can be captured as a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from microturn.kv.layer_groups import LayerShape
+from microturn.model.cpu.layers import Attention
+from microturn.model.cpu.linear import Product, TorchLinear
+from microturn.model.cpu.weights import DecoderLayer, RMSNorm, is_known
+from microturn.model.gpu.glue import Glue, Norm
+
+
+class TorchLayers:
+    """The layers, last norm and head of a transformers model, over the model's own weights.
+
+    Args:
+        model: a causal LM that `is_known`, on its device and in its type.
+        shapes: KV shape of each layer.
+        glue: the operations between products and attention.
+    """
+
+    def __init__(self, model: PreTrainedModel, shapes: Sequence[LayerShape], glue: Glue) -> None:
+        self._rotary = model.model.rotary_emb
+        kinds = [turning.kind for turning in self._rotary.turnings]
+        self._layers = [DecoderLayer.of(*of, TorchLinear) for of in zip(model.model.layers, shapes, kinds, strict=True)]
+        self._norm = RMSNorm.of(model.model.norm)
+        self._head = TorchLinear.of(model.lm_head)
+        self._glue = glue
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, shapes: Sequence[LayerShape], glue: Glue | None = None) -> Self | None:
+        """The layers of the model, or None for an unknown architecture."""
+        return cls(model, shapes, glue or Glue()) if is_known(model, shapes) else None
+
+    def __call__(self, hidden: Tensor, positions: Tensor, wanted: Tensor, attention: Attention) -> Tensor:
+        """Runs all layers.
+
+        Args:
+            hidden: [tokens, hidden], the embedded tokens.
+            positions: int64 [tokens].
+            wanted: int64 [n], indices of the tokens whose logits are wanted.
+            attention: of this step.
+
+        Returns:
+            float32 logits [n, vocab_size].
+        """
+        glue, layers = self._glue, self._layers
+        angles = {kind: self._angles(positions, kind) for kind in {layer.kind for layer in layers}}
+        following = [_norm(layer.input_norm) for layer in layers[1:]] + [_norm(self._norm)]
+        normed = glue.rms_norm(hidden, _norm(layers[0].input_norm))
+        for index, (layer, next_norm) in enumerate(zip(layers, following, strict=True)):
+            shape = layer.shape
+            qkv = _multiply(layer.qkv, normed).view(len(hidden), -1, shape.head_dim)
+            norms = _norm_of(layer.q_norm), _norm_of(layer.k_norm)
+            q, k, v = glue.split_heads(qkv, *norms, *angles[layer.kind], layer.num_heads, shape.num_kv_heads)
+            attended = attention.append_and_attend(index, q, k, v, layer.scale, shape.window)
+            hidden, normed = glue.add_and_norm(
+                hidden,
+                _multiply(layer.output, attended.flatten(1)),
+                _norm_of(layer.attended_norm),
+                _norm(layer.feed_forward_norm),
+            )
+            gated = glue.gate(_multiply(layer.gate_up, normed), layer.activation)
+            hidden, normed = glue.add_and_norm(
+                hidden, _multiply(layer.down, gated), _norm_of(layer.fed_forward_norm), next_norm
+            )
+        return _multiply(self._head, normed[wanted]).float()
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights that one pass reads at least."""
+        products = [product for layer in self._layers for product in layer.products]
+        return sum(product.num_bytes for product in products) + self._head.num_bytes
+
+    def _angles(self, positions: Tensor, kind: str | None) -> tuple[Tensor, Tensor]:
+        """Cosines and sines, float32 [tokens, head_dim]."""
+        cos, sin = self._rotary(self._norm.gain, positions, kind)
+        head_dim = self._layers[0].shape.head_dim
+        if cos.shape[-1] != head_dim:
+            raise NotImplementedError(f"rotary angles for {cos.shape[-1]} of {head_dim} elements of a head")
+        return cos, sin
+
+
+def _multiply(product: Product, x: Tensor) -> Tensor:
+    return product(x, x.new_empty(len(x), product.num_out))
+
+
+def _norm(norm: RMSNorm) -> Norm:
+    return norm.gain, norm.eps
+
+
+def _norm_of(norm: RMSNorm | None) -> Norm | None:
+    return None if norm is None else _norm(norm)

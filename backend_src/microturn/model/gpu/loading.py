@@ -1,0 +1,174 @@
+"""Loads a model on a GPU from the settings: load, check, convert, capture, and size the pool by the remaining memory.
+
+The model is checked in float32 with torch's attention: there a difference is an error and not rounding (in bfloat16 a
+position off by one may change logits no more than rounding does). FlashInfer's kernels are then compared with torch's
+separately, in the types that they will serve.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+
+import torch
+from transformers import PreTrainedModel
+
+from microturn.errors import InvalidArgument
+from microturn.kv.gpu_copier import staged_bytes_of
+from microturn.kv.layer_groups import LayerGroups, LayerShape
+from microturn.kv.tensors import KV_DTYPES, KVTensors
+from microturn.model import runner
+from microturn.model.gpu import flashinfer_attention
+from microturn.model.gpu.attention_probe import check_attention
+from microturn.model.gpu.glue import Glue
+from microturn.model.gpu.graphs import StepSize, padding_batch, step_sizes
+from microturn.model.gpu.layers import TorchLayers
+from microturn.model.gpu.runner import GpuRunner
+from microturn.model.loaded import Loaded, size_pool
+from microturn.model.probe import TOLERANCE, Checked, check_runner, new_pages
+from microturn.settings import Settings
+
+log = logging.getLogger(__name__)
+
+_DTYPES = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+
+# Memory of a captured graph besides the shared pool, and its memory per row.
+_BYTES_PER_GRAPH = 8 << 20
+# Left free for sampling (60 bytes per logit, at most 64 rows), for allocations that vary, and for the driver.
+_SPARE_BYTES = 2 << 30
+
+
+def load(settings: Settings, device: torch.device) -> Loaded:
+    """Loads a model and makes it ready to serve.
+
+    Raises:
+        InvalidArgument: it cannot be loaded or served, or the settings do not fit it.
+    """
+    if settings.weights not in _DTYPES:
+        raise InvalidArgument(f"setting 'weights' is one of {', '.join(_DTYPES)} on a GPU, not '{settings.weights}'")
+    if settings.deterministic:
+        raise InvalidArgument("setting 'deterministic' cannot be true on a GPU: kernels depend on a step's size")
+    return make_ready(runner.load_model(settings.model_dir, torch.float32, device), settings)
+
+
+def make_ready(model: PreTrainedModel, settings: Settings) -> Loaded:
+    """Checks a float32 model on its device, converts it, sizes its pool and captures its passes.
+
+    Raises:
+        InvalidArgument: see `load`.
+    """
+    # No TF32: it would round the factors of products to 10 bits.
+    torch.backends.cuda.matmul.allow_tf32 = False
+    layers = runner.trace_layers(model)
+    checked = check_runner(
+        model,
+        layers,
+        lambda decoder: GpuRunner(
+            model,
+            new_pages(layers, device=model.device),
+            layers,
+            decoder=decoder,
+            has_flashinfer=False,
+            max_tokens=settings.max_batch_tokens,
+        ),
+        partial(TorchLayers.of, model, layers),
+        TOLERANCE,
+    )
+    dtype = _DTYPES[settings.weights]
+    kv_dtype = dtype if settings.kv_dtype == "auto" else KV_DTYPES[settings.kv_dtype]
+    has_flashinfer = _has_flashinfer(settings.attention, model, layers, dtype, kv_dtype)
+    model.to(dtype)
+    if checked.decoder is not None:  # frees the float32 weights of the checked layers
+        glue = Glue.compiled() if model.device.type == "cuda" else Glue()
+        checked = replace(checked, decoder=TorchLayers.of(model, layers, glue))
+    serving = _Serving(model, layers, checked, has_flashinfer, kv_dtype, settings)
+    pool, max_context = size_pool(settings, model, serving.groups.num_groups, serving.free_tokens)
+    ready = serving.new_runner(pool.num_pages)
+    ready.capture(serving.sizes, max_context)
+    weights = str(dtype).removeprefix("torch.")
+    return Loaded(ready, pool, max_context, weights, "flashinfer" if has_flashinfer else "torch")
+
+
+@dataclass(frozen=True)
+class _Serving:
+    """A converted model and how to serve it."""
+
+    model: PreTrainedModel
+    layers: Sequence[LayerShape]
+    checked: Checked[TorchLayers]
+    has_flashinfer: bool
+    kv_dtype: torch.dtype
+    settings: Settings
+
+    @cached_property
+    def groups(self) -> LayerGroups:
+        return LayerGroups.of(self.layers)
+
+    @cached_property
+    def sizes(self) -> list[StepSize]:
+        return step_sizes(self.settings.max_sessions, self.settings.max_batch_tokens)
+
+    def new_runner(self, num_pages: int) -> GpuRunner:
+        """A runner with `num_pages` pages and one for padding."""
+        kv = KVTensors(
+            self.layers, num_pages + 1, self.settings.page_size, self.kv_dtype, self.model.device, self.groups
+        )
+        return GpuRunner(
+            self.model,
+            kv,
+            self.layers,
+            decoder=self.checked.decoder,
+            has_flashinfer=self.has_flashinfer,
+            max_tokens=self.settings.max_batch_tokens,
+            accepts_embeds=self.checked.accepts_embeds,
+            no_window_reason=self.checked.no_window_reason,
+        )
+
+    def free_tokens(self, max_context: int) -> int:
+        """Tokens for which there is memory beside the largest passes, which are captured and run here without pages."""
+        device, free_before = self.model.device, _free_bytes(self.model.device)
+        rehearsal = self.new_runner(0)
+        rehearsal.capture({self.sizes[0], max(size for size in self.sizes if size.is_decode)}, max_context)
+        num_rows = min(self.settings.max_sessions, self.settings.max_batch_tokens)
+        rehearsal.run(padding_batch(rehearsal.kv, StepSize(self.settings.max_batch_tokens, num_rows)))
+        torch.cuda.synchronize(device)
+        taken = free_before - torch.cuda.mem_get_info(device)[0]
+        # Each graph keeps float32 logits per row, and page ids per row and group of layers.
+        num_words = rehearsal.vocab_size + self.groups.num_groups * -(-max_context // self.settings.page_size)
+        kept = len(self.sizes) * _BYTES_PER_GRAPH + sum(size.num_rows for size in self.sizes) * 4 * num_words
+        del rehearsal
+        free = _free_bytes(device) - taken - kept - _SPARE_BYTES
+        free -= 2 * staged_bytes_of(free)
+        return max(0, free) // (self.groups.num_groups * KVTensors.bytes_per_token(self.groups.slots, self.kv_dtype))
+
+
+def _has_flashinfer(
+    wanted: str, model: PreTrainedModel, layers: Sequence[LayerShape], dtype: torch.dtype, kv_dtype: torch.dtype
+) -> bool:
+    """Whether to use FlashInfer, after comparing its kernels with torch's.
+
+    Raises:
+        InvalidArgument: the set attention is not available, or FlashInfer's results differ.
+    """
+    if wanted == "native":
+        raise InvalidArgument("setting 'attention' cannot be native on a GPU: that kernel is for a CPU")
+    if wanted == "torch":
+        return False
+    reason = flashinfer_attention.unavailable_reason(model.device, layers, dtype, kv_dtype)
+    if reason is None:
+        check_attention(model, layers, dtype, kv_dtype)
+        return True
+    if wanted == "flashinfer":
+        raise InvalidArgument(f"setting 'attention' cannot be flashinfer here: {reason}")
+    log.warning("attention through torch, which is slow: %s", reason)
+    return False
+
+
+def _free_bytes(device: torch.device) -> int:
+    """Free bytes of a GPU's memory, after torch has released its cached memory."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(device)[0]

@@ -1,0 +1,133 @@
+"""Paged attention of one step, plugged into transformers through its AttentionInterface.
+
+A model built with ``attn_implementation=IMPLEMENTATION`` calls `_forward` in every layer with the packed queries, keys
+and values of all rows; the step is passed as the keyword argument ``paged`` of the model's forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from microturn.kv.tensors import KVTensors
+from microturn.model import dense_attention as dense
+from microturn.model.batch import Batch
+from microturn.model.cpu.attention import NativePlan
+from microturn.model.paged_step import PagedStep
+from microturn.model.rotary import Rotary, Rotation, Turning
+
+IMPLEMENTATION = "microturn_paged"
+
+# Arguments that change the attention and are not implemented here.
+_UNSUPPORTED = ("softcap", "s_aux", "sinks", "attention_bias", "position_bias")
+
+
+class _KindPlan:
+    """The step for one kind of layers.
+
+    Attributes:
+        steps: for each group of the layers.
+        native: the plan of the native kernel; None if torch computes the attention.
+        moved: int64 [n], the queries of rows with moved sinks.
+        moved_by: int64 [n], how far.
+    """
+
+    def __init__(self, steps: Sequence[PagedStep], *, native: bool, exact: bool) -> None:
+        self.steps = steps
+        self.native = NativePlan(steps, exact=exact) if native else None
+        self.moved, self.moved_by = (torch.from_numpy(part) for part in steps[0].moved_queries())
+
+
+class PagedAttention:
+    """The attention of one step over all layers.
+
+    Args:
+        batch: the rows.
+        kv: their pages.
+        native: whether to use the native kernel, or torch.
+        rotary: of the model; needed for moved sinks. The native kernel gets the queries of such rows a second time,
+            rotated back by the distance, so that shared pages need not change.
+        exact: whether a token's result is bitwise independent of how its session is divided into rows; native only.
+    """
+
+    def __init__(
+        self, batch: Batch, kv: KVTensors, *, native: bool, rotary: Rotary | None = None, exact: bool = False
+    ) -> None:
+        self._kv = kv
+        self._kinds = [
+            _KindPlan(PagedStep.plan(batch, kv.page_size, number, kind.num_groups), native=native, exact=exact)
+            for number, kind in enumerate(kv.groups.kinds)
+        ]
+        self._rotary = rotary
+        self._rotations: dict[tuple[int, Turning | None], Rotation] = {}
+
+    def append_and_attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None
+    ) -> Tensor:
+        """Writes the new keys and values of a layer into their pages and attends over each row's whole context.
+
+        Args:
+            layer: index of the layer.
+            q: [tokens, heads, head_dim], packed over the rows.
+            k: [tokens, kv_heads, head_dim]; `v` likewise.
+            scale: factor of the scores.
+            window: positions visible to a query, itself included; None is all.
+
+        Returns:
+            [tokens, heads, head_dim].
+        """
+        kv, place = self._kv.layers[layer], self._kv.groups.places[layer]
+        kind = self._kinds[place.kind]
+        out = torch.empty_like(q)
+        if kind.native is None:
+            step = kind.steps[place.group]
+            dense.append(kv, k, v, step)
+            dense.attend(q, kv, step, scale, window, partial(self._rotation, layer), out)
+        else:
+            if len(kind.moved):
+                q = torch.cat((q, self._turn_back(layer, place.kind)(q[kind.moved])))
+            kind.native.append_and_attend(place.group, q, k, v, kv, scale, window, out)
+        return out
+
+    def _turn_back(self, layer: int, kind: int) -> Rotation:
+        """The rotation of queries with moved sinks, cached for the layers of a kind with the same angles."""
+        turning = None if self._rotary is None else self._rotary.turnings[layer]
+        if (kind, turning) not in self._rotations:
+            self._rotations[kind, turning] = self._rotation(layer, -self._kinds[kind].moved_by)
+        return self._rotations[kind, turning]
+
+    def _rotation(self, layer: int, distances: Tensor) -> Rotation:
+        if self._rotary is None:
+            raise NotImplementedError("the rotary embedding of its layers is not known")
+        return self._rotary.rotation(layer, distances)
+
+
+def _forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,  # noqa: ARG001  always None: the pages say what is visible
+    scaling: float,
+    paged: PagedAttention | None = None,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Called by transformers: query [1, heads, tokens, head_dim], key and value [1, kv_heads, tokens, head_dim]."""
+    if paged is None:
+        raise NotImplementedError("attention that does not receive the keyword arguments of its model's forward")
+    for name in _UNSUPPORTED:
+        if kwargs.get(name) is not None:
+            raise NotImplementedError(f"attention with '{name}'")
+    q, k, v = (tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value))
+    return paged.append_and_attend(int(module.layer_idx), q, k, v, scaling, sliding_window)[None], None  # type: ignore[arg-type]
+
+
+def register() -> None:
+    """Registers IMPLEMENTATION with transformers."""
+    AttentionInterface.register(IMPLEMENTATION, _forward)

@@ -1,0 +1,167 @@
+"""Rotary position embeddings that stay exact at any position.
+
+A model's own module multiplies positions and frequencies in float32: at position 160,000 an angle is off by up to 0.01.
+`Rotary` replaces the module, takes its frequencies, and multiplies in float64. It is installed only if the layers'
+results stay the same (see `rotary_fit`).
+
+Rotations add up (Su et al., 2021): a query that is rotated back by a distance sees all keys nearer by that distance. So
+the sinks can move up to the window without changing cached keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+_SUFFIX = "inv_freq"
+
+
+class Layout(Enum):
+    """Which elements of a head form a pair that is rotated by one angle."""
+
+    HALVES = "halves"  # elements i and i + n of 2n
+    INTERLEAVED = "interleaved"  # elements 2i and 2i + 1
+
+    def join(self, first: Tensor, second: Tensor) -> Tensor:
+        """Joins the pairs' first and second elements, each [..., n], in the layout's order [..., 2n]."""
+        if self is Layout.HALVES:
+            return torch.cat((first, second), dim=-1)
+        return torch.stack((first, second), dim=-1).flatten(-2)
+
+    def swap(self, x: Tensor) -> Tensor:
+        """Swaps the elements of each pair, [..., 2n]."""
+        if self is Layout.HALVES:
+            return x.roll(x.shape[-1] // 2, -1)
+        return x.view(*x.shape[:-1], -1, 2).flip(-1).flatten(-2)
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """Rotates vectors.
+
+    Attributes:
+        cos: float32 [n, 1, rotary_dim].
+        sin: the same; negative for the first element of each pair.
+        layout: of the pairs.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    layout: Layout = Layout.HALVES
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Rotates the first rotary_dim elements of float32 [n, heads, head_dim]."""
+        rotary_dim = self.cos.shape[-1]
+        given = x[..., :rotary_dim]
+        turned = torch.addcmul(given * self.cos, self.layout.swap(given), self.sin)
+        return turned if rotary_dim == x.shape[-1] else torch.cat((turned, x[..., rotary_dim:]), dim=-1)
+
+
+@dataclass(frozen=True)
+class Turning:
+    """How a layer rotates its queries and keys.
+
+    Attributes:
+        kind: name of its angles; None if all layers have the same.
+        pairs: their layout in a head; None for a layer without positions.
+    """
+
+    kind: str | None = None
+    pairs: Layout | None = Layout.HALVES
+
+
+class Rotary(nn.Module):
+    """The angles of a model's layers.
+
+    Args:
+        inv_freq: float32 [rotary_dim / 2], angle per position, by kind of layer.
+        scaling: factor of cosines and sines, by kind of layer.
+        turnings: of each layer; empty while unknown.
+        layout: of the cosines and sines; layers may split them and pair elements in another way.
+    """
+
+    def __init__(
+        self,
+        inv_freq: Mapping[str | None, Tensor],
+        scaling: Mapping[str | None, float],
+        turnings: Sequence[Turning],
+        layout: Layout = Layout.HALVES,
+    ) -> None:
+        super().__init__()
+        self.turnings = turnings
+        # Not a submodule: converting the model to another type would round the module's frequencies.
+        self.stock: tuple[nn.Module, ...] = ()
+        self.layout = layout
+        self._inv_freq = {kind: tensor.double() for kind, tensor in inv_freq.items()}
+        self._scaling = scaling
+
+    @classmethod
+    def of(cls, module: nn.Module, layout: Layout) -> Self:
+        """Takes the current frequencies of a transformers module; `turnings` is to be set later.
+
+        Args:
+            module: what the model calls for cosines and sines, with buffers named as transformers names them.
+            layout: of its results.
+        """
+        names = [name for name in frequency_names(module) if "original" not in name]
+        by_kind = {name.removesuffix(_SUFFIX).removesuffix("_") or None: name for name in names}
+        rotary = cls(
+            {kind: getattr(module, name) for kind, name in by_kind.items()},
+            {kind: getattr(module, name.replace(_SUFFIX, "attention_scaling"), 1.0) for kind, name in by_kind.items()},
+            [],
+            layout,
+        )
+        rotary.stock = (module,)
+        return rotary
+
+    def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [..., rotary_dim] of positions [...], in the type of x."""
+        cos, sin = self._turn(position_ids, layer_type)
+        scaling = self._scaling[layer_type]
+        cos, sin = ((part * scaling).to(x.dtype) for part in (cos, sin))
+        return self.layout.join(cos, cos), self.layout.join(sin, sin)
+
+    def rotation(self, layer: int, distances: Tensor) -> Rotation:
+        """The rotation that moves a layer's vectors to positions further by `distances`.
+
+        Args:
+            layer: index of the layer.
+            distances: int64 [n].
+        """
+        return self.rotation_of(self.turnings[layer], distances)
+
+    def rotation_of(self, turning: Turning, distances: Tensor) -> Rotation:
+        """The same for a given `Turning`."""
+        if turning.pairs is None:
+            nothing = torch.empty(len(distances), 1, 0, device=distances.device)
+            return Rotation(nothing, nothing)
+        cos, sin = (part[:, None].float() for part in self._turn(distances, turning.kind))
+        return Rotation(turning.pairs.join(cos, cos), turning.pairs.join(-sin, sin), turning.pairs)
+
+    @property
+    def kinds(self) -> list[str | None]:
+        """The names of the angles."""
+        return list(self._inv_freq)
+
+    def _turn(self, distances: Tensor, kind: str | None) -> tuple[Tensor, Tensor]:
+        """Cosines and sines, float64 [..., rotary_dim / 2]."""
+        if self._inv_freq[kind].device != distances.device:
+            self._inv_freq[kind] = self._inv_freq[kind].to(distances.device)
+        angles = distances[..., None].double() * self._inv_freq[kind]
+        return angles.cos(), angles.sin()
+
+
+def installed(model: nn.Module) -> Rotary | None:
+    """The model's `Rotary`, if it is the only rotary module and its turnings are known."""
+    found = [module for module in model.modules() if isinstance(module, Rotary)]
+    return found[0] if len(found) == 1 and found[0].turnings else None
+
+
+def frequency_names(module: nn.Module) -> list[str]:
+    """The buffers with the frequencies of a transformers module."""
+    return [name for name, _ in module.named_buffers(recurse=False) if name.endswith(_SUFFIX)]

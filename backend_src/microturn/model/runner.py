@@ -1,0 +1,237 @@
+"""Runs a batch through the model.
+
+The layers see one packed sequence with explicit positions; our attention reads each row's pages, so that no past token
+is recomputed or copied. The layers are ours too for known architectures (`FusedLayers`), else transformers' own, over
+``[1, T]``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from microturn.errors import InvalidArgument, reason_of
+from microturn.kv.layer_groups import LayerShape
+from microturn.kv.tensors import KVTensors
+from microturn.kv.upload import upload
+from microturn.model import paged_attention as paged
+from microturn.model import rotary, rotary_fit, stock
+from microturn.model.batch import Batch
+from microturn.model.cpu import attention as native
+from microturn.model.cpu.layers import Attention
+from microturn.model.paged_attention import PagedAttention
+
+
+class Runner(Protocol):
+    """The model as the engine uses it.
+
+    Attributes:
+        vocab_size: ids are below this.
+        hidden_size: width of an embedding.
+        accepts_embeds: whether embeddings may replace tokens.
+        no_window_reason: why rows must not have evicted tokens; None if they may.
+        is_asynchronous: whether `run` returns before its work is done, so that the next step can be enqueued meanwhile.
+        kv: its KV cache.
+    """
+
+    is_asynchronous: bool
+    vocab_size: int
+    hidden_size: int
+    accepts_embeds: bool
+    no_window_reason: str | None
+    kv: KVTensors
+
+    def run(self, batch: Batch) -> Tensor:
+        """Computes the new tokens of all rows and writes their keys and values into the pages.
+
+        Returns:
+            float32 logits [rows with `wants_logits`, vocab_size] on the model's device, in row order, valid until the
+            next pass.
+        """
+        ...
+
+
+class TransformerLayers(Protocol):
+    """A model's layers (see `FusedLayers`)."""
+
+    def __call__(self, hidden: Tensor, positions: Tensor, wanted: Tensor, attention: Attention) -> Tensor: ...
+
+
+class ModelRunner:
+    """A Hugging Face causal LM over KV pages, on their device and in the type of its weights.
+
+    Args:
+        model: loaded for inference with our attention (see `load_model`).
+        kv: the pages.
+        use_native: whether short rows go through the native kernel.
+        decoder: our implementation of the layers; None runs transformers' own.
+        exact: whether attention is bitwise independent of how a session is divided into rows; native only.
+        accepts_embeds: result of the probe (see `Runner`); `no_window_reason` likewise.
+    """
+
+    is_asynchronous = False
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        kv: KVTensors,
+        *,
+        use_native: bool,
+        decoder: TransformerLayers | None = None,
+        exact: bool = False,
+        accepts_embeds: bool = True,
+        no_window_reason: str | None = None,
+    ) -> None:
+        self.model = model
+        self.decoder = decoder
+        self._rotary = rotary.installed(model)
+        self.kv = kv
+        self.use_native = use_native
+        self._exact = exact
+        self.accepts_embeds = accepts_embeds
+        self.no_window_reason = no_window_reason
+        embeddings = model.get_input_embeddings()
+        # Embedding rows may be padded beyond the tokenizer's vocabulary; the width of the head counts.
+        self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
+        self.hidden_size = int(embeddings.weight.shape[1])
+
+    @torch.inference_mode()
+    def run(self, batch: Batch) -> Tensor:
+        """See `Runner.run`."""
+        positions, wanted = upload(positions_of(batch), self.kv.device), upload(wanted_of(batch), self.kv.device)
+        return self._pass(batch, positions, wanted)
+
+    def _pass(self, batch: Batch, positions: Tensor, wanted: Tensor) -> Tensor:
+        """Computes the logits, given the new tokens' positions [tokens] and the indices of tokens with logits [n]."""
+        attention = self._attend(batch)
+        if self.decoder is not None:
+            return self.decoder(self._embed(batch), positions, wanted, attention)
+        has_embeds = any(row.embeds for row in batch.rows)
+        inputs = {"inputs_embeds": self._embed(batch)[None]} if has_embeds else {"input_ids": self._ids(batch)[None]}
+        logits: Tensor = self.model(
+            **inputs, position_ids=positions[None], use_cache=False, logits_to_keep=wanted, paged=attention
+        ).logits
+        return logits[0].float()
+
+    def _attend(self, batch: Batch) -> Attention:
+        """The attention of a step."""
+        return PagedAttention(batch, self.kv, native=self.use_native, rotary=self._rotary, exact=self._exact)
+
+    def _ids(self, batch: Batch) -> Tensor:
+        """The new tokens, int64 [tokens]."""
+        if batch.ids is not None:
+            return batch.ids
+        return upload(torch.tensor([token_id for row in batch.rows for token_id in row.token_ids]), self.kv.device)
+
+    def _embed(self, batch: Batch) -> Tensor:
+        """The new tokens' embeddings [tokens, hidden], including embeddings given in place of tokens."""
+        embeds: Tensor = self.model.get_input_embeddings()(self._ids(batch))
+        start = 0
+        for row in batch.rows:
+            for span in row.embeds:
+                first = start + span.start
+                embeds[first : first + len(span.embeds)] = upload(span.embeds, self.kv.device)
+            start += len(row.token_ids)
+        return embeds
+
+
+def positions_of(batch: Batch) -> Tensor:
+    """The new tokens' absolute positions, int64 [tokens]."""
+    num_new = np.fromiter((len(row.token_ids) for row in batch.rows), np.int64)
+    firsts = np.fromiter((row.position for row in batch.rows), np.int64)
+    return torch.from_numpy(np.arange(num_new.sum()) + np.repeat(firsts + num_new - num_new.cumsum(), num_new))
+
+
+def wanted_of(batch: Batch) -> Tensor:
+    """Indices of the tokens whose logits are wanted, int64 [n]."""
+    ends = np.cumsum([len(row.token_ids) for row in batch.rows])
+    return torch.from_numpy(ends[[row.wants_logits for row in batch.rows]] - 1)
+
+
+def load_model(
+    model_dir: str | Path, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+) -> PreTrainedModel:
+    """Loads a causal LM with our attention.
+
+    Raises:
+        InvalidArgument: transformers cannot load a causal LM from the directory.
+    """
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            model_dir, dtype=dtype, attn_implementation=stock.IMPLEMENTATION, local_files_only=True
+        )
+    except Exception as error:  # transformers may raise anything
+        raise InvalidArgument(f"cannot load a causal language model from '{model_dir}': {reason_of(error)}") from error
+    for parameter in model.parameters():
+        # Weights are mapped from the file. The kernel may drop such pages and read them again during a turn, which made
+        # turns take many seconds after a pause. A copy in own memory stays resident.
+        parameter.data = parameter.data.to(device, copy=True)
+    return prepare_model(model, device)
+
+
+def prepare_model(model: PreTrainedModel, device: torch.device | str) -> PreTrainedModel:
+    """Prepares a model for inference: on its device, with our attention and exact rotary angles."""
+    paged.register()
+    model.to(device)
+    model.eval().set_attn_implementation(paged.IMPLEMENTATION)
+    rotary_fit.install(model)
+    return model
+
+
+def set_num_threads(num_threads: int) -> None:
+    """Sets the threads of forward passes made by the calling thread."""
+    torch.set_num_threads(num_threads)
+    if native.unavailable_reason() is None:
+        native.set_num_threads(num_threads)
+
+
+class _ShapeRecorder:
+    """Replaces PagedAttention in one forward pass and records the shape of each layer."""
+
+    def __init__(self) -> None:
+        self.layers: dict[int, LayerShape] = {}
+
+    def append_and_attend(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float,
+        window: int | None,
+    ) -> Tensor:
+        if k.shape != v.shape:
+            raise NotImplementedError(f"keys {list(k.shape)} and values {list(v.shape)} of different shapes")
+        self.layers[layer] = LayerShape(k.shape[1], k.shape[2], window)
+        return torch.zeros_like(q)
+
+
+@torch.inference_mode()
+def trace_layers(model: PreTrainedModel) -> list[LayerShape]:
+    """The shape of each attention layer's KV, recorded in one forward pass of a token.
+
+    Raises:
+        InvalidArgument: the model does not call our attention in every layer, or needs what it cannot do.
+    """
+    recorder = _ShapeRecorder()
+    try:
+        zero = torch.tensor([[0]], device=model.device)
+        model(input_ids=zero, position_ids=zero, use_cache=False, paged=recorder)
+    except NotImplementedError as error:
+        raise InvalidArgument(f"{type(model).__name__} cannot be served: it uses {error}") from error
+    except Exception as error:  # a model may raise anything for a packed batch
+        raise InvalidArgument(
+            f"{type(model).__name__} cannot be served: its pass over a packed batch fails with {reason_of(error)}"
+        ) from error
+    num_layers = int(model.config.get_text_config().num_hidden_layers)
+    if sorted(recorder.layers) != list(range(num_layers)):
+        raise InvalidArgument(
+            f"{type(model).__name__} cannot be served: {len(recorder.layers)} of its {num_layers} layers call "
+            "transformers' attention interface"
+        )
+    return [recorder.layers[layer] for layer in range(num_layers)]

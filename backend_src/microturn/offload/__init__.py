@@ -1,0 +1,6 @@
+"""The tiers behind the KV pool: host memory and files. Offloads the KV of sessions, loads it back, forecasts turns.
+
+    tiers (which session, when) ──▶ storage (which copy, where) ──▶ host_store │ disk_store ──▶ file_thread │ incoming
+
+Knows sessions' page tables, copies and files; the scheduler calls it through a protocol. Open `tiers` first.
+"""

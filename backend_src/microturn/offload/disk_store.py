@@ -1,0 +1,158 @@
+"""The disk tier: KV in files of this process, their total bytes and their LRU order.
+
+The bookkeeping runs on the engine thread; only the file thread accesses files.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from pathlib import Path
+
+from microturn.kv.image import KVImage
+from microturn.kv.page_table import TableState
+from microturn.kv.stored import StoredImage
+from microturn.offload.file_thread import FileThread, Job, Outcome, Priority
+from microturn.offload.image_file import read_image, write_image
+from microturn.offload.own_directory import OwnDirectory
+
+
+@dataclass
+class _File:
+    """A copy's file.
+
+    Attributes:
+        path: of the file.
+        checksum: expected when it is read; set once it is written.
+        reading: the job that reads it, if any.
+    """
+
+    path: Path
+    checksum: str = ""
+    reading: Job | None = None
+
+
+class DiskStore:
+    """Copies in files, least recently used first.
+
+    Attributes:
+        used_bytes: of KV in files, including files being written.
+        max_bytes: limit of `used_bytes`.
+        capacity_bytes: what fits; less than `max_bytes` if other programs have filled the disk.
+
+    Args:
+        parent: where this process creates its directory.
+        max_bytes: limit of the files; 0 is half of the free disk space.
+        model: the model's fingerprint.
+        new_image: allocates an image of n pages to read into.
+        post: schedules a call on the engine thread.
+
+    Raises:
+        OSError: the directory cannot be created.
+    """
+
+    def __init__(
+        self,
+        parent: Path,
+        max_bytes: int,
+        model: str,
+        new_image: Callable[[int], KVImage],
+        post: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self._directory = OwnDirectory(parent)
+        self.max_bytes = max_bytes or shutil.disk_usage(parent).free // 2
+        self.capacity_bytes = self.max_bytes
+        self.used_bytes = 0
+        self._model = model
+        self._new_image = new_image
+        self._files: dict[StoredImage, _File] = {}
+        self._numbers = count()
+        self._thread = FileThread(post)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __iter__(self) -> Iterator[StoredImage]:
+        return iter(self._files)
+
+    def has_room(self, num_bytes: int) -> bool:
+        return self.used_bytes + num_bytes <= self.capacity_bytes
+
+    def write(self, image: StoredImage, told: Callable[[Exception | None], None]) -> None:
+        """Writes a copy.
+
+        Args:
+            image: a copy in host memory.
+            told: called when it is written, with None or the error; after an error the disk holds nothing of it.
+        """
+        assert image.pages is not None
+        file = _File(self._directory.path / f"{next(self._numbers)}.safetensors")
+        self._files[image] = file
+        self.used_bytes += image.num_bytes
+
+        def end(outcome: Outcome[str]) -> None:
+            if outcome.value is None:
+                self._forget(image)
+            else:
+                file.checksum = outcome.value
+            told(outcome.error)
+
+        work = partial(write_image, file.path, image.pages, self._model, image.state)
+        self._thread.submit(work, end, Priority.LATER)
+
+    def read(
+        self, image: StoredImage, told: Callable[[KVImage | None, Exception | None], None], *, is_urgent: bool
+    ) -> None:
+        """Reads a copy; its file stays until `remove`.
+
+        Args:
+            image: a written copy.
+            told: called with its pages, or with the error.
+            is_urgent: whether a turn waits for it.
+        """
+
+        def end(outcome: Outcome[KVImage]) -> None:
+            told(outcome.value, outcome.error)
+
+        priority = Priority.TURN if is_urgent else Priority.AHEAD
+        self._files[image].reading = self._thread.submit(self.reader(image), end, priority)
+
+    def reader(self, image: StoredImage) -> Callable[[], KVImage]:
+        """A function that reads a written copy, in any thread."""
+        return partial(self._load, self._files[image], image.state)
+
+    def hurry(self, image: StoredImage) -> None:
+        """Raises the priority of a read for which a turn waits."""
+        reading = self._files[image].reading
+        assert reading is not None
+        self._thread.hurry(reading)
+
+    def remove(self, image: StoredImage) -> None:
+        """Removes the file of a copy that is not being read."""
+        path = self._forget(image).path
+        self._thread.submit(partial(path.unlink, missing_ok=True), _ignore, Priority.LATER)
+
+    def close(self) -> None:
+        """Ends the thread and removes all files."""
+        self._thread.close()
+        self._directory.remove()
+
+    def check_integrity(self) -> None:
+        """Asserts that the byte counts are right."""
+        assert self.used_bytes == sum(image.num_bytes for image in self._files)
+
+    def _load(self, file: _File, state: TableState) -> KVImage:
+        pages = self._new_image(state.num_pages)
+        read_image(file.path, pages, self._model, state, file.checksum)
+        return pages
+
+    def _forget(self, image: StoredImage) -> _File:
+        self.used_bytes -= image.num_bytes
+        return self._files.pop(image)
+
+
+def _ignore(outcome: Outcome[None]) -> None:
+    """Ignores a failed removal: the file is removed with the directory."""

@@ -1,0 +1,118 @@
+"""KV in the snapshots of restored sessions: it stays in its file until it is loaded into pages.
+
+A `KVSource` knows the file. The bookkeeping runs on the engine thread; a thread, started with the first file, accesses
+files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from microturn.kv.image import KVImage
+from microturn.kv.page_table import TableState
+from microturn.kv.stored import StoredImage
+from microturn.offload.file_thread import FileThread, Job, Outcome, Priority
+
+
+class KVSource(Protocol):
+    """A file with the KV of one session."""
+
+    @property
+    def state(self) -> TableState:
+        """The state of the page table that the pages belong to."""
+        ...
+
+    def read(self, pages: KVImage) -> None:
+        """Reads all pages, or raises."""
+        ...
+
+    def drop(self) -> None:
+        """Drops the pages from the file. Raises nothing: what cannot be dropped is removed when the file expires."""
+        ...
+
+
+@dataclass
+class _Entry:
+    """A source, and the job that reads it."""
+
+    source: KVSource
+    reading: Job | None = None
+
+
+class IncomingFiles:
+    """Copies in the files of restored sessions.
+
+    Args:
+        new_image: allocates an image of n pages to read into.
+        post: schedules a call on the engine thread.
+    """
+
+    def __init__(self, new_image: Callable[[int], KVImage], post: Callable[[Callable[[], None]], None]) -> None:
+        self._new_image = new_image
+        self._post = post
+        self._entries: dict[StoredImage, _Entry] = {}
+        self._leaving: set[KVSource] = set()
+        self._started: FileThread | None = None
+
+    def __iter__(self) -> Iterator[StoredImage]:
+        return iter(self._entries)
+
+    def __contains__(self, image: StoredImage) -> bool:
+        return image in self._entries
+
+    def add(self, image: StoredImage, source: KVSource) -> None:
+        self._entries[image] = _Entry(source)
+
+    def reader(self, image: StoredImage) -> Callable[[], KVImage]:
+        """A function that reads a copy, in any thread."""
+        return partial(_read, self._entries[image].source, self._new_image)
+
+    def read(
+        self, image: StoredImage, told: Callable[[KVImage | None, Exception | None], None], *, is_urgent: bool
+    ) -> None:
+        """Reads a copy, as `DiskStore.read` does."""
+
+        def end(outcome: Outcome[KVImage]) -> None:
+            told(outcome.value, outcome.error)
+
+        priority = Priority.TURN if is_urgent else Priority.AHEAD
+        self._entries[image].reading = self._thread.submit(self.reader(image), end, priority)
+
+    def hurry(self, image: StoredImage) -> None:
+        """Raises the priority of a read for which a turn waits."""
+        reading = self._entries[image].reading
+        assert reading is not None
+        self._thread.hurry(reading)
+
+    def remove(self, image: StoredImage) -> None:
+        """Drops a copy that is not being read."""
+        source = self._entries.pop(image).source
+        self._leaving.add(source)
+        self._thread.submit(source.drop, partial(self._has_dropped, source), Priority.LATER)
+
+    def close(self) -> None:
+        """Ends the thread and drops all remaining copies."""
+        if self._started is not None:
+            self._started.close()
+        for source in [*self._leaving, *(entry.source for entry in self._entries.values())]:
+            source.drop()
+        self._leaving.clear()
+        self._entries.clear()
+
+    def _has_dropped(self, source: KVSource, outcome: Outcome[None]) -> None:
+        self._leaving.discard(source)
+
+    @property
+    def _thread(self) -> FileThread:
+        if self._started is None:
+            self._started = FileThread(self._post)
+        return self._started
+
+
+def _read(source: KVSource, new_image: Callable[[int], KVImage]) -> KVImage:
+    pages = new_image(source.state.num_pages)
+    source.read(pages)
+    return pages

@@ -1,0 +1,252 @@
+"""What a turn may ask for: the options of the wire contract, parsed and checked when the turn arrives.
+
+Options travel as JSON request parameters; a number may come as a decimal string, a list as a JSON string. What START
+sets for a turn option becomes the session's default. Nothing here depends on a session's context.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from microturn.errors import InvalidArgument, did_you_mean
+from microturn.settings import MAX_IDLE_TIMEOUT_S
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_STRING_LEN = 256
+MAX_STOP_TOKEN_IDS = 256
+MAX_KEY_LEN = 256
+MAX_DEADLINE_MS = 3_600_000.0
+MAX_PRIORITY = 100
+MAX_PARAMETERS_LEN = 1 << 20
+ROLES = ("system", "user", "assistant", "tool")
+
+# The name under which a trusted proxy says whose request this is; Triton hands request headers on as parameters.
+TENANT_HEADER = "x-microturn-tenant"
+
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+def _is_plain(value: float | str) -> bool:
+    """Python reads digits of any script, and underscores between them; a decimal string has neither."""
+    return not isinstance(value, str) or (value.isascii() and "_" not in value)
+
+
+def _integer(low: int, high: int) -> Callable[[Any], int]:
+    def parse(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int | str) or not _is_plain(value):
+            raise ValueError(f"an integer from {low} to {high}")
+        try:
+            number = int(value)
+        except ValueError:
+            raise ValueError(f"an integer from {low} to {high}") from None
+        if not low <= number <= high:
+            raise ValueError(f"an integer from {low} to {high}")
+        return number
+
+    return parse
+
+
+def _number(low: float, high: float, *, above_low: bool = False) -> Callable[[Any], float]:
+    expected = f"a number {'above' if above_low else 'from'} {low:g} {'and at most' if above_low else 'to'} {high:g}"
+
+    def parse(value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float | str) or not _is_plain(value):
+            raise ValueError(expected)
+        try:
+            number = float(value)
+        except (ValueError, OverflowError):
+            raise ValueError(expected) from None
+        # Written so that NaN fails too.
+        if not low <= number <= high or (above_low and number == low):
+            raise ValueError(expected)
+        return number
+
+    return parse
+
+
+def _boolean(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    if value in ("true", "false"):
+        return bool(value == "true")
+    raise ValueError("true or false")
+
+
+def _list_of(item_type: type, expected: str, max_items: int, accepts: Callable[[Any], bool]) -> Callable[[Any], Any]:
+    def parse(value: Any) -> tuple[Any, ...]:
+        try:
+            items = json.loads(value) if isinstance(value, str) else value
+        except (ValueError, RecursionError):  # not JSON, a number of thousands of digits, a nest of brackets
+            raise ValueError(expected) from None
+        if not isinstance(items, list) or len(items) > max_items:
+            raise ValueError(expected)
+        if not all(type(item) is item_type and accepts(item) for item in items):
+            raise ValueError(expected)
+        return tuple(items)
+
+    return parse
+
+
+def _one_of(*choices: str) -> Callable[[Any], str]:
+    def parse(value: Any) -> str:
+        if value not in choices:
+            raise ValueError(f"one of {', '.join(choices)}")
+        return str(value)
+
+    return parse
+
+
+def _text(max_len: int) -> Callable[[Any], str]:
+    def parse(value: Any) -> str:
+        if not isinstance(value, str) or not 1 <= len(value) <= max_len:
+            raise ValueError(f"a string of 1 to {max_len} characters")
+        return value
+
+    return parse
+
+
+def _traceparent(value: Any) -> str:
+    if not isinstance(value, str) or not _TRACEPARENT.fullmatch(value):
+        raise ValueError("a W3C trace context, such as 00-<32 hex digits>-<16 hex digits>-01")
+    return value
+
+
+def _tools(value: Any) -> tuple[dict[str, Any], ...]:
+    tools: tuple[dict[str, Any], ...] = _list_of(dict, "a JSON list of at most 128 objects", 128, bool)(value)
+    return tools
+
+
+def _option(default: Any, parse: Callable[[Any], Any]) -> Any:
+    return field(default=default, metadata={"parse": parse})
+
+
+@dataclass(frozen=True)
+class TurnOptions:
+    """Options of one turn; `client/PROTOCOL.md` says what each one means.
+
+    Sampling filters apply in this order: penalties, temperature, `top_k`, `top_p`, `min_p`.
+    `max_tokens` None stands for the contract's default, which depends on the input (see `Turn.max_tokens`).
+    """
+
+    max_tokens: int | None = _option(None, _integer(0, 2**31 - 1))
+    min_tokens: int = _option(0, _integer(0, 2**31 - 1))
+    temperature: float = _option(0.0, _number(0, 100))
+    top_k: int = _option(0, _integer(0, 2**31 - 1))
+    top_p: float = _option(1.0, _number(0, 1, above_low=True))
+    min_p: float = _option(0.0, _number(0, 1))
+    repetition_penalty: float = _option(1.0, _number(0, 100, above_low=True))
+    presence_penalty: float = _option(0.0, _number(-100, 100))
+    frequency_penalty: float = _option(0.0, _number(-100, 100))
+    seed: int | None = _option(None, _integer(0, 2**63 - 1))
+    stop: tuple[str, ...] = _option(
+        (),
+        _list_of(
+            str,
+            f"a JSON list of at most {MAX_STOP_STRINGS} strings of 1 to {MAX_STOP_STRING_LEN} characters",
+            MAX_STOP_STRINGS,
+            lambda text: 1 <= len(text) <= MAX_STOP_STRING_LEN,
+        ),
+    )
+    stop_token_ids: tuple[int, ...] = _option(
+        (),
+        _list_of(
+            int,
+            f"a JSON list of at most {MAX_STOP_TOKEN_IDS} token ids",
+            MAX_STOP_TOKEN_IDS,
+            lambda token_id: token_id >= 0,
+        ),
+    )
+    ignore_eos: bool = _option(False, _boolean)
+    logprobs: bool = _option(False, _boolean)
+    return_appended_ids: bool = _option(False, _boolean)
+    parse_special: bool = _option(False, _boolean)
+    role: str | None = _option(None, _one_of(*ROLES))
+    traceparent: str | None = _option(None, _traceparent)
+    turn: int | None = _option(None, _integer(0, 2**53))
+    rewind_to: int | None = _option(None, _integer(0, 2**53))
+    on_overlap: str = _option("queue", _one_of("queue", "interrupt"))
+    deadline_ms: float = _option(0.0, _number(0, MAX_DEADLINE_MS))
+    session_key: str | None = _option(None, _text(MAX_KEY_LEN))
+    tenant: str | None = field(default=None, metadata={"parse": _text(MAX_KEY_LEN), "wire_name": TENANT_HEADER})
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether the history changes the logits."""
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+
+@dataclass(frozen=True)
+class SessionOptions:
+    """Options that come with START and hold for the session's life. None means the server's setting."""
+
+    idle_timeout_s: float | None = _option(None, _number(0, MAX_IDLE_TIMEOUT_S, above_low=True))
+    max_context: int | None = _option(None, _integer(1, 2**31 - 1))
+    overflow: str | None = _option(None, _one_of("error", "window"))
+    sink_tokens: int | None = _option(None, _integer(0, 2**31 - 1))
+    window_tokens: int | None = _option(None, _integer(1, 2**31 - 1))
+    history: str | None = _option(None, _one_of("bounded", "whole"))
+    tools: tuple[dict[str, Any], ...] = _option((), _tools)
+    session_priority: int = _option(0, _integer(-MAX_PRIORITY, MAX_PRIORITY))
+    resume: bool = _option(False, _boolean)
+    fork_of: str | None = _option(None, _text(128))
+    cache_salt: str = _option("", _text(MAX_KEY_LEN))
+    model_fingerprint: str | None = _option(None, _text(MAX_KEY_LEN))
+
+
+# What START sets for other turn options is the default of the session's turns; these hold for their turn alone.
+OF_ONE_TURN = frozenset({"role", "traceparent", "turn", "rewind_to", "session_key", "tenant"})
+
+_TURN_OPTIONS = frozenset(option.name for option in fields(TurnOptions))
+_SESSION_OPTIONS = frozenset(option.name for option in fields(SessionOptions))
+# By the name on the wire.
+_OPTIONS = {
+    option.metadata.get("wire_name", option.name): option for option in (*fields(TurnOptions), *fields(SessionOptions))
+}
+
+
+def parse_turn_options(values: Mapping[str, Any]) -> TurnOptions:
+    """Turn options by name.
+
+    Raises:
+        ValueError, KeyError: a value or a name that no turn could have brought.
+    """
+    parsed = {name: _OPTIONS[name].metadata["parse"](value) for name, value in values.items()}
+    return replace(TurnOptions(), **parsed)
+
+
+def parse_parameters(parameters: str, *, start: bool) -> tuple[dict[str, Any], SessionOptions]:
+    """Reads a request's parameters.
+
+    Args:
+        parameters: a JSON object, or nothing.
+        start: whether the turn has START.
+
+    Returns:
+        The turn options that were given, by name, and the session options.
+
+    Raises:
+        InvalidArgument: for too many of them, a key that comes twice, an unknown one, a value that does not parse, or
+            a session option without START.
+    """
+    if len(parameters) > MAX_PARAMETERS_LEN:
+        raise InvalidArgument(f"the options have {len(parameters)} characters: at most {MAX_PARAMETERS_LEN} are read")
+    parsed: dict[str, Any] = {}
+    pairs: list[tuple[str, Any]] = json.loads(parameters, object_pairs_hook=list) if parameters else []
+    for name, value in pairs:
+        option = _OPTIONS.get(name)
+        if option is None:
+            raise InvalidArgument(f"unknown option '{name[:100]}': {did_you_mean(name, _OPTIONS)}")
+        if option.name in parsed:
+            raise InvalidArgument(f"option '{name}' came twice: send it once")
+        if option.name in _SESSION_OPTIONS and not start:
+            raise InvalidArgument(f"option '{name}' comes with START only")
+        try:
+            parsed[option.name] = option.metadata["parse"](value)
+        except ValueError as error:
+            raise InvalidArgument(f"option '{name}' is {error}") from None
+    session_options = SessionOptions(**{name: value for name, value in parsed.items() if name in _SESSION_OPTIONS})
+    return {name: value for name, value in parsed.items() if name in _TURN_OPTIONS}, session_options

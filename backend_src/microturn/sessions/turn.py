@@ -1,0 +1,292 @@
+"""A turn: what a client asked for, what it becomes while it runs, and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, Self
+
+from torch import Tensor
+
+from microturn.errors import MicroturnError
+from microturn.sessions.history import Checkpoint
+from microturn.sessions.options import SessionOptions, TurnOptions
+from microturn.text.codec import Codec, Prepared
+
+SessionId = int | str
+
+# The time of a micro-turn. A turn without a deadline is due one beat after it came.
+BEAT_S = 0.2
+
+
+@dataclass(frozen=True)
+class TokenInput:
+    """New token ids, perhaps none."""
+
+    token_ids: Sequence[int]
+
+
+@dataclass(frozen=True)
+class TextInput:
+    """New text."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class EmbedInput:
+    """New embeddings, float32 [n, hidden]."""
+
+    embeds: Tensor
+
+
+TurnInput = TokenInput | TextInput | EmbedInput
+
+
+def is_empty(given: TurnInput) -> bool:
+    """Whether an input appends nothing."""
+    match given:
+        case TokenInput(token_ids):
+            return not token_ids
+        case TextInput(text):
+            return not text
+        case EmbedInput(embeds):
+            return len(embeds) == 0
+
+
+def least_input_len(given: TurnInput, codec: Codec) -> int:
+    """How many tokens an input becomes at least; quick, however long it is."""
+    match given:
+        case TokenInput(token_ids):
+            return len(token_ids)
+        case TextInput(text):
+            return codec.least_num_ids(text, 0)
+        case EmbedInput(embeds):
+            return len(embeds)
+
+
+@dataclass(frozen=True)
+class Status:
+    """How a turn ended; the fields of `status` in the wire contract, which says what they mean."""
+
+    finish_reason: str
+    stop_reason: int | str | None
+    turn: int
+    context_len: int
+    kept_len: int
+    usage: Mapping[str, int]
+    timing_ms: Mapping[str, float]
+    expires_in_s: float
+    seed: int
+    model_fingerprint: str | None = None
+    replayed: bool = False
+    rebuilt: bool = False
+
+
+@dataclass(frozen=True)
+class TurnOutput:
+    """A piece of a turn's answer.
+
+    Attributes:
+        token_ids: new tokens.
+        text: text that has become certain.
+        position: absolute position of the first new token; without tokens it has no meaning.
+        logprobs: of the new tokens, when asked for.
+        status: on the last piece only.
+        appended_ids: on the last piece, when asked for: the ids that the input became.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    position: int = 0
+    logprobs: tuple[float, ...] = ()
+    status: Status | None = None
+    appended_ids: tuple[int, ...] | None = None
+
+    @classmethod
+    def joined(cls, pieces: Sequence[Self]) -> Self:
+        """Pieces of one answer, in their order and at least one, as one piece."""
+        return cls(
+            token_ids=tuple(token_id for piece in pieces for token_id in piece.token_ids),
+            text="".join(piece.text for piece in pieces),
+            position=next((piece.position for piece in pieces if piece.token_ids), 0),
+            logprobs=tuple(logprob for piece in pieces for logprob in piece.logprobs),
+            status=pieces[-1].status,
+            appended_ids=pieces[-1].appended_ids,
+        )
+
+
+class TurnSink(Protocol):
+    """Where a turn's answer goes. Called on the engine's thread: it hands on and returns.
+
+    Exactly one of these ends a turn: an output with a status, or an error.
+    """
+
+    def put(self, output: TurnOutput) -> None: ...
+
+    def fail(self, error: MicroturnError) -> None: ...
+
+
+@dataclass(frozen=True)
+class TurnRequest:
+    """A turn as it arrived, its options already checked.
+
+    Attributes:
+        options: the turn options that were given, by name.
+        session_options: what came with START.
+        refusal: why the turn must not run, known before it came here. It travels on because its END still closes.
+        arrived_s: when it arrived, by the engine's clock.
+    """
+
+    session_id: SessionId
+    input: TurnInput
+    sink: TurnSink
+    arrived_s: float
+    start: bool = False
+    end: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+    refusal: MicroturnError | None = None
+    session_options: SessionOptions = field(default_factory=SessionOptions)
+
+    @property
+    def opens(self) -> bool:
+        """Whether it asks for a new session; START with `resume` goes on with one that is here."""
+        return self.start and not self.session_options.resume
+
+
+@dataclass(eq=False)
+class Turn:
+    """A turn that runs or waits. The object itself is the turn's token: only its holder may end the turn.
+
+    Attributes:
+        request: what was asked.
+        options: the session's defaults with what the request said.
+        sinks: where it is answered: the request's, and those of its repetitions.
+        pieces: what was answered so far; kept for a numbered turn, which may be asked for again, and on demand.
+        keeps_pieces: whether they are kept anyway.
+        on_end: is told how the turn ended, once.
+        number: its place among the turns of its session.
+        checkpoint: what its session's history is put back to when the turn is undone; None before it runs.
+        num_cut: tokens that its `rewind_to` took from the context.
+        appended_ids: the ids that the input became.
+        num_input: tokens appended, embeddings included.
+        num_output: tokens generated.
+        num_computed: tokens that went through the model.
+        num_cached: tokens that were in the cache when the turn began.
+        due_s: when it should be done; the scheduler's order.
+        prepared: its text, where that has been tokenized as far as it can be without its context.
+        restore_s: how long it waited, before its first token, for KV that was outside the pool.
+        model_fingerprint: of the model here, reported to the turn that opens a session.
+        is_answered: whether it has ended.
+    """
+
+    request: TurnRequest
+    options: TurnOptions = field(default_factory=TurnOptions)
+    sinks: list[TurnSink] = field(default_factory=list)
+    pieces: list[TurnOutput] = field(default_factory=list)
+    keeps_pieces: bool = False
+    on_end: Callable[[Turn, Status | MicroturnError], None] = lambda _turn, _answer: None
+    number: int = 0
+    checkpoint: Checkpoint | None = None
+    num_cut: int = 0
+    appended_ids: list[int] = field(default_factory=list)
+    num_input: int = 0
+    num_output: int = 0
+    num_computed: int = 0
+    num_cached: int = 0
+    due_s: float = 0.0
+    begun_s: float = 0.0
+    restore_s: float = 0.0
+    first_token_s: float | None = None
+    stop_reason: int | str | None = None
+    prepared: Prepared | None = None
+    model_fingerprint: str | None = None
+    is_answered: bool = False
+
+    def __post_init__(self) -> None:
+        self.sinks.append(self.request.sink)
+
+    def put(self, output: TurnOutput) -> None:
+        """Answers with a piece; one with a status is the last."""
+        self.is_answered = output.status is not None
+        if self.is_numbered or self.keeps_pieces:
+            self.pieces.append(output)
+        for sink in self.sinks:
+            sink.put(output)
+        if output.status is not None:
+            self.on_end(self, output.status)
+
+    def fail(self, error: MicroturnError) -> None:
+        """Answers that the turn changed nothing, and why."""
+        self.is_answered = True
+        for sink in self.sinks:
+            sink.fail(error)
+        self.on_end(self, error)
+
+    def begin(self, now_s: float, *, num_cached: int, num_steps: int, priority: int) -> None:
+        """Begins to run: what is in the cache, and how many forward passes the input takes, is known now."""
+        self.begun_s, self.num_cached = now_s, num_cached
+        due_s = self.request.arrived_s + BEAT_S * num_steps if self.deadline_s is None else self.deadline_s
+        self.due_s = due_s - BEAT_S * priority
+
+    def attach(self, sink: TurnSink) -> None:
+        """Answers a repetition too, from the beginning on."""
+        if self.pieces:
+            sink.put(TurnOutput.joined(self.pieces))
+        self.sinks.append(sink)
+
+    def detach(self, sink: TurnSink, error: MicroturnError) -> None:
+        """The client of this sink has gone, if it is one of the turn's: it ends with an error, and the turn goes on."""
+        others = [other for other in self.sinks if other is not sink]
+        if len(others) < len(self.sinks):
+            self.sinks = others
+            sink.fail(error)
+
+    @property
+    def is_numbered(self) -> bool:
+        """Whether the client numbered it: then it is done once, however often it is sent."""
+        return self.request.options.get("turn") is not None
+
+    @property
+    def len_before(self) -> int:
+        """Length of the context that its input was appended to."""
+        assert self.checkpoint is not None, "a turn whose input was never appended"
+        return self.checkpoint.context_len
+
+    @property
+    def deadline_s(self) -> float | None:
+        """When it must be done, by the engine's clock; None is never."""
+        return self.request.arrived_s + self.options.deadline_ms / 1e3 if self.options.deadline_ms else None
+
+    def is_late(self, now_s: float) -> bool:
+        """Whether its deadline has passed."""
+        return self.deadline_s is not None and self.deadline_s <= now_s
+
+    @property
+    def interrupts(self) -> bool:
+        """Whether it ends the turns before it; an empty one does so only if it says so itself, as with max_tokens."""
+        if is_empty(self.request.input) and not self.generates:
+            return self.request.options.get("on_overlap") == "interrupt"
+        return self.options.on_overlap == "interrupt"
+
+    @property
+    def is_keepalive(self) -> bool:
+        """Whether it asks for nothing; such a turn has no place among the others."""
+        asks = self.generates or self.interrupts or self.options.role or self.options.rewind_to is not None
+        return is_empty(self.request.input) and not asks and not self.request.end and not self.is_numbered
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens to generate at most: 16 by default; an empty input generates only if its own turn says so."""
+        if is_empty(self.request.input) and "max_tokens" not in self.request.options:
+            return 0
+        return 16 if self.options.max_tokens is None else self.options.max_tokens
+
+    @property
+    def num_passes_left(self) -> int:
+        """Forward passes that it still needs, once its input fits one: each of them makes a token."""
+        return max(1, self.max_tokens - self.num_output)
+
+    @property
+    def generates(self) -> bool:
+        return self.max_tokens > 0

@@ -1,0 +1,100 @@
+"""Converts generated tokens to text, as soon as it is certain.
+
+Each token's bytes are looked up and appended to the bytes of an incomplete character. That costs the same for every
+token and needs a few bytes of state. Decoding a window of ids again and comparing texts would cost two decodes per
+token, keep ids until they form a valid character, and send wrong text if a decoder changes its earlier output.
+
+The concatenated texts of a generation are what the tokenizer's own decoder makes of all its ids, with one exception: if
+consecutive single-byte tokens (SentencePiece's byte fallback) are not valid UTF-8, that decoder replaces all their
+bytes, even those of complete characters, which have been sent; here only the invalid ones are replaced.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from microturn.text.codec import Piece
+from microturn.text.stop_strings import stop_strings
+from microturn.text.vocabulary import Vocabulary
+
+_REPLACEMENT = "\ufffd"
+
+
+@dataclass(frozen=True, slots=True)
+class OutputState:
+    """The state between generated tokens, and between generations.
+
+    Attributes:
+        partial_char: bytes of an incomplete character.
+        replaced: the replacement of incomplete bytes that will not be continued; precedes the next text.
+        has_text: whether a token with text came since the last input.
+        stop: the stop strings of this generation.
+        withheld: text that may be the beginning of a stop string.
+    """
+
+    partial_char: bytes = b""
+    replaced: str = ""
+    has_text: bool = False
+    stop: tuple[str, ...] = ()
+    withheld: str = ""
+
+
+class Detokenizer:
+    """Decodes the tokens of one model. Stateless."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+
+    def interrupt(self, state: OutputState) -> OutputState:
+        """Handles input between two generations: an incomplete character stays incomplete."""
+        return OutputState(replaced=state.replaced + self._replace(state.partial_char))
+
+    def begin(self, state: OutputState, stop: Sequence[str]) -> OutputState:
+        """Begins a generation with these stop strings.
+
+        Errors:
+            InvalidArgument: a stop string is empty.
+        """
+        stop_strings(tuple(stop))
+        return replace(state, stop=tuple(stop))
+
+    def accept(self, state: OutputState, token_id: int) -> tuple[Piece, OutputState]:
+        """Takes the next generated token."""
+        data = self._vocabulary.text_bytes(token_id)
+        if not data:
+            return Piece(""), state
+        if not state.has_text:
+            data = self._vocabulary.first_text_bytes(token_id)
+        text, partial_char = self._decode(state.partial_char + data)
+        replaced = state.replaced
+        if text and replaced:
+            text, replaced = replaced + text, ""
+        if not state.stop:
+            return Piece(text), OutputState(partial_char, replaced, has_text=True)
+        scanned = stop_strings(state.stop).scan(state.withheld + text)
+        return (
+            Piece(scanned.text, scanned.stop),
+            OutputState(partial_char, replaced, has_text=True, stop=state.stop, withheld=scanned.withheld),
+        )
+
+    def end(self, state: OutputState) -> tuple[str, OutputState]:
+        """Ends a generation and returns the withheld text."""
+        return state.withheld, replace(state, stop=(), withheld="")
+
+    def _decode(self, data: bytes) -> tuple[str, bytes]:
+        """The text of the complete characters, and the remaining bytes."""
+        text = ""
+        while True:
+            try:
+                more, num_bytes = codecs.utf_8_decode(data, "strict", False)
+            except UnicodeDecodeError as error:
+                text += data[: error.start].decode() + self._replace(data[error.start : error.end])
+                data = data[error.end :]
+            else:
+                return text + more, data[num_bytes:]
+
+    def _replace(self, data: bytes) -> str:
+        """Replaces invalid bytes by as many U+FFFD as the tokenizer's decoder would write."""
+        return _REPLACEMENT * len(data) if self._vocabulary.has_byte_fallback else data.decode("utf-8", "replace")

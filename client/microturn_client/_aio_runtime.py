@@ -1,0 +1,319 @@
+"""What the client does differently for asyncio than for threads: its channel, the streams of a session, its timers.
+
+``_sync_runtime`` has the same names for threads. ``_aio``, ``_aio_session`` and ``_aio_beat`` rely on these names, so
+their ``_sync`` twins are generated from them (``client/generate_sync.py``).
+
+One task per stream reads what comes. Everything happens on one event loop, so nothing is locked. The reader always ends
+by telling the core why, so no task waits for one that died. A timer wakes the core when it has something to do: keep an
+idle session alive, or try again where a stream broke; each stream is a call of its own. It also wakes the task that
+waits for a turn whose time has passed. What it was set for has mostly moved on when it goes off, and it is set again:
+that is rarer than messages are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from tritonclient.grpc import service_pb2_grpc
+
+from microturn_client._beat import MAX_WAITING, Coalescer
+from microturn_client._errors import ConnectionLost, InternalError, MicroturnError, from_grpc
+from microturn_client._events import Event
+from microturn_client._inputs import TurnInput
+from microturn_client._pending_turn import PendingTurn
+from microturn_client._session_core import SessionCore
+from microturn_client._session_state import SessionState
+from microturn_client._wire import CHANNEL_OPTIONS, Metadata, ModelInferRequest, read_route
+
+if TYPE_CHECKING:
+    from microturn_client._aio_session import AsyncSession
+
+# After END is answered the server ends the stream by itself; a server that does not is not waited for.
+_STREAM_END_S = 1.0
+
+OpenCall = Callable[[Metadata, AsyncIterator[ModelInferRequest]], Any]
+
+
+class AsyncConnection:
+    """The gRPC channel of a client, and the sessions on it, which it holds weakly.
+
+    Attributes:
+        is_closed: ``close`` was called.
+
+    Args:
+        address: ``host:port`` of the server's gRPC endpoint.
+        credentials: of the channel; without them it is plain text.
+    """
+
+    def __init__(self, address: str, credentials: grpc.ChannelCredentials | None) -> None:
+        self.is_closed = False
+        self._address = address
+        self._credentials = credentials
+        self._channel: grpc.aio.Channel | None = None
+        self._sessions: weakref.WeakSet[AsyncSession] = weakref.WeakSet()
+
+    @property
+    def stub(self) -> Any:
+        """For calls of the server."""
+        if self._channel is None:  # made late, since it belongs to the event loop that runs now
+            if self._credentials is None:
+                self._channel = grpc.aio.insecure_channel(self._address, options=CHANNEL_OPTIONS)
+            else:
+                self._channel = grpc.aio.secure_channel(self._address, self._credentials, options=CHANNEL_OPTIONS)
+        return service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+
+    def stream(self, core: SessionCore, open_call: OpenCall) -> AsyncStream:
+        """Streams for one session."""
+        return AsyncStream(core, open_call)
+
+    def watch(self, session: AsyncSession) -> None:
+        """Adds a session."""
+        self._sessions.add(session)
+
+    def sessions(self) -> list[AsyncSession]:
+        """The sessions that the program still holds."""
+        return list(self._sessions)
+
+    async def close(self, closing: Iterable[Callable[[], Awaitable[object]]]) -> None:
+        """Closes the channel once each of ``closing`` has returned; they run at the same time."""
+        self.is_closed = True
+        try:
+            await asyncio.gather(*(close() for close in closing))
+        finally:
+            if self._channel is not None:
+                await self._channel.close()
+
+
+class _Call:
+    """One gRPC call and the requests that wait to be written to it."""
+
+    def __init__(self, open_call: OpenCall, metadata: Metadata) -> None:
+        self._requests: asyncio.Queue[ModelInferRequest | None] = asyncio.Queue()
+        self.messages = open_call(metadata, self._outgoing())
+        self.reader: asyncio.Task[None] | None = None
+
+    def write(self, request: ModelInferRequest) -> None:
+        self._requests.put_nowait(request)
+
+    def end(self) -> None:
+        """Nothing more will be written."""
+        self._requests.put_nowait(None)
+
+    async def _outgoing(self) -> AsyncIterator[ModelInferRequest]:
+        while (request := await self._requests.get()) is not None:
+            yield request
+
+
+class AsyncStream:
+    """The streams of a session, one at a time, opened on the loop that runs then.
+
+    Args:
+        core: the session's protocol.
+        open_call: opens a gRPC stream with this metadata, over an iterator of requests.
+
+    Attributes:
+        core: see above.
+        lock: guards nothing here; what uses it is generated for threads as well.
+    """
+
+    def __init__(self, core: SessionCore, open_call: OpenCall) -> None:
+        self.core = core
+        self.lock = nullcontext()
+        self._open_call = open_call
+        self._waiting: set[asyncio.Future[None]] = set()
+        self._call: _Call | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def flush(self) -> None:
+        """Writes what the core wants sent, and wakes the tasks that wait for an event."""
+        if not self.core.wants_stream:
+            self._drop_call()
+        requests = self.core.requests_to_send()
+        if requests and self._call is None:
+            loop = self._enter_loop()
+            self._call = _Call(self._open_call, self.core.requests.metadata)
+            self._call.reader = loop.create_task(self._read(self._call), name=f"microturn-{self.core.id}")
+        for request in requests:
+            assert self._call is not None
+            self._call.write(request)
+        self._wake_core_in_time()
+        self._wake()
+
+    async def next_event(self, turn: PendingTurn) -> Event | None:
+        """Waits for the next event of a turn; None when the turn is over.
+
+        Raises:
+            MicroturnError: when the turn failed or its deadline passed.
+        """
+        while (event := turn.next_event()) is None and not turn.is_over:
+            remaining_s = self.core.remaining_s(turn)
+            if remaining_s <= 0:
+                self.core.time_out(turn)
+                self.flush()
+            else:
+                self._enter_loop()
+                self._arm_timer(remaining_s)
+                await self._change()
+        return event
+
+    def leave(self, turn: PendingTurn) -> None:
+        """Gives up a turn, also for a task that waits for its events."""
+        turn.leave()
+        if self._loop is not None:
+            self.flush()
+
+    async def close(self) -> None:
+        """Ends the stream: in an orderly way when END was answered, else by force."""
+        call = self._call
+        try:
+            if call is not None:
+                call.end()
+                if call.reader is not None and self.core.state is SessionState.CLOSED:
+                    await asyncio.wait((call.reader,), timeout=_STREAM_END_S)
+        finally:
+            self.core.connection_lost(ConnectionLost("the session was closed"))
+            self._wake()
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Ends the stream at once, from any thread; the reader then ends by itself."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._stop)
+
+    def _stop(self) -> None:
+        self._cancel_timer()
+        self._drop_call()
+
+    def _drop_call(self) -> None:
+        call, self._call = self._call, None
+        if call is not None:
+            call.messages.cancel()
+
+    async def _read(self, call: _Call) -> None:
+        error: MicroturnError = ConnectionLost("the server ended the stream")
+        is_first = True
+        try:
+            async for message in call.messages:
+                if call is not self._call:
+                    break
+                if is_first:
+                    route = read_route(await call.messages.initial_metadata())
+                    self.core.requests.route = route or self.core.requests.route
+                    is_first = False
+                self.core.receive(message)
+                self.flush()
+        except grpc.RpcError as failure:
+            error = from_grpc(failure.code(), failure.details())
+        except asyncio.CancelledError:
+            error = ConnectionLost("the stream was cancelled on this side")
+            raise
+        except Exception as failure:
+            error = InternalError(f"the client itself failed while reading: {failure!r}")
+        finally:
+            call.messages.cancel()
+            call.end()
+            if call is self._call:
+                self._call = None
+                self.core.connection_lost(error)
+                self._wake_core_in_time()
+            self._wake()
+
+    # ---- time and change -----------------------------------------------------------------------------------------
+
+    async def _change(self) -> None:
+        """Waits until something has happened."""
+        change = asyncio.get_running_loop().create_future()
+        self._waiting.add(change)
+        try:
+            await change
+        finally:
+            self._waiting.discard(change)
+
+    def _wake(self) -> None:
+        for change in self._waiting:
+            if not change.done():
+                change.set_result(None)
+
+    def _enter_loop(self) -> asyncio.AbstractEventLoop:
+        """The loop that runs now; a timer of another one will not go off."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._cancel_timer()
+            self._loop = loop
+            self._wake_core_in_time()
+        return loop
+
+    def _wake_core_in_time(self) -> None:
+        due = self.core.wake_at
+        if due is not None:
+            self._arm_timer(max(0.0, due - time.monotonic()))
+
+    def _arm_timer(self, delay_s: float) -> None:
+        """Sees to it that ``_tick`` is called within so many seconds."""
+        if self._loop is None or self._loop.is_closed() or delay_s == math.inf:
+            return
+        due = self._loop.time() + delay_s
+        if self._timer is None or self._timer.when() > due:
+            self._cancel_timer()
+            self._timer = self._loop.call_at(due, self._tick)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _tick(self) -> None:
+        self._timer = None
+        self.core.tick()
+        self.flush()
+
+
+class AsyncSource:
+    """Chunks of input that a task pulls from an iterator; it waits while ``MAX_WAITING`` of them do."""
+
+    def __init__(self, source: AsyncIterator[TurnInput]) -> None:
+        self._arrived: asyncio.Queue[TurnInput] = asyncio.Queue(MAX_WAITING)
+        self._pulling = asyncio.ensure_future(self._pull(source))
+
+    async def wait(self, waiting: Coalescer) -> bool:
+        """Waits for the next chunk, which may be put there; False when the source has ended and none is left."""
+        if not self._arrived.empty():
+            return True
+        get = asyncio.ensure_future(self._arrived.get())
+        try:
+            await asyncio.wait((get, self._pulling), return_when=asyncio.FIRST_COMPLETED)
+            if get.done():
+                waiting.put(get.result())
+                return True
+        finally:
+            get.cancel()
+        return not self._arrived.empty()
+
+    def drain(self, waiting: Coalescer) -> bool:
+        """Puts there what has come, as far as it may wait; says whether the source was held up."""
+        is_held_up = self._arrived.full()
+        while not self._arrived.empty() and len(waiting) < MAX_WAITING:
+            waiting.put(self._arrived.get_nowait())
+        return is_held_up
+
+    async def check(self) -> None:
+        """Raises what the source raised; call it when the source has ended."""
+        await self._pulling
+
+    def leave(self) -> None:
+        """Pulls no more."""
+        self._pulling.cancel()
+        # What the source raised meanwhile is of no use to a program that leaves early.
+        self._pulling.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    async def _pull(self, source: AsyncIterator[TurnInput]) -> None:
+        async for chunk in source:
+            await self._arrived.put(chunk)

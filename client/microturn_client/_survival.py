@@ -1,0 +1,275 @@
+"""A session that outlives its stream and its server: goes on where it still lives, or opens it anew and tells it all.
+
+    OPEN ──the stream broke, or the server takes no turns──► BROKEN ──a while later──► RESUMING ──it lives──► OPEN
+                                                              ▲  ▲                        │
+                                                              │  └──no answer either──────┤
+                                                              │                           ▼ it is gone
+                                                              └────────────────────── REPLAYING ──all told──► OPEN
+
+A stream may also die without a word, and an answer be lost on one that lives. So where nothing comes, the session is
+gone on with on a new stream, and on another after twice that time. A server that is only slow has the turns by their
+numbers and goes on with them; no reader hears of it.
+
+Turns have numbers, so one that is sent again is not done again. What was on the wire is sent again: to a session that
+lives under its number; to one that was opened anew behind the transcript, where it comes out the same, since sampling
+depends on the context, the seed and the position alone. Either way its reader gets what it has not got yet.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from microturn_client._errors import (
+    Expired,
+    FailedPrecondition,
+    InternalError,
+    MicroturnError,
+    ModelChanged,
+    NotFound,
+)
+from microturn_client._events import REBUILT, Resumed, Status
+from microturn_client._pending_turn import PendingTurn
+from microturn_client._replay import Replay
+from microturn_client._retry import Backoff, Patience, Recovery, Remedy, remedy_for
+from microturn_client._session_state import SessionState
+from microturn_client._wire import ModelInferRequest
+
+if TYPE_CHECKING:
+    from microturn_client._session_core import SessionCore
+
+# What is told to a session that is opened anew has no numbers: asked for again, it is begun again. And it is long.
+_REPLAY_PATIENCE = 6.0
+
+
+class Survival:
+    """What one session does about failures; its core asks it, and hands itself in.
+
+    Args:
+        recovery: how long and how often it tries.
+        clock: seconds, monotonic.
+        is_attached: it was opened before, by another client: the first turn goes on with it.
+    """
+
+    def __init__(self, recovery: Recovery, clock: Callable[[], float], *, is_attached: bool) -> None:
+        self._recovery = recovery
+        self._backoff = Backoff(recovery, clock)
+        self._patience = Patience(recovery)
+        self._retry_at = math.inf
+        self._has_opened = self._must_learn = is_attached
+        self._is_gone = False
+        self._probe: PendingTurn | None = None
+        self._replay: Replay | None = None
+        self._loss: MicroturnError | None = None
+        self._news: Resumed | None = None
+
+    def tell_news(self, turn: PendingTurn) -> None:
+        """Tells a new turn what no turn could be told when it happened."""
+        if self._news is not None:
+            turn.add(self._news)
+            self._news = None
+
+    def revive(self, core: SessionCore) -> None:
+        """A turn is begun: tries again where it had given up, or was not needed."""
+        if core.state is SessionState.BROKEN and self._retry_at == math.inf:
+            self._backoff.succeeded()
+            self._retry_at = core.clock()
+            core.tick()
+
+    # ---- the session breaks --------------------------------------------------------------------------------------
+
+    def outlives(self, core: SessionCore, error: MicroturnError) -> bool:
+        """Whether the session goes on after its stream was lost; sees to it."""
+        is_over = core.end is not None or core.state in (SessionState.CLOSED, SessionState.LOST, SessionState.GONE)
+        if is_over or remedy_for(error, is_resuming=True, num_faults=1) is not Remedy.RESUME:
+            return False
+        if core.state is not SessionState.BROKEN:
+            self._break(core, error)
+        return True
+
+    def _break(self, core: SessionCore, error: MicroturnError) -> None:
+        self._loss = self._loss or error
+        self._leave_stream(core, self._backoff.next_attempt_at(error.retry_after_ms))
+        if not self._has_opened and self._backoff.is_exhausted(self._recovery.give_up_opening_s):
+            core.lose(error)
+        elif self._has_opened and self._backoff.is_exhausted(self._recovery.give_up_after_s):
+            self._retry_at = math.inf
+            for turn in list(core.outbox):
+                turn.fail(error)
+                turn.leave()
+                core.outbox.remove_unsent(turn)
+
+    def _leave_stream(self, core: SessionCore, retry_at: float) -> None:
+        core.outbox.is_broken()
+        core.cuts.is_broken()
+        core.opener = None
+        core.state = SessionState.BROKEN
+        self._replay = None
+        self._retry_at = retry_at
+
+    def is_remedied(self, core: SessionCore, turn: PendingTurn, request_id: str, error: MicroturnError) -> bool:
+        """Whether an error is one of the session rather than of the turn, and something is done about it."""
+        if turn is not core.end:
+            return core.state is not SessionState.GONE and self._is_survived(core, turn, error)
+        if core.end_resumes or not isinstance(error, NotFound):
+            return False
+        # Triton may have ended the sequence of a session that lives; one END more tells.
+        core.end_resumes = True
+        core.outbox.is_answered(request_id)
+        core.outbox.put(turn)
+        return True
+
+    def _is_survived(self, core: SessionCore, turn: PendingTurn, error: MicroturnError) -> bool:
+        is_resuming = turn is core.opener and self._has_opened
+        remedy = remedy_for(error, is_resuming=is_resuming, num_faults=turn.num_faults)
+        turn.num_faults += isinstance(error, InternalError)
+        if turn.number is not None and isinstance(error, FailedPrecondition) and "turn" in error.details:
+            # A gap is the outbox's to mend, but for a session of another past.
+            remedy = Remedy.REOPEN if is_resuming else Remedy.TELL
+        if not self._has_opened and isinstance(error, NotFound | Expired):
+            is_orphan = "fork_of" in core.requests.options and len(core.transcript) > 0
+            remedy = Remedy.REOPEN if is_orphan else Remedy.TELL
+        if remedy is Remedy.TELL and self._replay is None:
+            return False
+        if self._replay is not None and isinstance(error, FailedPrecondition):
+            remedy, error = Remedy.TELL, ModelChanged(error.message)  # nothing else is asked of what it finds there
+        if remedy is Remedy.RESUME or (remedy is Remedy.REOPEN and self._replay is not None):
+            self._break(core, error)
+        elif self._replay is not None or not core.transcript.is_replayable:
+            core.state = SessionState.GONE
+            core.failure = error
+            core.fail_all(error)
+        else:
+            self._break(core, error)
+            self._is_gone = self._has_opened = True
+            self._retry_at = core.clock()
+        return True
+
+    # ---- and goes on ---------------------------------------------------------------------------------------------
+
+    def tick(self, core: SessionCore) -> None:
+        """Does what is due."""
+        now = core.clock()
+        if self._silent_until(core) <= now:
+            self._patience.was_in_vain()
+            self._leave_stream(core, retry_at=now)
+        elif core.state is SessionState.BROKEN and self._retry_at <= now:
+            core.state = SessionState.RESUMING if self._has_opened else SessionState.NEW
+            if self._is_gone:
+                self._begin_replay(core, Replay(core.transcript))
+
+    def wake_at(self, core: SessionCore) -> float | None:
+        """When something is due; None while nothing is."""
+        if core.state is SessionState.BROKEN:
+            return None if self._retry_at == math.inf else self._retry_at
+        silent_until = self._silent_until(core)
+        return core.keepalive_at if silent_until == math.inf else silent_until
+
+    def _silent_until(self, core: SessionCore) -> float:
+        """Up to when nothing need come; infinite while nothing is out, or the session is being closed."""
+        if not core.outbox.has_sent_any or core.end is not None:
+            return math.inf
+        factor = _REPLAY_PATIENCE if core.state is SessionState.REPLAYING else 1.0
+        return core.heard_at + factor * self._patience.seconds
+
+    def _begin_replay(self, core: SessionCore, replay: Replay) -> None:
+        start = core.start.result if core.start is not None else None
+        core.requests.reopen_with(None if start is None else start.seed)
+        self._replay = replay
+        core.state = SessionState.REPLAYING
+        if replay.is_done:
+            self._end_replay(core, replay, SessionState.NEW)
+
+    def _end_replay(self, core: SessionCore, replay: Replay, state: SessionState) -> None:
+        self._replay = None
+        self._is_gone = False
+        self._backoff.succeeded()
+        core.start = None
+        core.outbox.replace_unsent(core.cuts.replan(), replay.num_turns)
+        core.state = state
+        core.context_len = len(core.transcript)
+        self.announce(core, replay.is_exact, f"the session was opened anew with {core.context_len} tokens")
+
+    def next_request(self, core: SessionCore) -> ModelInferRequest:
+        """What is sent first on a new stream, or next of a replay."""
+        requests, replay = core.requests, self._replay
+        if replay is not None:
+            turn = replay.next_turn()
+            request = requests.start(turn) if replay.is_at_start else requests.later(turn)
+        else:
+            turn = self._first_to_resume(core)
+            # Numbers count from START. A first turn that an interrupt has undone is said again under another one.
+            request = requests.start(turn) if turn.number == 0 else requests.resume(turn)
+        core.opener = turn
+        core.outbox.has_sent(turn, request.id)
+        return request
+
+    def _first_to_resume(self, core: SessionCore) -> PendingTurn:
+        """The first turn without an answer, if it was sent before; else one that only asks how the session is."""
+        turn = core.outbox.next_turn()
+        if turn is None or turn.number is None:
+            turn = self._probe = PendingTurn.keepalive()
+            core.outbox.put_first([turn])
+        core.outbox.number(turn)
+        return turn
+
+    def has_opened(self, core: SessionCore, turn: PendingTurn, *, was_resuming: bool) -> None:
+        """The session is open, new or after a loss: the first answer to ``turn`` came."""
+        self._backoff.succeeded()
+        self._has_opened = True
+        if was_resuming and not turn.is_passing:
+            self.announce(core, True, "the session lives")
+
+    def was_answered(self, core: SessionCore, turn: PendingTurn, status: Status) -> None:
+        """A turn has ended well."""
+        if status.model_fingerprint is not None:
+            core.requests.model_fingerprint = status.model_fingerprint
+        if turn.is_passing and status.rebuilt:
+            self.announce(core, REBUILT.exact, REBUILT.reason)  # nobody reads this turn's own events
+        if self._replay is not None and turn.is_passing:
+            self._has_told(core, self._replay, turn, status.appended_ids or ())
+            return
+        self._patience.renew()
+        if turn is self._probe:
+            self._has_asked(core, status.turn, status.context_len)
+
+    def _has_told(self, core: SessionCore, replay: Replay, turn: PendingTurn, appended_ids: tuple[int, ...]) -> None:
+        core.opener = None
+        replay.has_told(turn.tensor, appended_ids, turn.ids)
+        if not replay.is_done:
+            return
+        by_ids = replay.by_ids()
+        if replay.is_right or by_ids is None:
+            self._end_replay(core, replay, SessionState.OPEN)
+        else:
+            self._begin_replay(core, by_ids)
+
+    def _has_asked(self, core: SessionCore, next_number: int, context_len: int) -> None:
+        """What the session says of itself after a loss: it must be the one that we know."""
+        if self._must_learn:
+            self._must_learn = False
+            self._loss = None
+            core.transcript.begin_at(context_len)
+            core.outbox.next_number = next_number
+        elif (next_number, context_len) == (core.outbox.next_number, len(core.transcript)):
+            self.announce(core, True, "the session lives")
+        elif core.transcript.is_replayable:
+            self._break(core, NotFound("the server's session is not the one that was left there"))
+            self._is_gone = True
+        else:
+            core.transcript.begin_at(context_len)
+            core.outbox.next_number = next_number
+            self.announce(core, False, "the session has changed meanwhile")
+
+    def announce(self, core: SessionCore, exact: bool, what: str) -> None:
+        """Tells the first turn that has a reader, or the next one that is begun, that the session went on."""
+        loss, self._loss = self._loss, None
+        if loss is None and exact:
+            return  # it was asked for again, and nothing had happened
+        event = Resumed(exact, what if loss is None else f"{what}, after: {loss}")
+        reader = next((turn for turn in core.outbox if turn.has_reader), None)
+        if reader is None:
+            self._news = event
+        else:
+            reader.add(event)

@@ -1,0 +1,244 @@
+"""Both kernels against attention written out in plain torch, over every kind of row."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from microturn.kv.layer_groups import LayerShape
+from microturn.kv.quantization import dequantize
+from microturn.kv.tensors import KVTensors
+from microturn.model.batch import Batch, Row
+from microturn.model.cpu.attention import MAX_ROW_TASKS, SPLIT_LEN
+from microturn.model.cpu.attention_kernels import KEY_BLOCK, TILE_ROWS
+from microturn.model.paged_attention import PagedAttention
+
+
+class Heads(NamedTuple):
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+    def __str__(self) -> str:
+        return f"{self.num_heads} on {self.num_kv_heads} of {self.head_dim}"
+
+
+SMALL = Heads(6, 2, 24)
+MANY_QUERIES = TILE_ROWS + 5
+
+
+@pytest.mark.parametrize("use_native", [True, False], ids=["native", "torch"])
+@pytest.mark.parametrize("window", [None, 1, 7, 20, 300])
+@pytest.mark.parametrize(
+    "rows",
+    [
+        pytest.param([(0, 1)], id="the first token"),
+        pytest.param([(0, 5), (9, 1), (4, 4), (300, 3)], id="mixed rows"),
+        pytest.param([(n * SPLIT_LEN + i, 1) for n in (1, 2) for i in (-2, -1, 0, 1)], id="split borders"),
+        pytest.param([(KEY_BLOCK + i, 2) for i in (-3, -2, -1, 0)], id="block borders"),
+        pytest.param([(30, 31), (30, 32), (3, 1)], id="long and short appends"),
+        pytest.param([(0, TILE_ROWS + 1)], id="several query tiles"),
+        pytest.param([(2 * SPLIT_LEN, TILE_ROWS * MAX_ROW_TASKS // 9)], id="fewer splits than keys would have"),
+    ],
+)
+def test_paged_attention_equals_attention_over_plain_keys(
+    rows: list[tuple[int, int]], window: int | None, use_native: bool
+) -> None:
+    _check(SMALL, 4, rows, window, use_native=use_native)
+
+
+@pytest.mark.parametrize("use_native", [True, False], ids=["native", "torch"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8], ids=str)
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize(
+    "heads",
+    [
+        pytest.param(Heads(9, 3, 64), id="whole vectors"),
+        pytest.param(Heads(2, 1, 80), id="an odd number of vectors"),
+        pytest.param(Heads(4, 2, 21), id="no whole vector"),
+        pytest.param(Heads(2, 2, 3), id="less than a vector"),
+    ],
+)
+def test_pages_of_other_types_give_attention_over_what_they_keep(
+    heads: Heads, window: int | None, dtype: torch.dtype, use_native: bool
+) -> None:
+    rows = [(0, 1), (0, 5), (77, 1), (KEY_BLOCK - 1, 1), (KEY_BLOCK, 1), (2 * SPLIT_LEN - 1, 2), (130, MANY_QUERIES)]
+    _check(heads, 4, rows, window, use_native=use_native, dtype=dtype)
+
+
+@pytest.mark.parametrize("use_native", [True, False], ids=["native", "torch"])
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize(
+    "heads",
+    [
+        pytest.param(Heads(9, 3, 64), id="groups of 3"),
+        pytest.param(Heads(4, 4, 64), id="groups of 1"),
+        pytest.param(Heads(8, 2, 32), id="groups of 4"),
+        pytest.param(Heads(16, 2, 64), id="groups of 8"),
+        pytest.param(Heads(TILE_ROWS + 3, 1, 16), id="a group larger than a tile"),
+        pytest.param(Heads(4, 1, 256), id="large heads"),
+        pytest.param(Heads(2, 1, 80), id="heads of an odd number of vectors"),
+        pytest.param(Heads(4, 2, 21), id="heads of no whole vector"),
+        pytest.param(Heads(2, 2, 3), id="tiny heads"),
+    ],
+)
+def test_all_shapes_of_heads_and_pages(heads: Heads, window: int | None, page_size: int, use_native: bool) -> None:
+    _check(heads, page_size, [(0, 1), (77, 1), (300, 2), (50, 17), (130, MANY_QUERIES)], window, use_native=use_native)
+
+
+@pytest.mark.parametrize("heads", [SMALL, Heads(9, 3, 64), Heads(16, 2, 64)], ids=str)
+@pytest.mark.parametrize("new", [1, 3, 16, MANY_QUERIES])
+@pytest.mark.parametrize("company", [1, 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
+def test_a_row_is_the_same_to_the_bit_in_any_company(heads: Heads, new: int, company: int, dtype: torch.dtype) -> None:
+    """Tiles and splits depend on the row alone."""
+    generator = torch.Generator().manual_seed(2)
+    kv = KVTensors([LayerShape(heads.num_kv_heads, heads.head_dim)], 400, 4, dtype)
+    known = torch.randn(kv.layers[0].elements.shape, generator=generator).flatten(0, 2)
+    for tensor, encoded in zip((kv.layers[0].elements, kv.layers[0].scales), kv.layers[0].encode(known), strict=True):
+        tensor.copy_(encoded.view_as(tensor))
+    row = Row([0] * new, 700, list(range(200)))
+    others = [Row([0] * (n + 1), 50 * n, list(range(200, 300))) for n in range(company)]
+    num_others = sum(len(other.token_ids) for other in others)
+    q = torch.randn(num_others + new, heads.num_heads, heads.head_dim, generator=generator)
+    k = torch.randn(num_others + new, heads.num_kv_heads, heads.head_dim, generator=generator)
+
+    def attend(rows: list[Row], first: int) -> Tensor:
+        attention = PagedAttention(Batch(rows), kv, native=True)
+        return attention.append_and_attend(0, q[first:], k[first:], k[first:], heads.head_dim**-0.5, None)
+
+    alone = attend([row], num_others)
+    assert torch.equal(alone, attend([*others, row], 0)[num_others:])
+
+
+@pytest.mark.parametrize("heads", [SMALL, Heads(9, 3, 64), Heads(16, 2, 64), Heads(4, 4, 64)], ids=str)
+@pytest.mark.parametrize("window", [None, 7, 300])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8], ids=str)
+def test_in_the_exact_mode_cutting_a_session_into_rows_changes_no_bit(
+    heads: Heads, window: int | None, dtype: torch.dtype
+) -> None:
+    """Block borders, split borders, tiles of every width, single queries: nothing but what a query sees counts."""
+    generator = torch.Generator().manual_seed(4)
+    num_tokens = 2 * SPLIT_LEN + 90
+    q = torch.randn(num_tokens, heads.num_heads, heads.head_dim, generator=generator)
+    k, v = torch.randn(2, num_tokens, heads.num_kv_heads, heads.head_dim, generator=generator)
+
+    def attend(cuts: list[int]) -> Tensor:
+        kv = KVTensors([LayerShape(heads.num_kv_heads, heads.head_dim, window)], 200, 4, dtype)
+        out = []
+        for first, last in pairwise([0, *cuts, num_tokens]):
+            row = Row([0] * (last - first), first, list(range(-(-last // 4))))
+            attention = PagedAttention(Batch([row]), kv, native=True, exact=True)
+            parts = (part[first:last].contiguous() for part in (q, k, v))
+            out.append(attention.append_and_attend(0, *parts, heads.head_dim**-0.5, window))
+        return torch.cat(out)
+
+    whole = attend([])
+    for cuts in (range(100, num_tokens, 100), range(3, num_tokens, 17), range(1, num_tokens)):
+        assert torch.equal(whole, attend(list(cuts)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
+@pytest.mark.parametrize("head_dim", [64, 21])
+def test_both_kernels_write_the_same_bits(dtype: torch.dtype, head_dim: int) -> None:
+    """Numbers of every size, halves that are rounded to even, zeros, infinities and NaN."""
+    generator = torch.Generator().manual_seed(3)
+    k = torch.randn(40, 2, head_dim, generator=generator) * torch.logspace(-40, 37, 40)[:, None, None]
+    v = torch.randint(-254, 255, k.shape, generator=generator) / 2
+    v[:, :, 0] = 127  # a scale of 1
+    k[3], k[4, 1, 5], k[5, 0, 2], v[6, 1, 7] = 0.0, float("nan"), float("inf"), -float("inf")
+    k[7], k[8] = torch.finfo(torch.float32).tiny / 4, torch.finfo(torch.float32).max
+    written = []
+    for use_native in (True, False):
+        kv = KVTensors([LayerShape(2, head_dim)], 10, 4, dtype)
+        attention = PagedAttention(Batch([Row([0] * 40, 0, list(range(10)))]), kv, native=use_native)
+        attention.append_and_attend(0, torch.zeros(40, 4, head_dim), k, v, 1.0, None)
+        written.append(kv.layers[0].tensors)
+    for native, by_torch in zip(*written, strict=True):
+        torch.testing.assert_close(native, by_torch, rtol=0, atol=0, equal_nan=True)
+    back = kv.layers[0].decode(torch.arange(10))[:, 0].transpose(1, 2).reshape(k.shape)
+    assert back[4, 1, 5].isnan()
+    assert not back[5, 0, 2].isfinite()
+
+
+def test_scores_far_apart_neither_overflow_nor_vanish() -> None:
+    """Weights are relative to the peak: a key a thousand below it counts for nothing, and its row stays finite."""
+    kv = KVTensors([LayerShape(1, 16)], 20, 16)
+    keys = torch.full((300, 1, 16), -1000.0)
+    keys[::100] = 1000.0
+    values = torch.arange(300.0)[:, None, None].expand(300, 1, 16).contiguous()
+    attention = PagedAttention(Batch([Row([0] * 300, 0, list(range(20)))]), kv, native=True)
+    got = attention.append_and_attend(0, torch.ones(300, 1, 16), keys, values, 1.0, None)
+    expected = torch.tensor([0.0, 50.0, 100.0]).repeat_interleave(100)
+    assert torch.allclose(got[:, 0], expected[:, None], atol=1e-4)
+
+
+def _check(
+    heads: Heads,
+    page_size: int,
+    rows: list[tuple[int, int]],
+    window: int | None,
+    *,
+    use_native: bool,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Each row is (tokens in the cache, new tokens); its pages are scattered over the pool."""
+    generator = torch.Generator().manual_seed(1)
+    num_pages = [-(-(cached + new) // page_size) for cached, new in rows]
+    scattered = torch.randperm(sum(num_pages) + 3, generator=generator).tolist()
+    kv = KVTensors([LayerShape(heads.num_kv_heads, heads.head_dim, window)], len(scattered), page_size, dtype)
+    pool = kv.layers[0]
+    (pool.scales if dtype == torch.int8 else pool.elements).fill_(
+        float("nan")
+    )  # who reads what nobody wrote is found out
+    histories: list[tuple[Tensor, Tensor]] = []
+    batch_rows, queries, new_keys, new_values = [], [], [], []
+    for (cached, new), count in zip(rows, num_pages, strict=True):
+        pages = [scattered.pop() for _ in range(count)]
+        keys = torch.randn(cached + new, heads.num_kv_heads, heads.head_dim, generator=generator)
+        values = torch.randn(cached + new, heads.num_kv_heads, heads.head_dim, generator=generator)
+        kept = []
+        at = torch.arange(cached)
+        in_pages, offsets = torch.tensor(pages)[at // page_size], at % page_size
+        for part, vectors in enumerate((keys, values)):
+            elements, scales = pool.encode(vectors)
+            pool.elements[in_pages, part, :, offsets] = elements[:cached]
+            pool.scales[in_pages, part, :, offsets] = scales[:cached]
+            kept.append(dequantize(elements, scales) if dtype == torch.int8 else elements.float())
+        histories.append((kept[0], kept[1]))
+        new_keys.append(keys[cached:])
+        new_values.append(values[cached:])
+        batch_rows.append(Row([0] * new, cached, pages))
+        queries.append(torch.randn(new, heads.num_heads, heads.head_dim, generator=generator))
+
+    attention = PagedAttention(Batch(batch_rows), kv, native=use_native)
+    got = attention.append_and_attend(
+        0, torch.cat(queries), torch.cat(new_keys), torch.cat(new_values), heads.head_dim**-0.5, window
+    )
+
+    expected = torch.cat(
+        [
+            _plain_attention(query, keys, values, cached, window)
+            for query, (keys, values), (cached, _) in zip(queries, histories, rows, strict=True)
+        ]
+    )
+    assert torch.allclose(got, expected, atol=2e-6), (got - expected).abs().max()
+
+
+def _plain_attention(q: Tensor, keys: Tensor, values: Tensor, position: int, window: int | None) -> Tensor:
+    """Attention of one row written out query by query."""
+    out = torch.empty_like(q)
+    group = q.shape[1] // keys.shape[1]
+    for query in range(len(q)):
+        newest = position + query
+        oldest = 0 if window is None else max(0, newest - window + 1)
+        for kv_head in range(keys.shape[1]):
+            group_of = slice(kv_head * group, (kv_head + 1) * group)
+            scores = q[query, group_of] @ keys[oldest : newest + 1, kv_head].T * q.shape[2] ** -0.5
+            out[query, group_of] = scores.softmax(-1) @ values[oldest : newest + 1, kv_head]
+    return out

@@ -1,0 +1,53 @@
+"""Each kernel against the same written out in torch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from microturn.model.cpu import kernels
+
+EPS = np.float32(1e-5)
+
+
+def normed(x: Tensor, gain: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) * gain
+
+
+@pytest.mark.parametrize("width", [1, 24, 576])
+def test_rms_norm_of_each_row(width: int) -> None:
+    x, gain = torch.randn(3, width), torch.randn(width)
+    out = torch.empty_like(x)
+    kernels.rms_norm(x.numpy(), gain.numpy(), EPS, out.numpy())
+    expected = normed(x, gain)
+    torch.testing.assert_close(out, expected)
+    kernels.rms_norm(x.numpy(), gain.numpy(), EPS, x.numpy())
+    torch.testing.assert_close(x, expected, msg="in place")
+
+
+@pytest.mark.parametrize("is_normed", [True, False], ids=["normed", "plain"])
+def test_heads_are_taken_apart_normed_and_rotated(is_normed: bool) -> None:
+    num_tokens, num_heads, num_kv_heads, head_dim = 5, 6, 2, 24
+    qkv = torch.randn(num_tokens, num_heads + 2 * num_kv_heads, head_dim)
+    q_gain, k_gain = torch.randn(head_dim), torch.randn(head_dim)
+    angles = torch.randn(num_tokens, head_dim // 2).repeat(1, 2)
+    cos, sin = angles.cos(), angles.sin()
+    given_q, given_k, given_v = qkv.clone().split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+    if is_normed:
+        given_q, given_k = normed(given_q, q_gain), normed(given_k, k_gain)
+
+    q = torch.empty(num_tokens, num_heads, head_dim)
+    k, v = torch.empty(2, num_tokens, num_kv_heads, head_dim)
+    gains = (q_gain.numpy(), k_gain.numpy()) if is_normed else (None, None)
+    kernels.split_heads(qkv.numpy(), *gains, EPS, cos.numpy(), sin.numpy(), q.numpy(), k.numpy(), v.numpy())
+
+    torch.testing.assert_close(q, rotated(given_q, cos, sin))
+    torch.testing.assert_close(k, rotated(given_k, cos, sin))
+    assert torch.equal(v, given_v)
+
+
+def rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = heads.chunk(2, dim=-1)
+    return heads * cos[:, None] + torch.cat([-second, first], dim=-1) * sin[:, None]

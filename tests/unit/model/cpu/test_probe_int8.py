@@ -1,0 +1,61 @@
+"""Whether a model runs with 8-bit weights is found out by numbers, and refused with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from microturn.model.cpu.int8_linear import Int8Linear
+from microturn.model.cpu.layers import FusedLayers
+from microturn.model.cpu.probe_int8 import Refused, int8_decoder
+from microturn.model.runner import trace_layers
+from support import models
+from support.oracle import stock_logits
+
+SHAPES = ["grouped_heads", "sliding_window", "llama", "biases"]
+
+
+def probe(model: PreTrainedModel) -> None:
+    layers = trace_layers(model)
+    int8_decoder(model, layers, FusedLayers.of(model, layers))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_models_of_several_shapes_pass_and_stay_as_they_are(shape: str) -> None:
+    model = getattr(models, shape)()
+    before = stock_logits(model, range(50))
+    probe(model)
+    assert torch.equal(stock_logits(model, range(50)), before)
+
+
+def test_layers_that_are_not_ours_are_refused() -> None:
+    model = models.own_fusion()
+    with pytest.raises(Refused, match="Phi3ForCausalLM runs on transformers' layers"):
+        probe(model)
+
+
+def _one_scale_for_the_whole_batch(x: Tensor) -> Tensor:
+    scale = x.abs().max() / 127
+    return (x / scale).round() * scale
+
+
+def _nothing_at_all(x: Tensor) -> Tensor:
+    return torch.zeros_like(x)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [(_one_scale_for_the_whole_batch, "change beside another session"), (_nothing_at_all, "deviate from the stock")],
+)
+def test_what_computes_something_else_is_refused(
+    change: Callable[[Tensor], Tensor], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Int8Linear.__call__
+    monkeypatch.setattr(Int8Linear, "__call__", lambda self, x, out: original(self, change(x), out))
+    model = models.llama()
+    with pytest.raises(Refused, match=reason):
+        probe(model)

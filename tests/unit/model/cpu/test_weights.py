@@ -1,0 +1,81 @@
+"""Which modules are known, and what is read out of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from microturn.model.cpu.linear import Linear
+from microturn.model.cpu.weights import DecoderLayer, RMSNorm, is_known
+from microturn.model.runner import trace_layers
+from support import models
+
+
+@pytest.mark.parametrize("build", [models.llama, models.grouped_heads, models.sliding_window, models.biases])
+def test_the_family_is_known(build: Callable[[], PreTrainedModel]) -> None:
+    model = build()
+    assert is_known(model, trace_layers(model))
+
+
+def _another_linear(model: PreTrainedModel) -> None:
+    class Quantized(nn.Linear):
+        pass
+
+    model.model.layers[1].mlp.up_proj = Quantized(48, 80, bias=False)
+
+
+def _another_norm(model: PreTrainedModel) -> None:
+    model.model.layers[2].input_layernorm = nn.LayerNorm(48)
+
+
+def _one_more_module(model: PreTrainedModel) -> None:
+    model.model.layers[0].self_attn.gate = nn.Linear(48, 48)
+
+
+def _layers_of_several_sizes(model: PreTrainedModel) -> None:
+    model.model.layers[0].mlp.gate_proj = nn.Linear(48, 96, bias=False)
+
+
+def _half_precision(model: PreTrainedModel) -> None:
+    model.lm_head.to(torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    "change", [_another_linear, _another_norm, _one_more_module, _layers_of_several_sizes, _half_precision]
+)
+def test_a_model_that_is_changed_anywhere_is_not_known(change: Callable[[PreTrainedModel], None]) -> None:
+    model = models.llama()
+    layers = trace_layers(model)
+    change(model)
+    assert not is_known(model, layers)
+
+
+def test_an_architecture_of_other_modules_is_not_known() -> None:
+    model = models.own_fusion()
+    assert not is_known(model, trace_layers(model))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("build", [models.llama, models.sliding_window], ids=["gain", "gain less one"])
+def test_a_norm_is_read_as_its_module_applies_it(build: Callable[[], PreTrainedModel]) -> None:
+    module = build().model.norm
+    x = torch.randn(3, 48)
+    torch.testing.assert_close(RMSNorm.of(module)(x, torch.empty_like(x)), module(x))
+
+
+def test_norms_have_their_places() -> None:
+    """Llama's post_attention_layernorm comes before the gated block, Gemma's behind the attention."""
+    for model in (models.llama(), models.sliding_window()):
+        shape = trace_layers(model)[0]
+        module = model.model.layers[0]
+        layer = DecoderLayer.of(module, shape, None, Linear)
+        is_sandwich = hasattr(module, "pre_feedforward_layernorm")
+        after_attention = RMSNorm.of(module.post_attention_layernorm).gain
+        place = layer.attended_norm if is_sandwich else layer.feed_forward_norm
+        assert place is not None
+        assert (place.gain == after_attention).all()
+        assert (layer.attended_norm is None) == (layer.fed_forward_norm is None) == (not is_sandwich)

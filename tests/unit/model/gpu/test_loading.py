@@ -1,0 +1,70 @@
+"""From settings to a runner on the GPU's path, on a CPU; and what is refused where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from microturn.engine import loading
+from microturn.errors import InvalidArgument
+from microturn.model.batch import Batch, Row, RowPages
+from microturn.model.gpu import loading as gpu_loading
+from microturn.settings import Settings
+from support import models
+from support.oracle import TOLERANCE, stock_logits
+from support.tiny_model_dir import write_tiny_model
+
+CPU = torch.device("cpu")
+
+
+def test_a_checked_model_is_converted_and_has_one_page_more_than_the_pool() -> None:
+    exact, model = models.llama(), models.llama()
+    loaded = gpu_loading.make_ready(model, Settings(kv_tokens=100, max_context=64))
+    assert (loaded.weights, loaded.attention) == ("bfloat16", "torch")
+    assert model.dtype == loaded.runner.kv.layers[0].elements.dtype == torch.bfloat16
+    assert (loaded.pool.num_pages, loaded.runner.kv.num_pages) == (7, 8)
+    assert loaded.max_context == 64
+    got = loaded.runner.run(Batch([Row([5, 6, 7], 0, [3])]))
+    expected = stock_logits(exact, [5, 6, 7])[-1:]
+    assert 0 < (got - expected).abs().max() < 0.2 * expected.std()
+
+
+def test_float32_stays_exact() -> None:
+    model = models.sliding_window()
+    loaded = gpu_loading.make_ready(model, Settings(kv_tokens=100, max_context=64, weights="float32"))
+    assert loaded.runner.kv.layers[0].elements.dtype == torch.float32
+    assert loaded.runner.kv.groups.num_groups == 3
+    got = loaded.runner.run(Batch([Row([5, 6, 7], 0, [3], others=[RowPages([4, 5])])]))
+    assert (got[0] - stock_logits(model, [5, 6, 7])[-1]).abs().max() <= TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"weights": "int8"}, "'weights' is one of auto, bfloat16, float32 on a GPU, not 'int8'"),
+        ({"deterministic": True}, "'deterministic' cannot be true on a GPU"),
+        ({"attention": "native"}, "'attention' cannot be native on a GPU"),
+        ({"attention": "flashinfer"}, "'attention' cannot be flashinfer here: FlashInfer runs on a GPU"),
+    ],
+)
+def test_a_gpu_refuses_what_is_for_a_cpu(settings: dict[str, object], reason: str, tmp_path: Path) -> None:
+    model_dir = str(write_tiny_model(tmp_path / "tiny"))
+    with pytest.raises(InvalidArgument, match=reason):
+        gpu_loading.load(Settings(model_dir=model_dir, kv_tokens=100, max_context=64, **settings), CPU)
+
+
+@pytest.mark.parametrize("setting", ["weights=bfloat16", "kv_dtype=float8", "attention=flashinfer"])
+def test_a_cpu_refuses_what_is_for_a_gpu(setting: str, tmp_path: Path) -> None:
+    name, _, value = setting.partition("=")
+    settings = Settings(model_dir=str(write_tiny_model(tmp_path / "tiny")), device="cpu", **{name: value})
+    with pytest.raises(InvalidArgument, match=f"setting '{name}' cannot be {value} on a CPU"):
+        loading.load_engine(settings)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_told(tmp_path: Path) -> None:
+    settings = Settings(model_dir=str(write_tiny_model(tmp_path / "tiny")), device="cuda")
+    with pytest.raises(InvalidArgument, match=r"'device' cannot be cuda here: torch .* (is built without|finds no)"):
+        loading.load_engine(settings)

@@ -1,0 +1,105 @@
+"""Which models can be served is found out by numbers, and a model that cannot is refused with the reason."""
+
+from __future__ import annotations
+
+import pytest
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Phi3ForCausalLM,
+    PreTrainedModel,
+)
+
+from microturn.errors import InvalidArgument
+from microturn.model import paged_attention as paged
+from microturn.model.probe import check_model
+from microturn.model.runner import load_model, trace_layers
+from support import models
+from support.models import build
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SHAPE = {
+    "vocab_size": 300,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "initializer_range": 0.25,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+
+
+@pytest.mark.parametrize("use_native", [True, False])
+def test_models_of_several_shapes_pass(tiny_model: PreTrainedModel, use_native: bool) -> None:
+    checked = check_model(tiny_model, trace_layers(tiny_model), use_native=use_native)
+    assert checked.accepts_embeds
+    assert (checked.decoder is None) == isinstance(tiny_model, Phi3ForCausalLM)
+
+
+def test_a_factor_that_the_modules_do_not_show_leaves_the_layers_to_transformers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Granite has Llama's modules, and scales what a block adds and the logits in its forward methods."""
+    config = GraniteConfig(residual_multiplier=0.5, num_key_value_heads=2, **SHAPE)
+    model = build(GraniteForCausalLM, config)
+    with caplog.at_level("WARNING"):
+        checked = check_model(model, trace_layers(model), use_native=True)
+    assert checked.decoder is None
+    assert checked.accepts_embeds
+    assert "GraniteForCausalLM runs on transformers' layers, which are slower than fused ones: logits" in caplog.text
+
+
+def test_layers_are_found_by_what_they_ask_for() -> None:
+    layers = trace_layers(models.sliding_window())
+    assert [(layer.num_kv_heads, layer.head_dim, layer.window) for layer in layers] == [
+        (1, 16, 20),
+        (1, 16, None),
+        (1, 16, 20),
+    ]
+
+
+def test_a_model_with_another_score_function_is_refused_by_its_name() -> None:
+    model = build(Gemma2ForCausalLM, Gemma2Config(head_dim=16, num_key_value_heads=2, **SHAPE))
+    with pytest.raises(InvalidArgument, match="Gemma2ForCausalLM cannot be served: it uses attention with 'softcap'"):
+        trace_layers(model)
+
+
+def test_a_model_that_never_calls_the_attention_interface_is_refused() -> None:
+    model = build(BloomForCausalLM, BloomConfig(vocab_size=300, hidden_size=64, n_layer=2, n_head=4))
+    with pytest.raises(InvalidArgument, match="0 of its 2 layers call"):
+        trace_layers(model)
+
+
+def test_rotary_scaling_by_the_longest_position_in_the_batch_is_refused() -> None:
+    """`longrope` turns everybody's angles when one session grows long: company would change the tokens."""
+    factors = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 128, **factors}
+    config = LlamaConfig(max_position_embeddings=512, num_key_value_heads=2, rope_parameters=rope, **SHAPE)
+    model = build(LlamaForCausalLM, config)
+    with pytest.raises(InvalidArgument, match="beside a session at the end of its context"):
+        check_model(model, trace_layers(model), use_native=True)
+
+
+def test_a_model_that_computes_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = models.llama()
+    layers = trace_layers(model)
+    original = paged.PagedAttention.append_and_attend
+    monkeypatch.setattr(
+        paged.PagedAttention, "append_and_attend", lambda self, *args: original(self, *args[:4], args[4] * 1.1, args[5])
+    )
+    with pytest.raises(InvalidArgument, match="logits in several turns deviate"):
+        check_model(model, layers, use_native=True)
+
+
+def test_a_directory_without_a_model_is_one_clear_line(tmp_path: object) -> None:
+    with pytest.raises(InvalidArgument, match="cannot load a causal language model"):
+        load_model(str(tmp_path))

@@ -1,0 +1,194 @@
+"""A restart does not check again what was checked; whatever could change the outcome is checked anew."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from microturn.errors import InvalidArgument
+from microturn.model import probe, remembered_checks
+from microturn.model.batch import Batch, Row
+from microturn.model.cpu import loading as cpu_loading
+from microturn.model.cpu import probe_int8
+from microturn.model.loaded import Loaded
+from microturn.settings import Settings
+from support import models
+from support.tiny_model_dir import write_tiny_model
+
+Make = Callable[[], PreTrainedModel]
+
+
+class Checks:
+    """How often models were checked."""
+
+    num_float32 = 0
+    num_int8 = 0
+
+
+@pytest.fixture
+def checks(monkeypatch: pytest.MonkeyPatch) -> Checks:
+    checks = Checks()
+    check_model, int8_decoder = probe.check_model, probe_int8.int8_decoder
+
+    def counted_check(*args: object, **options: object) -> object:
+        checks.num_float32 += 1
+        return check_model(*args, **options)  # type: ignore[arg-type]
+
+    def counted_int8(*args: object) -> object:
+        checks.num_int8 += 1
+        return int8_decoder(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(cpu_loading, "check_model", counted_check)
+    monkeypatch.setattr(cpu_loading, "int8_decoder", counted_int8)
+    return checks
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    model_dir = write_tiny_model(tmp_path / "tiny")
+    return Settings(model_dir=str(model_dir), kv_tokens=256, max_context=256, check_dir=str(tmp_path / "checks"))
+
+
+def logits_of(loaded: Loaded) -> torch.Tensor:
+    return loaded.runner.run(Batch([Row([3, 1, 4, 1, 5], 0, [0])])).clone()
+
+
+@pytest.mark.parametrize("weights", ["auto", "float32"])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_second_start_checks_nothing_and_computes_the_same(
+    settings: Settings, checks: Checks, weights: str, deterministic: bool
+) -> None:
+    settings = replace(settings, weights=weights, deterministic=deterministic)
+    first = cpu_loading.load(settings)
+    counted = (checks.num_float32, checks.num_int8)
+    assert counted == (1, int(weights == "auto"))
+    second = cpu_loading.load(settings)
+    assert (checks.num_float32, checks.num_int8) == counted
+    assert (first.weights, first.attention) == (second.weights, second.attention)
+    assert type(first.runner.decoder) is type(second.runner.decoder)
+    assert torch.equal(logits_of(first), logits_of(second))
+
+
+def test_what_was_found_is_kept_whole(tmp_path: Path, checks: Checks) -> None:
+    """A model on transformers' layers, whose window must not slide."""
+    directory = tmp_path / "model"
+    models.own_fusion().save_pretrained(directory)
+    settings = Settings(
+        model_dir=str(directory), kv_tokens=256, max_context=256, check_dir=str(tmp_path / "checks"), weights="float32"
+    )
+    first, second = cpu_loading.load(settings), cpu_loading.load(settings)
+    assert checks.num_float32 == 1
+    assert first.runner.decoder is second.runner.decoder is None
+    assert first.runner.no_window_reason == second.runner.no_window_reason
+    assert first.runner.accepts_embeds == second.runner.accepts_embeds
+
+
+def _other_setting(settings: Settings, _: pytest.MonkeyPatch) -> Settings:
+    return replace(settings, weights="float32")
+
+
+def _other_attention(settings: Settings, _: pytest.MonkeyPatch) -> Settings:
+    return replace(settings, attention="torch")
+
+
+def _other_weights(settings: Settings, _: pytest.MonkeyPatch) -> Settings:
+    (path,) = Path(settings.model_dir).glob("*.safetensors")
+    changed = bytearray(path.read_bytes())
+    changed[-1] ^= 1
+    path.write_bytes(changed)
+    return settings
+
+
+def _touched(settings: Settings, _: pytest.MonkeyPatch) -> Settings:
+    os.utime(Path(settings.model_dir) / "config.json", (1, 1))
+    return settings
+
+
+def _other_library(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    monkeypatch.setattr(remembered_checks, "version", lambda name: f"99.{name}")
+    return settings
+
+
+def _other_sources(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    source = Path(settings.check_dir).parent / "sources" / "some.py"
+    source.parent.mkdir()
+    source.write_text("changed")
+    monkeypatch.setattr(remembered_checks, "_PACKAGE", source.parent)
+    return settings
+
+
+def _other_variable(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    monkeypatch.setenv("NUMBA_CPU_FEATURES", "")
+    return settings
+
+
+def _damaged(settings: Settings, _: pytest.MonkeyPatch) -> Settings:
+    (file,) = Path(settings.check_dir).iterdir()
+    file.write_text(file.read_text()[:-5])
+    return settings
+
+
+def _of_another_release(settings: Settings, _: pytest.MonkeyPatch) -> Settings:
+    (file,) = Path(settings.check_dir).iterdir()
+    file.write_text('{"is_fast": true}')
+    return settings
+
+
+def _nowhere(settings: Settings, _: pytest.MonkeyPatch) -> Settings:
+    return replace(settings, check_dir="")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _other_setting,
+        _other_attention,
+        _other_weights,
+        _touched,
+        _other_library,
+        _other_sources,
+        _other_variable,
+        _damaged,
+        _of_another_release,
+        _nowhere,
+    ],
+)
+def test_whatever_could_change_the_outcome_is_checked_anew(
+    settings: Settings,
+    checks: Checks,
+    change: Callable[[Settings, pytest.MonkeyPatch], Settings],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cpu_loading.load(settings)
+    changed = change(settings, monkeypatch)
+    cpu_loading.load(changed)
+    assert checks.num_float32 == 2
+    cpu_loading.load(changed)
+    assert checks.num_float32 == (2 if changed.check_dir else 3)
+
+
+def test_a_refusal_is_found_again_at_every_start(
+    settings: Settings, checks: Checks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "TOLERANCE", 0.0)
+    for _ in range(2):
+        with pytest.raises(InvalidArgument, match="cannot be served"):
+            cpu_loading.load(settings)
+    assert checks.num_float32 == 2
+    assert not Path(settings.check_dir).exists()
+
+
+def test_where_nothing_can_be_kept_every_start_checks_and_says_why(
+    settings: Settings, checks: Checks, caplog: pytest.LogCaptureFixture
+) -> None:
+    Path(settings.check_dir).write_text("a file where the directory should be")
+    for _ in range(2):
+        assert cpu_loading.load(settings).weights == "int8"
+    assert checks.num_float32 == 2
+    assert "the results of the checks at load are not cached" in caplog.text
