@@ -66,6 +66,22 @@ def talk(session: Session, disturb: Callable[[int, int], None] = lambda _turn, _
     return heard
 
 
+class Moments:
+    """Turns and tokens of a talk at which something happens to it; each once, and the later ones not before it.
+
+    Tokens may come several at once, as they do when a turn is asked for again: then a moment is due with the next.
+    """
+
+    def __init__(self, *moments: tuple[int, int]) -> None:
+        self.left = list(moments)
+
+    def take_due(self, number: int, token: int) -> bool:
+        is_due = bool(self.left) and (number, token) >= self.left[0]
+        if is_due:
+            del self.left[0]
+        return is_due
+
+
 def talk_through_resets(address: str, kind: str) -> Heard:
     chance = random.Random(f"resets {kind}")
     # More than are wanted: where several tokens come at once, some moments never do.
@@ -98,18 +114,17 @@ def test_a_model_process_that_stands_still_changes_nothing(start_tiny: Start, un
     """
     server = start_tiny()
     server.wait_until_ready(60)
-    moments = {(10, -1), (61, 2), (110, 1)}
+    moments = Moments((10, -1), (61, 2), (110, 1))
 
     def disturb(number: int, token: int) -> None:
-        if (number, token) in moments:
-            moments.remove((number, token))
+        if moments.take_due(number, token):
             model = server.model_process()
             model.suspend()
             threading.Timer(0.5, model.resume).start()
 
     with opened(server.address, Recovery(ask_again_after_s=0.05), **SEEDED) as session:
         heard = talk(session, disturb)
-    assert not moments
+    assert not moments.left
     heard.check_same(undisturbed["seeded"])
 
 
@@ -118,16 +133,14 @@ def test_five_deaths_change_nothing(served: Served, start_tiny: Start, undisturb
 
     A greedy talk says when; a seeded one goes on beside it, and is hit wherever it is then.
     """
-    deaths = iter([(20, 2), (55, -1), (90, 1), (130, 3), (170, 2)])
+    deaths = Moments((20, 2), (55, -1), (90, 1), (130, 3), (170, 2))
     another = []
-    next_death = next(deaths)
     with CuttingProxy(served.address) as proxy:
 
         def disturb(number: int, token: int) -> None:
-            nonlocal next_death
-            if (number, token) < next_death:
+            if not deaths.take_due(number, token):
                 return
-            if next_death[0] == 170:
+            if not deaths.left:
                 another.append(start_tiny())
                 served.process.kill()
                 another[0].wait_until_ready(60)
@@ -135,7 +148,6 @@ def test_five_deaths_change_nothing(served: Served, start_tiny: Start, undisturb
                 proxy.cut()
             else:
                 served.model_process().kill()
-            next_death = next(deaths, (NUM_TURNS, 0))
 
         with (
             opened(proxy.address) as session,
