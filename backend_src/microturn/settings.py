@@ -67,7 +67,7 @@ class Settings:
         share_prefixes: full pages of a session's first turn stay in the pool while there is room, and sessions of the
             same tenant and `cache_salt` that begin with the same tokens share them.
         check_dir: directory for the results of the checks at load, so that a restart with the same model, sources,
-            libraries and processor does not repeat them; empty repeats them at every start.
+            libraries and processor does not repeat them; empty repeats them at every start, as loading for a GPU does.
         snapshot_dir: directory where live sessions are saved when the server stops, and restored from; empty is none.
         snapshot_ttl_s: how long a saved session can be restored.
         admin_socket: the path of the admin socket; empty is none.

@@ -13,7 +13,7 @@ import logging
 import os
 import tempfile
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from microturn.model.fingerprint import model_fingerprint
@@ -61,7 +61,9 @@ class RememberedChecks:
     def __init__(self, directory: Path, settings: Settings, *, use_native: bool, num_threads: int) -> None:
         digest = hashlib.blake2b(digest_size=16)
         asked = (settings.weights, settings.deterministic, use_native, num_threads)
-        files = sorted((file.name, file.stat().st_mtime_ns) for file in Path(settings.model_dir).iterdir())
+        files = sorted(
+            (file.name, file.stat().st_mtime_ns) for file in Path(settings.model_dir).iterdir() if file.exists()
+        )
         for part in (model_fingerprint(settings.model_dir), repr(files), repr(asked), *_machine()):
             digest.update(part.encode() + b"\0")
         for source in sorted(_PACKAGE.rglob("*.py")):
@@ -84,16 +86,24 @@ class RememberedChecks:
         """Writes the result. If the file cannot be written, the next start checks again."""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=self._path.parent, delete=False) as file:
-                json.dump(asdict(outcome), file)
-            Path(file.name).replace(self._path)
+            with tempfile.TemporaryDirectory(dir=self._path.parent) as directory:
+                part = Path(directory, self._path.name)
+                part.write_text(json.dumps(asdict(outcome)))
+                part.replace(self._path)
         except OSError as error:
             log.warning("the results of the checks at load are not cached: %s", error)
 
 
 def _machine() -> list[str]:
     """Libraries, processor, and environment variables that select kernels."""
-    libraries = [f"{name} {version(name)}" for name in _LIBRARIES]
+    libraries = [f"{name} {_version(name)}" for name in _LIBRARIES]
     variables = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(_PREFIXES)]
     first_processor = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
     return libraries + variables + [line for line in first_processor.splitlines() if line.startswith(_PROCESSOR)]
+
+
+def _version(library: str) -> str:
+    try:
+        return version(library)
+    except PackageNotFoundError:  # installed without metadata
+        return "unknown"

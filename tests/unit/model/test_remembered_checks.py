@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -192,3 +195,41 @@ def test_where_nothing_can_be_kept_every_start_checks_and_says_why(
         assert cpu_loading.load(settings).weights == "int8"
     assert checks.num_float32 == 2
     assert "the results of the checks at load are not cached" in caplog.text
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """No file can grow: the system refuses each write, as on a disk that is full."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_full_disk_leaves_no_partial_file(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
+    remembered = remembered_checks.RememberedChecks(Path(settings.check_dir), settings, use_native=True, num_threads=1)
+    with full_disk():
+        remembered.remember(remembered_checks.Outcome(True, "int8", True, None))
+    assert "the results of the checks at load are not cached" in caplog.text
+    assert list(Path(settings.check_dir).iterdir()) == []
+
+
+def test_a_link_that_leads_nowhere_does_not_keep_a_model_from_its_start(settings: Settings, checks: Checks) -> None:
+    (Path(settings.model_dir) / "original").symlink_to("/nowhere/weights")
+    for _ in range(2):
+        assert cpu_loading.load(settings).weights == "int8"
+    assert checks.num_float32 == 1
+
+
+def test_a_library_that_is_not_installed_does_not_keep_a_model_from_its_start(
+    settings: Settings, checks: Checks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(remembered_checks, "version", version)
+    for _ in range(2):
+        assert cpu_loading.load(settings).weights == "int8"
+    assert checks.num_float32 == 1
