@@ -15,7 +15,7 @@ from microturn.engine.steps import InFlightStep
 from microturn.sessions.options import SessionOptions
 from microturn.sessions.session import Session
 from microturn.sessions.turn import EmbedInput, SessionId, TextInput, TokenInput, Turn, TurnRequest
-from microturn.snapshots.look_up import TakenUp
+from microturn.snapshots.restoring import RestoredSession
 from simulation.world import Broken
 from support.driver import Recorder
 from support.plain_choice import Token
@@ -129,7 +129,7 @@ class Oracle:
         if not self._is_receiving and is_owner and turn.request.end and not turn.request.opens:
             self.plain.close_refused(turn.request.session_id, at_once=turn.interrupts)
 
-    def _hear_add(self, taken: TakenUp) -> None:
+    def _hear_add(self, taken: RestoredSession) -> None:
         self._add(taken)
         self.plain.take_up(taken.session.id)
 

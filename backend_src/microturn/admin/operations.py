@@ -27,7 +27,7 @@ from microturn.errors import FailedPrecondition, InvalidArgument, MicroturnError
 from microturn.offload.copies import Copying
 from microturn.sessions.session import Session
 from microturn.snapshots.file import UnreadableSnapshot, claim, read_snapshot, write_snapshot
-from microturn.snapshots.look_up import taken_up
+from microturn.snapshots.restoring import restored_session
 from microturn.snapshots.session_state import restore_session, snapshot_of
 
 log = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ class Operations:
         session = restore_session(snapshot, self._engine.host)
         self._engine.call(lambda sessions: sessions.expect(session, snapshot.header))
         try:
-            taken = taken_up(session, snapshot, _claim(path), self._engine.runner.kv.page_parts)
+            taken = restored_session(session, snapshot, _claim(path), self._engine.runner.kv.page_parts)
         except MicroturnError:
             self._engine.call(lambda sessions: sessions.withdraw(session.id))
             raise

@@ -18,7 +18,7 @@ from microturn.sessions.session import Session
 from microturn.sessions.table import SessionTable
 from microturn.sessions.turn import SessionId
 from microturn.snapshots.arrivals import Arrivals
-from microturn.snapshots.look_up import TakenUp
+from microturn.snapshots.restoring import RestoredSession
 from microturn.snapshots.snapshot import Header
 from microturn.telemetry.families import Sample
 
@@ -145,7 +145,7 @@ class Maintenance:
         """Keeps a place for a saved session that is about to be claimed: see `Arrivals.expect`."""
         self._arrivals.expect(session, header)
 
-    def admit(self, taken: TakenUp) -> None:
+    def admit(self, taken: RestoredSession) -> None:
         """Makes it live: see `Arrivals.admit`."""
         self._arrivals.admit(taken)
 

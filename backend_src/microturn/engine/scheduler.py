@@ -66,22 +66,22 @@ class ScheduledRow:
 
 
 class Memory(Protocol):
-    """What lies behind the pool's pages (see `Tiers`)."""
+    """Offloads and loads KV (see `Tiers`)."""
 
     def reclaim(self) -> bool:
         """Frees some pages that no running session holds; False when there are none."""
         ...
 
-    def move_out(self, session: Session) -> None:
-        """Takes a running session's pages away."""
+    def offload(self, session: Session) -> None:
+        """Releases a running session's pages at once."""
         ...
 
-    def is_at_hand(self, session: Session) -> bool:
-        """Whether a session can go on once it has pages, or its KV is still on its way."""
+    def is_ready(self, session: Session) -> bool:
+        """Whether a session's KV can be loaded as soon as it has pages; if not, begins to read it."""
         ...
 
-    def fill(self, session: Session) -> bool:
-        """Brings a session's KV back into its pages; False while some is missing."""
+    def load(self, session: Session) -> bool:
+        """Loads a session's KV into its pages; False while some is missing."""
         ...
 
 
@@ -132,7 +132,7 @@ class Scheduler:
                 budget = self._left_for_long(rows, with_others=with_others)
             if session in preempted:
                 continue
-            if not self._memory.is_at_hand(session):
+            if not self._memory.is_ready(session):
                 num_on_way += 1
                 continue
             session.begin_behind_forgotten()
@@ -142,7 +142,7 @@ class Scheduler:
             session.evict()
             if not self._reserve(session, num_tokens, waiting[:index:-1], preempted):
                 break
-            if not self._memory.fill(session):
+            if not self._memory.load(session):
                 num_on_way += 1
                 continue
             assert session.running is not None
@@ -214,6 +214,6 @@ class Scheduler:
             if not session.table.could_have(num_pages, (victim.table for victim in victims)):
                 return False
             victim = next(victim for victim in victims if not victim.table.is_empty)
-            self._memory.move_out(victim)
+            self._memory.offload(victim)
             preempted.add(victim)
         return True

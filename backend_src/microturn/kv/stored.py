@@ -66,14 +66,14 @@ class StoredKV:
         state: of the table to restore: that of the copy, or cut back since.
         moved_s: when it was offloaded, by the engine's clock.
         num_copied: pages whose load into the session's table has begun, once that has pages.
-        coming: the latest load transfer.
+        load_transfer: the latest one.
     """
 
     image: StoredImage
     state: TableState
     moved_s: float
     num_copied: int = 0
-    coming: Transfer = DONE
+    load_transfer: Transfer = DONE
 
     @property
     def kv_len(self) -> int:

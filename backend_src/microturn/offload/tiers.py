@@ -153,10 +153,10 @@ class Tiers:
         session = self._sessions.parked_longest()
         if session is None:
             return False
-        self.move_out(session)
+        self.offload(session)
         return True
 
-    def move_out(self, session: Session) -> None:
+    def offload(self, session: Session) -> None:
         """Releases a session's pages at once. Its KV is offloaded to host memory if there is room, or else dropped."""
         self.storage.counters.preempted += session.running is not None
         if session.stored is None and session.table.kv_len:
@@ -169,7 +169,7 @@ class Tiers:
 
     # ---- KV for turns --------------------------------------------------------------------------------------------
 
-    def is_at_hand(self, session: Session) -> bool:
+    def is_ready(self, session: Session) -> bool:
         """Whether a session's KV is ready to be loaded into pages; if it is on disk, begins to read it."""
         stored = session.stored
         if stored is None:
@@ -183,7 +183,7 @@ class Tiers:
             session.drop_kv()
         return True
 
-    def fill(self, session: Session) -> bool:
+    def load(self, session: Session) -> bool:
         """Loads ready KV into the session's pages; returns False while some is left for the next step."""
         stored = session.stored
         if stored is None:
@@ -303,7 +303,7 @@ class Tiers:
             return
         self._sessions.park(session)
         is_back = self._copy_in(session, stored, self._for_later)
-        self._note_later(stored.coming)
+        self._note_later(stored.load_transfer)
         if is_back:
             del self._arriving[session]
             self.storage.counters.restored_ahead += 1
@@ -312,13 +312,13 @@ class Tiers:
     def _copy_in(self, session: Session, stored: StoredKV, budget: CopyBudget) -> bool:
         """Loads some more pages once the ones before are loaded; returns whether the session is restored."""
         num_left = max(0, session.table.save().num_pages - stored.num_copied)
-        if stored.coming.is_done() and (num_pages := budget.take(num_left)):
+        if stored.load_transfer.is_done() and (num_pages := budget.take(num_left)):
             assert stored.image.pages is not None
             pages = session.table.used_between(stored.num_copied, stored.num_copied + num_pages)
-            stored.coming = self._kv.write(pages, stored.image.pages, stored.num_copied)
+            stored.load_transfer = self._kv.write(pages, stored.image.pages, stored.num_copied)
             stored.num_copied += num_pages
             num_left -= num_pages
-        if not stored.coming.is_done():
+        if not stored.load_transfer.is_done():
             self._is_waiting = True
             return False
         if num_left:

@@ -232,7 +232,7 @@ class Session:
         What is still being copied into them lands there: what their next owner writes comes after it.
         """
         if self.stored is not None and kv_len < self.table.kv_len:
-            self.stored.coming.precede_steps()
+            self.stored.load_transfer.precede_steps()
         self.table.truncate(kv_len)
 
     @property

@@ -22,7 +22,7 @@ from microturn.sessions.table import SessionTable
 from microturn.sessions.turn import SessionId, TurnRequest
 from microturn.settings import Settings
 from microturn.snapshots.directory import SnapshotDirectory
-from microturn.snapshots.look_up import LookUp, TakenUp, check_up_to_date
+from microturn.snapshots.restoring import RestoredSession, SnapshotRestorer, check_up_to_date
 from microturn.snapshots.snapshot import Header
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class Arrivals:
         self._sessions = sessions
         self._host = host
         self._directory = directory
-        self._look_up = None if directory is None else LookUp(directory, host, page_parts, self._check)
+        self._restorer = None if directory is None else SnapshotRestorer(directory, host, page_parts, self._check)
         self._storage = storage
         self._files = files
         self._pending: dict[SessionId, _Pending] = {}
@@ -132,16 +132,16 @@ class Arrivals:
             told(error)
 
     def _look(self, request: TurnRequest, pending: _Pending) -> None:
-        assert self._look_up is not None
+        assert self._restorer is not None
         newest_epoch = self._sessions.newest_epoch(request.session_id)
-        look_up = self._look_up
+        restorer = self._restorer
 
-        def work() -> TakenUp | None:
-            return look_up.take_up(request, newest_epoch, pending.is_wanted)
+        def work() -> RestoredSession | None:
+            return restorer.restore(request, newest_epoch, pending.is_wanted)
 
-        def end(outcome: Outcome[TakenUp | None]) -> None:
+        def end(outcome: Outcome[RestoredSession | None]) -> None:
             if outcome.value is not None and self._is_closed:
-                look_up.put_back(outcome.value)  # no turn is served any more that this could delay
+                restorer.put_back(outcome.value)  # no turn is served any more that this could delay
             elif outcome.value is not None:
                 self._add(outcome.value)
             self._end(request.session_id, outcome.error)
@@ -167,7 +167,7 @@ class Arrivals:
         self._check(session)
         self._expect(session_id, header.tenant, None)
 
-    def admit(self, taken: TakenUp) -> None:
+    def admit(self, taken: RestoredSession) -> None:
         """Makes a reserved session live after it has been claimed."""
         self._add(taken)
         self.withdraw(taken.session.id)
@@ -218,7 +218,7 @@ class Arrivals:
         if pending.told is not None:
             pending.told(error)
 
-    def _add(self, taken: TakenUp) -> None:
+    def _add(self, taken: RestoredSession) -> None:
         session = taken.session
         if taken.kv is not None:
             image = self._storage.bring(taken.kv)

@@ -333,7 +333,7 @@ def test_layers_that_look_back_less_far_are_rebuilt_too(layer_window: int) -> No
     driver = new_driver(num_pages=10, history_bytes=0, window=layer_window)
     history = long_session(driver)
     session = find(driver)
-    driver.engine._tiers.move_out(session)
+    driver.engine._tiers.offload(session)
     assert session.kv_place == "tokens"
     go_on(driver, history, rebuilt=True)
     for _ in range(8):

@@ -454,7 +454,7 @@ class TieredEngineMachine(EngineMachine):
             engine._tiers.reclaim()
         if is_running and engine._in_flight is None:
             for session in list(engine._lifecycle.running)[:1]:
-                engine._tiers.move_out(session)
+                engine._tiers.offload(session)
         self._check()
         self._listen(pause)
 
@@ -500,7 +500,7 @@ class LateEngineMachine(TieredEngineMachine):
     def take_pages_on_the_way(self, which: int, pause: int) -> None:
         """A session loses pages into which its KV is being copied."""
         coming = self._coming
-        self.driver.engine._tiers.move_out(coming[which % len(coming)])
+        self.driver.engine._tiers.offload(coming[which % len(coming)])
         self._check()
         self._listen(pause)
 

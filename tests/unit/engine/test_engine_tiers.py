@@ -145,7 +145,7 @@ def test_a_turn_that_is_given_up_on_the_way_leaves_the_session_as_it_was(driver:
     move_away(driver)
     answer, turn = driver.post(1, [5] * 6, rewind_to=9, max_tokens=3)
     driver.engine._take_posts(block=False)
-    driver.engine._tiers.is_at_hand(driver.engine._sessions.find(1))
+    driver.engine._tiers.is_ready(driver.engine._sessions.find(1))
     driver.engine.cancel(turn)
     driver.run()
     assert answer.status.finish_reason == "cancelled"
@@ -158,7 +158,7 @@ def test_a_turn_that_is_interrupted_on_the_way_has_appended_its_input(driver: Fa
     move_away(driver)
     first, _ = driver.post(1, [5, 5], max_tokens=9)
     driver.engine._take_posts(block=False)
-    driver.engine._tiers.is_at_hand(driver.engine._sessions.find(1))
+    driver.engine._tiers.is_ready(driver.engine._sessions.find(1))
     second, _ = driver.post(1, [6], on_overlap="interrupt", max_tokens=3)
     driver.run()
     assert first.status.finish_reason == "interrupted"
@@ -277,7 +277,7 @@ def test_pages_change_hands_while_copies_are_under_way_and_no_token_is_wrong(
         driver.steps(rng.randrange(3))
         coming = [session for session in driver.engine._sessions if session.stored and session.table.pages]
         if coming and driver.engine._in_flight is None and rng.random() < 0.5:
-            driver.engine._tiers.move_out(rng.choice(coming))
+            driver.engine._tiers.offload(rng.choice(coming))
         driver.run()
         for session_id, before, told, answer, _ in asked:
             histories[session_id] = before

@@ -100,7 +100,7 @@ def test_pages_may_be_given_up_before_they_have_been_copied() -> None:
         lambda _, session: session.drop_kv(),
         lambda _, session: session.cut_kv(1),
         lambda _, session: session.cut_kv(2 * PAGE_SIZE),
-        lambda driver, session: driver.tiers.move_out(session),
+        lambda driver, session: driver.tiers.offload(session),
     ],
     ids=["end", "drop", "cut to nothing", "cut", "move out"],
 )

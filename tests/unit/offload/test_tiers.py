@@ -135,7 +135,7 @@ def test_a_running_session_that_must_give_way_keeps_its_kv(start: Starter) -> No
     session = parked(driver, 1, 3)
     before = bits_of(driver.kv, session.table.pages)
     begin_turn(driver, session)
-    driver.tiers.move_out(session)
+    driver.tiers.offload(session)
     assert is_out(session)
     driver.check_integrity()
     assert driver.schedule(session) == [1]
@@ -148,7 +148,7 @@ def test_pages_without_tokens_are_given_up_and_nothing_is_copied(start: Starter)
     driver.sessions.add(session)
     session.running = make_turn()
     assert session.reserve(9)
-    driver.tiers.move_out(session)
+    driver.tiers.offload(session)
     assert driver.pool.num_free == NUM_PAGES
     assert session.stored is None
     assert driver.storage.counters.dropped == 0
@@ -392,7 +392,7 @@ def test_a_copy_that_is_lost_means_computing_again(start: Starter) -> None:
     first.running.num_cached = first.kv_len
     for _ in range(3):
         driver.step()
-    driver.tiers.move_out(second)
+    driver.tiers.offload(second)
     assert first.num_pending == 19
     assert driver.schedule(first) == [1]
     assert (first.stored, first.table.kv_len, first.running.num_cached) == (None, 0, 0)

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class TakenUp:
+class RestoredSession:
     """A session that was claimed and is not live yet.
 
     Attributes:
@@ -49,8 +49,8 @@ class TakenUp:
                 log.warning("%s keeps its content until it expires: %s", self.path, error)
 
 
-class LookUp:
-    """Looks for saved sessions.
+class SnapshotRestorer:
+    """Finds and claims saved sessions.
 
     Args:
         directory: of the snapshots.
@@ -71,7 +71,7 @@ class LookUp:
         self._page_parts = page_parts
         self._check = check
 
-    def take_up(self, request: TurnRequest, newest_epoch: int, is_wanted: Callable[[], bool]) -> TakenUp | None:
+    def restore(self, request: TurnRequest, newest_epoch: int, is_wanted: Callable[[], bool]) -> RestoredSession | None:
         """Claims the session that a START asks for.
 
         Args:
@@ -106,13 +106,13 @@ class LookUp:
         self._check(session)
         if not is_wanted():
             return None
-        taken = taken_up(session, snapshot, self._directory.claim(snapshot), self._page_parts)
+        taken = restored_session(session, snapshot, self._directory.claim(snapshot), self._page_parts)
         if not is_wanted():
             self.put_back(taken)
             return None
         return taken
 
-    def put_back(self, taken: TakenUp) -> None:
+    def put_back(self, taken: RestoredSession) -> None:
         """Undoes a claim, so that the session can be restored again."""
         self._directory.put_back(taken.session.id)
 
@@ -127,7 +127,9 @@ def check_up_to_date(header: Header, newest_epoch: int) -> None:
         raise FailedPrecondition(f"this copy of session '{header.session_id}' is out of date: it went on since")
 
 
-def taken_up(session: Session, snapshot: Snapshot, path: Path, page_parts: Sequence[PagePart]) -> TakenUp:
+def restored_session(
+    session: Session, snapshot: Snapshot, path: Path, page_parts: Sequence[PagePart]
+) -> RestoredSession:
     """The session of a claimed snapshot, with its KV if that can be used."""
     part, kv = snapshot.kv, None
     if part is not None:
@@ -138,7 +140,7 @@ def taken_up(session: Session, snapshot: Snapshot, path: Path, page_parts: Seque
             trouble = str(error)
         if trouble is not None:
             log.warning("the KV of session %s is recomputed: %s", session.id, trouble)
-    return TakenUp(session, kv, path)
+    return RestoredSession(session, kv, path)
 
 
 def _trouble_with(part: KVPart, session: Session, page_parts: Sequence[PagePart]) -> str | None:
