@@ -182,7 +182,7 @@ def settle(driver: Driver) -> None:
 def _settle(storage: Storage, take_posts: Callable[[], None]) -> None:
     def wait_for_threads() -> None:
         # The thread of what sessions bring along begins with the first such file, which a post may bring.
-        for thread in (storage.incoming._started, None if storage.disk is None else storage.disk._thread):
+        for thread in (storage.incoming._started, None if storage.disk is None else storage.disk.thread):
             if thread is not None:
                 wait_for_files(thread)
 

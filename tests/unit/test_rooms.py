@@ -14,7 +14,6 @@ LONGER = {
     "backend_src/microturn/model/gpu/flashinfer_attention.py": 318,
     "backend_src/microturn/model/probe.py": 306,
     "backend_src/microturn/model/sampler.py": 311,
-    "backend_src/microturn/offload/tiers.py": 337,
     "backend_src/microturn/sessions/session.py": 304,
     "client/microturn_client/_aio_runtime.py": 319,
     "client/microturn_client/_pending_turn.py": 338,

@@ -78,8 +78,4 @@ class BackgroundThreads:
             job()
 
     def _run(self, work: Callable[[], Result], told: Callable[[Outcome[Result]], None]) -> None:
-        try:
-            outcome = Outcome(value=work())
-        except Exception as error:
-            outcome = Outcome(error=error)
-        self._post(partial(told, outcome))
+        self._post(partial(told, Outcome.of(work)))

@@ -15,24 +15,17 @@ from pathlib import Path
 from microturn.kv.image import KVImage
 from microturn.kv.page_table import TableState
 from microturn.kv.stored import StoredImage
-from microturn.offload.file_thread import FileThread, Job, Outcome, Priority
+from microturn.offload.file_thread import FileThread, Outcome, Priority
 from microturn.offload.image_file import read_image, write_image
 from microturn.offload.own_directory import OwnDirectory
 
 
 @dataclass
 class _File:
-    """A copy's file.
-
-    Attributes:
-        path: of the file.
-        checksum: expected when it is read; set once it is written.
-        reading: the job that reads it, if any.
-    """
+    """A copy's file, and the checksum that is expected when it is read; set once it is written."""
 
     path: Path
     checksum: str = ""
-    reading: Job | None = None
 
 
 class DiskStore:
@@ -42,6 +35,7 @@ class DiskStore:
         used_bytes: of KV in files, including files being written.
         max_bytes: limit of `used_bytes`.
         capacity_bytes: what fits; less than `max_bytes` if other programs have filled the disk.
+        thread: runs the jobs on files.
 
     Args:
         parent: where this process creates its directory.
@@ -70,7 +64,7 @@ class DiskStore:
         self._new_image = new_image
         self._files: dict[StoredImage, _File] = {}
         self._numbers = count()
-        self._thread = FileThread(post)
+        self.thread = FileThread(post)
 
     def __len__(self) -> int:
         return len(self._files)
@@ -101,43 +95,20 @@ class DiskStore:
             told(outcome.error)
 
         work = partial(write_image, file.path, image.pages, self._model, image.state)
-        self._thread.submit(work, end, Priority.LATER)
-
-    def read(
-        self, image: StoredImage, told: Callable[[KVImage | None, Exception | None], None], *, is_urgent: bool
-    ) -> None:
-        """Reads a copy; its file stays until `remove`.
-
-        Args:
-            image: a written copy.
-            told: called with its pages, or with the error.
-            is_urgent: whether a turn waits for it.
-        """
-
-        def end(outcome: Outcome[KVImage]) -> None:
-            told(outcome.value, outcome.error)
-
-        priority = Priority.TURN if is_urgent else Priority.AHEAD
-        self._files[image].reading = self._thread.submit(self.reader(image), end, priority)
+        self.thread.submit(work, end, Priority.LATER)
 
     def reader(self, image: StoredImage) -> Callable[[], KVImage]:
-        """A function that reads a written copy, in any thread."""
+        """A function that reads a written copy, in any thread; its file stays until `remove`."""
         return partial(self._load, self._files[image], image.state)
-
-    def hurry(self, image: StoredImage) -> None:
-        """Raises the priority of a read for which a turn waits."""
-        reading = self._files[image].reading
-        assert reading is not None
-        self._thread.hurry(reading)
 
     def remove(self, image: StoredImage) -> None:
         """Removes the file of a copy that is not being read."""
         path = self._forget(image).path
-        self._thread.submit(partial(path.unlink, missing_ok=True), _ignore, Priority.LATER)
+        self.thread.submit(partial(path.unlink, missing_ok=True), _ignore, Priority.LATER)
 
     def close(self) -> None:
         """Ends the thread and removes all files."""
-        self._thread.close()
+        self.thread.close()
         self._directory.remove()
 
     def check_integrity(self) -> None:

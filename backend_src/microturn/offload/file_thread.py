@@ -31,6 +31,14 @@ class Outcome(Generic[Result]):
     value: Result | None = None
     error: Exception | None = None
 
+    @classmethod
+    def of(cls, work: Callable[[], Result]) -> Outcome[Result]:
+        """Runs a job."""
+        try:
+            return cls(value=work())
+        except Exception as error:
+            return cls(error=error)
+
 
 @dataclass(eq=False)
 class Job:
@@ -98,11 +106,7 @@ class FileThread:
         return None
 
     def _run(self, work: Callable[[], Result], told: Callable[[Outcome[Result]], None]) -> None:
-        try:
-            outcome = Outcome(value=work())
-        except Exception as error:
-            outcome = Outcome(error=error)
-        self._post(partial(self._tell, told, outcome))
+        self._post(partial(self._tell, told, Outcome.of(work)))
 
     def _tell(self, told: Callable[[Outcome[Result]], None], outcome: Outcome[Result]) -> None:
         if not self._is_closed:

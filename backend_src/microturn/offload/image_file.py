@@ -35,10 +35,11 @@ DTYPE_NAMES = {
     torch.int8: "I8",
     torch.uint8: "U8",
 }
-_LENGTH_BYTES = 8
-_MAX_HEADER_BYTES = 1 << 20
+LENGTH_BYTES = 8
+# Names and shapes take a few kilobytes; a file with a longer header is not one of ours.
+MAX_HEADER_BYTES = 1 << 20
 # The library aligns tensors like this, and refuses other files on some paths.
-_ALIGNMENT = 8
+ALIGNMENT = 8
 
 
 class DamagedFile(Exception):
@@ -138,6 +139,13 @@ def tensor_entries(image: KVImage, name: str = "{}", first_byte: int = 0) -> Map
     }
 
 
+def header_bytes(header: Mapping[str, Any]) -> bytes:
+    """A safetensors header with its length before it, padded so that the tensors behind it are aligned."""
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    return len(text).to_bytes(LENGTH_BYTES, "little") + text
+
+
 def _head(image: KVImage, model: str, state: TableState, checksum: str) -> bytes:
     """The bytes of the file before the tensors."""
     metadata = {
@@ -147,17 +155,14 @@ def _head(image: KVImage, model: str, state: TableState, checksum: str) -> bytes
         "table": json.dumps(asdict(state)),
         "checksum": checksum,
     }
-    header = {"__metadata__": metadata, **tensor_entries(image)}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % _ALIGNMENT)
-    return len(text).to_bytes(_LENGTH_BYTES, "little") + text
+    return header_bytes({"__metadata__": metadata, **tensor_entries(image)})
 
 
 def _difference(path: Path, expected_model: str) -> str:
     """The reason why a file's header is not the expected one."""
     with path.open("rb") as file:
-        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-        header = file.read(length) if length <= _MAX_HEADER_BYTES else b""
+        length = int.from_bytes(file.read(LENGTH_BYTES), "little")
+        header = file.read(length) if length <= MAX_HEADER_BYTES else b""
     try:
         model = json.loads(header)["__metadata__"]["model"]
     except (ValueError, KeyError, TypeError):

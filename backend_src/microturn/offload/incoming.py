@@ -7,14 +7,13 @@ files.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
 from microturn.kv.image import KVImage
 from microturn.kv.page_table import TableState
 from microturn.kv.stored import StoredImage
-from microturn.offload.file_thread import FileThread, Job, Outcome, Priority
+from microturn.offload.file_thread import FileThread, Outcome, Priority
 
 
 class KVSource(Protocol):
@@ -34,14 +33,6 @@ class KVSource(Protocol):
         ...
 
 
-@dataclass
-class _Entry:
-    """A source, and the job that reads it."""
-
-    source: KVSource
-    reading: Job | None = None
-
-
 class IncomingFiles:
     """Copies in the files of restored sessions.
 
@@ -53,60 +44,44 @@ class IncomingFiles:
     def __init__(self, new_image: Callable[[int], KVImage], post: Callable[[Callable[[], None]], None]) -> None:
         self._new_image = new_image
         self._post = post
-        self._entries: dict[StoredImage, _Entry] = {}
+        self._sources: dict[StoredImage, KVSource] = {}
         self._leaving: set[KVSource] = set()
         self._started: FileThread | None = None
 
     def __iter__(self) -> Iterator[StoredImage]:
-        return iter(self._entries)
+        return iter(self._sources)
 
     def __contains__(self, image: StoredImage) -> bool:
-        return image in self._entries
+        return image in self._sources
 
     def add(self, image: StoredImage, source: KVSource) -> None:
-        self._entries[image] = _Entry(source)
+        self._sources[image] = source
 
     def reader(self, image: StoredImage) -> Callable[[], KVImage]:
         """A function that reads a copy, in any thread."""
-        return partial(_read, self._entries[image].source, self._new_image)
-
-    def read(
-        self, image: StoredImage, told: Callable[[KVImage | None, Exception | None], None], *, is_urgent: bool
-    ) -> None:
-        """Reads a copy, as `DiskStore.read` does."""
-
-        def end(outcome: Outcome[KVImage]) -> None:
-            told(outcome.value, outcome.error)
-
-        priority = Priority.TURN if is_urgent else Priority.AHEAD
-        self._entries[image].reading = self._thread.submit(self.reader(image), end, priority)
-
-    def hurry(self, image: StoredImage) -> None:
-        """Raises the priority of a read for which a turn waits."""
-        reading = self._entries[image].reading
-        assert reading is not None
-        self._thread.hurry(reading)
+        return partial(_read, self._sources[image], self._new_image)
 
     def remove(self, image: StoredImage) -> None:
         """Drops a copy that is not being read."""
-        source = self._entries.pop(image).source
+        source = self._sources.pop(image)
         self._leaving.add(source)
-        self._thread.submit(source.drop, partial(self._has_dropped, source), Priority.LATER)
+        self.thread.submit(source.drop, partial(self._has_dropped, source), Priority.LATER)
 
     def close(self) -> None:
         """Ends the thread and drops all remaining copies."""
         if self._started is not None:
             self._started.close()
-        for source in [*self._leaving, *(entry.source for entry in self._entries.values())]:
+        for source in [*self._leaving, *self._sources.values()]:
             source.drop()
         self._leaving.clear()
-        self._entries.clear()
+        self._sources.clear()
 
     def _has_dropped(self, source: KVSource, outcome: Outcome[None]) -> None:
         self._leaving.discard(source)
 
     @property
-    def _thread(self) -> FileThread:
+    def thread(self) -> FileThread:
+        """Runs the jobs on files."""
         if self._started is None:
             self._started = FileThread(self._post)
         return self._started

@@ -16,6 +16,7 @@ from microturn.kv.page_table import TableState
 from microturn.kv.stored import Place, StoredImage
 from microturn.offload.counters import TierCounters
 from microturn.offload.disk_store import DiskStore
+from microturn.offload.file_thread import Job, Outcome, Priority
 from microturn.offload.host_store import HostStore
 from microturn.offload.incoming import IncomingFiles, KVSource
 
@@ -65,6 +66,7 @@ class Storage:
         self._clock = clock
         self._kept_bytes = int(_HOST_SHARE * host_tier_bytes)
         self._writing: StoredImage | None = None
+        self._reading: dict[StoredImage, Job] = {}
         self._step = 0
         self._disk_was_full_s = -_DISK_PAUSE_S
 
@@ -124,9 +126,10 @@ class Storage:
         if image.place is Place.DISK and self._may_come(image, is_urgent=is_urgent):
             image.place = Place.READING
             self.host.add(image)
-            self._files_of(image).read(image, partial(self._has_read, image), is_urgent=is_urgent)
+            files, priority = self._files_of(image), Priority.TURN if is_urgent else Priority.AHEAD
+            self._reading[image] = files.thread.submit(files.reader(image), partial(self._has_read, image), priority)
         elif image.place is Place.READING and is_urgent:
-            self._files_of(image).hurry(image)
+            self._files_of(image).thread.hurry(self._reading[image])
         return image.place not in (Place.DISK, Place.READING)
 
     def reader(self, image: StoredImage) -> Callable[[], KVImage]:
@@ -202,13 +205,14 @@ class Storage:
             self._discard(image)
         self._write_some()
 
-    def _has_read(self, image: StoredImage, pages: KVImage | None, error: Exception | None) -> None:
-        files = self._files_of(image)
+    def _has_read(self, image: StoredImage, outcome: Outcome[KVImage]) -> None:
+        files, pages = self._files_of(image), outcome.value
+        del self._reading[image]
         if pages is None or files is not self.incoming:  # without memory, a copy in a snapshot is read again later
             files.remove(image)
         if pages is None:
             self.counters.unreadable_files += 1
-            log.error("KV is recomputed: its file cannot be used: %s", error)
+            log.error("KV is recomputed: its file cannot be used: %s", outcome.error)
             self.host.remove(image)
             image.place = Place.LOST
             return

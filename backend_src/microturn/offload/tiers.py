@@ -39,11 +39,7 @@ from microturn.sessions.table import SessionTable
 _BEGIN_SHARE = 1 / 16
 _ENOUGH_SHARE = 1 / 8
 
-# Maximum waiting sessions that one step looks at.
-_MOST_VISITED = 16
-
-# Polling interval of transfers in progress.
-_LOOK_AGAIN_S = 1e-3
+_LOOK_AGAIN_S = 1e-3  # polling interval of transfers in progress
 
 
 @dataclass
@@ -74,12 +70,7 @@ class Tiers:
     """
 
     def __init__(
-        self,
-        pool: PagePool,
-        kv: KVTensors,
-        sessions: SessionTable,
-        storage: Storage,
-        clock: Callable[[], float],
+        self, pool: PagePool, kv: KVTensors, sessions: SessionTable, storage: Storage, clock: Callable[[], float]
     ) -> None:
         self.storage = storage
         self._pool = pool
@@ -91,17 +82,12 @@ class Tiers:
         self._is_short = False
         self._saving: _Saving | None = None
         self._forecast = Forecast()
-        self._expected: WeakKeyDictionary[Session, None] = WeakKeyDictionary()
-        # Expected sessions still to be looked at since what they wait for has changed, and its value at that time.
-        self._num_to_visit = 0
         # Sessions that have pages, which are being loaded.
         self._arriving: WeakKeyDictionary[Session, None] = WeakKeyDictionary()
-        self._seen: tuple[int, ...] = ()
         self._for_turns = self._for_later = CopyBudget(0, 1)
         # Background transfers in progress, and whether a session waits for its own.
         self._later: set[Transfer] = set()
-        self._is_waiting = False
-        self._has_more = False
+        self._is_waiting = self._has_more = False
 
     # ---- each step -----------------------------------------------------------------------------------------------
 
@@ -114,8 +100,7 @@ class Tiers:
         self._later = {transfer for transfer in self._later if not transfer.is_done()}
         self._for_turns = CopyBudget(share.for_turns, share.unit)
         self._for_later = CopyBudget(0 if self._later else share.for_later, share.unit)
-        self._is_waiting = False
-        self._has_more = False
+        self._is_waiting = self._has_more = False
         self.storage.begin_step()
 
     def end_step(self) -> bool:
@@ -185,10 +170,7 @@ class Tiers:
 
     def load(self, session: Session) -> bool:
         """Loads ready KV into the session's pages; returns False while some is left for the next step."""
-        stored = session.stored
-        if stored is None:
-            return True
-        return self._copy_in(session, stored, self._for_turns)
+        return session.stored is None or self._copy_in(session, session.stored, self._for_turns)
 
     # ---- offloading parked sessions ------------------------------------------------------------------------------
 
@@ -250,40 +232,21 @@ class Tiers:
     def _free(self, session: Session) -> None:
         session.give_up_pages()
         self._sessions.unpark(session)
-        self._expected.pop(session, None)
+        self._forecast.forget(session)
         self._arriving.pop(session, None)
-        self._has_more = self._has_more or bool(self._expected)  # expected sessions wait for pages
+        self._has_more = self._has_more or self._forecast.has_waiting  # they wait for pages
 
     # ---- restoring sessions --------------------------------------------------------------------------------------
 
     def _restore_expected(self) -> None:
-        """Restores sessions before their expected turns, into pages that are free.
-
-        They wait for pages, files and host memory. When any of these has changed, each step looks at a few sessions, so
-        that its time does not depend on how many wait.
-        """
-        due = self._forecast.due(self._clock())
-        self._expected.update(dict.fromkeys(due))
+        """Restores sessions before their expected turns, into pages that are free."""
         seen = (self._pool.num_free, self.storage.host.used_bytes, self.storage.counters.read_from_disk)
-        if due or seen != self._seen:
-            self._seen, self._num_to_visit = seen, len(self._expected)
         for session in list(self._arriving):
-            self._bring_back(session)
-        for _ in range(min(_MOST_VISITED, self._num_to_visit)):
-            if not self._for_later.num_left or not self._expected:
-                break
-            self._num_to_visit -= 1
-            session = next(iter(self._expected))
-            del self._expected[session]
-            if self._is_expected(session) and not self._begin_to_bring_back(session):
-                self._expected[session] = None  # behind the others
-        self._num_to_visit = min(self._num_to_visit, len(self._expected))
-        self._has_more = self._has_more or self._num_to_visit > 0
+            self._load_more(session)
+        if self._forecast.visit(self._clock(), seen, self._begin_to_load, lambda: self._for_later.num_left > 0):
+            self._has_more = True
 
-    def _is_expected(self, session: Session) -> bool:
-        return is_away(session) and session.stored is not None and not session.stored.image.is_lost
-
-    def _begin_to_bring_back(self, session: Session) -> bool:
+    def _begin_to_load(self, session: Session) -> bool:
         """Allocates a session's pages; returns False if it has to wait."""
         assert session.stored is not None
         # No file is read before pages are free.
@@ -292,13 +255,13 @@ class Tiers:
         if not self.storage.fetch(session.stored.image, is_urgent=False) or not session.reserve(0):
             return False
         self._arriving[session] = None
-        self._bring_back(session)
+        self._load_more(session)
         return True
 
-    def _bring_back(self, session: Session) -> None:
+    def _load_more(self, session: Session) -> None:
         """Loads some more pages of a session that has pages."""
         stored = session.stored
-        if stored is None or not self._is_expected(session) or session.table.is_empty:
+        if stored is None or not is_away(session) or session.table.is_empty:
             del self._arriving[session]
             return
         self._sessions.park(session)

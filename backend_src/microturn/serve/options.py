@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from microturn.serve.errors import ServeError
@@ -74,6 +74,9 @@ class ServeOptions:
         }
 
 
+_FIELDS = {field.name for field in fields(ServeOptions)}
+
+
 def default_model_repository() -> Path:
     """The repository that comes with the package (in a checkout, a link to the one at its top)."""
     return Path(__file__).resolve().parents[1] / "model_repository"
@@ -102,6 +105,7 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     where.add_argument(
         "--expose-embedded-triton",
+        dest="exposes_embedded_triton",
         action="store_true",
         help="allow a --host other than loopback, though the Triton server of the wheel nvidia-pytriton has published "
         "remote faults",
@@ -114,7 +118,7 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument(
         "--admin-socket",
         metavar="PATH",
-        type=Path,
+        type=_absolute,
         help="socket for 'microturn sessions' (default: in the run directory, where that command finds it)",
     )
     where.add_argument(
@@ -133,7 +137,7 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--snapshot-dir",
         metavar="DIR",
-        type=Path,
+        type=_absolute,
         help="on SIGTERM, save live sessions there; the next start restores them",
     )
     how.add_argument(
@@ -169,25 +173,9 @@ def read_options(arguments: argparse.Namespace) -> ServeOptions:
         ServeError: a ``--set`` that is not ``key=value``, or one of a setting that has an option.
     """
     return ServeOptions(
-        model=arguments.model,
-        model_repository=arguments.model_repository,
+        **{name: value for name, value in vars(arguments).items() if name in _FIELDS},
         settings=_read_settings(arguments.set),
-        host=arguments.host,
-        exposes_embedded_triton=arguments.expose_embedded_triton,
-        grpc_port=arguments.grpc_port,
-        http_port=arguments.http_port,
-        metrics_port=arguments.metrics_port,
-        health_port=arguments.health_port,
-        run_dir=arguments.run_dir,
-        admin_socket=arguments.admin_socket and arguments.admin_socket.absolute(),
-        snapshot_dir=arguments.snapshot_dir and arguments.snapshot_dir.absolute(),
-        log_dir=arguments.log_dir,
-        log_format=arguments.log_format,
         triton_args=tuple(arguments.triton_arg),
-        grace_s=arguments.grace_s,
-        drain_notice_s=arguments.drain_notice_s,
-        health_timeout_s=arguments.health_timeout_s,
-        start_timeout_s=arguments.start_timeout_s,
     )
 
 
@@ -201,6 +189,10 @@ def _read_settings(assignments: Sequence[str]) -> dict[str, str]:
             raise ServeError(f"use {_OWN_OPTION[name]}, not --set {name}")
         settings[name] = value
     return settings
+
+
+def _absolute(text: str) -> Path:
+    return Path(text).absolute()
 
 
 def _port(text: str) -> int:

@@ -31,6 +31,7 @@ from safetensors import SafetensorError
 from microturn.errors import DeadlineExceeded, FailedPrecondition, ResourceExhausted
 from microturn.kv.image import KVImage
 from microturn.offload.copies import KVCopy
+from microturn.offload.image_file import ALIGNMENT, LENGTH_BYTES, MAX_HEADER_BYTES, header_bytes
 from microturn.snapshots.kv_part import PREFIX, KVPart, add_to_header
 from microturn.snapshots.snapshot import Header, Snapshot
 
@@ -40,13 +41,8 @@ log = logging.getLogger(__name__)
 FORMAT_VERSIONS = (1, 2)
 
 _STATE = "state"
-_LEN_BYTES = 8
 _NO_CHECKSUM = b"0" * 64
 _CHECKSUM = re.compile(rb'"checksum":"([0-9a-f]{64})"')
-# Names and shapes take a few kilobytes; a file with a longer header is not a snapshot.
-_MAX_HEADER_BYTES = 1 << 20
-# The library aligns tensors like this, and refuses other files on some paths.
-_ALIGNMENT = 8
 # KV is synced to disk in pieces of this size, so that its deadline holds: data in the page cache is not written yet.
 _PIECE_BYTES = 16 << 20
 
@@ -103,19 +99,19 @@ def read_snapshot(path: Path) -> Snapshot:
         OSError: the file is missing or cannot be read.
     """
     with path.open("rb") as file:
-        header_bytes = _read_header_bytes(file)
-        header = _read_header(header_bytes)
-        entries, kv = _read_entries(header_bytes)
+        text = _read_header_bytes(file)
+        header = _read_header(text)
+        entries, kv = _read_entries(text)
         end = os.fstat(file.fileno()).st_size
         data = file.read((end if kv is None else min(end, kv.start)) - file.tell())
-    found = _CHECKSUM.search(header_bytes)
+    found = _CHECKSUM.search(text)
     if found is None:
         raise UnreadableSnapshot("it has no checksum")
-    zeroed = header_bytes[: found.start(1)] + _NO_CHECKSUM + header_bytes[found.end(1) :]
-    if hashlib.sha256(_with_len(zeroed) + data).hexdigest().encode() != found[1]:
+    zeroed = text[: found.start(1)] + _NO_CHECKSUM + text[found.end(1) :]
+    if hashlib.sha256(len(text).to_bytes(LENGTH_BYTES, "little") + zeroed + data).hexdigest().encode() != found[1]:
         raise UnreadableSnapshot("its checksum is wrong")
     try:
-        tensors = safetensors.torch.load(bytes(_with_len(json.dumps(entries).encode()) + data))
+        tensors = safetensors.torch.load(header_bytes(entries) + data)
         state = json.loads(tensors.pop(_STATE).numpy().tobytes())
     except (SafetensorError, ValueError, KeyError) as error:
         raise UnreadableSnapshot(f"it does not hold a session: {error}") from error
@@ -152,8 +148,8 @@ def keep_header(path: Path) -> None:
         OSError: it cannot be truncated.
     """
     with path.open("r+b") as file:
-        header_len = int.from_bytes(file.read(_LEN_BYTES), "little")
-        file.truncate(_LEN_BYTES + header_len)
+        header_len = int.from_bytes(file.read(LENGTH_BYTES), "little")
+        file.truncate(LENGTH_BYTES + header_len)
 
 
 def _write_pages(file: BinaryIO, pages: KVImage, until_s: float) -> None:
@@ -172,7 +168,7 @@ def _write_pages(file: BinaryIO, pages: KVImage, until_s: float) -> None:
 def _sealed(snapshot: Snapshot, kv: KVCopy | None) -> bytearray:
     """The bytes of the file before the KV."""
     state = json.dumps(snapshot.state).encode()
-    state += b" " * (-(len(state) + sum(tensor.nbytes for tensor in snapshot.tensors.values())) % _ALIGNMENT)
+    state += b" " * (-(len(state) + sum(tensor.nbytes for tensor in snapshot.tensors.values())) % ALIGNMENT)
     metadata = {
         "format_version": str(snapshot.format_version),
         "session": json.dumps(snapshot.header.as_json()),
@@ -181,11 +177,10 @@ def _sealed(snapshot: Snapshot, kv: KVCopy | None) -> bytearray:
     tensors = {_STATE: torch.frombuffer(bytearray(state), dtype=torch.uint8), **snapshot.tensors}
     content = bytearray(safetensors.torch.save(tensors, metadata))
     if kv is not None:
-        data_start = _LEN_BYTES + int.from_bytes(content[:_LEN_BYTES], "little")
-        header, data = json.loads(content[_LEN_BYTES:data_start]), content[data_start:]
+        data_start = LENGTH_BYTES + int.from_bytes(content[:LENGTH_BYTES], "little")
+        header, data = json.loads(content[LENGTH_BYTES:data_start]), content[data_start:]
         add_to_header(header, kv, len(data))
-        header_bytes = json.dumps(header, separators=(",", ":")).encode()
-        content = _with_len(header_bytes + b" " * (-len(header_bytes) % _ALIGNMENT)) + data
+        content = bytearray(header_bytes(header)) + data
     # A client's strings in the header cannot match this: quotes within a string are escaped.
     found = _CHECKSUM.search(content)
     assert found is not None, "safetensors writes JSON without spaces"
@@ -193,32 +188,28 @@ def _sealed(snapshot: Snapshot, kv: KVCopy | None) -> bytearray:
     return content
 
 
-def _with_len(header_bytes: bytes) -> bytearray:
-    return bytearray(len(header_bytes).to_bytes(_LEN_BYTES, "little") + header_bytes)
-
-
 def _read_header_bytes(file: BinaryIO) -> bytes:
     """Reads the header of a file; the file position is then at its data."""
-    length = int.from_bytes(file.read(_LEN_BYTES), "little")
-    header_bytes = file.read(min(length, _MAX_HEADER_BYTES))
-    if len(header_bytes) < length:
+    length = int.from_bytes(file.read(LENGTH_BYTES), "little")
+    text = file.read(min(length, MAX_HEADER_BYTES))
+    if len(text) < length:
         raise UnreadableSnapshot("it is cut off, or not a snapshot")
-    return header_bytes
+    return text
 
 
-def _read_entries(header_bytes: bytes) -> tuple[Mapping[str, Any], KVPart | None]:
+def _read_entries(text: bytes) -> tuple[Mapping[str, Any], KVPart | None]:
     """The header's entries of the tensors before the KV, and the KV part."""
     try:
-        header: dict[str, Any] = json.loads(header_bytes)
-        kv = KVPart.of_header(header, _LEN_BYTES + len(header_bytes))
+        header: dict[str, Any] = json.loads(text)
+        kv = KVPart.of_header(header, LENGTH_BYTES + len(text))
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise UnreadableSnapshot(f"its header is not that of a snapshot: {error!r}") from error
     return {name: entry for name, entry in header.items() if not name.startswith(PREFIX)}, kv
 
 
-def _read_header(header_bytes: bytes) -> Header:
+def _read_header(text: bytes) -> Header:
     try:
-        metadata: dict[str, Any] = json.loads(header_bytes)["__metadata__"]
+        metadata: dict[str, Any] = json.loads(text)["__metadata__"]
         version = int(metadata["format_version"])
         if version > FORMAT_VERSIONS[-1]:
             raise NewerSnapshot(f"it has format version {version}, and {FORMAT_VERSIONS[-1]} is read here")

@@ -390,7 +390,7 @@ def test_the_engine_rests_while_a_file_is_read(tmp_path: Path) -> None:
             held.set()
             assert hold.wait(10)
 
-        storage.disk._thread.submit(read_slowly, lambda _: None, Priority.TURN)
+        storage.disk.thread.submit(read_slowly, lambda _: None, Priority.TURN)
         assert held.wait(10)
         late = driver.ask(1, [5], max_tokens=3, deadline_ms=300)
         answer = driver.ask(1, [6], max_tokens=3)

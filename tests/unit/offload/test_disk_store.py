@@ -12,6 +12,7 @@ from microturn.kv.image import KVImage
 from microturn.kv.page_table import TableState
 from microturn.kv.stored import StoredImage
 from microturn.offload.disk_store import DiskStore
+from microturn.offload.file_thread import Outcome, Priority
 from microturn.offload.image_file import DamagedFile
 from support.tiers import MODEL, Posts, contents_of, make_kv, wait_for_files
 
@@ -39,17 +40,16 @@ def image(*pages: int) -> StoredImage:
 def write(store: DiskStore, posts: Posts, stored: StoredImage) -> Exception | None:
     told: list[Exception | None] = []
     store.write(stored, told.append)
-    wait_for_files(store._thread)
+    wait_for_files(store.thread)
     assert told == [], "the engine's thread is told, not the file thread"
     posts.take()
     return told[0]
 
 
-def read(store: DiskStore, posts: Posts, stored: StoredImage) -> tuple[KVImage | None, Exception | None]:
-    told: list[tuple[KVImage | None, Exception | None]] = []
-    store.read(stored, lambda pages, error: told.append((pages, error)), is_urgent=False)
-    store.hurry(stored)
-    wait_for_files(store._thread)
+def read(store: DiskStore, posts: Posts, stored: StoredImage) -> Outcome[KVImage]:
+    told: list[Outcome[KVImage]] = []
+    store.thread.submit(store.reader(stored), told.append, Priority.AHEAD)
+    wait_for_files(store.thread)
     posts.take()
     return told[0]
 
@@ -62,13 +62,13 @@ def test_what_is_written_is_read_and_removed(store: DiskStore, posts: Posts, tmp
     stored = image(3, 1, 2)
     assert write(store, posts, stored) is None
     assert (len(files(tmp_path)), store.used_bytes) == (1, stored.num_bytes)
-    pages, error = read(store, posts, stored)
-    assert error is None
-    assert pages is not None
+    outcome = read(store, posts, stored)
+    assert outcome.error is None
+    assert outcome.value is not None
     assert stored.pages is not None
-    assert contents_of(pages) == contents_of(stored.pages)
+    assert contents_of(outcome.value) == contents_of(stored.pages)
     store.remove(stored)
-    wait_for_files(store._thread)
+    wait_for_files(store.thread)
     assert (files(tmp_path), store.used_bytes, list(store)) == ([], 0, [])
 
 
@@ -91,9 +91,9 @@ def test_a_damaged_file_is_told(store: DiskStore, posts: Posts, tmp_path: Path) 
     write(store, posts, stored)
     (file,) = files(tmp_path)
     file.write_bytes(file.read_bytes()[:-1] + b"?")
-    pages, error = read(store, posts, stored)
-    assert pages is None
-    assert isinstance(error, DamagedFile)
+    outcome = read(store, posts, stored)
+    assert outcome.value is None
+    assert isinstance(outcome.error, DamagedFile)
 
 
 def test_without_a_bound_the_files_take_half_of_what_is_free(tmp_path: Path) -> None:
