@@ -1,4 +1,4 @@
-"""Who may use the gateway: by bearer token, by client secret, and from which pages. Knows headers, no transport.
+"""Access control of the gateway: by bearer token, by client secret, and by the page that asks.
 
 token      all of the API; of a program's server
 secret     realtime sessions only; of a browser, as a WebSocket subprotocol
@@ -51,7 +51,7 @@ class Access:
             raise Refusal("origin_not_allowed", f"pages of '{origin}' are not allowed here", http_status=403)
 
     def check_token(self, headers: Mapping[str, str]) -> None:
-        """Lets in who has the token.
+        """Checks the token.
 
         Raises:
             Refusal: it is missing or wrong.
@@ -60,7 +60,7 @@ class Access:
             raise Refusal("invalid_api_key", "send the gateway's token as 'Authorization: Bearer …'", http_status=401)
 
     def check_realtime(self, headers: Mapping[str, str], subprotocols: Sequence[str]) -> UpdateSession | None:
-        """Lets in who has the token or a secret, as a header or as a subprotocol.
+        """Checks the token or a secret, sent as a header or as a subprotocol.
 
         Returns:
             How the session begins, where a secret says so.

@@ -1,4 +1,4 @@
-"""One response of a realtime session: the model's answer as it comes, and the events that tell it. Knows no session."""
+"""One response of a realtime session: the model's answer as it comes, and the events that tell it."""
 
 from __future__ import annotations
 

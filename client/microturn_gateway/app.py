@@ -1,4 +1,4 @@
-"""The gateway as an ASGI application: its routes, who may use them, and the page."""
+"""The gateway as an ASGI application: its routes, access control, and the page."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class _Gateway:
     """The endpoints but for chat completions.
 
     Attributes:
-        access: who may use them.
+        access: checks the requests.
     """
 
     def __init__(self, settings: GatewaySettings, sessions: Sessions, client_secrets: ClientSecrets) -> None:
@@ -105,7 +105,7 @@ class _Gateway:
                 self.access.check_token(request.headers)
                 return await endpoint(request)
             except ClientDisconnect:
-                return Response(status_code=400)  # nobody reads it: the client left before it had said all
+                return Response(status_code=400)  # the client left before it had sent all
             except Refusal as refusal:
                 return refused(refusal)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
+from dataclasses import fields
 from pathlib import Path
 
 from microturn_gateway.settings import GatewaySettings
 
 TOKEN_VARIABLE = "MICROTURN_GATEWAY_TOKEN"
 _DEFAULTS = GatewaySettings()
+_NAMES = {field.name for field in fields(GatewaySettings)}
 
 
 def add_gateway_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,13 +40,7 @@ def settings_from(arguments: argparse.Namespace) -> GatewaySettings:
     if file is not None and not token.strip():
         raise ValueError(f"'{file}' is empty")
     return GatewaySettings(
-        server=arguments.server,
-        host=arguments.host,
-        port=arguments.port,
+        **{name: value for name, value in vars(arguments).items() if name in _NAMES},
         token=token.strip() or None,
         allowed_origins=tuple(arguments.allow_origin),
-        beat_ms=arguments.beat_ms,
-        max_sessions=arguments.max_sessions,
-        idle_timeout_s=arguments.idle_timeout_s,
-        max_answer_tokens=arguments.max_answer_tokens,
     )

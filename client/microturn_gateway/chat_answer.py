@@ -1,4 +1,4 @@
-"""The answer of a chat completion, whole and in chunks, in OpenAI's shape. Knows no session."""
+"""The answer of a chat completion, whole and in chunks, in OpenAI's shape."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A request for a chat completion, read into typed values. Knows which of OpenAI's names mean something here."""
+"""A request for a chat completion, read into typed values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from microturn_gateway.context import Message
 from microturn_gateway.failures import Refusal
-from microturn_gateway.fields import Fields
+from microturn_gateway.fields import Fields, read_text
 from microturn_gateway.options import take_generation_options
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -31,7 +31,7 @@ class ChatRequest:
         generation: options of the turn, as the wire contract names them.
         streams: whether the answer comes as it is made.
         includes_usage: whether the stream ends with the numbers of tokens.
-        user: whose session it is, where no header says; None for nobody's.
+        user: whose session it is, where no header says; None for a session of its own.
     """
 
     model: str | None
@@ -90,18 +90,9 @@ def _parse_message(value: object, path: str) -> Message:
         raise Refusal("invalid_value", f"'{path}.role' must be one of {', '.join(_ROLES)}", param=f"{path}.role")
     content = fields.take("content", (str, list), "")
     if isinstance(content, list):
-        content = "".join(_read_part(part, f"{path}.content.{index}") for index, part in enumerate(content))
+        content = read_text(content, f"{path}.content", ("text",))
     fields.end()
     return Message(_ROLES[role], content)
-
-
-def _read_part(part: object, path: str) -> str:
-    fields = Fields(part, path)
-    if fields.take("type", str) != "text":
-        raise Refusal("unsupported_parameter", "content is text", param=f"{path}.type")
-    text: str = fields.take("text", str)
-    fields.end()
-    return text
 
 
 def _as_lines(messages: list[Message]) -> list[Message]:

@@ -23,7 +23,7 @@ class ChatSession:
     Attributes:
         session: on the server.
         context: what it holds.
-        is_lost: nobody knows its context any more: the next request takes another one.
+        is_lost: its context is unknown: the next request takes another session.
     """
 
     def __init__(self, sessions: Sessions) -> None:
@@ -47,7 +47,7 @@ class ChatSessions:
     Args:
         sessions: where they come from.
         max_kept: how many are kept at once.
-        idle_timeout_s: how long one is kept that nobody uses, seconds.
+        idle_timeout_s: how long an unused one is kept, seconds.
     """
 
     def __init__(self, sessions: Sessions, max_kept: int, idle_timeout_s: float) -> None:
@@ -91,7 +91,7 @@ class ChatSessions:
             chat.used_at_s = asyncio.get_running_loop().time()
 
     async def reap(self) -> None:
-        """Ends what nobody uses any more, for as long as the gateway runs."""
+        """Ends unused sessions, for as long as the gateway runs."""
         while True:
             await asyncio.sleep(min(_REAP_EVERY_S, self._idle_timeout_s))
             oldest_s = asyncio.get_running_loop().time() - self._idle_timeout_s

@@ -1,4 +1,4 @@
-"""What a realtime client sends, read into typed values. Knows the shape of each event, and no state."""
+"""What a realtime client sends, read into typed values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from microturn_gateway.context import Content
 from microturn_gateway.conversation import Item, new_id
 from microturn_gateway.failures import Refusal
-from microturn_gateway.fields import Fields
+from microturn_gateway.fields import Fields, read_text
 from microturn_gateway.options import take_generation_options
 
 _ROLES = ("user", "system", "assistant", "tool")
@@ -143,14 +143,8 @@ def parse_session(value: object) -> UpdateSession:
     fields.ignore("type", "object", "id", "model", "expires_at")
     instructions = fields.take("instructions", str, None)
     answers = _take_answers(fields)
-    if fields.take("tool_choice", str, "none") not in ("none", "auto"):
-        raise Refusal("unsupported_parameter", "tools are not supported", param="session.tool_choice")
     fields.end()
     return UpdateSession(instructions, answers)
-
-
-def _parse_update(fields: Fields) -> UpdateSession:
-    return parse_session(fields.take("session", dict))
 
 
 def _parse_create_item(fields: Fields) -> CreateItem:
@@ -161,30 +155,12 @@ def _parse_create_item(fields: Fields) -> CreateItem:
     role = given.take("role", str)
     if role not in _ROLES:
         raise Refusal("invalid_value", f"'item.role' must be one of {', '.join(_ROLES)}", param="item.role")
-    text = "".join(_read_part(part, index) for index, part in enumerate(given.take("content", list)))
+    text = read_text(given.take("content", list), "item.content", _PART_TYPES)
     if not text:
         raise Refusal("missing_parameter", "an item needs text", param="item.content")
     item = Item(_checked_id(given.take("id", str, new_id("item")), "item.id"), role, text)
     given.end()
     return CreateItem(item, fields.take("previous_item_id", str, None))
-
-
-def _read_part(part: object, index: int) -> str:
-    path = f"item.content.{index}"
-    fields = Fields(part, path)
-    if fields.take("type", str) not in _PART_TYPES:
-        raise Refusal("unsupported_parameter", "content is text", param=f"{path}.type")
-    text: str = fields.take("text", str)
-    fields.end()
-    return text
-
-
-def _parse_retrieve(fields: Fields) -> RetrieveItem:
-    return RetrieveItem(fields.take("item_id", str))
-
-
-def _parse_delete(fields: Fields) -> DeleteItem:
-    return DeleteItem(fields.take("item_id", str))
 
 
 def _parse_truncate(fields: Fields) -> TruncateItem:
@@ -203,33 +179,21 @@ def _parse_append(fields: Fields) -> AppendBuffer:
     return AppendBuffer(text or ids)
 
 
-def _parse_commit(_fields: Fields) -> CommitBuffer:
-    return CommitBuffer()
-
-
-def _parse_clear(_fields: Fields) -> ClearBuffer:
-    return ClearBuffer()
-
-
 def _parse_create_response(fields: Fields) -> CreateResponse:
     given = Fields(fields.take("response", dict, {}), "response")
     if given.take("conversation", str, "auto") != "auto":
         raise Refusal("unsupported_parameter", "a response belongs to the conversation", param="response.conversation")
-    if given.take("tool_choice", str, "none") not in ("none", "auto"):
-        raise Refusal("unsupported_parameter", "tools are not supported", param="response.tool_choice")
     answers, metadata = _take_answers(given), given.take("metadata", dict, None)
     given.end()
     return CreateResponse(answers, metadata)
-
-
-def _parse_cancel(fields: Fields) -> CancelResponse:
-    return CancelResponse(fields.take("response_id", str, None))
 
 
 def _take_answers(fields: Fields) -> AnswerOptions:
     modalities = fields.take("output_modalities", list, ["text"])
     if modalities != ["text"]:
         raise Refusal("unsupported_parameter", "answers are text", param=fields.path("output_modalities"))
+    if fields.take("tool_choice", str, "none") not in ("none", "auto"):
+        raise Refusal("unsupported_parameter", "tools are not supported", param=fields.path("tool_choice"))
     most = fields.take("max_output_tokens", (int, str), None)
     if (isinstance(most, str) and most != "inf") or (isinstance(most, int) and most < 1):
         path = fields.path("max_output_tokens")
@@ -248,14 +212,14 @@ def _checked_id(value: str, param: str) -> str:
 
 
 _PARSERS: Mapping[str, Callable[[Fields], ClientEvent]] = {
-    "session.update": _parse_update,
+    "session.update": lambda fields: parse_session(fields.take("session", dict)),
     "conversation.item.create": _parse_create_item,
-    "conversation.item.retrieve": _parse_retrieve,
-    "conversation.item.delete": _parse_delete,
+    "conversation.item.retrieve": lambda fields: RetrieveItem(fields.take("item_id", str)),
+    "conversation.item.delete": lambda fields: DeleteItem(fields.take("item_id", str)),
     "conversation.item.truncate": _parse_truncate,
     "input_text_buffer.append": _parse_append,
-    "input_text_buffer.commit": _parse_commit,
-    "input_text_buffer.clear": _parse_clear,
+    "input_text_buffer.commit": lambda _: CommitBuffer(),
+    "input_text_buffer.clear": lambda _: ClearBuffer(),
     "response.create": _parse_create_response,
-    "response.cancel": _parse_cancel,
+    "response.cancel": lambda fields: CancelResponse(fields.take("response_id", str, None)),
 }

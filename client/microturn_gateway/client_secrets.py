@@ -1,4 +1,4 @@
-"""Secrets for browsers: short-lived, and worth no more than realtime sessions. Knows no transport.
+"""Secrets for browsers: short-lived, and worth no more than realtime sessions.
 
 A browser cannot set headers of a WebSocket, and must not hold the gateway's token. Its program's server fetches a
 secret with the token and hands it on. Only digests are kept, so that what is in memory opens nothing.

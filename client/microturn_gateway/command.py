@@ -54,7 +54,7 @@ def listen(settings: GatewaySettings) -> socket.socket:
     Closing a connection waits for what its client has not taken yet, for ever if need be: only the kernel gives it up.
 
     Raises:
-        OSError: nobody can listen there.
+        OSError: the address cannot be used.
     """
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.create_server((settings.host, settings.port), family=family)
@@ -75,7 +75,7 @@ def build_server(settings: GatewaySettings) -> uvicorn.Server:
         ws="websockets-sansio",
         ws_per_message_deflate=False,  # events are small, and none unpacks to a large one
         ws_max_size=settings.max_message_bytes,
-        ws_ping_interval=10.0,  # who does not answer a ping in as long again is gone
+        ws_ping_interval=10.0,  # a client that does not answer within as long again is gone
         ws_ping_timeout=10.0,
         timeout_graceful_shutdown=_GRACE_S,
     )

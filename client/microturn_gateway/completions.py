@@ -1,7 +1,7 @@
 """`/v1/chat/completions`: a request brings the whole conversation, and its session computes what is new in it.
 
-An ASGI application of its own, since it listens for the client's leaving while it answers: who leaves interrupts, so
-that what was said until then stays in the context and nothing more is computed.
+An ASGI application of its own, since it listens for the client's leaving while it answers: closing the connection
+interrupts, so that what was said until then stays in the context and nothing more is computed.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class _Exchange:
             self._leave()
 
     def _leave(self) -> None:
-        """Nobody listens any more."""
+        """Interrupts the turn: the client has closed the connection."""
         self._has_left = True
         if self._turn is not None and self._interrupting is None:
             with contextlib.suppress(MicroturnError):  # what befell the session its turn says too

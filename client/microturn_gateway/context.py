@@ -6,7 +6,7 @@
 
 A piece is what one turn appended or generated, and the position behind it. Both of the gateway's APIs keep a
 conversation as a list of messages; whatever a client does to it, the longest common prefix decides what stays, so that
-its KV stays too. Knows characters, ids and positions, no tokenizer: text that a client sent can be cut between pieces
+its KV stays too. There is no tokenizer here: text that a client sent can be cut between pieces
 only, an answer between its tokens.
 """
 

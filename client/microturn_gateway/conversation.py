@@ -1,4 +1,4 @@
-"""The items of a realtime conversation, as a value: every edit gives another one. Knows no session and no positions."""
+"""The items of a realtime conversation, as a value: every edit gives another one."""
 
 from __future__ import annotations
 

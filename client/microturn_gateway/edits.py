@@ -1,6 +1,6 @@
 """What each job of a realtime session makes of the conversation, and which events tell that it is done.
 
-The text buffer is the one item whose status is `in_progress`. Knows no turns.
+The text buffer is the one item whose status is `in_progress`.
 """
 
 from __future__ import annotations

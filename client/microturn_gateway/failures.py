@@ -1,4 +1,4 @@
-"""What a client is told when something is wrong, as an error of OpenAI's shape. Knows no transport.
+"""What a client is told when something is wrong, as an error of OpenAI's shape.
 
 One vocabulary of codes: those of the wire contract in lower case, and beside them the few that only a gateway has.
 """
@@ -32,7 +32,7 @@ class Refusal(Exception):
         message: one sentence that says what to do.
         param: the field that it is about, with dots for levels; None when it is about none.
         http_status: where it answers a request of its own.
-        retry_after_s: seconds after which a retry may pass; None when nobody knows.
+        retry_after_s: seconds after which a retry may pass; None if unknown.
     """
 
     def __init__(

@@ -1,10 +1,10 @@
-"""Reads the fields of a JSON object and refuses what does not belong there, naming the field. Knows no event."""
+"""Reads the fields of a JSON object and refuses what does not belong there, naming the field."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from microturn_gateway.failures import Refusal
@@ -21,7 +21,7 @@ def parse_object(text: str | bytes) -> Mapping[str, Any]:
     raw = text if isinstance(text, bytes) else text.encode(errors="surrogatepass")
     try:
         value = json.loads(raw, parse_constant=_refuse, parse_float=_finite)
-        if b"\\u" in raw:  # an escape can stand for half a character, which nobody can be told again
+        if b"\\u" in raw:  # an escape can stand for half a character, which cannot be encoded again
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise Refusal("invalid_json", f"this is not JSON: {error}") from None
@@ -117,3 +117,24 @@ class Fields:
                 raise Refusal(
                     "unsupported_parameter", f"'{self.path(name)}' is not supported here", param=self.path(name)
                 )
+
+
+def read_text(parts: list[object], path: str, kinds: Collection[str]) -> str:
+    """The text of a message's content parts.
+
+    Args:
+        parts: as they came.
+        path: of the list within its message, for error messages.
+        kinds: the types of parts that are text.
+
+    Raises:
+        Refusal: a part is not text.
+    """
+    texts = []
+    for index, part in enumerate(parts):
+        fields = Fields(part, f"{path}.{index}")
+        if fields.take("type", str) not in kinds:
+            raise Refusal("unsupported_parameter", "content is text", param=fields.path("type"))
+        texts.append(fields.take("text", str))
+        fields.end()
+    return "".join(texts)

@@ -26,7 +26,7 @@ GENERATION_OPTIONS: Mapping[str, type | tuple[type, ...]] = {
     "deadline_ms": (int, float),
 }
 
-# Where nobody says how long an answer may be, it leaves this much of the context for what the template and text that is
+# Without a limit from the client an answer leaves this much of the context for what the template and text that is
 # not cut yet may add in front of it.
 _RESERVED_TOKENS = 64
 

@@ -1,7 +1,4 @@
-"""Events on their way to a client: who reads slowly gets fewer and longer deltas, and is not listened to meanwhile.
-
-Knows the one kind of event that grows; no sockets.
-"""
+"""Events on their way to a client: a slow reader gets fewer and longer deltas, and is not read from meanwhile."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ _DELTA = "response.output_text.delta"
 
 
 class Outbox:
-    """A queue of events. It is bounded by who fills it: nothing more is read from a client while it is full."""
+    """A queue of events. The caller bounds it: it reads nothing more from a client while the queue is full."""
 
     def __init__(self) -> None:
         self._events: deque[Event] = deque()

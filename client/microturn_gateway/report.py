@@ -1,4 +1,4 @@
-"""What a turn cost and left, for who looks on. docs/gateway.md says what the fields mean."""
+"""The figures of a turn that clients are sent; docs/gateway.md describes the fields."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from microturn_client import Status
 
 
 def report_of(status: Status, latency_ms: float) -> dict[str, Any]:
-    """What a turn cost and left, for who looks on; see docs/gateway.md."""
+    """The figures of an ended turn, by field."""
     return {
         "latency_ms": round(latency_ms, 2),
         "server_ms": round(status.timing_ms.total, 2),

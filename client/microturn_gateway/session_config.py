@@ -1,4 +1,4 @@
-"""What a realtime session is and how it answers, as `session.update` changes it. A value; knows no events' order."""
+"""What a realtime session is and how it answers, as `session.update` changes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opens sessions on the Microturn server for the gateway, each with a key of its own. Knows no protocol of clients."""
+"""Opens sessions on the Microturn server for the gateway, each with a key of its own."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _IDLE_TIMEOUT_S = 60.0
 # Seconds for a turn, a long answer on a busy server included, after which the session is given up.
 TURN_TIMEOUT_S = 600.0
 
-# After these nobody knows what the session's context is, or it is gone.
+# After these the session's context is unknown, or the session is gone.
 LOST = (NotFound, Expired, ModelChanged, SessionClosed, TurnTimeout, Unavailable)
 
 
@@ -89,7 +89,7 @@ class Sessions:
 
 
 async def events_of(turn: AsyncTurn) -> AsyncIterator[Tokens | TurnEnd]:
-    """What a turn says. That its session survived a loss concerns nobody here, as long as it is the same.
+    """The events of a turn, without `Resumed`, as long as the session is still the same.
 
     Raises:
         MicroturnError: as iterating over the turn does; `ConnectionLost` also where the session is not the same.
