@@ -113,7 +113,7 @@ def _run_serve(arguments: argparse.Namespace) -> int:
 
 
 def _run_health(arguments: argparse.Namespace) -> int:
-    from microturn.serve.health_command import run_health
+    from microturn.serve.health import run_health
 
     return run_health(arguments)
 

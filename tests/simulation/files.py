@@ -73,8 +73,8 @@ class VirtualFileThread:
         self._waiting: dict[Priority, deque[Job]] = {priority: deque() for priority in Priority}
         self._is_busy = self._is_closed = False
 
-    def submit(self, work: Callable[[], Any], told: Callable[[Outcome[Any]], None], priority: Priority) -> Job:
-        job = Job(partial(self._run, work, told), priority)
+    def submit(self, work: Callable[[], Any], on_done: Callable[[Outcome[Any]], None], priority: Priority) -> Job:
+        job = Job(partial(self._run, work, on_done), priority)
         self._waiting[priority].append(job)
         self._disk.num_jobs += 1
         self._begin_next()
@@ -102,19 +102,19 @@ class VirtualFileThread:
             job.run()
             self._begin_next()
 
-    def _run(self, work: Callable[[], Any], told: Callable[[Outcome[Any]], None]) -> None:
+    def _run(self, work: Callable[[], Any], on_done: Callable[[Outcome[Any]], None]) -> None:
         try:
             if self._disk.error is not None:
                 raise OSError(self._disk.error, errno.errorcode[self._disk.error])
             outcome: Outcome[Any] = Outcome(value=work())
         except Exception as error:
             outcome = Outcome(error=error)
-        self._post(partial(self._tell, told, outcome))
+        self._post(partial(self._tell, on_done, outcome))
         self._wake()
 
-    def _tell(self, told: Callable[[Outcome[Any]], None], outcome: Outcome[Any]) -> None:
+    def _tell(self, on_done: Callable[[Outcome[Any]], None], outcome: Outcome[Any]) -> None:
         if not self._is_closed:
-            told(outcome)
+            on_done(outcome)
 
 
 class VirtualBackground:
@@ -134,15 +134,15 @@ class VirtualBackground:
         self._post = post
         self._is_closed = False
 
-    def submit(self, work: Callable[[], Any], told: Callable[[Outcome[Any]], None]) -> None:
+    def submit(self, work: Callable[[], Any], on_done: Callable[[Outcome[Any]], None]) -> None:
         if not self._is_closed:
             self._disk.num_jobs += 1
-            self._disk.world.after(self._disk.job_s(), partial(self._do, work, told))
+            self._disk.world.after(self._disk.job_s(), partial(self._do, work, on_done))
 
     def close(self) -> None:
         self._is_closed = True
 
-    def _do(self, work: Callable[[], Any], told: Callable[[Outcome[Any]], None]) -> None:
+    def _do(self, work: Callable[[], Any], on_done: Callable[[Outcome[Any]], None]) -> None:
         self._disk.num_jobs -= 1
         if self._is_closed:
             return
@@ -150,5 +150,5 @@ class VirtualBackground:
             outcome: Outcome[Any] = Outcome(value=work())
         except Exception as error:
             outcome = Outcome(error=error)
-        self._post(partial(told, outcome))
+        self._post(partial(on_done, outcome))
         self._wake()

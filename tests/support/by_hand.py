@@ -25,9 +25,9 @@ class ByHand:
         self.is_closed = False
         self._post = post
 
-    def submit(self, work: Callable[[], Any], told: Callable[[Outcome[Any]], None]) -> None:
+    def submit(self, work: Callable[[], Any], on_done: Callable[[Outcome[Any]], None]) -> None:
         if not self.is_closed:
-            self.jobs.append(partial(self._run, work, told))
+            self.jobs.append(partial(self._run, work, on_done))
 
     def close(self) -> None:
         self.is_closed = True
@@ -40,12 +40,12 @@ class ByHand:
         self.jobs.rotate(at)
         job()
 
-    def _run(self, work: Callable[[], Any], told: Callable[[Outcome[Any]], None]) -> None:
+    def _run(self, work: Callable[[], Any], on_done: Callable[[Outcome[Any]], None]) -> None:
         try:
             outcome = Outcome(value=work())
         except Exception as error:
             outcome = Outcome(error=error)
-        self._post(partial(told, outcome))
+        self._post(partial(on_done, outcome))
 
 
 class AllByHand:

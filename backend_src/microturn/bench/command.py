@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from microturn.bench.argument_types import count
+from microturn.errors import MicroturnError
 
 
 def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +36,6 @@ def run_bench(arguments: argparse.Namespace) -> int:
         The exit code: 1 after one line on stderr.
     """
     from microturn.bench.report import report_engine
-    from microturn.errors import MicroturnError
 
     try:
         result = report_engine(arguments)

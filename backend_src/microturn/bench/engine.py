@@ -3,8 +3,8 @@
 * Steps: so many sessions at so long a context, each with so many new tokens in one step. Time per step and its parts
   (see `stopwatch`), tokens per second, and the bytes that a step cannot do without (each weight once, the KV of all
   contexts once) over its time, beside what this machine's memory gives.
-* Slope: the growth of a decode step per token of context, beside the time to read this token's KV at that bandwidth. *
-Parked sessions: decode steps with and without many parked sessions, alternating.
+* Slope: the growth of a decode step per token of context, beside the time to read this token's KV at that bandwidth.
+* Parked sessions: decode steps with and without many parked sessions, alternating.
 """
 
 from __future__ import annotations

@@ -2,5 +2,5 @@
 
     tiers (which session, when) ──▶ storage (which copy, where) ──▶ host_store │ disk_store ──▶ file_thread │ incoming
 
-Knows sessions' page tables, copies and files; the scheduler calls it through a protocol. Open `tiers` first.
+The scheduler calls it through its protocol `Memory`. Open `tiers` first.
 """

@@ -21,12 +21,12 @@ Post = Callable[[Callable[[], None]], None]
 class Background(Protocol):
     """Runs jobs on other threads."""
 
-    def submit(self, work: Callable[[], Result], told: Callable[[Outcome[Result]], None]) -> None:
+    def submit(self, work: Callable[[], Result], on_done: Callable[[Outcome[Result]], None]) -> None:
         """Submits a job.
 
         Args:
             work: called on a background thread.
-            told: called with the outcome on the engine thread.
+            on_done: called with the outcome on the engine thread.
         """
         ...
 
@@ -59,10 +59,10 @@ class BackgroundThreads:
         ]
         self._has_begun = False
 
-    def submit(self, work: Callable[[], Result], told: Callable[[Outcome[Result]], None]) -> None:
+    def submit(self, work: Callable[[], Result], on_done: Callable[[Outcome[Result]], None]) -> None:
         if self._is_closed:
             return
-        self._jobs.put(partial(self._run, work, told))
+        self._jobs.put(partial(self._run, work, on_done))
         if not self._has_begun:
             self._has_begun = True
             for thread in self._threads:
@@ -77,5 +77,5 @@ class BackgroundThreads:
         while (job := self._jobs.get()) is not None and not self._is_closed:
             job()
 
-    def _run(self, work: Callable[[], Result], told: Callable[[Outcome[Result]], None]) -> None:
-        self._post(partial(told, Outcome.of(work)))
+    def _run(self, work: Callable[[], Result], on_done: Callable[[Outcome[Result]], None]) -> None:
+        self._post(partial(on_done, Outcome.of(work)))

@@ -75,12 +75,12 @@ class DiskStore:
     def has_room(self, num_bytes: int) -> bool:
         return self.used_bytes + num_bytes <= self.capacity_bytes
 
-    def write(self, image: StoredImage, told: Callable[[Exception | None], None]) -> None:
+    def write(self, image: StoredImage, on_done: Callable[[Exception | None], None]) -> None:
         """Writes a copy.
 
         Args:
             image: a copy in host memory.
-            told: called when it is written, with None or the error; after an error the disk holds nothing of it.
+            on_done: called when it is written, with None or the error; after an error the disk holds nothing of it.
         """
         assert image.pages is not None
         file = _File(self._directory.path / f"{next(self._numbers)}.safetensors")
@@ -92,7 +92,7 @@ class DiskStore:
                 self._forget(image)
             else:
                 file.checksum = outcome.value
-            told(outcome.error)
+            on_done(outcome.error)
 
         work = partial(write_image, file.path, image.pages, self._model, image.state)
         self.thread.submit(work, end, Priority.LATER)

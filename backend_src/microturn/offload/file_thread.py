@@ -63,15 +63,15 @@ class FileThread:
         self._thread = threading.Thread(target=self._live, name="microturn-files", daemon=True)
         self._thread.start()
 
-    def submit(self, work: Callable[[], Result], told: Callable[[Outcome[Result]], None], priority: Priority) -> Job:
+    def submit(self, work: Callable[[], Result], on_done: Callable[[Outcome[Result]], None], priority: Priority) -> Job:
         """Submits a job.
 
         Args:
             work: called on this thread.
-            told: called with the outcome on the engine thread.
+            on_done: called with the outcome on the engine thread.
             priority: of the job.
         """
-        job = Job(partial(self._run, work, told), priority)
+        job = Job(partial(self._run, work, on_done), priority)
         with self._changed:
             self._waiting[priority].append(job)
             self._changed.notify()
@@ -105,9 +105,9 @@ class FileThread:
                 self._changed.wait()
         return None
 
-    def _run(self, work: Callable[[], Result], told: Callable[[Outcome[Result]], None]) -> None:
-        self._post(partial(self._tell, told, Outcome.of(work)))
+    def _run(self, work: Callable[[], Result], on_done: Callable[[Outcome[Result]], None]) -> None:
+        self._post(partial(self._tell, on_done, Outcome.of(work)))
 
-    def _tell(self, told: Callable[[Outcome[Result]], None], outcome: Outcome[Result]) -> None:
+    def _tell(self, on_done: Callable[[Outcome[Result]], None], outcome: Outcome[Result]) -> None:
         if not self._is_closed:
-            told(outcome)
+            on_done(outcome)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from microturn.bench.argument_types import count, not_negative, positive, share
+from microturn.errors import InvalidArgument, MicroturnError, did_you_mean
+from microturn.planning.machine import MACHINES, Machine
 
 if TYPE_CHECKING:
     from microturn.planning.beat import ServingCost
-    from microturn.planning.machine import Machine
     from microturn.planning.measuring import Measurement
     from microturn.planning.plan import Plan
     from microturn.planning.shape import ModelShape
@@ -65,8 +67,6 @@ def run_plan(arguments: argparse.Namespace) -> int:
     Returns:
         The exit code: 1 after one line on stderr.
     """
-    from microturn.errors import MicroturnError
-
     try:
         plan = make_plan(arguments)
     except MicroturnError as error:
@@ -82,7 +82,6 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
     Raises:
         InvalidArgument: the model or the machine is not supported.
     """
-    from microturn.errors import InvalidArgument
     from microturn.planning.beat import Beat
     from microturn.planning.known_shapes import read_shape
     from microturn.planning.plan import Plan, Question
@@ -143,7 +142,6 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
 
 def _measured(arguments: argparse.Namespace, shape: ModelShape, weights: str, kv_dtype: str) -> Measurement | None:
     """The measurement, made now or read from a file, if requested."""
-    from microturn.errors import InvalidArgument
     from microturn.planning.measuring import longest_len, measure, read_measurement
     from microturn.zoo.store import resolve_model
 
@@ -161,8 +159,6 @@ def _measured(arguments: argparse.Namespace, shape: ModelShape, weights: str, kv
 
 def _cost(arguments: argparse.Namespace, measured: Measurement | None) -> ServingCost:
     """The cost outside of the engine: as given, else as measured, else the default."""
-    from dataclasses import replace
-
     from microturn.planning.beat import ServingCost
 
     cost = ServingCost(turn_s=_TURN_MS / 1e3)
@@ -175,11 +171,6 @@ def _cost(arguments: argparse.Namespace, measured: Measurement | None) -> Servin
 
 def _machine(arguments: argparse.Namespace, *, is_here: bool) -> Machine:
     """The machine by name, by its figures, or this one; given figures override those of a name."""
-    from dataclasses import replace
-
-    from microturn.errors import InvalidArgument, did_you_mean
-    from microturn.planning.machine import MACHINES, Machine
-
     if arguments.device is not None:
         if arguments.device not in MACHINES:
             known = ", ".join(sorted(MACHINES))
@@ -209,7 +200,6 @@ def _this_machine() -> Machine:
     import psutil
 
     from microturn.bench.bandwidth import read_bandwidth
-    from microturn.planning.machine import Machine
 
     free_bytes = psutil.virtual_memory().available
     return Machine("this one's free memory", free_bytes, read_bandwidth())

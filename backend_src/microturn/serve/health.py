@@ -6,6 +6,7 @@ server is healthy; whether it opens new sessions is the service ``new-sessions``
 
 from __future__ import annotations
 
+import argparse
 from concurrent import futures
 from types import TracebackType
 from typing import Self
@@ -13,6 +14,7 @@ from typing import Self
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from microturn.serve import console
 from microturn.serve.errors import ServeError
 from microturn.serve.model_repository import MODEL_NAME
 
@@ -70,3 +72,22 @@ class HealthService:
     def drain(self) -> None:
         """Answers NOT_SERVING from now on; `set_serving` has no effect any more."""
         self._servicer.enter_graceful_shutdown()
+
+
+def run_health(arguments: argparse.Namespace) -> int:
+    """``microturn health``: queries the port once, for callers that can only run a program (a container engine).
+
+    Returns:
+        The exit code: 0 for SERVING (by default: the model answers turns), 1 otherwise; the reason is on stderr.
+    """
+    with grpc.insecure_channel(arguments.address) as channel:
+        try:
+            answer = health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest(service=arguments.service), timeout=arguments.timeout_s
+            )
+        except grpc.RpcError as error:
+            console.say(f"{arguments.address}: {error.details()}")
+            return 1
+    name = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+    console.say(f"{arguments.address}: {name}")
+    return 0 if answer.status == health_pb2.HealthCheckResponse.SERVING else 1

@@ -3,6 +3,6 @@
     session ──quiesced──▶ Snapshot ──▶ file ──claimed by a rename──▶ Snapshot ──▶ session, with or without its KV
        └── KV ──copied──▶ KVCopy ──▶ end of the file ─────────────▶ KVPart ──read by the next turn──▶ pages
 
-Knows sessions, files and offloaded KV; the engine and the admin socket are above it. Open `session_state` (content of a
-session) first, then `file` (format), `kv_part`, `directory`, and `arrivals` (restore on START).
+Open `session_state` (content of a session) first, then `file` (format), `kv_part`, `directory`, and `arrivals` (restore
+on START).
 """

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 # Expired snapshots contain plain text until they are removed.
 _PURGE_S = 600.0
 
-Told = Callable[[Exception | None], None]
+OnDone = Callable[[Exception | None], None]
 
 
 @dataclass(eq=False)
@@ -39,15 +39,15 @@ class _Pending:
 
     Attributes:
         tenant: the tenant that it counts for.
-        told: called with the outcome; None if no client waits.
+        on_done: called with the outcome; None if no client waits.
     """
 
     tenant: str | None
-    told: Told | None
+    on_done: OnDone | None
 
     def is_wanted(self) -> bool:
         """Whether a client waits; callable in any thread."""
-        return self.told is not None
+        return self.on_done is not None
 
 
 class Arrivals:
@@ -98,12 +98,12 @@ class Arrivals:
         is_known = self._sessions.find(session_id) is not None
         return request.start and not is_known and (self._directory is not None or session_id in self._pending)
 
-    def ask(self, request: TurnRequest, told: Told) -> None:
+    def ask(self, request: TurnRequest, on_done: OnDone) -> None:
         """Looks for the session of a START and restores it.
 
         Args:
-            request: of a session that `may_come`. One request at a time, until `told` is called or it is given up.
-            told: called with None when the session is live or there is none, else with the error.
+            request: of a session that `may_come`. One request at a time, until `on_done` is called or it is given up.
+            on_done: called with None when the session is live or there is none, else with the error.
 
         Raises:
             ResourceExhausted: there is no room for it.
@@ -111,25 +111,25 @@ class Arrivals:
         session_id = request.session_id
         pending = self._pending.get(session_id)
         if pending is not None:  # an earlier request gave up, or the session is being imported
-            pending.told = lambda _: self._ask_again(request, told)
+            pending.on_done = lambda _: self._ask_again(request, on_done)
             return
         self._sessions.check_room(self._settings, request.options.get("tenant"))
-        self._look(request, self._expect(session_id, request.options.get("tenant"), told))
+        self._look(request, self._expect(session_id, request.options.get("tenant"), on_done))
 
     def give_up(self, session_id: SessionId) -> None:
         """Withdraws a request: its client has gone."""
         if session_id in self._pending:
-            self._pending[session_id].told = None
+            self._pending[session_id].on_done = None
 
-    def _ask_again(self, request: TurnRequest, told: Told) -> None:
+    def _ask_again(self, request: TurnRequest, on_done: OnDone) -> None:
         """Repeats a request after an earlier one for the same session has ended, with or without success."""
         if not self.may_come(request):
-            told(None)
+            on_done(None)
             return
         try:
-            self.ask(request, told)
+            self.ask(request, on_done)
         except Exception as error:
-            told(error)
+            on_done(error)
 
     def _look(self, request: TurnRequest, pending: _Pending) -> None:
         assert self._restorer is not None
@@ -196,7 +196,7 @@ class Arrivals:
         """Stops restoring: claimed sessions are put back for another server."""
         self._is_closed = True
         for pending in self._pending.values():
-            pending.told = None
+            pending.on_done = None
 
     def _check(self, session: Session) -> None:
         """Checks that there is room for a session. Also called by file threads: it only reads numbers."""
@@ -207,16 +207,16 @@ class Arrivals:
         if outcome.error is not None:
             log.error("expired snapshots could not be removed: %s", outcome.error)
 
-    def _expect(self, session_id: SessionId, tenant: str | None, told: Told | None) -> _Pending:
+    def _expect(self, session_id: SessionId, tenant: str | None, on_done: OnDone | None) -> _Pending:
         self._sessions.keep_place(tenant)
-        pending = self._pending[session_id] = _Pending(tenant, told)
+        pending = self._pending[session_id] = _Pending(tenant, on_done)
         return pending
 
     def _end(self, session_id: SessionId, error: Exception | None) -> None:
         pending = self._pending.pop(session_id)
         self._sessions.free_place(pending.tenant)
-        if pending.told is not None:
-            pending.told(error)
+        if pending.on_done is not None:
+            pending.on_done(error)
 
     def _add(self, taken: RestoredSession) -> None:
         session = taken.session

@@ -13,6 +13,9 @@ from microturn.snapshots.kv_part import KVPart
 
 log = logging.getLogger(__name__)
 
+# Device and inode.
+FileId = tuple[int, int]
+
 
 class ClaimedKV:
     """A `KVSource`: KV in a claimed snapshot, until it is read or dropped.
@@ -47,13 +50,18 @@ class ClaimedKV:
             read_tensors(file, pages, self._part.checksum)
 
     def drop(self) -> None:
-        try:
-            if _id_of(self._path) == self._file_id:
-                keep_header(self._path)
-        except OSError as error:
-            log.warning("%s keeps its content until it expires: %s", self._path, error)
+        drop_content(self._path, self._file_id)
 
 
-def _id_of(path: Path) -> tuple[int, int]:
+def drop_content(path: Path, file_id: FileId | None = None) -> None:
+    """Truncates a claimed snapshot to its header, if it is still the file with this id; errors are only logged."""
+    try:
+        if file_id is None or _id_of(path) == file_id:
+            keep_header(path)
+    except OSError as error:
+        log.warning("%s keeps its content until it expires: %s", path, error)
+
+
+def _id_of(path: Path) -> FileId:
     found = path.stat()
     return found.st_dev, found.st_ino

@@ -16,9 +16,8 @@ from microturn.sessions.environment import SessionEnvironment
 from microturn.sessions.ownership import check_owner, is_owner
 from microturn.sessions.session import Session
 from microturn.sessions.turn import TurnRequest
-from microturn.snapshots.claimed_kv import ClaimedKV
+from microturn.snapshots.claimed_kv import ClaimedKV, drop_content
 from microturn.snapshots.directory import SnapshotDirectory
-from microturn.snapshots.file import keep_header
 from microturn.snapshots.kv_part import KVPart
 from microturn.snapshots.session_state import check_model, restore_session
 from microturn.snapshots.snapshot import Header, Snapshot
@@ -43,10 +42,7 @@ class RestoredSession:
     def drop_content(self) -> None:
         """Truncates the snapshot to its header, unless KV is still to be read from it."""
         if self.kv is None:
-            try:
-                keep_header(self.path)
-            except OSError as error:
-                log.warning("%s keeps its content until it expires: %s", self.path, error)
+            drop_content(self.path)
 
 
 class SnapshotRestorer:
