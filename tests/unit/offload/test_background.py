@@ -42,8 +42,8 @@ def background(posts: Posts) -> Iterator[BackgroundThreads]:
     background.close()
 
 
-def num_threads() -> int:
-    return sum(thread.name.startswith(NAME) for thread in threading.enumerate())
+def num_threads(name: str) -> int:
+    return sum(thread.name.startswith(name) for thread in threading.enumerate())
 
 
 def test_work_is_done_there_and_told_here(posts: Posts, background: BackgroundThreads) -> None:
@@ -88,10 +88,10 @@ def test_what_hangs_holds_no_other_up_and_closing_does_not_wait_for_it(
 
 
 def test_no_thread_begins_before_there_is_work(posts: Posts) -> None:
-    before = num_threads()
-    background = BackgroundThreads(posts.put, name=NAME, num_threads=3)
-    assert num_threads() == before
+    name = "counted"  # threads of the other tests may still be ending
+    background = BackgroundThreads(posts.put, name=name, num_threads=3)
+    assert num_threads(name) == 0
     background.submit(lambda: None, lambda _: None)
     posts.take()
-    assert num_threads() == before + 3
+    assert num_threads(name) == 3
     background.close()
