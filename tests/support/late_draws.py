@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from microturn.model.drawn import Drawn, Sampled
-from microturn.model.sampler import SamplingRow, draw
+from microturn.model.sampler import draw
+from microturn.model.sampling_row import SamplingRow
 
 
 def fail_late(logits: Tensor, error: Exception) -> None:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from microturn.kv.window import Window
-from microturn.model.sampler import SamplingRow, draw
+from microturn.model.sampler import draw
+from microturn.model.sampling_row import SamplingRow
 from microturn.sessions.options import TurnOptions
 from microturn.sessions.token_counts import TokenCounts
 from support.fake_runner import Item, expected_logits

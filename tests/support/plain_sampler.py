@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from microturn.model.sampler import SamplingRow, uniform
+from microturn.model.sampler import uniform
+from microturn.model.sampling_row import SamplingRow
 from microturn.sessions.options import TurnOptions
 from microturn.sessions.token_counts import TokenCounts
 

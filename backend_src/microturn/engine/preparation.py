@@ -30,7 +30,8 @@ from microturn.sessions.table import SessionTable
 from microturn.sessions.turn import SessionId, TextInput, Turn
 from microturn.settings import Settings
 from microturn.snapshots.arrivals import Arrivals
-from microturn.text.codec import CodecFactory, Prepared, PrepareText
+from microturn.text.codec import CodecFactory, PrepareText
+from microturn.text.prepared_text import PreparedText
 
 log = logging.getLogger(__name__)
 
@@ -263,7 +264,7 @@ class Preparation:
             raise error
         log.warning("session %s begins anew, beside what is saved of it: %s", request.session_id, error)
 
-    def _has_prepared(self, turn: Turn, outcome: Outcome[Prepared]) -> None:
+    def _has_prepared(self, turn: Turn, outcome: Outcome[PreparedText]) -> None:
         if outcome.error is not None:
             log.error("a text is tokenized when its turn's time has come", exc_info=outcome.error)
         turn.prepared = outcome.value

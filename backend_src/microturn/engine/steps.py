@@ -33,7 +33,8 @@ from microturn.kv.upload import upload
 from microturn.model.batch import Batch
 from microturn.model.drawn import Drawn, Sampled
 from microturn.model.runner import Runner
-from microturn.model.sampler import SamplingRow, draw
+from microturn.model.sampler import draw
+from microturn.model.sampling_row import SamplingRow
 from microturn.sessions.options import TurnOptions
 from microturn.sessions.session import Session
 from microturn.sessions.token_counts import TokenCounts

@@ -1,6 +1,6 @@
 """The model: loads it, checks it against transformers, runs batches over KV pages, and samples tokens.
 
-Knows layers, pages, logits and batches of rows; sessions and text are above it. Open `runner` first (a batch through
-the model), then `batch` (its input), `paged_attention` and `sampler`. `probe*` and `rotary_fit` are the checks at load,
-`cpu/` and `gpu/` the layers, attention kernels and loading for each device.
+Sessions and text are above it. Open `runner` first (a batch through the model), then `batch` (its input),
+`paged_attention` and `sampler`. `probe*` and `rotary_fit` are the checks at load, `cpu/` and `gpu/` the layers,
+attention kernels and loading for each device.
 """

@@ -43,7 +43,7 @@ def model_fingerprint(model_dir: str | Path, weights: str = "float32") -> str:
     text_files = {path for pattern in _TEXT_FILES for path in directory.glob(pattern) if path.is_file()}
     for path in sorted(text_files):
         _add(fingerprint, path.relative_to(directory).as_posix().encode(), path.read_bytes())
-    for path in sorted(directory.glob("*.safetensors")):
+    for path in sorted(path for path in directory.glob("*.safetensors") if path.is_file()):
         _add(fingerprint, path.name.encode(), _sample(path))
     if weights != "float32":
         _add(fingerprint, b"weights", weights.encode())

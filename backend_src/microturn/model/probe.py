@@ -38,13 +38,10 @@ TOLERANCE = 1e-3
 _PAGE_SIZE = 16
 # A longer sliding window is not tested to its end: that would take minutes on a large model.
 _LONGEST_PROBE = 640
-# Tokens at the far end of a context.
-_FAR_LEN = 24
-# Tokens of the second session in the batch.
-_NEIGHBOUR_LEN = 24
+# Tokens at the far end of a context, and of the second session in the batch.
+_SHORT_LEN = 24
 # Evicted tokens, in whole pages: some hours of speech.
 _EVICTED = 1_000_000 * _PAGE_SIZE
-
 
 D = TypeVar("D", bound=TransformerLayers)
 
@@ -125,7 +122,7 @@ def check_runner(
         except Exception as reason:  # our layers do not fit: transformers' own are tried
             log.warning("%s runs on transformers' layers, which are slower than fused ones: %s", name, reason)
         return _check(new_runner(None), None, reference, tolerance)
-    except (UnlikeOurs, _Deviation) as reason:
+    except UnlikeOurs as reason:
         raise InvalidArgument(f"{name} cannot be served: its {reason}") from None
     except Exception as error:  # a model may raise anything for unexpected input
         raise InvalidArgument(f"{name} cannot be served: its check at load fails with {reason_of(error)}") from error
@@ -143,12 +140,8 @@ def _probe_len(layers: Sequence[LayerShape]) -> int:
     return max([96, *(window + 48 for window in windows if window + 48 <= _LONGEST_PROBE)])
 
 
-class _Deviation(Exception):
-    """Logits differ from the stock model's."""
-
-
 def _check(runner: ModelRunner, decoder: D | None, reference: _Reference, tolerance: float) -> Checked[D]:
-    """Runs the checks; raises `_Deviation` if tokens give other logits."""
+    """Runs the checks; raises `UnlikeOurs` if tokens give other logits."""
     probe = _Probe(runner, reference, tolerance)
     probe.compare_turns()
     probe.compare_far()
@@ -184,8 +177,8 @@ class _Reference:
         vocab_size = int(model.get_input_embeddings().weight.shape[0])
         generator = torch.Generator().manual_seed(0)
         ids = torch.randint(vocab_size, (length,), generator=generator).tolist()
-        neighbour = torch.randint(vocab_size, (min(length, _NEIGHBOUR_LEN),), generator=generator).tolist()
-        far = ids[:_FAR_LEN]
+        neighbour = torch.randint(vocab_size, (min(length, _SHORT_LEN),), generator=generator).tolist()
+        far = ids[:_SHORT_LEN]
         far_position = num_positions - len(far)
         return cls(
             ids,
@@ -208,6 +201,7 @@ class _Probe:
     """
 
     def __init__(self, runner: ModelRunner, reference: _Reference, tolerance: float) -> None:
+        self._name = type(runner.model).__name__
         self._runner = runner
         self._reference = reference
         self._tolerance = tolerance
@@ -258,7 +252,7 @@ class _Probe:
         except Exception as error:  # a model may raise anything without ids
             log.warning("input_embeds are refused: %s", reason_of(error))
             return False
-        return _deviation(got[0], self._reference.logits[len(ids) - 1]) <= self._tolerance
+        return deviation_of(got[0], self._reference.logits[len(ids) - 1]) <= self._tolerance
 
     def no_window_reason(self) -> str | None:
         """Checks that tokens at any distance behind the sinks have the logits of adjacent positions; None if so."""
@@ -273,26 +267,22 @@ class _Probe:
                 got.append(self._runner.run(Batch([row]))[0])
         except Exception as error:  # a model may raise anything at unseen positions
             return f"tokens behind {_EVICTED} evicted ones cannot be computed: {error}"
-        deviation = _deviation(torch.stack(got), self._stock_at_cuts[-len(got) :])
+        deviation = deviation_of(torch.stack(got), self._stock_at_cuts[-len(got) :])
         log.info("probe: logits of %s behind %d evicted tokens deviate by %.1e", self._name, _EVICTED, deviation)
         if deviation <= self._tolerance:
             return None
         return f"logits behind {_EVICTED} evicted tokens deviate from the stock model's by {deviation:.1e}"
 
     @property
-    def _name(self) -> str:
-        return type(self._runner.model).__name__
-
-    @property
     def _stock_at_cuts(self) -> Tensor:
         return self._reference.logits[[cut - 1 for cut in self._cuts]]
 
     def _require_equal(self, situation: str, got: Tensor, expected: Tensor) -> None:
-        deviation = _deviation(got, expected)
+        deviation = deviation_of(got, expected)
         log.info("probe: logits of %s %s deviate by %.1e", self._name, situation, deviation)
         # Written so that NaN fails too.
         if not deviation <= self._tolerance:
-            raise _Deviation(
+            raise UnlikeOurs(
                 f"logits {situation} deviate from the stock model's by {deviation:.1e} (allowed: {self._tolerance:.0e})"
             )
 
@@ -302,5 +292,6 @@ def _row(ids: Sequence[int], first: int, pages: Sequence[int]) -> Row:
     return Row(ids, first, pages[: -(-(first + len(ids)) // _PAGE_SIZE)])
 
 
-def _deviation(got: Tensor, expected: Tensor) -> float:
+def deviation_of(got: Tensor, expected: Tensor) -> float:
+    """The largest difference of logits, relative to the spread of the expected ones."""
     return float((got - expected).abs().max() / expected.std())

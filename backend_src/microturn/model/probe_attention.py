@@ -31,7 +31,7 @@ _LARGEST_SCORE = 60.0
 
 
 class UnlikeOurs(Exception):
-    """A layer's attention differs from ours."""
+    """The model computes something else than our code; the argument says what."""
 
 
 @torch.inference_mode()

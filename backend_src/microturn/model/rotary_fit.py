@@ -59,13 +59,7 @@ class _HeadRecorder:
         self._num_positions = num_positions
 
     def append_and_attend(
-        self,
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        scale: float,
-        window: int | None,
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None
     ) -> Tensor:
         self.layers[layer] = _Heads(*(x.float().view(self._num_positions, -1, *x.shape[1:]) for x in (q, k)))
         return q.new_zeros(*q.shape[:2], v.shape[-1])

@@ -197,13 +197,7 @@ class _ShapeRecorder:
         self.layers: dict[int, LayerShape] = {}
 
     def append_and_attend(
-        self,
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        scale: float,
-        window: int | None,
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None
     ) -> Tensor:
         if k.shape != v.shape:
             raise NotImplementedError(f"keys {list(k.shape)} and values {list(v.shape)} of different shapes")

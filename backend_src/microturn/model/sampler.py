@@ -7,8 +7,7 @@ batch. On a GPU all work is enqueued without synchronisation: no value of a tens
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,65 +16,8 @@ from torch import Tensor
 
 from microturn.kv.upload import upload
 from microturn.model.drawn import Drawn
-
-
-class SamplingOptions(Protocol):
-    """The sampling options; `client/PROTOCOL.md` describes each."""
-
-    @property
-    def temperature(self) -> float: ...
-    @property
-    def top_k(self) -> int: ...
-    @property
-    def top_p(self) -> float: ...
-    @property
-    def min_p(self) -> float: ...
-    @property
-    def repetition_penalty(self) -> float: ...
-    @property
-    def presence_penalty(self) -> float: ...
-    @property
-    def frequency_penalty(self) -> float: ...
-    @property
-    def has_penalties(self) -> bool: ...
-    @property
-    def logprobs(self) -> bool: ...
-
-
-class SeenTokens(Protocol):
-    """The distinct ids of a context, int64 [n], and the count of each, int64 [n]."""
-
-    @property
-    def ids(self) -> NDArray[np.int64]: ...
-    @property
-    def counts(self) -> NDArray[np.int64]: ...
-
-
-class _NoTokens:
-    ids = counts = np.empty(0, np.int64)
-
-
-@dataclass(frozen=True)
-class SamplingRow:
-    """The input to sample one token, besides the logits.
-
-    Attributes:
-        options: the turn's sampling options.
-        seen: the tokens of the context; may be empty without penalties.
-        seed: the session's seed, below 2**63.
-        position: absolute position of the new token.
-        banned_ids: ids that must not be chosen.
-        unknown: int64 [n], the last tokens of the context if the host does not know them yet: not included in `seen`,
-            and on the device of the logits.
-    """
-
-    options: SamplingOptions
-    seed: int
-    position: int
-    seen: SeenTokens = field(default_factory=_NoTokens)
-    banned_ids: Sequence[int] = ()
-    unknown: Tensor | None = None
-
+from microturn.model.sampling_filters import filtered
+from microturn.model.sampling_row import SamplingRow
 
 # Bounds the GPU memory of sampling: some 60 bytes per logit of this many rows.
 _AT_ONCE = 64
@@ -185,7 +127,7 @@ def _choose(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     relative = (logits - logits.amax(-1, keepdim=True)).div_(temperature).exp_()
     # Inverse transform sampling in the order of the vocabulary: a rounding error in one probability, as with another
     # batch, moves the bounds slightly and cannot swap two tokens.
-    cumulative = _filtered(relative, rows, columns).cumsum(-1)
+    cumulative = filtered(relative, rows, columns.top_k, columns.top_p, columns.min_p).cumsum(-1)
     total = cumulative[:, -1:]
     target = torch.minimum((columns.dice * total).long(), total - 1)
     drawn = torch.searchsorted(cumulative, target, right=True)
@@ -236,64 +178,6 @@ def _cells(ids: Sequence[Sequence[int]], logits: Tensor) -> Tensor:
     of_rows = [np.fromiter(of_row, np.int64) for of_row in ids]
     cells = [of_row[of_row < vocab_size] + row * vocab_size for row, of_row in enumerate(of_rows)]
     return _sent(np.concatenate(cells), logits.device)
-
-
-# Weight of the likeliest token. Tokens less than 2**-44 as likely get 0; the sum of half a million stays below 2**63.
-_UNIT = 2.0**44
-
-
-def _weights(relative: Tensor) -> Tensor:
-    """Probabilities as int64, so that their sum does not depend on the order of addition on a device or in a batch.
-
-    Args:
-        relative: probabilities relative to the likeliest token.
-    """
-    return (relative * _UNIT).long()
-
-
-def _filtered(relative: Tensor, rows: Sequence[SamplingRow], columns: _Columns) -> Tensor:
-    """Weights of tokens, [rows, vocab_size], set to zero by top_k, top_p and min_p, in this order.
-
-    Holtzman et al. (2020) made top_p, Nguyen et al. (2024) min_p. Tokens that are equally likely stay or go together.
-
-    Args:
-        relative: [rows, vocab_size], probabilities relative to the likeliest token.
-    """
-    vocab_size = relative.shape[-1]
-    top_k = [row.options.top_k for row in rows if 0 < row.options.top_k < vocab_size]
-    if top_k:
-        last = columns.top_k.long().clamp(1, max(top_k)) - 1
-        least = relative.topk(max(top_k)).values.gather(-1, last)
-        relative = relative * (relative >= least * (columns.top_k > 0))
-    weights = _weights(relative)
-    if any(row.options.top_p < 1 for row in rows):
-        enough = columns.top_p * weights.sum(-1, keepdim=True)
-        descending = _descending(relative, enough, min(_NUM_LIKELY, vocab_size, *top_k))
-        weights = weights * (relative >= _least_in_nucleus(descending, enough))
-    if any(row.options.min_p > 0 for row in rows):
-        weights = weights * (relative >= columns.min_p.float())
-    return weights
-
-
-def _least_in_nucleus(descending: Tensor, enough: Tensor) -> Tensor:
-    """The lowest probability in the nucleus, [rows, 1]: a token stays if the likelier ones weigh less than `enough`."""
-    weights = _weights(descending)
-    before = weights.cumsum(-1) - weights
-    return descending.gather(-1, (before < enough).sum(-1, keepdim=True) - 1)
-
-
-_NUM_LIKELY = 256
-
-
-def _descending(relative: Tensor, enough: Tensor, num_likely: int) -> Tensor:
-    """Probabilities of the likeliest tokens, descending, [rows, enough of them to reach `enough`]."""
-    if not relative.is_cpu:
-        return relative.sort(descending=True).values
-    # Usually the nucleus is within the top tokens. NumPy's sort is vectorized and torch's is not: 0.25 instead of 5 ms.
-    likely = relative.topk(num_likely).values
-    if bool((_weights(likely).sum(-1, keepdim=True) >= enough).all()):
-        return likely
-    return torch.from_numpy(np.sort(relative.numpy())).flip(-1)
 
 
 _MASK = 2**64 - 1

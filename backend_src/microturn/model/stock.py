@@ -26,12 +26,22 @@ def untouched(model: PreTrainedModel, *, exact_angles: bool = False) -> Iterator
         model: prepared by `runner.prepare_model`.
         exact_angles: whether its own rotary module, if `Rotary` had replaced it, computes in float64.
     """
-    with _without_ours(model, exact=exact_angles):
-        model.set_attn_implementation(IMPLEMENTATION)
-        try:
-            yield
-        finally:
-            model.set_attn_implementation(paged.IMPLEMENTATION)
+    places = [
+        (parent, name, child)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if isinstance(child, Rotary)
+    ]
+    for parent, name, child in places:
+        stock = child.stock[0]
+        setattr(parent, name, _InFloat64(stock) if exact_angles else stock)
+    model.set_attn_implementation(IMPLEMENTATION)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(paged.IMPLEMENTATION)
+        for place in places:
+            setattr(*place)
 
 
 @torch.inference_mode()
@@ -51,30 +61,6 @@ def stock_logits(model: PreTrainedModel, ids: Sequence[int], first: int = 0) -> 
             positions = torch.arange(first, first + len(ids), device=model.device)[None]
             logits = model(input_ids=given, position_ids=positions, use_cache=False).logits[0]
     return logits.float()
-
-
-@contextmanager
-def _without_ours(model: nn.Module, *, exact: bool) -> Iterator[None]:
-    """Restores the model's own rotary module.
-
-    Args:
-        model: with or without `Rotary`.
-        exact: whether that module computes in float64 instead of float32; only if `Rotary` had replaced it.
-    """
-    places = [
-        (parent, name, child)
-        for parent in model.modules()
-        for name, child in parent.named_children()
-        if isinstance(child, Rotary)
-    ]
-    for parent, name, child in places:
-        stock = child.stock[0]
-        setattr(parent, name, _InFloat64(stock) if exact else stock)
-    try:
-        yield
-    finally:
-        for place in places:
-            setattr(*place)
 
 
 class _InFloat64(nn.Module):

@@ -11,7 +11,8 @@ from torch import Tensor
 from microturn.errors import MicroturnError
 from microturn.sessions.history import Checkpoint
 from microturn.sessions.options import SessionOptions, TurnOptions
-from microturn.text.codec import Codec, Prepared
+from microturn.text.codec import Codec
+from microturn.text.prepared_text import PreparedText
 
 SessionId = int | str
 
@@ -199,7 +200,7 @@ class Turn:
     restore_s: float = 0.0
     first_token_s: float | None = None
     stop_reason: int | str | None = None
-    prepared: Prepared | None = None
+    prepared: PreparedText | None = None
     model_fingerprint: str | None = None
     is_answered: bool = False
 

@@ -6,9 +6,11 @@ rolls it back by assigning an earlier state. Long texts are encoded before, in a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+from microturn.text.prepared_text import PreparedText
 
 
 @dataclass(frozen=True)
@@ -22,23 +24,6 @@ class Piece:
 
     text: str
     stop: str | None = None
-
-
-class Prepared(Protocol):
-    """A text encoded as far as possible without its context; see `PrepareText`."""
-
-    @property
-    def least_num_ids(self) -> int:
-        """Lower bound of the text's number of ids."""
-        ...
-
-
-class PrepareText(Protocol):
-    """Encodes text for any session of the model, in any thread."""
-
-    def __call__(self, text: str, parse_special: bool, enough: int, /) -> Prepared:
-        """Encodes as much as possible; nothing of a text of more than `enough` ids."""
-        ...
 
 
 class Codec(Protocol):
@@ -85,16 +70,40 @@ class Codec(Protocol):
         parse_special: bool,
         flush: bool,
         last_token_id: int | None,
-        prepared: Any = None,
+        prepared: PreparedText | None = None,
     ) -> list[int]:
-        """Ids that are now certain to be appended; `flush` makes all of the text certain.
+        """Appends text.
 
-        `prepared` is the same text, prepared: the result is the same, and faster.
+        Args:
+            text: continues the open message, or begins one.
+            role: of the text's message; None for the open one.
+            parse_special: whether special tokens in the text are tokens. Otherwise they are plain text.
+            flush: whether generation follows, so that all text must be in the context.
+            last_token_id: the last token of the context; None if there is none, or if an embedding came last.
+            prepared: the same text, prepared: the result is the same, and faster.
+
+        Returns:
+            Ids that are now certain to be appended. The rest is held until more text, another role or a flush.
+
+        Errors:
+            InvalidArgument: the role cannot be used, or not here. The state is unchanged.
         """
         ...
 
     def append_other(self, *, role: str | None, last_token_id: int | None, input_follows: bool) -> list[int]:
-        """Ids to append before input that is not text (`input_follows`), or before generation without input."""
+        """Prepares for token ids, embeddings, or generation without input.
+
+        Args:
+            role: of its message; None for the open one.
+            last_token_id: as in `append_text`.
+            input_follows: whether ids or embeddings are appended next. An incomplete character ends there.
+
+        Returns:
+            Ids to append first: the held text and the beginning of the message.
+
+        Errors:
+            InvalidArgument: the role cannot be used, or not here. The state is unchanged.
+        """
         ...
 
     def drop_held(self) -> None:
@@ -102,11 +111,15 @@ class Codec(Protocol):
         ...
 
     def begin_generation(self, stop: Sequence[str]) -> None:
-        """Sets the stop strings of the generation that begins."""
+        """Begins a generation with these stop strings.
+
+        Errors:
+            InvalidArgument: a stop string is empty.
+        """
         ...
 
     def accept(self, token_id: int) -> Piece:
-        """Accepts the next generated token."""
+        """Accepts the next generated token and returns the text that it made certain."""
         ...
 
     def end_generation(self) -> str:
@@ -114,7 +127,8 @@ class Codec(Protocol):
         ...
 
 
-class CodecFactory(Protocol):
-    """Creates the codec of a new session."""
+# Creates the codec of a new session with its tools.
+CodecFactory = Callable[[Sequence[Mapping[str, Any]]], Codec]
 
-    def __call__(self, tools: Sequence[Mapping[str, Any]]) -> Codec: ...
+# Prepares a text for any session of the model, in any thread: see `ModelText.prepare`.
+PrepareText = Callable[[str, bool, int], PreparedText]

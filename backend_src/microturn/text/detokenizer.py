@@ -73,11 +73,8 @@ class Detokenizer:
             text, replaced = replaced + text, ""
         if not state.stop:
             return Piece(text), OutputState(partial_char, replaced, has_text=True)
-        scanned = stop_strings(state.stop).scan(state.withheld + text)
-        return (
-            Piece(scanned.text, scanned.stop),
-            OutputState(partial_char, replaced, has_text=True, stop=state.stop, withheld=scanned.withheld),
-        )
+        piece, withheld = stop_strings(state.stop).scan(state.withheld + text)
+        return piece, OutputState(partial_char, replaced, has_text=True, stop=state.stop, withheld=withheld)
 
     def end(self, state: OutputState) -> tuple[str, OutputState]:
         """Ends a generation and returns the withheld text."""

@@ -32,7 +32,7 @@ class ModelText:
         vocab_size: number of tokens that have a text.
         eos_ids: ids that end an answer, as the model's files say.
         encoder: text to ids.
-        decoder: ids to text.
+        detokenizer: ids to text.
 
     Args:
         tokenizer: a fast tokenizer; modified here, not to be used by others.
@@ -52,7 +52,7 @@ class ModelText:
         backend = tokenizer.backend_tokenizer
         vocabulary = Vocabulary(backend)
         check_decoding(backend, vocabulary)
-        self.decoder = Detokenizer(vocabulary)
+        self.detokenizer = Detokenizer(vocabulary)
         self.encoder = TextEncoder(backend, vocabulary)
         if " " not in self.encoder.boundaries.openers:
             log.warning("tokens of this model can span words: text is held until a turn generates")

@@ -11,7 +11,6 @@ from microturn.errors import InvalidArgument
 from microturn.text.chat import ChatTemplate
 from microturn.text.detokenizer import Detokenizer, OutputState
 from microturn.text.encoder import TextEncoder
-from microturn.text.messages import open_message
 from microturn.text.vocabulary import Vocabulary
 from microturn.text.writer import HeldText, Writer
 
@@ -37,13 +36,13 @@ def check_decoding(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
     for _ in range(_NUM_RANDOM_TEXTS):
         ids = generator.choices(range(tokenizer.get_vocab_size()), k=8)
         trials.append([token_id for token_id in ids if _is_text(vocabulary.text_bytes(token_id))])
-    decoder = Detokenizer(vocabulary)
+    detokenizer = Detokenizer(vocabulary)
     for ids in trials:
         text, state = "", OutputState()
         for token_id in ids:
-            piece, state = decoder.accept(state, token_id)
+            piece, state = detokenizer.accept(state, token_id)
             text += piece.text
-        if text + decoder.interrupt(state).replaced != tokenizer.decode(ids):
+        if text + detokenizer.interrupt(state).replaced != tokenizer.decode(ids):
             raise InvalidArgument(
                 "this model's tokenizer makes text of all ids together and not one after the other, which streaming "
                 f"needs (ids {ids}): give a model with a byte-level, SentencePiece or WordPiece tokenizer"
@@ -87,7 +86,7 @@ class ChatTrial:
         writer = Writer(encoder, HeldText(), None, is_context_empty=True, puts_bos=False)
         previous: str | None = None
         for message in self._messages:
-            open_message(writer, self._template, previous, message["role"])
+            writer.open_message(self._template, previous, message["role"])
             for start in range(0, len(message["content"]), _CHUNK_LEN):
                 writer.write(message["content"][start : start + _CHUNK_LEN], parse_special=False)
                 writer.cut()

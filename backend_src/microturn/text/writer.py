@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from microturn.text.chat import ChatTemplate
 from microturn.text.encoder import TextEncoder
 from microturn.text.special_tokens import SpecialToken
 
@@ -97,6 +98,26 @@ class Writer:
         self._template, self._content, self._undecided = held.template, held.content, held.undecided
         self._is_trimmed, self._is_eaten = held.is_trimmed, held.is_eaten
         self._num_scanned = _num_scanned(held)
+
+    def open_message(self, template: ChatTemplate, previous: str | None, role: str) -> None:
+        """Ends the open message and begins one of `role`, as the template does; text written next is its content.
+
+        Args:
+            template: of the model.
+            previous: role of the open message; None if there is none.
+            role: of the next message; differs from `previous`.
+
+        Errors:
+            InvalidArgument: the template does not accept such a message there.
+        """
+        if previous is None:
+            self.flush()  # text before the first message is not part of it
+        transition = template.transition(previous, role, is_context_empty=self.is_at_start)
+        if transition.drops_space_before:
+            self.drop_space_before()
+        self.write_template(transition.text)
+        if transition.drops_space_after:
+            self.drop_space_after()
 
     def write_template(self, text: str) -> None:
         """Writes text of the chat template.

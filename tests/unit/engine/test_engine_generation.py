@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from microturn.model.sampler import SamplingRow, draw
+from microturn.model.sampler import draw
+from microturn.model.sampling_row import SamplingRow
 from microturn.sessions.options import TurnOptions
 from microturn.sessions.token_counts import TokenCounts
 from microturn.sessions.turn import EmbedInput

@@ -73,3 +73,10 @@ def test_gigabytes_are_not_read(model_dir: Path) -> None:
         file.write((2).to_bytes(8, "little") + b"{}")
         file.truncate(64 << 30)
     assert model_fingerprint(model_dir) != ""
+
+
+def test_a_link_that_leads_nowhere_is_no_file_of_the_model(model_dir: Path) -> None:
+    fingerprint = model_fingerprint(model_dir)
+    for name in ("model-2.safetensors", "tokenizer.model"):
+        (model_dir / name).symlink_to("/nowhere/weights")
+    assert model_fingerprint(model_dir) == fingerprint

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from microturn.model.drawn import Sampled
-from microturn.model.sampler import SamplingRow, choose, draw, uniform
+from microturn.model.sampler import choose, draw, uniform
+from microturn.model.sampling_row import SamplingRow
 from microturn.sessions.options import TurnOptions
 from microturn.sessions.token_counts import TokenCounts
 from support.plain_sampler import distribution, normalized, plain_choice, random_step

@@ -39,9 +39,9 @@ def is_valid_row(edge: TextEdge, ids: list[int]) -> bool:
 def test_random_ids_decode_to_the_text_of_all_of_them(edge: TextEdge, data: st.DataObject) -> None:
     vocab_size = edge.model.vocab_size
     ids = data.draw(st.lists(st.integers(0, min(600, vocab_size - 1)) | st.integers(0, vocab_size + 9), max_size=20))
-    text, state = decode(edge.model.decoder, ids)
+    text, state = decode(edge.model.detokenizer, ids)
     if is_valid_row(edge, ids):
-        assert text + edge.model.decoder.interrupt(state).replaced == whole_text(edge, ids)
+        assert text + edge.model.detokenizer.interrupt(state).replaced == whole_text(edge, ids)
 
 
 @few
@@ -50,7 +50,7 @@ def test_text_comes_back_character_by_character(edge: TextEdge, text: str) -> No
     ids = edge.model.encoder.encode(text, begins=True)
     pieces, state = [], OutputState()
     for token_id in ids:
-        piece, state = edge.model.decoder.accept(state, token_id)
+        piece, state = edge.model.detokenizer.accept(state, token_id)
         pieces.append(piece.text)
     assert "".join(pieces) == whole_text(edge, ids)
     assert state.partial_char == b""
@@ -62,7 +62,7 @@ def test_no_half_character_comes_out(load_edge) -> None:
     pieces = []
     state = OutputState()
     for token_id in ids:
-        piece, state = edge.model.decoder.accept(state, token_id)
+        piece, state = edge.model.detokenizer.accept(state, token_id)
         pieces.append(piece.text)
     assert len(ids) > 5
     assert all(len(piece) <= 1 and piece != "\ufffd" for piece in pieces)
@@ -80,7 +80,7 @@ def test_no_half_character_comes_out(load_edge) -> None:
 )
 def test_single_byte_tokens(load_edge, tokens: list[str], text: str) -> None:
     edge = load_edge("gemma3")
-    pieces, state = decode(edge.model.decoder, edge.oracle.convert_tokens_to_ids(tokens))
+    pieces, state = decode(edge.model.detokenizer, edge.oracle.convert_tokens_to_ids(tokens))
     assert pieces == text
     assert state.partial_char == b""
 
@@ -88,7 +88,7 @@ def test_single_byte_tokens(load_edge, tokens: list[str], text: str) -> None:
 def test_python_and_the_tokenizers_library_replace_the_same_bytes(load_edge) -> None:
     """Byte-level text that is not UTF-8: overlong, surrogates, beyond Unicode, cut short."""
     edge = load_edge("byte_level")
-    to_id = {edge.model.decoder._vocabulary.text_bytes(i): i for i in range(edge.model.vocab_size)}
+    to_id = {edge.model.detokenizer._vocabulary.text_bytes(i): i for i in range(edge.model.vocab_size)}
     for data in (
         b"\xc0\x80a",
         b"\xed\xa0\x80",
@@ -99,25 +99,25 @@ def test_python_and_the_tokenizers_library_replace_the_same_bytes(load_edge) -> 
         b"\xed\xa0",
     ):
         ids = [to_id[bytes([byte])] for byte in data]
-        text, state = decode(edge.model.decoder, ids)
-        assert text + edge.model.decoder.interrupt(state).replaced == whole_text(edge, ids)
+        text, state = decode(edge.model.detokenizer, ids)
+        assert text + edge.model.detokenizer.interrupt(state).replaced == whole_text(edge, ids)
         assert whole_text(edge, ids) == codecs.decode(data, "utf-8", "replace")
 
 
 def test_special_tokens_have_no_text(edge: TextEdge) -> None:
     special = next(iter(edge.model.encoder.special_tokens))
     state = OutputState()
-    piece, after = edge.model.decoder.accept(state, special.id)
+    piece, after = edge.model.detokenizer.accept(state, special.id)
     assert (piece.text, piece.stop, after) == ("", None, state)
 
 
 def test_the_first_text_loses_the_space_that_its_decoder_drops_and_text_that_goes_on_keeps_it(load_edge) -> None:
     edge = load_edge("sentence_piece")
     (the, *_) = edge.model.encoder.encode("the", begins=True)
-    text, state = decode(edge.model.decoder, [the])
+    text, state = decode(edge.model.detokenizer, [the])
     assert not text.startswith(" ")
-    assert decode(edge.model.decoder, [the], edge.model.decoder.end(state)[1])[0] == f" {text}"
-    assert decode(edge.model.decoder, [the], edge.model.decoder.interrupt(state))[0] == text
+    assert decode(edge.model.detokenizer, [the], edge.model.detokenizer.end(state)[1])[0] == f" {text}"
+    assert decode(edge.model.detokenizer, [the], edge.model.detokenizer.interrupt(state))[0] == text
 
 
 @few

@@ -3,16 +3,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from microturn.errors import InvalidArgument
-from microturn.text.stop_strings import Scanned, StopStrings, stop_strings
+from microturn.text.codec import Piece
+from microturn.text.stop_strings import StopStrings, stop_strings
 
 
 def scan_all(stops: tuple[str, ...], pieces: list[str]) -> tuple[str, str | None]:
     """Text before the stop, and the stop; text that is withheld at the end comes out."""
     text, withheld = "", ""
     for piece in pieces:
-        scanned = StopStrings(stops).scan(withheld + piece)
+        scanned, withheld = StopStrings(stops).scan(withheld + piece)
         text += scanned.text
-        withheld = scanned.withheld
         if scanned.stop is not None:
             return text, scanned.stop
     return text + withheld, None
@@ -20,19 +20,19 @@ def scan_all(stops: tuple[str, ...], pieces: list[str]) -> tuple[str, str | None
 
 def test_text_that_may_begin_a_stop_string_is_withheld() -> None:
     stops = StopStrings(("User:", "\n\n"))
-    assert stops.scan("hello Us") == Scanned("hello ", "Us", None)
-    assert stops.scan("User") == Scanned("", "User", None)
-    assert stops.scan("Users") == Scanned("Users", "", None)
-    assert stops.scan("hello User: hi") == Scanned("hello ", "", "User:")
+    assert stops.scan("hello Us") == (Piece("hello "), "Us")
+    assert stops.scan("User") == (Piece(""), "User")
+    assert stops.scan("Users") == (Piece("Users"), "")
+    assert stops.scan("hello User: hi") == (Piece("hello ", "User:"), "")
 
 
 def test_the_string_that_is_complete_first_stops() -> None:
-    assert StopStrings(("abcd", "bc")).scan("xabcd") == Scanned("xa", "", "bc")
-    assert StopStrings(("cd", "bcd", "x")).scan("abcdx") == Scanned("a", "", "bcd")
+    assert StopStrings(("abcd", "bc")).scan("xabcd") == (Piece("xa", "bc"), "")
+    assert StopStrings(("cd", "bcd", "x")).scan("abcdx") == (Piece("a", "bcd"), "")
 
 
 def test_without_stop_strings_nothing_is_withheld() -> None:
-    assert StopStrings(()).scan("abc") == Scanned("abc", "", None)
+    assert StopStrings(()).scan("abc") == (Piece("abc"), "")
 
 
 def test_an_empty_stop_string_is_refused() -> None:

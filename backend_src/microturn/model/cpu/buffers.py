@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import NamedTuple, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,20 +16,6 @@ _Floats = NDArray[np.float32]
 
 # Cosines and sines [tokens, head_dim].
 Angles = tuple[_Floats, _Floats]
-
-
-class Arrays(NamedTuple):
-    """`Buffers` as arrays for kernels."""
-
-    hidden: _Floats
-    normed: _Floats
-    qkv: _Floats
-    q: _Floats
-    k: _Floats
-    v: _Floats
-    gate_up: _Floats
-    gated: _Floats
-    block: _Floats
 
 
 @dataclass(frozen=True)
@@ -74,6 +60,6 @@ class Buffers:
         )
 
     @cached_property
-    def arrays(self) -> Arrays:
-        """The buffers as arrays over the same memory."""
-        return Arrays(**{name: getattr(self, name).numpy() for name in Arrays._fields})
+    def arrays(self) -> list[_Floats]:
+        """The buffers as arrays over the same memory, in the order of the attributes."""
+        return [getattr(self, field.name).numpy() for field in fields(self)]

@@ -21,6 +21,7 @@ from microturn.model.batch import Batch, Row
 from microturn.model.cpu.int8_linear import Int8Linear
 from microturn.model.cpu.int8_products import TILE_ROWS
 from microturn.model.cpu.layers import FusedLayers
+from microturn.model.probe import deviation_of
 from microturn.model.runner import ModelRunner
 from microturn.model.stock import stock_logits
 
@@ -70,7 +71,7 @@ def int8_decoder(model: PreTrainedModel, layers: Sequence[LayerShape], exact: Fu
             raise Refused(f"logits of {name} with 8-bit weights change beside another session")
         got.append(alone)
     expected = _rounded_logits(model, ids)[[cut - 1 for cut in cuts[1:]]]
-    deviation = float((torch.stack(got) - expected).abs().max() / expected.std())
+    deviation = deviation_of(torch.stack(got), expected)
     log.info("probe: logits of %s with 8-bit weights deviate by %.1e", name, deviation)
     # Written so that NaN fails too.
     if not deviation <= TOLERANCE:

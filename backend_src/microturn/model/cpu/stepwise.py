@@ -30,14 +30,8 @@ class StepwiseLayer:
         """See `Layer`."""
         layer = self._layer
         layer.qkv(layer.input_norm(buffers.hidden, buffers.normed), buffers.qkv.flatten(1))
-        kernels.split_heads(
-            buffers.arrays.qkv,
-            *layer.head_norms,
-            *angles,
-            buffers.arrays.q,
-            buffers.arrays.k,
-            buffers.arrays.v,
-        )
+        _, _, qkv, q, k, v, *_ = buffers.arrays
+        kernels.split_heads(qkv, *layer.head_norms, *angles, q, k, v)
 
     def finish(self, attended: Tensor, buffers: Buffers) -> None:
         """See `Layer`."""

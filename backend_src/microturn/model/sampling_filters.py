@@ -1,0 +1,71 @@
+"""The filters of sampling: top_k, top_p and min_p, as exact integer weights of the tokens that stay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from microturn.model.sampling_row import SamplingRow
+
+# Weight of the likeliest token. Tokens less than 2**-44 as likely get 0; the sum of half a million stays below 2**63.
+_UNIT = 2.0**44
+
+# The nucleus is usually among this many likeliest tokens.
+_NUM_LIKELY = 256
+
+
+def _weights(relative: Tensor) -> Tensor:
+    """Probabilities as int64, so that their sum does not depend on the order of addition on a device or in a batch.
+
+    Args:
+        relative: probabilities relative to the likeliest token.
+    """
+    return (relative * _UNIT).long()
+
+
+def filtered(relative: Tensor, rows: Sequence[SamplingRow], top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+    """Weights of tokens, [rows, vocab_size], set to zero by top_k, top_p and min_p, in this order.
+
+    Holtzman et al. (2020) made top_p, Nguyen et al. (2024) min_p. Tokens that are equally likely stay or go together.
+
+    Args:
+        relative: [rows, vocab_size], probabilities relative to the likeliest token.
+        rows: with the options.
+        top_k: the same options on the device, float64 [rows, 1]; 0 is disabled. `min_p` likewise.
+        top_p: likewise; infinite is disabled.
+    """
+    vocab_size = relative.shape[-1]
+    limits = [row.options.top_k for row in rows if 0 < row.options.top_k < vocab_size]
+    if limits:
+        last = top_k.long().clamp(1, max(limits)) - 1
+        least = relative.topk(max(limits)).values.gather(-1, last)
+        relative = relative * (relative >= least * (top_k > 0))
+    weights = _weights(relative)
+    if any(row.options.top_p < 1 for row in rows):
+        enough = top_p * weights.sum(-1, keepdim=True)
+        descending = _descending(relative, enough, min(_NUM_LIKELY, vocab_size, *limits))
+        weights = weights * (relative >= _least_in_nucleus(descending, enough))
+    if any(row.options.min_p > 0 for row in rows):
+        weights = weights * (relative >= min_p.float())
+    return weights
+
+
+def _least_in_nucleus(descending: Tensor, enough: Tensor) -> Tensor:
+    """The lowest probability in the nucleus, [rows, 1]: a token stays if the likelier ones weigh less than `enough`."""
+    weights = _weights(descending)
+    before = weights.cumsum(-1) - weights
+    return descending.gather(-1, (before < enough).sum(-1, keepdim=True) - 1)
+
+
+def _descending(relative: Tensor, enough: Tensor, num_likely: int) -> Tensor:
+    """Probabilities of the likeliest tokens, descending, [rows, enough of them to reach `enough`]."""
+    if not relative.is_cpu:
+        return relative.sort(descending=True).values
+    # NumPy's sort is vectorized and torch's is not: 0.25 instead of 5 ms.
+    likely = relative.topk(num_likely).values
+    if bool((_weights(likely).sum(-1, keepdim=True) >= enough).all()):
+        return likely
+    return torch.from_numpy(np.sort(relative.numpy())).flip(-1)

@@ -1,0 +1,69 @@
+"""The input of the sampler: what a row's next token depends on besides the logits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+class SamplingOptions(Protocol):
+    """The sampling options; `client/PROTOCOL.md` describes each."""
+
+    @property
+    def temperature(self) -> float: ...
+    @property
+    def top_k(self) -> int: ...
+    @property
+    def top_p(self) -> float: ...
+    @property
+    def min_p(self) -> float: ...
+    @property
+    def repetition_penalty(self) -> float: ...
+    @property
+    def presence_penalty(self) -> float: ...
+    @property
+    def frequency_penalty(self) -> float: ...
+    @property
+    def has_penalties(self) -> bool: ...
+    @property
+    def logprobs(self) -> bool: ...
+
+
+class SeenTokens(Protocol):
+    """The distinct ids of a context, int64 [n], and the count of each, int64 [n]."""
+
+    @property
+    def ids(self) -> NDArray[np.int64]: ...
+    @property
+    def counts(self) -> NDArray[np.int64]: ...
+
+
+class _NoTokens:
+    ids = counts = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True)
+class SamplingRow:
+    """The input to sample one token, besides the logits.
+
+    Attributes:
+        options: the turn's sampling options.
+        seen: the tokens of the context; may be empty without penalties.
+        seed: the session's seed, below 2**63.
+        position: absolute position of the new token.
+        banned_ids: ids that must not be chosen.
+        unknown: int64 [n], the last tokens of the context if the host does not know them yet: not included in `seen`,
+            and on the device of the logits.
+    """
+
+    options: SamplingOptions
+    seed: int
+    position: int
+    seen: SeenTokens = field(default_factory=_NoTokens)
+    banned_ids: Sequence[int] = ()
+    unknown: Tensor | None = None
