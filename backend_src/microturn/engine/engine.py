@@ -12,7 +12,6 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -41,32 +40,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class EngineParts:
-    """What an engine consists of; `wiring.build_engine` makes it."""
-
-    settings: Settings
-    clock: Callable[[], float]
-    inbox: queue.SimpleQueue[Callable[[], None]]
-    pool: PagePool
-    sessions: SessionTable
-    prefixes: PrefixCache
-    tiers: Tiers
-    copies: KVCopies
-    scheduler: Scheduler
-    steps: Steps
-    lifecycle: Lifecycle
-    arrivals: Arrivals
-    preparation: Preparation
-    maintenance: Maintenance
-    backgrounds: Sequence[Background]
-    host: SessionEnvironment
-    snapshots: SnapshotDirectory | None
-    recorder: Recorder
-
-
 class Engine:
-    """Streaming sessions over one model.
+    """Streaming sessions over one model; `wiring.build_engine` makes its parts.
 
     Attributes:
         settings: how it runs.
@@ -78,25 +53,35 @@ class Engine:
         recorder: counts what happens.
     """
 
-    def __init__(self, parts: EngineParts) -> None:
-        self.settings = parts.settings
-        self.clock = parts.clock
-        self.steps = parts.steps
-        self.host = parts.host
-        self.snapshots = parts.snapshots
-        self.copies = parts.copies
-        self.recorder = parts.recorder
-        self._inbox = parts.inbox
-        self._pool = parts.pool
-        self._sessions = parts.sessions
-        self._prefixes = parts.prefixes
-        self._tiers = parts.tiers
-        self._scheduler = parts.scheduler
-        self._lifecycle = parts.lifecycle
-        self._arrivals = parts.arrivals
-        self._preparation = parts.preparation
-        self._maintenance = parts.maintenance
-        self._backgrounds = parts.backgrounds
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        clock: Callable[[], float],
+        inbox: queue.SimpleQueue[Callable[[], None]],
+        pool: PagePool,
+        sessions: SessionTable,
+        prefixes: PrefixCache,
+        tiers: Tiers,
+        copies: KVCopies,
+        scheduler: Scheduler,
+        steps: Steps,
+        lifecycle: Lifecycle,
+        arrivals: Arrivals,
+        preparation: Preparation,
+        maintenance: Maintenance,
+        backgrounds: Sequence[Background],
+        host: SessionEnvironment,
+        snapshots: SnapshotDirectory | None,
+        recorder: Recorder,
+    ) -> None:
+        self.settings, self.clock, self.steps, self.recorder = settings, clock, steps, recorder
+        self.host, self.snapshots, self.copies = host, snapshots, copies
+        self._inbox = inbox
+        self._pool, self._sessions, self._prefixes, self._tiers = pool, sessions, prefixes, tiers
+        self._scheduler, self._lifecycle = scheduler, lifecycle
+        self._arrivals, self._preparation, self._maintenance = arrivals, preparation, maintenance
+        self._backgrounds = backgrounds
         self._in_flight: InFlightStep | None = None
         # Nothing is left to do until something is posted, or falls due.
         self._can_wait = True

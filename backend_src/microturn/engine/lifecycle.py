@@ -18,7 +18,7 @@ from microturn.engine.answers import abandoned, aftermath, answer_cancelled, ans
 from microturn.errors import MicroturnError
 from microturn.kv.prefix_cache import PrefixCache
 from microturn.sessions.deadlines import Deadlines
-from microturn.sessions.intake import append_input, roll_back_input
+from microturn.sessions.intake import append_input
 from microturn.sessions.session import Session
 from microturn.sessions.table import SessionTable
 from microturn.sessions.turn import Turn, TurnOutput, is_empty
@@ -105,7 +105,7 @@ class Lifecycle:
             append_input(session, turn, max_tokens=turn.max_tokens, accounts=self._sessions.accounts, undoes_cut=False)
         except Exception:
             for queued in reversed([queued for queued, refusal in outcomes.items() if refusal is None]):
-                roll_back_input(session, queued)
+                session.roll_back_input(queued)
             session.codec.state = text_state
             raise
         self._end_interrupted(session, outcomes, last_text, turn.len_before)
@@ -281,7 +281,7 @@ class Lifecycle:
         """Undoes the running turn whole; its client has still to be answered."""
         assert session.running is turn, "only its owner ends a turn"
         session.cut_kv(turn.len_before)
-        roll_back_input(session, turn)
+        session.roll_back_input(turn)
         session.last_activity_s = self._clock()
         self._release(session)
 

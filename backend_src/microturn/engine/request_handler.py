@@ -62,12 +62,20 @@ class RequestHandler:
 
     def receive(self, turn: Turn) -> None:
         """Accepts a turn, or answers why not."""
+        request = turn.request
         try:
-            self._check_request(turn.request)
-            if turn.request.opens:
-                self._open(turn)
+            self._check_request(request)
+            lives = self._sessions.find(request.session_id) is not None
+            session = self._sessions.get(request.session_id, request) if lives or not request.opens else None
+            if not request.opens and replace(request.session_options, resume=False) != SessionOptions():
+                raise InvalidArgument("resume goes on with what START has set: send no other option of the session")
+            max_waiting = self._settings.max_queued_turns
+            if session is not None and answer_repetition(session, request, max_waiting=max_waiting):
+                self._recorder.turn_repeated()
+            elif session is None or request.opens:
+                self._open(turn, replaces=lives)
             else:
-                self._accept(self._sessions.get(turn.request.session_id, turn.request), turn)
+                self._accept(session, turn)
         except Exception as error:
             turn.fail(to_client_error(error))
             self.close_refused(turn)
@@ -80,18 +88,15 @@ class RequestHandler:
             turn.options = replace(session.defaults, **request.options)
             self._lifecycle.close(session, at_once=turn.interrupts)
 
-    def _open(self, turn: Turn) -> None:
+    def _open(self, turn: Turn, *, replaces: bool) -> None:
         """A new session; one of the same id that lives gives way once the new one has proved itself valid."""
-        request = turn.request
-        self._host.check_model(request.session_options.model_fingerprint)
-        replaces = self._sessions.find(request.session_id) is not None
-        if replaces and self._is_repetition(self._sessions.get(request.session_id, request), turn):
-            return
-        if request.options.get("turn", 0) != 0:
+        options = turn.request.options
+        if options.get("turn", 0) != 0:
             raise InvalidArgument("START is turn 0: go on with a session that lives by resume")
         if not replaces:
-            self._sessions.check_room(self._settings, request.options.get("tenant"))
-        session = self._host.open_session(turn, self._sessions.parent_of(request))
+            self._sessions.check_room(self._settings, options.get("tenant"))
+        parent = self._sessions.parent_of(turn.request)
+        session = self._host.open_session(turn, parent)
         try:
             self._lifecycle.open(session, turn)
         except Exception:
@@ -101,10 +106,6 @@ class RequestHandler:
     def _accept(self, session: Session, turn: Turn) -> None:
         """A turn of a session that lives."""
         request = turn.request
-        if replace(request.session_options, resume=False) != SessionOptions():
-            raise InvalidArgument("resume goes on with what START has set: send no other option of the session")
-        if self._is_repetition(session, turn):
-            return
         if session.is_closing:
             raise FailedPrecondition(f"session '{session.id}' is closing: open a new one with START")
         turn.options = replace(session.defaults, **request.options)
@@ -121,12 +122,6 @@ class RequestHandler:
                 f"{len(session.queued)} turns wait in this session already: wait for an answer", retry_after_ms=200
             )
         self._lifecycle.enqueue(session, turn)
-
-    def _is_repetition(self, session: Session, turn: Turn) -> bool:
-        is_repetition = answer_repetition(session, turn.request, max_waiting=self._settings.max_queued_turns)
-        if is_repetition:
-            self._recorder.turn_repeated()
-        return is_repetition
 
     def _check_request(self, request: TurnRequest) -> None:
         """Checks all of a turn that does not depend on its session.
@@ -158,3 +153,9 @@ class RequestHandler:
                 pass  # any text becomes tokens
         if any(token_id >= vocab_size for token_id in request.options.get("stop_token_ids", ())):
             raise InvalidArgument(f"stop_token_ids are from 0 to {vocab_size - 1}")
+        asked, here = request.session_options.model_fingerprint, self._host.model_fingerprint
+        if request.opens and asked not in (None, here):
+            raise FailedPrecondition(
+                f"the session is one of another model (fingerprint {asked}, here {here}): open it on a server of that "
+                "model, or a new one"
+            )

@@ -6,7 +6,7 @@ import queue
 import time
 from collections.abc import Callable
 
-from microturn.engine.engine import Engine, EngineParts
+from microturn.engine.engine import Engine
 from microturn.engine.gauges import Gauges
 from microturn.engine.lifecycle import Lifecycle
 from microturn.engine.maintenance import Maintenance
@@ -135,24 +135,22 @@ def build_engine(
         kv.bytes_per_page,
     )
     return Engine(
-        EngineParts(
-            settings=settings,
-            clock=clock,
-            inbox=inbox,
-            pool=pool,
-            sessions=sessions,
-            prefixes=prefixes,
-            tiers=tiers,
-            copies=copies,
-            scheduler=scheduler,
-            steps=steps,
-            lifecycle=lifecycle,
-            arrivals=arrivals,
-            preparation=preparation,
-            maintenance=maintenance,
-            backgrounds=(files, texts),
-            host=host,
-            snapshots=snapshots,
-            recorder=recorder,
-        )
+        settings=settings,
+        clock=clock,
+        inbox=inbox,
+        pool=pool,
+        sessions=sessions,
+        prefixes=prefixes,
+        tiers=tiers,
+        copies=copies,
+        scheduler=scheduler,
+        steps=steps,
+        lifecycle=lifecycle,
+        arrivals=arrivals,
+        preparation=preparation,
+        maintenance=maintenance,
+        backgrounds=(files, texts),
+        host=host,
+        snapshots=snapshots,
+        recorder=recorder,
     )

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from microturn.errors import FailedPrecondition, InvalidArgument
 from microturn.kv.layer_groups import LayerKind
@@ -15,15 +13,13 @@ from microturn.kv.page_table import PageTable
 from microturn.kv.page_track import Track
 from microturn.kv.pool import PagePool
 from microturn.kv.window import DEFAULT_SINKS, Window
-from microturn.sessions.beat import Beat
 from microturn.sessions.history import History
 from microturn.sessions.intake import append_input
 from microturn.sessions.options import OF_ONE_TURN, SessionOptions, TurnOptions
 from microturn.sessions.ownership import KeyHash
 from microturn.sessions.results import Results
 from microturn.sessions.session import Session
-from microturn.sessions.token_counts import TokenCounts
-from microturn.sessions.turn import Turn, TurnRequest
+from microturn.sessions.turn import Turn
 from microturn.settings import Settings
 from microturn.text.codec import CodecFactory
 
@@ -66,18 +62,6 @@ class SessionEnvironment:
         slack, page_size = self.settings.window_slack, self.pool.page_size
         return PageTable(self.pool, [Track.of(kind, window, slack, page_size) for kind in self.kinds])
 
-    def check_model(self, model_fingerprint: str | None) -> None:
-        """Checks that a context that was built with a model is continued with the same.
-
-        Raises:
-            FailedPrecondition: another model is here.
-        """
-        if model_fingerprint not in (None, self.model_fingerprint):
-            raise FailedPrecondition(
-                f"the session is one of another model (fingerprint {model_fingerprint}, here "
-                f"{self.model_fingerprint}): open it on a server of that model, or a new one"
-            )
-
     def check_window(self, window: Window) -> None:
         """Checks that a session may have a window here.
 
@@ -103,73 +87,56 @@ class SessionEnvironment:
         Raises:
             MicroturnError: why it cannot be opened; nothing has changed then.
         """
-        session = self._new_session(turn.request) if parent is None else self._branch(turn.request, parent)
-        turn.options = replace(session.defaults, **turn.request.options)
+        request, asked = turn.request, turn.request.session_options
+        defaults = {name: value for name, value in request.options.items() if name not in OF_ONE_TURN}
+        seed = defaults.pop("seed", None)
+        max_context = self._max_context_for(asked, self.max_context if parent is None else parent.max_context)
+        window = self._window_for(asked, max_context) if parent is None else _window_of_branch(asked, parent)
+        table = self.new_table(window)
+        if parent is None:
+            session = Session(
+                id=request.session_id,
+                history=History(self.new_codec(asked.tools)),
+                table=table,
+                defaults=replace(TurnOptions(), **defaults),
+                seed=secrets.randbits(63) if seed is None else seed,
+                max_context=max_context,
+                window=window,
+                history_limit=self.history_limit(keeps_all=asked.history == "whole"),
+                idle_timeout_s=asked.idle_timeout_s or self.settings.idle_timeout_s,
+                last_activity_s=request.arrived_s,
+                results=Results(self.num_results),
+                key=KeyHash.of(request.options.get("session_key")),
+                tenant=request.options.get("tenant"),
+                opened_s=request.arrived_s,
+                epoch=next_epoch(),
+                cache_salt=asked.cache_salt if self.settings.share_prefixes else None,
+                priority=asked.session_priority,
+            )
+        else:
+            session = replace(
+                parent.at_rest(table),
+                id=request.session_id,
+                defaults=replace(parent.defaults, **defaults),
+                seed=parent.seed if seed is None else seed,
+                max_context=max_context,
+                idle_timeout_s=asked.idle_timeout_s or parent.idle_timeout_s,
+                last_activity_s=request.arrived_s,
+                results=Results(self.num_results),
+                cache_salt=None,
+                opened_s=request.arrived_s,
+                origin="fork",
+                epoch=next_epoch(),
+                priority=asked.session_priority or parent.priority,
+                num_turns=0,
+                is_closing=False,
+            )
+        turn.options = replace(session.defaults, **request.options)
         turn.model_fingerprint = self.model_fingerprint or None
         append_input(session, turn, max_tokens=turn.max_tokens)
         if parent is not None:
             session.share_kv_of(parent, turn.len_before)
         return session
-
-    def _new_session(self, request: TurnRequest) -> Session:
-        asked = request.session_options
-        defaults, seed = _defaults(request)
-        max_context = self._max_context_for(asked, self.max_context)
-        window = self._window_for(asked, max_context)
-        return Session(
-            id=request.session_id,
-            history=History(self.new_codec(asked.tools)),
-            table=self.new_table(window),
-            defaults=replace(TurnOptions(), **defaults),
-            seed=secrets.randbits(63) if seed is None else seed,
-            max_context=max_context,
-            window=window,
-            history_limit=self.history_limit(keeps_all=asked.history == "whole"),
-            idle_timeout_s=asked.idle_timeout_s or self.settings.idle_timeout_s,
-            last_activity_s=request.arrived_s,
-            results=Results(self.num_results),
-            key=KeyHash.of(request.options.get("session_key")),
-            tenant=request.options.get("tenant"),
-            opened_s=request.arrived_s,
-            epoch=next_epoch(),
-            cache_salt=asked.cache_salt if self.settings.share_prefixes else None,
-            priority=asked.session_priority,
-        )
-
-    def _branch(self, request: TurnRequest, parent: Session) -> Session:
-        """A session that goes on, by itself, from the last committed point of another."""
-        asked = request.session_options
-        window_options = (asked.overflow, asked.sink_tokens, asked.window_tokens, asked.history)
-        if asked.tools or asked.cache_salt or any(option is not None for option in window_options):
-            raise InvalidArgument(
-                "a branch has the tools, the prefix and the window of its parent: send no tools, no cache_salt, no "
-                "overflow, sink_tokens, window_tokens or history"
-            )
-        defaults, seed = _defaults(request)
-        return replace(
-            parent,
-            id=request.session_id,
-            history=parent.fork_history(),
-            table=self.new_table(parent.window),
-            defaults=replace(parent.defaults, **defaults),
-            seed=parent.seed if seed is None else seed,
-            max_context=self._max_context_for(asked, parent.max_context),
-            idle_timeout_s=asked.idle_timeout_s or parent.idle_timeout_s,
-            last_activity_s=request.arrived_s,
-            results=Results(self.num_results),
-            cache_salt=None,
-            opened_s=request.arrived_s,
-            origin="fork",
-            epoch=next_epoch(),
-            stored=None,
-            counts=TokenCounts(),
-            beat=Beat(),
-            priority=asked.session_priority or parent.priority,
-            running=None,
-            queued=deque(),
-            num_turns=0,
-            is_closing=False,
-        )
 
     def _max_context_for(self, asked: SessionOptions, default: int) -> int:
         if asked.max_context is None:
@@ -199,10 +166,14 @@ class SessionEnvironment:
         return window
 
 
-def _defaults(request: TurnRequest) -> tuple[dict[str, Any], int | None]:
-    """What START says for all turns of its session, and the seed."""
-    defaults = {name: value for name, value in request.options.items() if name not in OF_ONE_TURN}
-    return defaults, defaults.pop("seed", None)
+def _window_of_branch(asked: SessionOptions, parent: Session) -> Window | None:
+    window_options = (asked.overflow, asked.sink_tokens, asked.window_tokens, asked.history)
+    if asked.tools or asked.cache_salt or any(option is not None for option in window_options):
+        raise InvalidArgument(
+            "a branch has the tools, the prefix and the window of its parent: send no tools, no cache_salt, no "
+            "overflow, sink_tokens, window_tokens or history"
+        )
+    return parent.window
 
 
 def next_epoch(epoch: int = 0) -> int:

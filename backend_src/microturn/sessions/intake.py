@@ -23,7 +23,7 @@ def append_input(
         turn: its options have been set.
         max_tokens: how much it will generate at most; 0 where it will not be answered.
         accounts: say whether there is memory for that; None where the caller asks them.
-        undoes_cut: whether `roll_back_input` will put back what was cut, too.
+        undoes_cut: whether `Session.roll_back_input` will put back what was cut, too.
 
     Raises:
         MicroturnError: why the turn must not run; nothing has changed then.
@@ -41,16 +41,9 @@ def append_input(
         if accounts is not None:
             accounts.check(session, max_tokens)
     except Exception:
-        roll_back_input(session, turn)
+        session.roll_back_input(turn)
         raise
     turn.checkpoint = behind_cut
-
-
-def roll_back_input(session: Session, turn: Turn) -> None:
-    """Undoes `append_input` and all that has been appended since."""
-    assert turn.checkpoint is not None
-    session.history.roll_back(turn.checkpoint)
-    session.num_turns = turn.number
 
 
 def check_number(session: Session, turn: Turn, *, num_before: int = 0) -> None:

@@ -157,6 +157,12 @@ class Session:
             until = self.window.num_sinks
         return min(self.num_pending, until - self.kv_len)
 
+    def roll_back_input(self, turn: Turn) -> None:
+        """Undoes what `intake.append_input` did for a turn, and all that has been appended since."""
+        assert turn.checkpoint is not None
+        self.history.roll_back(turn.checkpoint)
+        self.num_turns = turn.number
+
     def fork_history(self) -> History:
         """An independent history that goes on from the last committed point: that before the running turn."""
         turn = self.running
