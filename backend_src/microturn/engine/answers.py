@@ -93,7 +93,7 @@ def aftermath() -> Iterator[None]:
 
 def abandoned() -> Unavailable:
     """What a sink ends with whose client has gone, while the turn goes on."""
-    return Unavailable("nobody waits for this answer any more, and the turn goes on: send it again to hear it")
+    return Unavailable("the client of this answer has gone, and the turn goes on: send it again to hear it")
 
 
 def too_late() -> DeadlineExceeded:

@@ -29,7 +29,7 @@ from microturn.engine.lifecycle import Lifecycle
 from microturn.engine.scheduler import ScheduledRow, Scheduler
 from microturn.engine.step_time import StepTimeModel
 from microturn.errors import InternalError
-from microturn.kv.upload import upload
+from microturn.kv.transfer import upload
 from microturn.model.batch import Batch
 from microturn.model.drawn import Drawn, Sampled
 from microturn.model.runner import Runner

@@ -30,8 +30,7 @@ from torch import Tensor
 from microturn.kv.copier import CopyShare, parts_of
 from microturn.kv.copy_stream import CopyStream, CudaCopyStream
 from microturn.kv.image import BlockLayout, KVImage
-from microturn.kv.transfer import DONE, Transfer
-from microturn.kv.upload import upload
+from microturn.kv.transfer import DONE, Transfer, upload
 
 # Pages and minimum bytes of a block: small enough that the last block of an image wastes little, large enough for the
 # bus, and a power of two, since torch's allocator rounds up to one.

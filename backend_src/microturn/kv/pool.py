@@ -45,11 +45,6 @@ class PagePool:
         return len(self._free) + len(self._evictable)
 
     @property
-    def num_evictable(self) -> int:
-        """How many of the free pages are kept."""
-        return len(self._evictable)
-
-    @property
     def num_used(self) -> int:
         """Pages with an owner, or kept."""
         return self.num_pages - len(self._free)

@@ -1,8 +1,11 @@
-"""Asynchronous copies between KV pages and host memory."""
+"""Copies between the host and the model's device that need not be waited for."""
 
 from __future__ import annotations
 
 from typing import Final, Protocol
+
+import torch
+from torch import Tensor
 
 
 class Transfer(Protocol):
@@ -35,3 +38,11 @@ class _Done:
 
 
 DONE: Final[Transfer] = _Done()
+
+
+def upload(values: Tensor, device: torch.device) -> Tensor:
+    """Copies a host tensor to a device; on a CPU it returns the tensor itself.
+
+    A GPU copies it asynchronously, after the queued work, from pinned memory that torch keeps until then.
+    """
+    return (values.pin_memory() if device.type == "cuda" else values).to(device, non_blocking=True)

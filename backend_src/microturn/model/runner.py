@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from microturn.errors import InvalidArgument, reason_of
 from microturn.kv.layer_groups import LayerShape
 from microturn.kv.tensors import KVTensors
-from microturn.kv.upload import upload
+from microturn.kv.transfer import upload
 from microturn.model import paged_attention as paged
 from microturn.model import rotary, rotary_fit, stock
 from microturn.model.batch import Batch

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from microturn.kv.upload import upload
+from microturn.kv.transfer import upload
 from microturn.model.drawn import Drawn
 from microturn.model.sampling_filters import filtered
 from microturn.model.sampling_row import SamplingRow

@@ -74,7 +74,7 @@ class SessionEnvironment:
         if window.num_sinks % size or window.slack % size:
             raise FailedPrecondition(
                 f"the session's window has {window.num_sinks} sinks and {window.slack} tokens of slack, no whole pages "
-                f"of {size}: take it up with the page_size that it was saved with"
+                f"of {size}: resume it with the page_size that it was saved with"
             )
 
     def open_session(self, turn: Turn, parent: Session | None) -> Session:

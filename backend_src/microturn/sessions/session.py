@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from microturn.kv.page_table import PageTable
 from microturn.kv.stored import Place, StoredKV
@@ -70,7 +69,7 @@ class Session:
     idle_timeout_s: float
     last_activity_s: float
     results: Results
-    key: KeyHash = field(default_factory=partial(KeyHash.of, None))
+    key: KeyHash = field(default_factory=lambda: KeyHash.of(None))
     tenant: str | None = None
     cache_salt: str | None = None
     opened_s: float = 0.0
@@ -163,20 +162,11 @@ class Session:
         self.history.roll_back(turn.checkpoint)
         self.num_turns = turn.number
 
-    def fork_history(self) -> History:
-        """An independent history that goes on from the last committed point: that before the running turn."""
-        turn = self.running
-        return self.history.fork(None if turn is None else turn.checkpoint)
-
     def at_rest(self, table: PageTable) -> Session:
-        """A copy as of the last committed point, which no turn changes any more.
-
-        Args:
-            table: its pages, none.
-        """
+        """A copy, with an empty table, as of the last committed point: that before the running turn."""
         return replace(
             self,
-            history=self.fork_history(),
+            history=self.history.fork(None if self.running is None else self.running.checkpoint),
             table=table,
             stored=None,
             beat=Beat(),
@@ -217,8 +207,7 @@ class Session:
 
     def num_pages_with(self, num_tokens: int) -> int:
         """Pages that it needs for its KV, wherever that is now, and for so many tokens behind it."""
-        is_away = self.stored is not None and self.table.is_empty
-        state = self.stored.state if self.stored is not None and is_away else self.table.save()
+        state = self.table.save() if self.stored is None or not self.table.is_empty else self.stored.state
         return state.num_pages_with(num_tokens)
 
     def drop_stored(self) -> None:
@@ -300,8 +289,7 @@ class Session:
     def check_integrity(self) -> None:
         """Asserts that KV, context and turns agree."""
         self.table.check_integrity()
-        assert self.table.kv_len <= max(0, len(self.context) - 1), "KV beyond the context"
-        assert self.kv_len <= max(0, len(self.context) - 1), "stored KV beyond the context"
+        assert max(self.table.kv_len, self.kv_len) <= max(0, len(self.context) - 1), "KV beyond the context"
         assert self.running is not None or not self.queued, "a queued turn, and none runs"
         assert self.window or len(self.context) <= self.max_context, "a context beyond its limit"
         assert self.window or not self.context.num_forgotten, "forgotten without a window"

@@ -102,7 +102,8 @@ class SessionTable:
             InvalidArgument, PermissionDenied, Expired, NotFound: there is none for it.
         """
         name = request.session_options.fork_of
-        parent = None if name is None else self.get(self.id_named(name), request)
+        parent_id = None if name is None else self.id_named(name)
+        parent = None if parent_id is None else self.get(parent_id, request)
         if parent is not None and parent.id == request.session_id:
             raise InvalidArgument("a session is not forked into itself: give the branch an id of its own")
         return parent

@@ -37,8 +37,7 @@ from microturn.sessions.turn import (
 from microturn.settings import Settings
 from microturn.telemetry.log_lines import LogThread
 from microturn.triton.reporting import Reporting
-from microturn.triton.response_thread import ResponseThread
-from microturn.triton.responses import Answer, Responses, ResponseStream
+from microturn.triton.responses import Answer, Responses, ResponseStream, ResponseThread
 from microturn.triton.slot_keeper import SlotKeeper, num_slots_of
 
 log = logging.getLogger(__name__)

@@ -1,12 +1,13 @@
 """Packs the answers of turns into responses, sends them, and finds clients that have closed the connection.
 
-The caller of `Responses.step` does the work: a thread in the server (`response_thread`), or a test or simulator.
+The caller of `Responses.step` does the work: a `ResponseThread` in the server, or a test or simulator.
 """
 
 from __future__ import annotations
 
 import logging
 import queue
+import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -232,6 +233,24 @@ class Responses:
             except Exception:
                 log.exception("failed to check a client's connection: its turn goes on")
                 del self._asked[stream]
+
+
+class ResponseThread:
+    """Sends responses until it is stopped, so that neither Triton's thread nor the engine thread does."""
+
+    def __init__(self, responses: Responses) -> None:
+        self._responses = responses
+        self._thread = threading.Thread(target=self._run, name="microturn-responses", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread after the posted answers have been sent."""
+        self._responses.close()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while self._responses.step(block=True):
+            pass
 
 
 def _packed(answers: list[Answer]) -> Answer:

@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 
 from microturn.kv.layer_groups import LayerShape
 from microturn.kv.tensors import KVTensors, LayerPages
-from microturn.kv.upload import upload
+from microturn.kv.transfer import upload
 from microturn.model import rotary
 from microturn.model.batch import Batch
 from microturn.model.gpu.flashinfer_kernel import Kernel

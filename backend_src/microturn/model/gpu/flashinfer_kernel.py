@@ -11,7 +11,7 @@ from torch import Tensor
 
 from microturn.kv.layer_groups import LayerShape
 from microturn.kv.tensors import LayerPages
-from microturn.kv.upload import upload
+from microturn.kv.transfer import upload
 from microturn.model.paged_step import PagedStep
 
 # Size of a plan with fixed rows: 512 rows take 16 KB; by default a wrapper has 8 MB, and as much pinned memory.
