@@ -75,12 +75,23 @@ class Engine:
         snapshots: SnapshotDirectory | None,
         recorder: Recorder,
     ) -> None:
-        self.settings, self.clock, self.steps, self.recorder = settings, clock, steps, recorder
-        self.host, self.snapshots, self.copies = host, snapshots, copies
+        self.settings = settings
+        self.clock = clock
+        self.steps = steps
+        self.host = host
+        self.snapshots = snapshots
+        self.copies = copies
+        self.recorder = recorder
         self._inbox = inbox
-        self._pool, self._sessions, self._prefixes, self._tiers = pool, sessions, prefixes, tiers
-        self._scheduler, self._lifecycle = scheduler, lifecycle
-        self._arrivals, self._preparation, self._maintenance = arrivals, preparation, maintenance
+        self._pool = pool
+        self._sessions = sessions
+        self._prefixes = prefixes
+        self._tiers = tiers
+        self._scheduler = scheduler
+        self._lifecycle = lifecycle
+        self._arrivals = arrivals
+        self._preparation = preparation
+        self._maintenance = maintenance
         self._backgrounds = backgrounds
         self._in_flight: InFlightStep | None = None
         # Nothing is left to do until something is posted, or falls due.
