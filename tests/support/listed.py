@@ -27,5 +27,10 @@ def wait_until_gone(socket: Path, session_id: SessionId) -> None:
         time.sleep(0.02)
 
 
+def listed(socket: Path, session_id: SessionId) -> dict[str, object] | None:
+    """What the engine says of a session now; None when it has none of this id."""
+    return next(iter(_listed(socket, session_id)), None)
+
+
 def _listed(socket: Path, session_id: SessionId) -> list[dict[str, object]]:
     return [session for session in ask(socket, "list", _TIMEOUT_S) if session["id"] == session_id]

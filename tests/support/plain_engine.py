@@ -58,6 +58,11 @@ class PlainEngine:
     def num_open(self) -> int:
         return sum(len(session.open) for session in self.sessions.values())
 
+    @property
+    def num_heard(self) -> int:
+        """Those of sessions that compute."""
+        return sum(len(session.open) for session in self.sessions.values() if not session.is_paused)
+
     def arrive(self, turn: PlainTurn) -> None:
         """A turn is taken, or refused."""
         self._clock()
@@ -87,7 +92,7 @@ class PlainEngine:
         now_s = self._clock()
         for session_id, session in list(self.sessions.items()):
             session.end_late_turns()
-            is_idle = not session.open and session.last_activity_s + self.limits.idle_s <= now_s
+            is_idle = (session.is_paused or not session.open) and session.last_activity_s + self.limits.idle_s <= now_s
             # Between the two, where the clock was set back, it is the engine's choice.
             if is_idle and (session.expired_s <= now_s or self._find(session_id) is None):
                 self._end(session_id, "EXPIRED")

@@ -178,8 +178,16 @@ class PlainSession:
 
     # ---- turns end -------------------------------------------------------------------------------------------------
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether it would generate for nobody."""
+        if not self.open or self.is_closing or any(turn.recorders for turn in self.open):
+            return False
+        return bool(self.open[0].ask.max_tokens) and not self.open[0].ask.end
+
     def leave(self, turn: PlainTurn) -> None:
-        """A turn's client goes: the turn is undone whole; a numbered one runs on for who asks again."""
+        """A turn's client goes: the turn is undone whole; a numbered one waits for who asks again."""
+        was_paused = self.is_paused
         if turn.ask.turn is not None:
             for open_turn in self.open:
                 open_turn.recorders = [other for other in open_turn.recorders if other is not turn.recorder]
@@ -187,6 +195,8 @@ class PlainSession:
             self.is_closing = self.is_closing and (turn.ask.opens or not turn.ask.end)
             self._drop(turn, Ending(reason="cancelled"))
             self.advance()
+        if self.is_paused and not was_paused:
+            self._touch(self.clock())
 
     def end_late_turns(self) -> None:
         """Deadlines pass."""

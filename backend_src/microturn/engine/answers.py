@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from microturn.errors import DeadlineExceeded, InternalError, MicroturnError, Unavailable
+from microturn.errors import InternalError, MicroturnError, Unavailable
 from microturn.sessions.session import Session
 from microturn.sessions.turn import Status, Turn, TurnOutput
 
@@ -92,13 +92,8 @@ def aftermath() -> Iterator[None]:
 
 
 def abandoned() -> Unavailable:
-    """What a sink ends with whose client has gone, while the turn goes on."""
-    return Unavailable("the client of this answer has gone, and the turn goes on: send it again to hear it")
-
-
-def too_late() -> DeadlineExceeded:
-    """What a turn ends with whose deadline passes before it runs."""
-    return DeadlineExceeded("the turn's time passed while it waited: nothing was appended")
+    """What a sink ends with whose client has gone, while the turn keeps its place."""
+    return Unavailable("the client of this answer has gone: send the turn again, and it goes on")
 
 
 def to_client_error(error: Exception) -> MicroturnError:

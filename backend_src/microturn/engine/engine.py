@@ -20,7 +20,7 @@ from microturn.engine.maintenance import Maintenance
 from microturn.engine.preparation import Preparation
 from microturn.engine.scheduler import Scheduler
 from microturn.engine.steps import InFlightStep, Steps
-from microturn.errors import Unavailable
+from microturn.errors import Expired, Unavailable
 from microturn.kv.pool import PagePool
 from microturn.kv.prefix_cache import PrefixCache
 from microturn.model.runner import Runner
@@ -206,7 +206,8 @@ class Engine:
         self._pool.check_integrity([*(table.pages for table in tables), *self.copies.owned()], self._prefixes.pages)
         for session in self._sessions:
             session.check_integrity()
-            assert (session.running is not None) == (session in self._lifecycle.running), "a turn that does not run"
+            is_running = session.running is not None and not session.running.is_paused
+            assert is_running == (session in self._lifecycle.running), "a turn that does not run"
         self._tiers.check_integrity()
         assert not self.recorder.metrics.stalled_steps.total(), "turns to compute, and a step without a row"
         self._sessions.accounts.check_integrity()
@@ -248,6 +249,8 @@ class Engine:
 
     def _reap(self) -> None:
         for session in self._sessions.expired(self.clock()):
+            # One whose turn is paused was silent, too.
+            self._lifecycle.fail_turns(session, Expired(f"nobody came back to session '{session.id}'"))
             self._sessions.end(session, "expired")
 
     def _arrive(self, turn: Turn) -> None:

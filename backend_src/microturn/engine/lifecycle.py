@@ -3,6 +3,7 @@
     nothing ── START ────────────────────────────────────────▶ running; as before, where it is refused
     parked ─── a turn: its input is appended ────────────────▶ running; turns that come meanwhile are queued
     running ── finished, failed, cancelled, late, interrupted ─▶ running, with the next turn of the queue; else parked
+    running ── nobody hears its numbered turn any more ──────▶ paused and parked; running again when somebody does
     parked ─── silence ──▶ expired          parked, after END ──▶ closed          any ── replaced by START ──▶ closed
 
 Every turn that is accepted here is answered exactly once, by a status or by an error, and only the turn that runs may
@@ -14,7 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from microturn.engine.answers import abandoned, aftermath, answer_cancelled, answer_end, to_client_error, too_late
+from microturn.engine.answers import abandoned, aftermath, answer_cancelled, answer_end, to_client_error
+from microturn.engine.attendance import attend
+from microturn.engine.interruption import append_queued
+from microturn.engine.lateness import check_time, too_late
 from microturn.errors import MicroturnError
 from microturn.kv.prefix_cache import PrefixCache
 from microturn.sessions.deadlines import Deadlines
@@ -65,7 +69,7 @@ class Lifecycle:
             DeadlineExceeded: the turn's time has passed; then nothing is opened, and nothing replaced.
             ResourceExhausted: the session would take too much; likewise.
         """
-        self._check_time(turn)
+        check_time(turn, self._clock())
         replaced = self._sessions.find(session.id)
         self._sessions.accounts.check(session, turn.max_tokens, replaced=replaced)
         if replaced is not None:
@@ -96,10 +100,10 @@ class Lifecycle:
         Raises:
             MicroturnError: why the turn must not run; then the others go on as if it had never come.
         """
-        self._check_time(turn)
+        check_time(turn, self._clock())
         text_state = session.codec.state
         last_text = session.codec.end_generation()
-        outcomes = self._append_queued(session)
+        outcomes = append_queued(session, self._sessions.accounts)
         try:
             # The clients of the others will know the new length of the context: this cut stays if the turn is undone.
             append_input(session, turn, max_tokens=turn.max_tokens, accounts=self._sessions.accounts, undoes_cut=False)
@@ -118,17 +122,15 @@ class Lifecycle:
         session.is_closing = True
         if at_once and session.running is not None:
             last_text = session.codec.end_generation()
-            self._end_interrupted(session, self._append_queued(session), last_text, len(session.context))
+            self._end_interrupted(
+                session, append_queued(session, self._sessions.accounts), last_text, len(session.context)
+            )
         self.advance(session)
 
     def _accept(self, session: Session, turn: Turn) -> None:
         session.last_activity_s = max(session.last_activity_s, turn.request.arrived_s)
         session.is_closing = turn.request.end
         self.deadlines.watch(turn)
-
-    def _check_time(self, turn: Turn) -> None:
-        if turn.is_late(self._clock()):
-            raise too_late()
 
     # ---- turns run -----------------------------------------------------------------------------------------------
 
@@ -137,13 +139,14 @@ class Lifecycle:
         while session.queued and session.running is None:
             turn = session.queued.popleft()
             try:
-                self._check_time(turn)
+                check_time(turn, self._clock())
                 append_input(session, turn, max_tokens=turn.max_tokens, accounts=self._sessions.accounts)
             except Exception as error:
                 turn.fail(to_client_error(error))
                 continue
             self._begin_behind(session, turn)
         if session.running is not None:
+            self.attend(session)
             return
         with aftermath():
             if session.is_closing:
@@ -174,6 +177,10 @@ class Lifecycle:
         if not session.num_pending:
             self.finish(session, turn, "append")
 
+    def attend(self, session: Session) -> None:
+        """Pauses a session whose turns nobody hears any more, or goes on with it: see `attendance`."""
+        attend(session, self.running, self._sessions, self._clock())
+
     # ---- turns end -----------------------------------------------------------------------------------------------
 
     def finish(self, session: Session, turn: Turn, reason: str, output: TurnOutput | None = None) -> None:
@@ -198,7 +205,7 @@ class Lifecycle:
         self.advance(session)
 
     def cancel(self, turn: Turn) -> None:
-        """The client has gone: its turn is undone. A numbered one runs on, since its client may ask again.
+        """The client has gone: its turn is undone. A numbered one is paused, since its client may ask again.
 
         END is undone with its turn, but for that of a session which has no other turn: nothing of it would be left.
         """
@@ -216,6 +223,7 @@ class Lifecycle:
                 session.queued.remove(turn)
             answer_cancelled(session, turn, self._clock())
             self.advance(session)
+        self.attend(session)
 
     def expire_turns(self) -> None:
         """Ends the turns whose deadline has passed: with what there is when they run, with an error when they wait."""
@@ -236,30 +244,22 @@ class Lifecycle:
 
     def undo_all(self, error: MicroturnError) -> None:
         """Answers every turn with an error, and leaves its session as of the last committed point."""
-        for session in list(self.running):
+        for session in list(self._sessions):
             while session.queued:
                 session.queued.popleft().fail(error)
-            assert session.running is not None
-            self.fail(session, session.running, error)
+            if session.running is not None:
+                self.fail(session, session.running, error)
 
     def fail_all(self, error: MicroturnError) -> None:
         """Answers every turn with an error; nothing can be done with the sessions after that."""
         for session in self._sessions:
-            for turn in session.open_turns:
-                turn.fail(error)
-            session.queued.clear()
-            self._release(session)
+            self.fail_turns(session, error)
 
-    def _append_queued(self, session: Session) -> dict[Turn, MicroturnError | None]:
-        """Appends the inputs of the turns that wait, without generating; says of each why it was refused, or None."""
-        outcomes: dict[Turn, MicroturnError | None] = {}
-        for turn in session.queued:
-            outcomes[turn] = None
-            try:
-                append_input(session, turn, max_tokens=0, accounts=self._sessions.accounts)
-            except Exception as error:
-                outcomes[turn] = to_client_error(error)
-        return outcomes
+    def fail_turns(self, session: Session, error: MicroturnError) -> None:
+        for turn in session.open_turns:
+            turn.fail(error)
+        session.queued.clear()
+        self._release(session)
 
     def _end_interrupted(
         self, session: Session, outcomes: dict[Turn, MicroturnError | None], last_text: str, context_len: int

@@ -19,7 +19,8 @@ from functools import partial
 from itertools import count
 from weakref import ReferenceType, ref
 
-from microturn.engine.answers import abandoned, to_client_error, too_late
+from microturn.engine.answers import abandoned, to_client_error
+from microturn.engine.lateness import too_late
 from microturn.engine.lifecycle import Lifecycle
 from microturn.engine.request_handler import RequestHandler
 from microturn.errors import MicroturnError, PermissionDenied, ResourceExhausted, Unavailable

@@ -71,6 +71,7 @@ class RequestHandler:
                 raise InvalidArgument("resume goes on with what START has set: send no other option of the session")
             max_waiting = self._settings.max_queued_turns
             if session is not None and answer_repetition(session, request, max_waiting=max_waiting):
+                self._lifecycle.attend(session)
                 self._recorder.turn_repeated()
             elif session is None or request.opens:
                 self._open(turn, replaces=lives)

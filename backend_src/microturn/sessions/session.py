@@ -106,7 +106,7 @@ class Session:
         """What it does, as operators are told."""
         if self.is_closing:
             return "closing"
-        return "parked" if self.running is None else "running"
+        return "parked" if self.running is None or self.running.is_paused else "running"
 
     @property
     def kv_place(self) -> str:

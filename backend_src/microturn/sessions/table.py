@@ -204,7 +204,7 @@ class SessionTable:
         return self._parked.get(session)
 
     def expired(self, now_s: float) -> list[Session]:
-        """The sessions without turns whose idle time has passed; each is named once."""
+        """The sessions without turns, or whose turn nobody hears, whose idle time has passed; each is named once."""
         due = []
         while self._expiries and self._expiries[0][0] <= now_s:
             due.append(heapq.heappop(self._expiries)[2]())
@@ -213,10 +213,11 @@ class SessionTable:
         for session in due:
             if session is None or self._sessions.get(session.id) is not session:
                 continue
-            if session.running is None and session.expires_s <= now_s:
+            is_busy = session.running is not None and not session.running.is_paused
+            if not is_busy and session.expires_s <= now_s:
                 expired.append(session)
             else:
-                self._watch(session, not_before_s=now_s + session.idle_timeout_s if session.running else 0.0)
+                self._watch(session, not_before_s=now_s + session.idle_timeout_s if is_busy else 0.0)
         return expired
 
     def next_expiry_s(self) -> float | None:

@@ -179,6 +179,7 @@ class Turn:
         restore_s: how long it waited, before its first token, for KV that was outside the pool.
         model_fingerprint: of the model here, reported to the turn that opens a session.
         is_answered: whether it has ended.
+        is_paused: nobody hears it though it runs, and nothing of it is computed until somebody comes back.
     """
 
     request: TurnRequest
@@ -203,6 +204,7 @@ class Turn:
     prepared: PreparedText | None = None
     model_fingerprint: str | None = None
     is_answered: bool = False
+    is_paused: bool = False
 
     def __post_init__(self) -> None:
         self.sinks.append(self.request.sink)

@@ -355,7 +355,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.driver.clock.now_s += STEP_S
         settle(self.driver)
         is_busy = self.driver.engine.step()
-        assert is_busy == bool(self.plain.num_open or self.driver.engine._in_flight)
+        assert is_busy == bool(self.plain.num_heard or self.driver.engine._in_flight)
         self._check()
 
     def _take_posts(self) -> None:
@@ -385,9 +385,9 @@ class EngineMachine(RuleBasedStateMachine):
 
     def _finish(self) -> None:
         """Everybody is answered: in a bounded number of steps at least one is."""
-        while num_open := self.plain.num_open:
+        while num_open := self.plain.num_heard:
             num_steps = 0
-            while self.plain.num_open == num_open:
+            while self.plain.num_heard == num_open:
                 self._step()
                 num_steps += 1
                 assert num_steps < MAX_STEPS_TO_AN_ANSWER, "nobody makes progress"

@@ -248,6 +248,8 @@ def test_a_numbered_start_goes_on_though_its_client_has_left(driver: FakeDriver,
     assert start.code == "UNAVAILABLE"
     disk.recover()
     driver.run()
+    assert len(driver.engine._sessions) == 1
+    assert driver.turn(1, [9], start=True, max_tokens=1, turn=0).status.turn == 0
     assert driver.turn(1, [9], start=True, max_tokens=1, turn=0).status.replayed
 
 
