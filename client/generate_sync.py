@@ -13,9 +13,15 @@ import sys
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent / "microturn_client"
-NAMES = {"_aio.py": "_sync.py", "_aio_session.py": "_sync_session.py", "_aio_beat.py": "_sync_beat.py"}
+NAMES = {
+    "_aio.py": "_sync.py",
+    "_aio_session.py": "_sync_session.py",
+    "_aio_turn.py": "_sync_turn.py",
+    "_aio_beat.py": "_sync_beat.py",
+}
 HEADER = "# Generated from {} by client/generate_sync.py: change that file, then run `make client-sync`.\n"
 WORDS = [
+    (r"(?s)    # ---- asyncio alone ----\n.*?    # ---- both ----\n", ""),
     (r"an async iter", "an iter"),
     (r"an ``async with``", "a ``with``"),
     (r"the tasks of one event loop", "threads"),
@@ -50,7 +56,7 @@ def generated(source: Path) -> str:
 
 if __name__ == "__main__":
     texts = {target: generated(PACKAGE / source) for source, target in NAMES.items()}
-    stale = [target for target, text in texts.items() if (PACKAGE / target).read_text() != text]
+    stale = [target for target, text in texts.items() if text != (PACKAGE / target).read_text()]
     if "--check" in sys.argv[1:]:
         sys.exit(f"out of date: {', '.join(stale)}; run `make client-sync`" if stale else None)
     for target in stale:

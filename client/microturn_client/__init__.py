@@ -3,7 +3,8 @@
 from importlib import metadata as _metadata
 
 from microturn_client._aio import AsyncClient
-from microturn_client._aio_session import AsyncSession, AsyncTurn
+from microturn_client._aio_session import AsyncSession
+from microturn_client._aio_turn import AsyncTurn
 from microturn_client._beat import Beat
 from microturn_client._errors import (
     ConnectionLost,
@@ -23,16 +24,18 @@ from microturn_client._errors import (
     TurnTimeout,
     Unavailable,
 )
-from microturn_client._events import Event, Resumed, Status, Timing, Tokens, TurnEnd, Usage
+from microturn_client._events import Answer, Event, Resumed, Status, Timing, Tokens, TurnEnd, Usage
 from microturn_client._inputs import TurnInput
 from microturn_client._model_info import Limits, ModelInfo
 from microturn_client._options import AppendOptions, GenerationOptions, SessionOptions, TurnOptions
 from microturn_client._retry import Recovery
 from microturn_client._sync import Client
-from microturn_client._sync_session import Session, Turn
+from microturn_client._sync_session import Session
+from microturn_client._sync_turn import Turn
 from microturn_client._wire import SessionId
 
 __all__ = [
+    "Answer",
     "AppendOptions",
     "AsyncClient",
     "AsyncSession",

@@ -16,6 +16,7 @@ import asyncio
 import math
 import time
 import weakref
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -23,10 +24,8 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from tritonclient.grpc import service_pb2_grpc
 
-from microturn_client._beat import MAX_WAITING, Coalescer
 from microturn_client._errors import ConnectionLost, InternalError, MicroturnError, from_grpc
-from microturn_client._events import Event
-from microturn_client._inputs import TurnInput
+from microturn_client._events import Event, Resumed
 from microturn_client._pending_turn import PendingTurn
 from microturn_client._session_core import SessionCore
 from microturn_client._session_state import SessionState
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
 _STREAM_END_S = 1.0
 
 OpenCall = Callable[[Metadata, AsyncIterator[ModelInferRequest]], Any]
+TellRef = Callable[[], Callable[[Resumed], object] | None]
 
 
 class AsyncConnection:
@@ -69,9 +69,9 @@ class AsyncConnection:
                 self._channel = grpc.aio.secure_channel(self._address, self._credentials, options=CHANNEL_OPTIONS)
         return service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
-    def stream(self, core: SessionCore, open_call: OpenCall) -> AsyncStream:
-        """Streams for one session."""
-        return AsyncStream(core, open_call)
+    def stream(self, core: SessionCore, open_call: OpenCall, tell: TellRef) -> AsyncStream:
+        """Streams for one session, which is told what befalls it."""
+        return AsyncStream(core, open_call, tell)
 
     def watch(self, session: AsyncSession) -> None:
         """Adds a session."""
@@ -85,10 +85,13 @@ class AsyncConnection:
         """Closes the channel once each of ``closing`` has returned; they run at the same time."""
         self.is_closed = True
         try:
-            await asyncio.gather(*(close() for close in closing))
+            outcomes = await asyncio.gather(*(close() for close in closing), return_exceptions=True)
         finally:
             if self._channel is not None:
                 await self._channel.close()
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
 
 
 class _Call:
@@ -117,16 +120,18 @@ class AsyncStream:
     Args:
         core: the session's protocol.
         open_call: opens a gRPC stream with this metadata, over an iterator of requests.
+        tell: refers to what tells the program what befell the session, as long as the session is held.
 
     Attributes:
         core: see above.
         lock: guards nothing here; what uses it is generated for threads as well.
     """
 
-    def __init__(self, core: SessionCore, open_call: OpenCall) -> None:
+    def __init__(self, core: SessionCore, open_call: OpenCall, tell: TellRef) -> None:
         self.core = core
         self.lock = nullcontext()
         self._open_call = open_call
+        self._tell = tell
         self._waiting: set[asyncio.Future[None]] = set()
         self._call: _Call | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -144,31 +149,64 @@ class AsyncStream:
         for request in requests:
             assert self._call is not None
             self._call.write(request)
+        for event in self.core.news.take_uncalled():
+            if (tell := self._tell()) is not None:
+                asyncio.get_running_loop().call_soon(tell, event)
         self._wake_core_in_time()
         self._wake()
 
-    async def next_event(self, turn: PendingTurn) -> Event | None:
-        """Waits for the next event of a turn; None when the turn is over.
+    async def next_event(self, turn: PendingTurn, until_s: float = math.inf) -> Event | None:
+        """Waits for the next event of a turn, up to a monotonic time; None when the turn is over, or that has come.
 
         Raises:
-            MicroturnError: when the turn failed or its deadline passed.
+            MicroturnError: when the turn failed or its time passed.
         """
         while (event := turn.next_event()) is None and not turn.is_over:
-            remaining_s = self.core.remaining_s(turn)
+            remaining_s, wait_s = self.core.remaining_s(turn), until_s - time.monotonic()
             if remaining_s <= 0:
                 self.core.time_out(turn)
                 self.flush()
+            elif wait_s <= 0:
+                return None
             else:
                 self._enter_loop()
-                self._arm_timer(remaining_s)
+                self._arm_timer(min(remaining_s, wait_s))
                 await self._change()
         return event
+
+    async def next_of(self, turns: deque[PendingTurn]) -> Event | None:
+        """Waits for the next event of turns that others are added to; None when the session takes no more.
+
+        Raises:
+            MicroturnError: when the first of them failed; it is taken out.
+        """
+        while (turn := await self._first_of(turns)) is not None:
+            if self.core.news.unread:
+                return self.core.news.unread.popleft()
+            try:
+                if (event := await self.next_event(turn)) is not None:
+                    return event
+            finally:
+                if turn.is_spent and turns and turns[0] is turn:
+                    turns.popleft()
+        return None
+
+    async def _first_of(self, turns: deque[PendingTurn]) -> PendingTurn | None:
+        while not turns and self.core.takes_turns:
+            self._enter_loop()
+            await self._change()
+        return turns[0] if turns else None
 
     def leave(self, turn: PendingTurn) -> None:
         """Gives up a turn, also for a task that waits for its events."""
         turn.leave()
-        if self._loop is not None:
+        if self._loop is not None and self._loop.is_running():
             self.flush()
+
+    def flush_soon(self) -> None:
+        """Sees to it that what was left is cut; from any thread, and at any moment."""
+        if self._loop is not None and self._loop.is_running():
+            self._loop.call_soon_threadsafe(self.flush)
 
     async def close(self) -> None:
         """Ends the stream: in an orderly way when END was answered, else by force."""
@@ -272,48 +310,9 @@ class AsyncStream:
 
     def _tick(self) -> None:
         self._timer = None
-        self.core.tick()
-        self.flush()
-
-
-class AsyncSource:
-    """Chunks of input that a task pulls from an iterator; it waits while ``MAX_WAITING`` of them do."""
-
-    def __init__(self, source: AsyncIterator[TurnInput]) -> None:
-        self._arrived: asyncio.Queue[TurnInput] = asyncio.Queue(MAX_WAITING)
-        self._pulling = asyncio.ensure_future(self._pull(source))
-
-    async def wait(self, waiting: Coalescer) -> bool:
-        """Waits for the next chunk, which may be put there; False when the source has ended and none is left."""
-        if not self._arrived.empty():
-            return True
-        get = asyncio.ensure_future(self._arrived.get())
         try:
-            await asyncio.wait((get, self._pulling), return_when=asyncio.FIRST_COMPLETED)
-            if get.done():
-                waiting.put(get.result())
-                return True
-        finally:
-            get.cancel()
-        return not self._arrived.empty()
-
-    def drain(self, waiting: Coalescer) -> bool:
-        """Puts there what has come, as far as it may wait; says whether the source was held up."""
-        is_held_up = self._arrived.full()
-        while not self._arrived.empty() and len(waiting) < MAX_WAITING:
-            waiting.put(self._arrived.get_nowait())
-        return is_held_up
-
-    async def check(self) -> None:
-        """Raises what the source raised; call it when the source has ended."""
-        await self._pulling
-
-    def leave(self) -> None:
-        """Pulls no more."""
-        self._pulling.cancel()
-        # What the source raised meanwhile is of no use to a program that leaves early.
-        self._pulling.add_done_callback(lambda done: done.cancelled() or done.exception())
-
-    async def _pull(self, source: AsyncIterator[TurnInput]) -> None:
-        async for chunk in source:
-            await self._arrived.put(chunk)
+            self.core.tick()
+            self.flush()
+        except Exception as failure:
+            self.core.lose(InternalError(f"the client itself failed when a time had come: {failure!r}"))
+            self._wake()

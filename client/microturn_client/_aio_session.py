@@ -1,95 +1,75 @@
-"""One session and its turns, for asyncio: ``AsyncSession``, ``AsyncTurn``. A shell around the session core."""
+"""One session, for asyncio: ``AsyncSession``. A shell around the session core."""
 
 from __future__ import annotations
 
+import copy
 import weakref
-from collections.abc import AsyncIterable, AsyncIterator
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
 
 from microturn_client._aio_beat import turns_on_the_beat
+from microturn_client._aio_turn import AsyncTurn
 from microturn_client._beat import Beat
 from microturn_client._errors import MicroturnError
-from microturn_client._events import Event, Status, TurnEnd
+from microturn_client._events import Event, Resumed, Status
 from microturn_client._inputs import TurnInput, encode_input
+from microturn_client._new_turn import begin_ask
 from microturn_client._options import AppendOptions, TurnOptions
 from microturn_client._pending_turn import PendingTurn
 from microturn_client._session_core import SessionCore
 from microturn_client._session_facts import SessionFacts
-from microturn_client._session_state import DEFAULT_CLOSE_TIMEOUT_S
+from microturn_client._session_state import DEFAULT_CLOSE_TIMEOUT_S, Timeouts
 from microturn_client._wire import new_session_id
 
 if TYPE_CHECKING:
     from microturn_client._aio import AsyncClient
 
 
-class AsyncTurn(AsyncIterator[Event]):
-    """The events of one turn as they come: any number of :class:`Tokens`, then one :class:`TurnEnd`.
+_WITHDRAWN = "microturn: the input had not been sent, and is not appended"
+_STAYS = "microturn: the input was on its way, and stays in the context unless the server refuses it"
 
-    The turn is on its way already. Where a failure befell the session and was survived, a :class:`Resumed` says so.
-    Leave the iterator at any time: the answer is cut behind the last token that was handed out, and the next turn goes
-    on from there.
-    """
-
-    def __init__(self, session: AsyncSession, pending: PendingTurn) -> None:
-        self._session = session
-        self._pending = pending
-
-    async def __anext__(self) -> Event:
-        """Waits for the next event.
-
-        Raises:
-            MicroturnError: when the turn failed; :class:`TurnTimeout` when it did not end within its ``timeout_s``.
-        """
-        event = await self._session._stream.next_event(self._pending)
-        if event is None:
-            raise StopAsyncIteration
-        return event
-
-    async def wait(self) -> Status:
-        """Lets the turn end and drops what it says on the way.
-
-        Raises:
-            MicroturnError: as iterating does.
-            ValueError: when the end was handed out before, or the turn was closed.
-        """
-        async for event in self:
-            if isinstance(event, TurnEnd):
-                return event.status
-        raise ValueError("the end of this turn was handed out before")
-
-    def close(self) -> None:
-        """Leaves the turn; happens by itself when nobody holds it any more."""
-        self._session._stream.leave(self._pending)
-
-    def __del__(self) -> None:
-        self._pending.leave()
+OnResumed = Callable[[Resumed], object]
 
 
-class AsyncSession(SessionFacts):
+class AsyncSession(SessionFacts, AsyncIterator[Event]):
     """One streaming session: a context that lives on the server and grows turn by turn.
 
     Made by :meth:`AsyncClient.session`; use it in an ``async with`` block. Several tasks of one event loop may use it.
-    Turns are answered in the order in which they were begun, each to its own iterator.
-    While a program holds it, it is kept alive.
+    Turns are answered in the order in which they were begun, each to its own iterator; those of :meth:`send` to the
+    session itself, which is an iterator too. While a program holds it, it is kept alive; leaving the block ends it.
     """
 
-    def __init__(self, client: AsyncClient, core: SessionCore, timeout_s: float) -> None:
+    def __init__(
+        self, client: AsyncClient, core: SessionCore, timeouts: Timeouts, on_resumed: OnResumed | None
+    ) -> None:
         super().__init__(core)
         self._client = client
-        self._timeout_s = timeout_s
-        self._stream = client._connection.stream(core, client._open_stream)
+        self._timeouts = timeouts
+        self._on_resumed = on_resumed
+        self._sent: deque[PendingTurn] = deque()
+        self._stream = client._connection.stream(core, client._open_stream, weakref.WeakMethod(self._tell))
         weakref.finalize(self, self._stream.cancel)
 
     def turn(
-        self, input: TurnInput = None, /, *, timeout_s: float | None = None, **options: Unpack[TurnOptions]
+        self,
+        input: TurnInput = None,
+        /,
+        *,
+        timeout_s: float | None = None,
+        total_timeout_s: float | None = None,
+        **options: Unpack[TurnOptions],
     ) -> AsyncTurn:
         """Begins a turn: appends the input and generates. Not awaited itself; iterate over what it returns.
+
+        With ``role="user"`` it goes on writing the user's message: :meth:`ask` has it answered.
 
         Args:
             input: text (or its UTF-8 bytes); token ids as a sequence or an integer array ``[n]``; embeddings as a
                 floating array ``[n, hidden]``; None to go on generating (with ``max_tokens``) or only to keep alive.
-            timeout_s: seconds from now in which the turn must end; the session's unless told.
+            timeout_s: seconds of silence through which the turn is waited for; the session's unless told.
+            total_timeout_s: seconds from now in which the turn must end; the session's unless told.
             options: see :class:`TurnOptions`.
 
         Raises:
@@ -97,20 +77,100 @@ class AsyncSession(SessionFacts):
             MicroturnError: when the session is closed or lost. What the server refuses is raised by the iterator.
         """
         tensor = encode_input(input)
+        timeouts = self._timeouts.with_said(timeout_s, total_timeout_s)
         with self._stream.lock:
-            pending = self._core.begin_turn(tensor, options, self._timeout_s if timeout_s is None else timeout_s)
+            pending = self._core.begin_turn(tensor, options, *timeouts)
             self._stream.flush()
         return AsyncTurn(self, pending)
 
+    def ask(
+        self,
+        message: TurnInput,
+        /,
+        *,
+        timeout_s: float | None = None,
+        total_timeout_s: float | None = None,
+        **options: Unpack[TurnOptions],
+    ) -> AsyncTurn:
+        """Begins the answer to a user's message: appends the message, and generates with ``role="assistant"``.
+
+        Not awaited itself; iterate over what it returns. The model needs a chat template.
+
+        Args:
+            message: the rest of the user's message, or all of it; as with :meth:`turn`.
+            timeout_s, total_timeout_s: as with :meth:`turn`.
+            options: of the answer; see :class:`TurnOptions`.
+
+        Raises:
+            InvalidArgument: a ``role`` was given.
+            MicroturnError, TypeError: as with :meth:`turn`; the iterator also raises why the message was refused.
+        """
+        tensor = encode_input(message)
+        timeouts = self._timeouts.with_said(timeout_s, total_timeout_s)
+        with self._stream.lock:
+            answer = begin_ask(self._core, tensor, options, timeouts)
+            self._stream.flush()
+        return AsyncTurn(self, answer)
+
+    def send(
+        self,
+        input: TurnInput = None,
+        /,
+        *,
+        timeout_s: float | None = None,
+        total_timeout_s: float | None = None,
+        **options: Unpack[TurnOptions],
+    ) -> None:
+        """Begins a turn whose events come to who iterates over the session: one task speaks, another one listens.
+
+        Arguments and errors are those of :meth:`turn`.
+        """
+        tensor = encode_input(input)
+        timeouts = self._timeouts.with_said(timeout_s, total_timeout_s)
+        with self._stream.lock:
+            self._sent.append(self._core.begin_turn(tensor, options, *timeouts))
+            self._stream.flush()
+
+    async def __anext__(self) -> Event:
+        """Waits for the next event of the turns of :meth:`send`, in their order; ends when the session is closed.
+
+        Raises:
+            MicroturnError: when one of these turns failed (those behind it may still be heard), or the session is lost.
+        """
+        event = await self._stream.next_of(self._sent)
+        if event is None and self._core.failure is not None:
+            raise copy.copy(self._core.failure)
+        if event is None:
+            raise StopAsyncIteration
+        return event
+
     async def append(
-        self, input: TurnInput, /, *, timeout_s: float | None = None, **options: Unpack[AppendOptions]
+        self,
+        input: TurnInput,
+        /,
+        *,
+        timeout_s: float | None = None,
+        total_timeout_s: float | None = None,
+        **options: Unpack[AppendOptions],
     ) -> Status:
         """Appends the input, generates nothing, and waits until that is done.
+
+        Cancelled while it waits, it takes back an input that is not on the wire. One that is stays in the context, and
+        a note of the exception says so.
 
         Raises:
             MicroturnError: when the turn failed, in which case nothing was appended.
         """
-        return await self.turn(input, timeout_s=timeout_s, max_tokens=0, **options).wait()
+        turn = self.turn(input, timeout_s=timeout_s, total_timeout_s=total_timeout_s, max_tokens=0, **options)
+        try:
+            return await turn.wait()
+        except MicroturnError:
+            raise
+        except BaseException as error:
+            with self._stream.lock:
+                is_withdrawn = self._core.outbox.remove_unsent(turn._pending)
+            error.add_note(_WITHDRAWN if is_withdrawn else _STAYS)
+            raise
 
     def stream(
         self, source: AsyncIterable[TurnInput], *, every_ms: float = 200.0, **options: Unpack[TurnOptions]
@@ -165,7 +225,7 @@ class AsyncSession(SessionFacts):
         """
         with self._stream.lock:
             cut = self._core.begin_interrupt(
-                self._timeout_s if timeout_s is None else timeout_s,
+                self._timeouts.silence_s if timeout_s is None else timeout_s,
                 heard_tokens=heard_tokens,
                 heard_text=heard_text,
                 heard_chars=heard_chars,
@@ -191,8 +251,8 @@ class AsyncSession(SessionFacts):
             MicroturnError: when it cannot be opened.
         """
         with self._stream.lock:
-            core, opening = self._core.branch(new_session_id(), self._timeout_s)
-        branch = self._client._new_session(core, self._timeout_s)
+            core, opening = self._core.branch(new_session_id(), self._timeouts.silence_s)
+        branch = self._client._new_session(core, *self._timeouts, self._on_resumed)
         with branch._stream.lock:
             branch._stream.flush()
         await AsyncTurn(branch, opening).wait()
@@ -220,6 +280,16 @@ class AsyncSession(SessionFacts):
             return None
         finally:
             await self._stream.close()
+
+    # ---- asyncio alone ----
+    async def aclose(self) -> None:
+        """The same as :meth:`close`, by the name that ``contextlib.aclosing`` calls."""
+        await self.close()
+
+    # ---- both ----
+    def _tell(self, event: Resumed) -> None:
+        if self._on_resumed is not None:
+            self._on_resumed(event)
 
     async def __aenter__(self) -> Self:
         return self

@@ -18,6 +18,7 @@ from collections import deque
 
 from microturn_client._errors import InvalidArgument
 from microturn_client._events import Status
+from microturn_client._heard import position_after
 from microturn_client._inputs import encode_input
 from microturn_client._options import GenerationOptions
 from microturn_client._outbox import Outbox
@@ -78,10 +79,10 @@ class Cuts:
             if not 0 <= heard_tokens <= heard.num_handed:
                 raise InvalidArgument(f"heard_tokens={heard_tokens}: {heard.num_handed} were handed out")
             return heard.start + heard_tokens
-        try:
-            return heard.position_after(num_chars=heard_chars, text=heard_text)
-        except ValueError as error:
-            raise InvalidArgument(str(error)) from error
+        return position_after(heard, num_chars=heard_chars, text=heard_text)
+
+    def _all_turns(self) -> list[PendingTurn]:
+        return [*self._answers, *self._outbox]
 
     def _end_of_handed(self) -> int:
         for turn in self._all_turns():
@@ -94,9 +95,6 @@ class Cuts:
         turns = [turn for turn in self._outbox if not turn.is_passing]
         is_known = any(turn.is_cut or (turn.start is not None and turn.start <= position <= turn.end) for turn in turns)
         return bool(turns) and position > len(self._transcript) and not is_known
-
-    def _all_turns(self) -> list[PendingTurn]:
-        return [*self._answers, *self._outbox]
 
     # ---- cutting -------------------------------------------------------------------------------------------------
 
@@ -267,7 +265,7 @@ class Cuts:
         """
         plan: list[PendingTurn] = []
         for turn in (*self.release(), *self._outbox):
-            if turn.has_failed and not turn.num_handed:
+            if turn.error is not None and not turn.num_handed:
                 continue
             if turn.options.get("on_overlap") == "interrupt":
                 for earlier in plan:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TypeVar
 
@@ -57,6 +57,35 @@ class Timing:
 
 
 @dataclass(frozen=True)
+class Resumed:
+    """The session was interrupted by a failure and goes on, or its KV was rebuilt (see :class:`Status`).
+
+    Attributes:
+        same_tokens: its context has the tokens that it had, and what comes next is tokenized as it would have been.
+        same_numerics: the server goes on with the KV that it has or saved. Otherwise the context was computed again in
+            other company, which may round otherwise, and so change a token that is chosen later; it does not on a
+            server with ``weights=float32`` or ``deterministic=true``.
+        reason: what happened, in words.
+    """
+
+    same_tokens: bool
+    same_numerics: bool
+    reason: str
+
+    @property
+    def exact(self) -> bool:
+        """Whether nothing can be told from a session without the failure: same tokens, and same numerics."""
+        return self.same_tokens and self.same_numerics
+
+
+REBUILT = Resumed(
+    same_tokens=False,
+    same_numerics=False,
+    reason="the server had lost the session's KV and computed it from what the window shows",
+)
+
+
+@dataclass(frozen=True)
 class Status:
     """How a turn ended.
 
@@ -76,6 +105,7 @@ class Status:
         replayed: this is the recorded result of a turn that was sent before.
         rebuilt: since the last status the server lost the session's KV, and computed it again from what its window
             shows: the session goes on, otherwise than it would have gone on.
+        resumed: what befell the session since the status before, as this client knows it; mostly nothing.
     """
 
     finish_reason: str
@@ -91,6 +121,7 @@ class Status:
     model_fingerprint: str | None = None
     replayed: bool = False
     rebuilt: bool = False
+    resumed: tuple[Resumed, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -101,21 +132,31 @@ class TurnEnd:
 
 
 @dataclass(frozen=True)
-class Resumed:
-    """The session was interrupted by a failure and goes on, or its KV was rebuilt (see :class:`Status`).
+class Answer:
+    """A whole turn, as ``collect`` returns it.
 
     Attributes:
-        exact: it goes on as it would have gone on without the failure. Otherwise ``reason`` says what differs.
-        reason: what happened, in words.
+        text: all of its text.
+        ids: all of its token ids.
+        logprobs: natural-log probability of each id, when the turn asked for them.
+        status: how it ended.
     """
 
-    exact: bool
-    reason: str
+    text: str
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...] | None
+    status: Status
 
-
-REBUILT = Resumed(exact=False, reason="the server had lost the session's KV and computed it from what the window shows")
 
 Event = Tokens | TurnEnd | Resumed
+
+
+def answer_of(tokens: Sequence[Tokens], status: Status) -> Answer:
+    """A turn as a whole."""
+    ids = tuple(token_id for event in tokens for token_id in event.ids)
+    logprobs = tuple(logprob for event in tokens for logprob in event.logprobs or ())
+    return Answer("".join(event.text for event in tokens), ids, logprobs or None, status)
+
 
 _USAGE = tuple(field.name for field in fields(Usage))
 _TIMING = tuple(field.name for field in fields(Timing))
@@ -143,7 +184,8 @@ def parse_status(text: bytes, appended_ids: tuple[int, ...] | None) -> Status:
             seed=_typed(raw["seed"], int),
             appended_ids=appended_ids,
             model_fingerprint=None if model is None else _typed(model, str),
-            **{flag: raw.get(flag) is True for flag in ("replayed", "rebuilt")},
+            replayed=raw.get("replayed") is True,
+            rebuilt=raw.get("rebuilt") is True,
         )
     except KeyError as error:
         raise ProtocolError(f"the status lacks {error}") from error

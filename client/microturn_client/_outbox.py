@@ -12,6 +12,11 @@ from collections.abc import Iterator
 
 from microturn_client._pending_turn import PendingTurn
 
+# So many turns of the program's are on the wire at once; a server lets as many wait unless it is set otherwise. Without
+# numbers a turn that is refused for want of room could be overtaken: one runs and one waits, which any server allows.
+_MAX_SENT = 8
+_MAX_SENT_UNNUMBERED = 2
+
 # So many turns that were undone are on the wire at once; a server lets at least as many wait.
 _MAX_UNDONE = 4
 
@@ -21,6 +26,7 @@ class Outbox:
 
     Attributes:
         next_number: of the next turn that is numbered.
+        retry_at: when to send the turn again for which the server had no room; None when there is none.
 
     Args:
         is_numbered: whether turns are numbered at all.
@@ -28,6 +34,7 @@ class Outbox:
 
     def __init__(self, *, is_numbered: bool) -> None:
         self.next_number = 0
+        self.retry_at: float | None = None
         self._is_numbered = is_numbered
         self._unsent: deque[PendingTurn] = deque()
         self._sent: dict[str, PendingTurn] = {}
@@ -67,21 +74,54 @@ class Outbox:
         new = [turn for turn in self._unsent if turn.number is None]
         self._unsent = deque([*again, *turns, *new])
 
-    def remove_unsent(self, turn: PendingTurn) -> None:
-        """Takes a turn out, unless it was sent."""
-        if turn in self._unsent and turn.number is None:
-            self._unsent.remove(turn)
+    def remove_unsent(self, turn: PendingTurn) -> bool:
+        """Takes a turn out, unless it was sent; says whether it did."""
+        for turns in (self._unsent, self._refused_for_gap):
+            if turn in turns and turn.number is None:
+                turns.remove(turn)
+                return True
+        return False
 
     def next_turn(self) -> PendingTurn | None:
         """The turn to be sent now; None when there is none, or it has to wait."""
         is_doomed = any(turn.number is not None and turn.number >= self.next_number for turn in self._sent.values())
-        if is_doomed or (self._refused_for_gap and self._has_numbered_sent()):
+        if is_doomed:
             return None
         if self._refused_for_gap:
             self._unsent.extendleft(reversed(self._refused_for_gap))
             self._refused_for_gap.clear()
         turn = self._unsent[0] if self._unsent else None
         return None if turn is not None and turn.num_undone and len(self._sent) >= _MAX_UNDONE else turn
+
+    def turn_to_send(self) -> PendingTurn | None:
+        """As ``next_turn``, where the server has room for it; one fails here whose turn before it was refused."""
+        while (turn := self.next_turn()) is not None and turn.follows is not None:
+            if turn.follows.error is not None:
+                self.remove_unsent(turn)
+                turn.fail(turn.follows.error)
+            elif turn.number is None and turn.follows.result is None and not self._is_numbered:
+                return None  # without numbers the server would do it though the turn before it is refused
+            else:
+                break
+        return None if turn is None or self._is_full(turn) else turn
+
+    def _is_full(self, turn: PendingTurn) -> bool:
+        """Whether the next turn has to wait until the server has room for it."""
+        if any(waiting.is_end or waiting.options.get("on_overlap") == "interrupt" for waiting in self._unsent):
+            return False  # one that ends those before it does not wait behind them
+        num_sent = sum(not (sent.is_passing or sent.is_cut) for sent in self._sent.values())
+        is_new = turn.number is None
+        most = _MAX_SENT if self._is_numbered else _MAX_SENT_UNNUMBERED
+        return (is_new and num_sent >= most) or self.retry_at is not None
+
+    def wait_for_room(self, retry_at: float) -> None:
+        """The server has no room for a turn: sends nothing before that time, or before another one has its answer."""
+        self.retry_at = retry_at
+
+    def tick(self, now: float) -> None:
+        """Tries again when it is time."""
+        if self.retry_at is not None and now >= self.retry_at:
+            self.retry_at = None
 
     def number(self, turn: PendingTurn) -> None:
         """Gives a turn that is about to be sent its number, unless it has one, and its options for the wire."""
@@ -116,7 +156,7 @@ class Outbox:
             self.next_number = min(self.next_number, turn.number)
 
     def left_gap(self, turn: PendingTurn, expected: int) -> None:
-        """A turn was refused since one before it was: it is sent again, as ``expected``."""
+        """A turn was refused for want of room, or since one before it was: it is sent again, as ``expected``."""
         turn.number = None
         self._refused_for_gap.append(turn)
         self.next_number = expected
@@ -127,6 +167,7 @@ class Outbox:
         self._unsent.extendleft(reversed(again))
         self._sent.clear()
         self._refused_for_gap.clear()
+        self.retry_at = None
         for turn in again:
             turn.send_again()
 
@@ -151,6 +192,3 @@ class Outbox:
         self._sent.clear()
         self._refused_for_gap.clear()
         return turns
-
-    def _has_numbered_sent(self) -> bool:
-        return any(turn.number is not None for turn in self._sent.values())

@@ -68,6 +68,10 @@ class PendingTurn:
         options: what its user said, ``max_tokens`` included.
         sent_options: what was said on the wire, the same as long as its number is the same.
         deadline: the clock's time after which its user waits no longer.
+        begun_at: the clock's time when its user began it.
+        patience_s: how long its user waits while nothing comes for the session, in seconds.
+        follows: the turn without which it makes no sense: it fails where that one does.
+        refusal: why the server had no room for it when it was sent last; None when it was not refused.
         number: under which it was sent; None when it was not, or its number is void.
         role: what it is for.
         phase: see above.
@@ -81,6 +85,8 @@ class PendingTurn:
         num_handed: tokens that were handed out.
         result: its status once it has ended well on the server.
         num_faults: how often the server has failed at it.
+        resumed: what befell its session, as it was told.
+        handed: the tokens that were handed out.
 
     Args:
         shows_ids: its status says what its input became; the others see above.
@@ -99,6 +105,9 @@ class PendingTurn:
         self.options = dict(options)
         self.sent_options: Mapping[str, object] = self.options
         self.deadline = deadline
+        self.begun_at, self.patience_s = -math.inf, math.inf
+        self.follows: PendingTurn | None = None
+        self.refusal: MicroturnError | None = None
         self.number: int | None = None
         self.role = role
         self.phase = Phase.OPEN
@@ -110,12 +119,13 @@ class PendingTurn:
         self.num_handed = 0
         self.result: Status | None = None
         self.num_faults = 0
+        self.resumed: list[Resumed] = []
         self._num_chars = 0
         self._num_ids_again = self._num_chars_again = 0
         self._shows_ids = shows_ids
         self._has_diverged = False
         self._events: deque[Event] = deque()
-        self._handed: list[Tokens] = []
+        self.handed: list[Tokens] = []
         self._error: MicroturnError | None = None
 
     @classmethod
@@ -141,7 +151,7 @@ class PendingTurn:
             self.add(Tokens(text, ids, position, logprobs))
         if response.status is not None:
             if response.status.rebuilt:
-                self.add(REBUILT)
+                self.tell(REBUILT)
             self.result = response.status
             del self.ids[self._num_ids_again :]  # sent again, it may have been asked for less
             self._end_with(response.status)
@@ -154,7 +164,8 @@ class PendingTurn:
         self.ids[before : before + num_known] = again
         if again != known and not self._has_diverged:
             self._has_diverged = True
-            self.add(Resumed(exact=False, reason="what the server says now differs from what it had said"))
+            differs = "what the server says now differs from what it had said"
+            self.tell(Resumed(same_tokens=False, same_numerics=False, reason=differs))
         return response.ids[num_known:]
 
     def _new_text(self, response: Response) -> str:
@@ -163,6 +174,11 @@ class PendingTurn:
         text = response.text[max(0, self._num_chars - before) :]
         self._num_chars += len(text)
         return text
+
+    def tell(self, event: Resumed) -> None:
+        """Something befell its session: its status says so too."""
+        self.resumed.append(event)
+        self.add(event)
 
     def add(self, event: Event) -> None:
         """Adds an event for its reader, as far as it counts."""
@@ -183,6 +199,8 @@ class PendingTurn:
             status = replace(status, finish_reason="interrupted")
         if not self._shows_ids:
             status = replace(status, appended_ids=None)
+        if self.resumed:
+            status = replace(status, resumed=tuple(self.resumed))
         self.add(TurnEnd(status))
         self.phase = _ENDED.get(self.phase, self.phase)
 
@@ -198,6 +216,11 @@ class PendingTurn:
     def is_over(self) -> bool:
         """Whether nothing more will be handed out than what is there."""
         return self.is_left or self._error is not None or self.phase is Phase.ENDED
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether nothing more will be handed out."""
+        return self.is_left or (self.is_over and not self._events)
 
     @property
     def is_cut(self) -> bool:
@@ -217,9 +240,9 @@ class PendingTurn:
         return self.phase in _RELEASED
 
     @property
-    def has_failed(self) -> bool:
-        """Whether its user was told an error."""
-        return self._error is not None
+    def error(self) -> MicroturnError | None:
+        """What its user was told instead of an answer."""
+        return self._error
 
     @property
     def has_reader(self) -> bool:
@@ -254,40 +277,16 @@ class PendingTurn:
         """
         if self.is_left:
             self._events.clear()
-            if self._error is not None:
-                raise self._error
-            return None
-        if self._events and not self.is_held:
+        elif self._events and not self.is_held:
             event = self._events.popleft()
             if isinstance(event, Tokens):
                 self.num_handed += len(event.ids)
-                self._handed.append(event)
+                self.handed.append(event)
             return event
         if self._error is not None:
-            raise self._error
+            # A copy: the traceback of the error that is kept would keep the reader's frames, and the session with them.
+            raise copy.copy(self._error)
         return None
-
-    def position_after(self, *, num_chars: int | None = None, text: str | None = None) -> int:
-        """The position behind so much of the text that was handed out: the token is kept in which it ends.
-
-        Raises:
-            ValueError: ``text`` is not how the answer begins.
-        """
-        assert self.start is not None
-        if text is not None:
-            said = "".join(event.text for event in self._handed)
-            num_spaces = len(said) - len(said.lstrip())
-            if not said.lstrip().startswith(text.lstrip()):
-                raise ValueError("heard_text is not how the answer begins")
-            num_chars = len(text.lstrip()) + num_spaces if text.lstrip() else 0
-        assert num_chars is not None
-        position = self.start
-        for event in self._handed:
-            if num_chars <= 0:
-                break
-            position = event.position + len(event.ids)
-            num_chars -= len(event.text)
-        return position
 
     # ---- what is done with it ------------------------------------------------------------------------------------
 
@@ -308,7 +307,7 @@ class PendingTurn:
         self.number, self.start, self.result = None, None, None
         self.ids, self._num_chars = [], 0
         self.num_handed = 0
-        self._handed.clear()
+        self.handed.clear()
         self.is_settled = False
         self.num_undone += 1
         self.limit = None

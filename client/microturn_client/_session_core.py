@@ -18,23 +18,24 @@ has a ``Survival``, which decides what a failure means, and goes on where the se
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Callable, Mapping
 
 from microturn_client._cuts import Cuts
 from microturn_client._errors import (
     ConnectionLost,
-    Expired,
-    FailedPrecondition,
     InvalidArgument,
     MicroturnError,
-    NotFound,
     SessionClosed,
     TurnTimeout,
 )
 from microturn_client._inputs import InputTensor, encode_input
+from microturn_client._new_turn import new_turn
+from microturn_client._news import News
 from microturn_client._outbox import Outbox
 from microturn_client._pending_turn import PendingTurn, Role
+from microturn_client._refusals import refused
 from microturn_client._requests import Requests
 from microturn_client._retry import Recovery
 from microturn_client._session_state import KEEPALIVE_SHARE, SessionState
@@ -55,6 +56,8 @@ class SessionCore:
         outbox: its turns without an answer.
         transcript: its turns that have ended.
         cuts: its cuts.
+        news: what befell it.
+        survival: what it does about failures; None when it ends with its stream.
         opener: the turn without an answer behind which nothing is sent; None when there is none.
         start: the turn that opened the session.
         end: the turn that closes it.
@@ -89,18 +92,24 @@ class SessionCore:
             transcript = Transcript() if recovery is None else Transcript(recovery.max_transcript_bytes)
         self.transcript = transcript
         self.cuts = Cuts(self.outbox, self.transcript)
+        self.news = News()
         self.opener: PendingTurn | None = None
         self.start: PendingTurn | None = None
         self.end: PendingTurn | None = None
         self.end_resumes = False
         self.failure: MicroturnError | None = None
-        self.heard_at = clock()
+        self.heard_at = self._message_at = clock()
         self._has_begun = False
         self._expires_in_s: float | None = None
         self._recovery = recovery
-        self._survival = None if recovery is None else Survival(recovery, clock, is_attached=is_attached)
+        self.survival = None if recovery is None else Survival(recovery, clock, is_attached=is_attached)
         if is_attached:
             self.transcript.is_complete = False
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether it is neither closed nor lost."""
+        return self.end is None and self.failure is None and self.state is not SessionState.CLOSED
 
     @property
     def id(self) -> SessionId:
@@ -109,7 +118,9 @@ class SessionCore:
 
     # ---- what the user wants -------------------------------------------------------------------------------------
 
-    def begin_turn(self, tensor: InputTensor, options: Mapping[str, object], timeout_s: float) -> PendingTurn:
+    def begin_turn(
+        self, tensor: InputTensor, options: Mapping[str, object], timeout_s: float, total_timeout_s: float = math.inf
+    ) -> PendingTurn:
         """Queues a turn behind those that were begun before.
 
         Raises:
@@ -117,16 +128,14 @@ class SessionCore:
             SessionClosed: after ``begin_close``.
             MicroturnError: when the session is gone, for the reason that it went.
         """
-        if self._survival is not None and "turn" in options:
+        if self.survival is not None and "turn" in options:
             raise InvalidArgument("the client numbers turns by itself; with recovery=None it does not")
         self._check_usable()
-        options = {**options, "max_tokens": self.requests.max_tokens(tensor, options)}
-        self.requests.check(options)
-        shows_ids = bool({**self.requests.options, **options}.get("return_appended_ids"))
-        turn = PendingTurn(tensor, options, self.clock() + timeout_s, shows_ids=shows_ids)
+        turn = new_turn(self.requests, tensor, options)
+        turn.begun_at, turn.patience_s = self.clock(), timeout_s
+        turn.deadline = turn.begun_at + total_timeout_s
+        self.news.tell(turn)
         self.outbox.put(turn)
-        if self._survival is not None:
-            self._survival.tell_news(turn)
         return turn
 
     def begin_interrupt(
@@ -146,7 +155,9 @@ class SessionCore:
         """
         self._check_usable()
         position = self.cuts.position_of(heard_tokens, heard_chars, heard_text, at)
-        return self.cuts.interrupt(position, self.clock() + timeout_s)
+        cut = self.cuts.interrupt(position, self.clock() + timeout_s)
+        self.news.tell(cut)
+        return cut
 
     def begin_keepalive(self) -> None:
         """Queues an empty turn that nobody reads, if one is due."""
@@ -155,16 +166,21 @@ class SessionCore:
             self.outbox.put(PendingTurn.keepalive())
 
     def begin_close(self, timeout_s: float) -> PendingTurn | None:
-        """Queues END behind the turns that were begun; None when the server holds nothing that could be ended."""
+        """Queues END, which ends what runs; None when the server holds nothing that could be ended.
+
+        Turns that were not sent never are.
+        """
         if self.end is not None or self.state is SessionState.CLOSED:
             return self.end
-        if not (self._has_begun or self.outbox.has_unsent) or self.state in (SessionState.LOST, SessionState.BROKEN):
-            self.fail_all(SessionClosed("the session was closed before the turn was answered"))
+        closed = SessionClosed("the session was closed before the turn was answered")
+        if not self._has_begun or self.state in (SessionState.LOST, SessionState.BROKEN):
+            self.fail_all(closed)
             self.state = SessionState.CLOSED
             return None
-        is_talking = [turn for turn in self.outbox if not turn.is_passing]
-        nobody_listens = bool(is_talking) and all(turn.is_left for turn in is_talking)
-        options = {"max_tokens": 0, "on_overlap": "interrupt"} if nobody_listens else {"max_tokens": 0}
+        for turn in self.outbox.give_up_unsent():
+            turn.fail(closed)
+            turn.release()
+        options = {"max_tokens": 0, "on_overlap": "interrupt"}
         self.end = PendingTurn(encode_input(None), options, self.clock() + timeout_s, role=Role.END)
         self.outbox.put(self.end)
         return self.end
@@ -197,9 +213,9 @@ class SessionCore:
     def _next_request(self) -> ModelInferRequest | None:
         if self.opener is not None or self.state is SessionState.BROKEN:
             return None
-        if self._survival is not None and self.state in (SessionState.RESUMING, SessionState.REPLAYING):
-            return self._survival.next_request(self)
-        turn = self.outbox.next_turn()
+        if self.survival is not None and self.state in (SessionState.RESUMING, SessionState.REPLAYING):
+            return self.survival.next_request(self)
+        turn = self.outbox.turn_to_send()
         if turn is None or self.cuts.must_wait(turn) or (self.state is SessionState.GONE and not turn.is_end):
             return None
         return self._send(turn)
@@ -224,7 +240,7 @@ class SessionCore:
 
     def receive(self, message: ModelStreamInferResponse) -> None:
         """Takes one message of the stream; one that belongs to no turn on the wire is dropped."""
-        self.heard_at = self.clock()
+        self.heard_at = self._message_at = self.clock()
         response = read_response(message)
         if not response.request_id and response.error is not None:
             self.connection_lost(response.error)
@@ -233,7 +249,7 @@ class SessionCore:
         if turn is None:
             return
         if response.error is not None:
-            self._refused(turn, response.request_id, response.error)
+            refused(self, turn, response.request_id, response.error)
             return
         if turn is not self.end and not self.outbox.is_first(response.request_id):
             self.connection_lost(ConnectionLost("the server left a turn without an answer"))
@@ -241,7 +257,7 @@ class SessionCore:
         if turn is self.opener:
             self._opened(turn)
         if response.status is None:
-            turn.take_in(response, self.context_len)
+            self._take_in(turn, response)
             return
         self.outbox.is_answered(response.request_id)
         self._answered(turn, response)
@@ -253,59 +269,35 @@ class SessionCore:
         was_resuming = self.state is SessionState.RESUMING
         self.opener = None
         self.state = SessionState.OPEN
-        if self._survival is not None:
-            self._survival.has_opened(self, turn, was_resuming=was_resuming)
+        if self.survival is not None:
+            self.survival.has_opened(self, turn, was_resuming=was_resuming)
+
+    def _take_in(self, turn: PendingTurn, response: Response) -> None:
+        num_told, has_reader = len(turn.resumed), turn.has_reader
+        turn.take_in(response, self.context_len)
+        if not turn.is_passing:
+            for event in turn.resumed[num_told:]:
+                self.news.note(event, is_told=has_reader)
 
     def _answered(self, turn: PendingTurn, response: Response) -> None:
         assert response.status is not None
+        self.outbox.retry_at = None  # there is room for one more
         self.context_len = response.status.context_len
         self.seed = response.status.seed
         self._expires_in_s = response.status.expires_in_s
-        turn.take_in(response, self.context_len)
+        self._take_in(turn, response)
         if turn is self.end:
             self.state = SessionState.CLOSED
         elif self.cuts.has_ended(turn):
             self.cuts.write_down(turn)
             if turn.is_cut:
                 self.cuts.is_confirmed(turn)
-        if self._survival is not None:
-            self._survival.was_answered(self, turn, response.status)
-
-    def _refused(self, turn: PendingTurn, request_id: str, error: MicroturnError) -> None:
-        if self._survival is not None and self._survival.is_remedied(self, turn, request_id, error):
-            return
-        self.outbox.is_answered(request_id)
-        expected = error.details.get("turn") if isinstance(error, FailedPrecondition) else None
-        if turn.number is not None and expected is not None and expected < turn.number:
-            self.outbox.left_gap(turn, expected)
-            turn.release()  # the server has not taken it: there is nothing that an interrupt could undo
-            if turn.is_cut:
-                self.cuts.is_unsent(turn)
-            return
-        turn.fail(error)
-        turn.release()
-        self.outbox.is_void(turn)
-        if turn.is_cut:
-            for held in self.cuts.is_refused(turn):
-                self.cuts.write_down(held)
-        if turn is self.end:
-            self.state = SessionState.CLOSED
-        elif turn is self.opener:
-            self.opener = None
-            if self._survival is not None and self.state is SessionState.RESUMING:
-                self.state = SessionState.OPEN
-                self._survival.announce(self, True, "the session lives")
-            else:
-                self.state = SessionState.NEW
-        elif isinstance(error, NotFound | Expired) and self.state is SessionState.OPEN:
-            self.state = SessionState.GONE
-            self.failure = error
-            for waiting in self.outbox.give_up_unsent():
-                waiting.fail(error)
+        if self.survival is not None:
+            self.survival.was_answered(self, turn, response.status)
 
     def connection_lost(self, error: MicroturnError) -> None:
         """The stream ended, or an error came that names no turn: without a remedy the turns fail with ``error``."""
-        if self._survival is None or not self._survival.outlives(self, error):
+        if self.survival is None or not self.survival.outlives(self, error):
             self.lose(error)
 
     def lose(self, error: MicroturnError) -> None:
@@ -319,14 +311,17 @@ class SessionCore:
 
     def tick(self) -> None:
         """Does what is due at ``wake_at``."""
+        self.outbox.tick(self.clock())
         self.begin_keepalive()
-        if self._survival is not None:
-            self._survival.tick(self)
+        if self.survival is not None:
+            self.survival.tick(self)
 
     @property
     def wake_at(self) -> float | None:
         """When the clock shows this, ``tick`` has something to do; None while it has not."""
-        return self.keepalive_at if self._survival is None else self._survival.wake_at(self)
+        due = self.keepalive_at if self.survival is None else self.survival.wake_at(self)
+        times = [time_s for time_s in (due, self.outbox.retry_at) if time_s is not None]
+        return min(times, default=None)
 
     @property
     def wants_stream(self) -> bool:
@@ -335,13 +330,16 @@ class SessionCore:
 
     def time_out(self, turn: PendingTurn) -> None:
         """Gives a turn up whose time has passed: one that was not sent never is, and what still comes is dropped."""
-        turn.fail(TurnTimeout("the turn did not end within timeout_s; what was handed out of it stays"))
+        is_late = turn.deadline <= self.clock()
+        late = "it did not end in its total time" if is_late else f"nothing came for {turn.patience_s:g} s"
+        turn.fail(turn.refusal or TurnTimeout(f"the turn was given up, {late}; what was handed out of it stays"))
         turn.leave()
         self.outbox.remove_unsent(turn)
 
     def remaining_s(self, turn: PendingTurn) -> float:
-        """Seconds that the turn's user still waits; not above 0 when the time has passed."""
-        return turn.deadline - self.clock()
+        """Seconds that the turn's user still waits if nothing comes; not above 0 when the time has passed."""
+        silent_until = max(self._message_at, turn.begun_at) + turn.patience_s
+        return min(silent_until, turn.deadline) - self.clock()
 
     @property
     def keepalive_at(self) -> float | None:
@@ -355,8 +353,8 @@ class SessionCore:
             raise SessionClosed("the session is closed: open another one")
         if self.failure is not None:
             raise copy.copy(self.failure)
-        if self._survival is not None:
-            self._survival.revive(self)
+        if self.survival is not None:
+            self.survival.revive(self)
 
     def fail_all(self, error: MicroturnError) -> None:
         """Fails all turns without an answer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from microturn_client._events import Resumed
 from microturn_client._opening import token_of
 from microturn_client._session_core import SessionCore
 from microturn_client._wire import SessionId
@@ -27,6 +28,11 @@ class SessionFacts:
     def seed(self) -> int | None:
         """The seed that sampling uses; None before the server has told it."""
         return self._core.seed
+
+    @property
+    def resumed(self) -> tuple[Resumed, ...]:
+        """What befell the session and was survived, the oldest first; the last hundred."""
+        return tuple(self._core.news.past)
 
     @property
     def token(self) -> str:

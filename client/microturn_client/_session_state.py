@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import enum
+import math
+from typing import NamedTuple
 
-# Seconds that a turn's user waits for its end, and a closing session for the server's answer, unless told.
+# Seconds of silence that a turn's user waits through, and a closing session for the server's answer, unless told.
 DEFAULT_TIMEOUT_S = 60.0
 DEFAULT_CLOSE_TIMEOUT_S = 5.0
 
 # Such a part of the idle time passes between two keep-alives: two may be lost before the session is.
 KEEPALIVE_SHARE = 1 / 3
+
+
+class Timeouts(NamedTuple):
+    """How long the turns of a session may take: seconds without any message, and seconds in all."""
+
+    silence_s: float
+    total_s: float = math.inf
+
+    def with_said(self, silence_s: float | None, total_s: float | None) -> Timeouts:
+        """These, but for what is said of one turn."""
+        return Timeouts(
+            self.silence_s if silence_s is None else silence_s, self.total_s if total_s is None else total_s
+        )
 
 
 class SessionState(enum.Enum):

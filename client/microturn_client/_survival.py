@@ -62,13 +62,6 @@ class Survival:
         self._probe: PendingTurn | None = None
         self._replay: Replay | None = None
         self._loss: MicroturnError | None = None
-        self._news: Resumed | None = None
-
-    def tell_news(self, turn: PendingTurn) -> None:
-        """Tells a new turn what no turn could be told when it happened."""
-        if self._news is not None:
-            turn.add(self._news)
-            self._news = None
 
     def revive(self, core: SessionCore) -> None:
         """A turn is begun: tries again where it had given up, or was not needed."""
@@ -189,7 +182,8 @@ class Survival:
         core.outbox.replace_unsent(core.cuts.replan(), replay.num_turns)
         core.state = state
         core.context_len = len(core.transcript)
-        self.announce(core, replay.is_exact, f"the session was opened anew with {core.context_len} tokens")
+        what = f"the session was opened anew with {core.context_len} tokens"
+        self._announce(core, what, same_tokens=replay.is_exact, same_numerics=core.context_len == 0)
 
     def next_request(self, core: SessionCore) -> ModelInferRequest:
         """What is sent first on a new stream, or next of a replay."""
@@ -219,14 +213,15 @@ class Survival:
         self._backoff.succeeded()
         self._has_opened = True
         if was_resuming and not turn.is_passing:
-            self.announce(core, True, "the session lives")
+            self.lives(core)
 
     def was_answered(self, core: SessionCore, turn: PendingTurn, status: Status) -> None:
         """A turn has ended well."""
         if status.model_fingerprint is not None:
             core.requests.model_fingerprint = status.model_fingerprint
         if turn.is_passing and status.rebuilt:
-            self.announce(core, REBUILT.exact, REBUILT.reason)  # nobody reads this turn's own events
+            # Nobody reads this turn's own events.
+            self._announce(core, REBUILT.reason, same_tokens=False, same_numerics=False)
         if self._replay is not None and turn.is_passing:
             self._has_told(core, self._replay, turn, status.appended_ids or ())
             return
@@ -253,23 +248,21 @@ class Survival:
             core.transcript.begin_at(context_len)
             core.outbox.next_number = next_number
         elif (next_number, context_len) == (core.outbox.next_number, len(core.transcript)):
-            self.announce(core, True, "the session lives")
+            self.lives(core)
         elif core.transcript.is_replayable:
             self._break(core, NotFound("the server's session is not the one that was left there"))
             self._is_gone = True
         else:
             core.transcript.begin_at(context_len)
             core.outbox.next_number = next_number
-            self.announce(core, False, "the session has changed meanwhile")
+            self._announce(core, "the session has changed meanwhile", same_tokens=False, same_numerics=False)
 
-    def announce(self, core: SessionCore, exact: bool, what: str) -> None:
-        """Tells the first turn that has a reader, or the next one that is begun, that the session went on."""
+    def lives(self, core: SessionCore) -> None:
+        """The server still had the session after a loss, if there was one."""
+        if self._loss is not None:
+            self._announce(core, "the session lives", same_tokens=True, same_numerics=True)
+
+    def _announce(self, core: SessionCore, what: str, *, same_tokens: bool, same_numerics: bool) -> None:
         loss, self._loss = self._loss, None
-        if loss is None and exact:
-            return  # it was asked for again, and nothing had happened
-        event = Resumed(exact, what if loss is None else f"{what}, after: {loss}")
-        reader = next((turn for turn in core.outbox if turn.has_reader), None)
-        if reader is None:
-            self._news = event
-        else:
-            reader.add(event)
+        reason = what if loss is None else f"{what}, after: {loss}"
+        core.news.happened(Resumed(same_tokens, same_numerics, reason), core.outbox)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import partial
 from types import TracebackType
@@ -17,9 +18,9 @@ from microturn_client._opening import attached_core, new_core
 from microturn_client._options import SessionOptions
 from microturn_client._retry import DEFAULT_RECOVERY, Recovery
 from microturn_client._session_core import SessionCore
-from microturn_client._session_state import DEFAULT_CLOSE_TIMEOUT_S, DEFAULT_TIMEOUT_S
+from microturn_client._session_state import DEFAULT_CLOSE_TIMEOUT_S, DEFAULT_TIMEOUT_S, Timeouts
 from microturn_client._sync_runtime import Connection
-from microturn_client._sync_session import Session
+from microturn_client._sync_session import OnResumed, Session
 from microturn_client._wire import Metadata, ModelInferRequest, SessionId
 
 
@@ -29,7 +30,9 @@ class Client:
     Args:
         address: ``host:port`` of the server's gRPC endpoint.
         model: name of the model on the server.
-        timeout_s: seconds in which a turn must end, for sessions and turns that do not say.
+        timeout_s: how many seconds of silence a turn survives, for sessions and turns that do not say: it fails where
+            nothing came for its session for so long.
+        total_timeout_s: seconds in which a turn must end, however much comes; unlimited unless told.
         recovery: how long and how often a session that was interrupted by a failure is taken up again, and how much of
             it is kept for that; None for sessions that end with their stream, whose turns are undone with it.
         credentials: of the channel; without them it is plain text.
@@ -41,11 +44,13 @@ class Client:
         *,
         model: str = "streaming_llm",
         timeout_s: float = DEFAULT_TIMEOUT_S,
+        total_timeout_s: float = math.inf,
         recovery: Recovery | None = DEFAULT_RECOVERY,
         credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
         self._model = model
         self._timeout_s = timeout_s
+        self._total_timeout_s = total_timeout_s
         self._recovery = recovery
         self._connection = Connection(address, credentials)
 
@@ -54,6 +59,8 @@ class Client:
         *,
         session_id: SessionId | None = None,
         timeout_s: float | None = None,
+        total_timeout_s: float | None = None,
+        on_resumed: OnResumed | None = None,
         **options: Unpack[SessionOptions],
     ) -> Session:
         """A new session; the server hears of it with the first turn.
@@ -61,7 +68,10 @@ class Client:
         Args:
             session_id: integer in [1, 2**63) or printable text of 1 to 128 bytes. Use an id once. Unless told it
                 is a random integer, and the session has a random key, so that nobody else can use it.
-            timeout_s: seconds in which a turn of this session must end, for turns that do not say.
+            timeout_s: seconds of silence, for turns of this session that do not say.
+            total_timeout_s: seconds in which a turn of this session must end, for turns that do not say.
+            on_resumed: called with each :class:`Resumed`, as soon as it is known and whatever the program does: from
+                the event loop, or from a thread of its own. Its branches call it too.
             options: see :class:`SessionOptions`.
 
         Raises:
@@ -69,26 +79,44 @@ class Client:
             SessionClosed: when the client is closed.
         """
         self._check_open()
-        return self._new_session(new_core(self._model, session_id, options, self._recovery), timeout_s)
+        core = new_core(self._model, session_id, options, self._recovery)
+        return self._new_session(core, timeout_s, total_timeout_s, on_resumed)
 
-    def attach(self, token: str, *, timeout_s: float | None = None) -> Session:
+    def attach(
+        self,
+        token: str,
+        *,
+        timeout_s: float | None = None,
+        total_timeout_s: float | None = None,
+        on_resumed: OnResumed | None = None,
+    ) -> Session:
         """Takes up a session that was opened before, here or elsewhere; the first turn goes on with it.
 
         What it knows is on the server only: where the server loses it, it cannot be opened anew from here.
 
         Args:
             token: that of the session.
-            timeout_s: as with :meth:`session`.
+            timeout_s, total_timeout_s, on_resumed: as with :meth:`session`.
 
         Raises:
             InvalidArgument: it is no token.
             SessionClosed: when the client is closed.
         """
         self._check_open()
-        return self._new_session(attached_core(token, {}, self._recovery), timeout_s)
+        return self._new_session(attached_core(token, {}, self._recovery), timeout_s, total_timeout_s, on_resumed)
 
-    def _new_session(self, core: SessionCore, timeout_s: float | None) -> Session:
-        session = Session(self, core, self._timeout_s if timeout_s is None else timeout_s)
+    def _new_session(
+        self,
+        core: SessionCore,
+        timeout_s: float | None,
+        total_timeout_s: float | None,
+        on_resumed: OnResumed | None,
+    ) -> Session:
+        timeouts = Timeouts(
+            self._timeout_s if timeout_s is None else timeout_s,
+            self._total_timeout_s if total_timeout_s is None else total_timeout_s,
+        )
+        session = Session(self, core, timeouts, on_resumed)
         self._connection.watch(session)
         return session
 

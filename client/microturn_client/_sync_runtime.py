@@ -7,19 +7,21 @@ that died. Where a stream broke, the next one is a call of its own with a reader
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
+import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import grpc
 from tritonclient.grpc import service_pb2_grpc
 
-from microturn_client._beat import MAX_WAITING, Coalescer
 from microturn_client._errors import ConnectionLost, InternalError, MicroturnError, from_grpc
-from microturn_client._events import Event
-from microturn_client._inputs import TurnInput
+from microturn_client._events import Event, Resumed
 from microturn_client._pending_turn import PendingTurn
 from microturn_client._session_core import SessionCore
 from microturn_client._session_state import SessionState
@@ -32,10 +34,8 @@ if TYPE_CHECKING:
 # After END is answered the server ends the stream by itself; a server that does not is not waited for.
 _STREAM_END_S = 1.0
 
-# How soon the thread that pulls a source notices that it is not wanted any more.
-_NOTICE_S = 0.2
-
 OpenCall = Callable[[Metadata, Iterator[ModelInferRequest]], Any]
+TellRef = Callable[[], Callable[[Resumed], object] | None]
 
 
 class Connection:
@@ -62,9 +62,9 @@ class Connection:
     def is_closed(self) -> bool:
         return not self._release.alive
 
-    def stream(self, core: SessionCore, open_call: OpenCall) -> Stream:
-        """Streams for one session."""
-        return Stream(core, open_call, self._timer.wake_at)
+    def stream(self, core: SessionCore, open_call: OpenCall, tell: TellRef) -> Stream:
+        """Streams for one session, which is told what befalls it."""
+        return Stream(core, open_call, tell, self._timer.wake_at)
 
     def watch(self, session: Session) -> None:
         """Adds a session."""
@@ -75,10 +75,11 @@ class Connection:
         return self._timer.sessions()
 
     def close(self, closing: Iterable[Callable[[], object]]) -> None:
-        """Closes the channel once each of ``closing`` has returned."""
-        for close in closing:
-            close()
-        self._release()
+        """Closes the channel once each of ``closing`` has returned or raised."""
+        with ExitStack() as stack:
+            stack.callback(self._release)
+            for close in closing:
+                stack.callback(close)
 
 
 def _release(timer: TimerThread, channel: grpc.Channel) -> None:
@@ -108,6 +109,7 @@ class Stream:
     Args:
         core: the session's protocol.
         open_call: opens a gRPC stream with this metadata, over an iterator of requests.
+        tell: refers to what tells the program what befell the session, as long as the session is held.
         wake_at: is told when the core will have something to do.
 
     Attributes:
@@ -115,10 +117,11 @@ class Stream:
         lock: held while the core is touched, and from there to ``flush``, so that the order stands.
     """
 
-    def __init__(self, core: SessionCore, open_call: OpenCall, wake_at: Callable[[float], None]) -> None:
+    def __init__(self, core: SessionCore, open_call: OpenCall, tell: TellRef, wake_at: Callable[[float], None]) -> None:
         self.core = core
         self.lock = self._changed = threading.Condition()
         self._open_call = open_call
+        self._tell = tell
         self._wake_at = wake_at
         self._call: _Call | None = None
 
@@ -136,25 +139,54 @@ class Stream:
         for request in requests:
             assert self._call is not None
             self._call.write(request)
+        for event in self.core.news.take_uncalled():
+            if (tell := self._tell()) is not None:
+                # In a thread of its own: it may use the session, and hold up no other.
+                threading.Thread(target=tell, args=(event,), name="microturn-resumed", daemon=True).start()
         if (due := self.core.wake_at) is not None:
             self._wake_at(due)
         self._changed.notify_all()
 
-    def next_event(self, turn: PendingTurn) -> Event | None:
-        """Waits for the next event of a turn; None when the turn is over.
+    def next_event(self, turn: PendingTurn, until_s: float = math.inf) -> Event | None:
+        """Waits for the next event of a turn, up to a monotonic time; None when the turn is over, or that has come.
 
         Raises:
-            MicroturnError: when the turn failed or its deadline passed.
+            MicroturnError: when the turn failed or its time passed.
         """
         with self.lock:
             while (event := turn.next_event()) is None and not turn.is_over:
-                remaining_s = self.core.remaining_s(turn)
+                remaining_s, wait_s = self.core.remaining_s(turn), until_s - time.monotonic()
                 if remaining_s <= 0:
                     self.core.time_out(turn)
                     self.flush()
+                elif wait_s <= 0:
+                    return None
                 else:
-                    self._changed.wait(min(remaining_s, threading.TIMEOUT_MAX))
+                    self._changed.wait(min(remaining_s, wait_s, threading.TIMEOUT_MAX))
             return event
+
+    def next_of(self, turns: deque[PendingTurn]) -> Event | None:
+        """Waits for the next event of turns that others are added to; None when the session takes no more.
+
+        Raises:
+            MicroturnError: when the first of them failed; it is taken out.
+        """
+        while (turn := self._first_of(turns)) is not None:
+            if self.core.news.unread:
+                return self.core.news.unread.popleft()
+            try:
+                if (event := self.next_event(turn)) is not None:
+                    return event
+            finally:
+                if turn.is_spent and turns and turns[0] is turn:
+                    turns.popleft()
+        return None
+
+    def _first_of(self, turns: deque[PendingTurn]) -> PendingTurn | None:
+        with self.lock:
+            while not turns and self.core.takes_turns:
+                self._changed.wait()
+        return turns[0] if turns else None
 
     def leave(self, turn: PendingTurn) -> None:
         """Gives up a turn, also for a thread that waits for its events."""
@@ -162,11 +194,20 @@ class Stream:
             turn.leave()
             self.flush()
 
+    def flush_soon(self) -> None:
+        """Sees to it that what was left is cut, by the timer's thread: at any moment, whatever locks are held."""
+        self._wake_at(-math.inf)
+
     def tick(self) -> float | None:
         """Lets the core do what is due; tells when to look again, or None while nothing is foreseen."""
         with self.lock:
-            self.core.tick()
-            self.flush()
+            try:
+                self.core.tick()
+                self.flush()
+            except Exception as failure:
+                self.core.lose(InternalError(f"the client itself failed when a time had come: {failure!r}"))
+                self._changed.notify_all()
+                return None
             return self.core.wake_at
 
     def close(self) -> None:
@@ -219,56 +260,3 @@ class Stream:
                         self._wake_at(due)
                 self._changed.notify_all()
             call.end()
-
-
-class Source:
-    """Chunks of input that a thread pulls from an iterator; it waits while ``MAX_WAITING`` of them do."""
-
-    def __init__(self, source: Iterator[TurnInput]) -> None:
-        self._arrived: queue.Queue[TurnInput] = queue.Queue(MAX_WAITING)
-        self._error: BaseException | None = None
-        self._has_ended = threading.Event()
-        self._is_left = False
-        threading.Thread(target=self._pull, args=(source,), name="microturn-source", daemon=True).start()
-
-    def wait(self, waiting: Coalescer) -> bool:
-        """Waits for the next chunk, which may be put there; False when the source has ended and none is left."""
-        while not (self._has_ended.is_set() and self._arrived.empty()):
-            try:
-                waiting.put(self._arrived.get(timeout=_NOTICE_S))
-            except queue.Empty:
-                continue
-            return True
-        return False
-
-    def drain(self, waiting: Coalescer) -> bool:
-        """Puts there what has come, as far as it may wait; says whether the source was held up."""
-        is_held_up = self._arrived.full()
-        while not self._arrived.empty() and len(waiting) < MAX_WAITING:
-            waiting.put(self._arrived.get())
-        return is_held_up
-
-    def check(self) -> None:
-        """Raises what the source raised; call it when the source has ended."""
-        if self._error is not None:
-            raise self._error
-
-    def leave(self) -> None:
-        """Pulls no more."""
-        self._is_left = True
-
-    def _pull(self, source: Iterator[TurnInput]) -> None:
-        try:
-            for chunk in source:
-                while not self._is_left:
-                    try:
-                        self._arrived.put(chunk, timeout=_NOTICE_S)
-                    except queue.Full:
-                        continue
-                    break
-                if self._is_left:
-                    break
-        except BaseException as error:
-            self._error = error
-        finally:
-            self._has_ended.set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
@@ -10,6 +11,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from microturn_client._sync_session import Session
+
+
+log = logging.getLogger(__name__)
 
 
 class TimerThread:
@@ -55,7 +59,11 @@ class TimerThread:
     def _look_after_sessions(self) -> None:
         # A frame of its own, so that while waiting nothing here holds what a user has dropped.
         for session in self.sessions():
-            next_s = session._stream.tick()
+            try:
+                next_s = session._stream.tick()
+            except Exception:  # the others' keep-alives must go on
+                log.exception("the timer of session %s failed", session.id)
+                continue
             if next_s is not None:
                 self.wake_at(next_s)
 

@@ -97,5 +97,5 @@ async def events_of(turn: AsyncTurn) -> AsyncIterator[Tokens | TurnEnd]:
     async for event in turn:
         if not isinstance(event, Resumed):
             yield event
-        elif not event.exact:
+        elif not event.same_tokens:
             raise ConnectionLost(event.reason)

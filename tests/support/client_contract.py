@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable
+
 import pytest
 
 from microturn_client import (
@@ -16,6 +20,7 @@ from microturn_client import (
     SessionClosed,
     Tokens,
     TurnEnd,
+    TurnTimeout,
 )
 from microturn_client._inputs import encode_input
 from microturn_client._wire import build_request, mark_end
@@ -36,6 +41,13 @@ def end_as_a_stranger(client: Client, session: Session) -> None:
     call = client._open_stream((), iter([request]))
     assert next(iter(call)).error_message.startswith("PERMISSION_DENIED")
     call.cancel()
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "it did not happen"
+        time.sleep(0.005)
 
 
 class ClientContract:
@@ -226,6 +238,124 @@ class ClientContract:
         assert status.finish_reason == "closed"
         with pytest.raises(SessionClosed):
             session.append([1])
+
+    def test_leaving_a_session_ends_what_runs_and_the_session_at_once(self, client: Client) -> None:
+        """END waited behind the answer that nobody read, for all of the 5 s that closing may take."""
+        with client.session(max_context=8192) as session:
+            turn = session.turn(PROMPT, max_tokens=4000, ignore_eos=True)
+            next(turn)
+            left_s = time.monotonic()
+        assert time.monotonic() - left_s < 2.0
+        with client.attach(session.token) as attached, pytest.raises(NotFound):
+            attached.append([1])
+
+    def test_leaving_a_turns_block_cuts_it_behind_what_was_handed_out(self, client: Client) -> None:
+        with client.session() as session, client.session() as other:
+            with session.turn(PROMPT, **{**GENERATE, "max_tokens": 200}) as turn:
+                first = next(turn)
+                assert isinstance(first, Tokens)
+            assert list(turn) == []
+            other.append([*PROMPT, *first.ids])
+            assert generate(session, [70]) == generate(other, [70])
+
+    def test_a_turn_is_had_as_a_whole(self, client: Client) -> None:
+        with client.session() as session, client.session() as other, client.session() as third:
+            *tokens, end = session.turn(PROMPT, **GENERATE)
+            said = "".join(event.text for event in tokens if isinstance(event, Tokens))
+            assert isinstance(end, TurnEnd)
+            answer = other.turn(PROMPT, **GENERATE, logprobs=False).collect()
+            assert (answer.text, answer.status.usage) == (said, end.status.usage)
+            assert list(answer.ids) == [i for event in tokens if isinstance(event, Tokens) for i in event.ids]
+            assert answer.logprobs is None
+            assert third.turn(PROMPT, **GENERATE).text() == said
+
+    def test_news_reaches_whatever_is_called_first(self, client: Client) -> None:
+        """Only the events of a turn said it, so a program that appends and rewinds never heard of a loss."""
+        called: list[Resumed] = []
+        with client.session(on_resumed=called.append) as session:
+            session.append(PROMPT)
+            assert session.resumed == ()
+            for act in (lambda: session.append([70]), lambda: session.rewind(to=5), session.interrupt):
+                end_as_a_stranger(client, session)
+                [told] = act().resumed
+                assert told == session.resumed[-1]
+                assert told.exact
+            assert len(session.resumed) == 3
+            assert session.append([71]).resumed == ()
+            # The first turn that is iterated over says what only those calls were told; the next one does not.
+            assert [event for event in session.turn([72], **GENERATE) if isinstance(event, Resumed)] == list(
+                session.resumed
+            )
+            assert not [event for event in session.turn([73], **GENERATE) if isinstance(event, Resumed)]
+            wait_until(lambda: len(called) == 3)
+            assert tuple(called) == session.resumed
+
+    def test_turns_that_find_no_room_wait_for_it(self, client: Client) -> None:
+        """Of twenty, the ninth was refused and those behind it were appended: a hole in what the program had said."""
+        with client.session() as session, client.session() as other:
+            turns = [session.turn([60 + number], max_tokens=1, ignore_eos=True) for number in range(20)]
+            answers = [turn.collect().ids for turn in turns]
+            assert answers == [
+                tuple(generate(other, [60 + number], max_tokens=1, ignore_eos=True)) for number in range(20)
+            ]
+            assert session.context_len == other.context_len == 40
+
+    def test_ask_is_a_users_message_and_its_answer(self, client: Client) -> None:
+        with client.session() as session, client.session() as other:
+            session.append("What is ", role="user")
+            answer = session.ask("two and two?", max_tokens=12).collect()
+            other.append("What is two and two?", role="user")
+            assert answer.ids == other.turn(role="assistant", max_tokens=12).collect().ids
+            assert session.context_len == other.context_len
+            with pytest.raises(InvalidArgument, match="role"):
+                session.ask("and three?", role="user")
+
+    def test_an_answer_whose_message_is_refused_is_not_given(self, client: Client) -> None:
+        with client.session(max_context=64) as session:
+            session.append(PROMPT)
+            asked, later = session.ask(PROMPT * 3, max_tokens=4), session.turn([70], max_tokens=0)
+            with pytest.raises(ContextFull):
+                asked.collect()
+            assert later.wait().context_len == len(PROMPT) + 1
+
+    def test_a_turn_that_goes_on_with_the_users_message_is_warned_of(self, client: Client) -> None:
+        with client.session() as session:
+            with pytest.warns(UserWarning, match=r"session.ask\(text\)"):
+                turn = session.turn("What is 2+2?", role="user", max_tokens=4)
+            turn.wait()
+            session.append("And 3+3?", role="user")
+
+    def test_one_thread_speaks_and_another_one_listens(self, client: Client) -> None:
+        heard: list[list[int]] = [[]]
+        with client.session() as session, client.session() as other:
+
+            def listen() -> None:
+                for event in session:
+                    if isinstance(event, Tokens):
+                        heard[-1] += event.ids
+                    elif isinstance(event, TurnEnd):
+                        heard.append([])
+
+            listening = threading.Thread(target=listen)
+            listening.start()
+            for number in range(4):
+                session.send([60 + number], max_tokens=3, ignore_eos=True)
+                session.append([80 + number])
+            wait_until(lambda: len(heard) == 5)
+            expected = []
+            for number in range(4):
+                expected.append(generate(other, [60 + number], max_tokens=3))
+                other.append([80 + number])
+            assert heard == [*expected, []]
+        listening.join(10.0)
+        assert not listening.is_alive()
+
+    def test_the_total_time_of_a_turn_is_bounded_by_itself(self, client: Client) -> None:
+        with client.session() as session:
+            turn = session.turn(PROMPT, max_tokens=4000, ignore_eos=True, total_timeout_s=0.02)
+            with pytest.raises(TurnTimeout, match="total time"):
+                turn.wait()
+            assert session.append([70]).finish_reason == "append"
 
     def test_what_comes_meanwhile_is_one_micro_turn(self, client: Client) -> None:
         with client.session() as session, client.session() as other:

@@ -34,6 +34,10 @@ class FakeTurn:
         return "turn" in self.request.options
 
     @property
+    def is_abandoned(self) -> bool:
+        return bool(self.max_tokens) and not self.sinks and not self.request.end
+
+    @property
     def max_tokens(self) -> int:
         default = 0 if self.request.is_empty else 16
         said = self.request.options if self.request.is_empty else self.options
@@ -66,6 +70,12 @@ class FakeSession:
     queue: deque[FakeTurn] = field(default_factory=deque)
     results: dict[int, tuple[tuple[object, ...], dict[str, Any]]] = field(default_factory=dict)
     last_activity_s: float = 0.0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a turn runs that somebody hears, or waits for."""
+        turn = self.running
+        return turn is not None and not (turn.is_abandoned and not any(waiting.sinks for waiting in self.queue))
 
     def cut(self, position: int) -> None:
         kept = [mark for mark in self.marks if mark[1] <= position]

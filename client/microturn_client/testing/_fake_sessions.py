@@ -55,7 +55,7 @@ class FakeSessions:
     @property
     def is_busy(self) -> bool:
         """Whether any turn runs."""
-        return any(session.running is not None for session in self._sessions.values())
+        return any(session.is_busy for session in self._sessions.values())
 
     # ---- what can befall a server --------------------------------------------------------------------------------
 
@@ -74,7 +74,7 @@ class FakeSessions:
         self._sequences.clear()
 
     def drop(self, send: Send) -> None:
-        """A stream has broken: its unnumbered turns are undone, its numbered ones run on."""
+        """A stream has broken: its unnumbered turns are undone, its numbered ones wait for who asks again."""
         for session in self._sessions.values():
             for turn in [*session.queue, *([session.running] if session.running else [])]:
                 turn.sinks = [(request_id, sink) for request_id, sink in turn.sinks if sink is not send]
@@ -212,7 +212,7 @@ class FakeSessions:
         """Gives every session that runs one token."""
         for session in list(self._sessions.values()):
             turn = session.running
-            if turn is None:
+            if turn is None or not session.is_busy:
                 continue
             temperature = float(turn.options.get("temperature", 0.0))
             seed = int(turn.request.options.get("seed", session.seed)) if temperature else 0
@@ -318,6 +318,6 @@ class FakeSessions:
     def _expire(self) -> None:
         now = self._clock()
         for session in list(self._sessions.values()):
-            if session.running is None and session.last_activity_s + session.idle_timeout_s < now:
+            if not session.is_busy and session.last_activity_s + session.idle_timeout_s < now:
                 self._expired[session.id] = session.key
                 del self._sessions[session.id]

@@ -291,6 +291,35 @@ class TestKeepalive:
         await wait_until(lambda: server.num_ended_streams == 1)
 
 
+class TestOneSessionsFault:
+    async def test_it_stops_no_other_sessions_timer_and_is_told(self, client, server, monkeypatch):
+        server.expires_in_s = 0.15
+        async with client.session() as faulty, client.session() as other:
+            monkeypatch.setattr(faulty._core, "tick", lambda: 1 / 0)
+            await faulty.append([1])
+            await other.append([1])
+            num_requests = len(server.requests)
+            await wait_until(lambda: len(server.requests) >= num_requests + 3)
+            with pytest.raises(InternalError, match="division by zero"):
+                await faulty.append([2])
+
+    async def test_a_close_that_raises_keeps_no_other_session_open_and_no_channel(self, server, monkeypatch):
+        client = AsyncClient(server.address, timeout_s=20.0)
+        sessions = [client.session() for _ in range(3)]
+        for session in sessions:
+            await session.append([1])
+
+        async def fail(_end):
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(sessions[1], "_finish_close", fail)
+        with pytest.raises(ZeroDivisionError):
+            await client.close()
+        assert sum(end for _, end in server.flags()) == 3
+        assert [sessions[number]._core.state.value for number in (0, 2)] == ["closed"] * 2
+        assert client._connection._channel.get_state().name == "SHUTDOWN"
+
+
 class TestClosing:
     async def test_close_returns_the_last_status(self, client):
         session = client.session()

@@ -1,15 +1,21 @@
-"""The contract suite against the fake server; tests/e2e runs it against the real one."""
+"""The contract suite against the fake server, for threads and for asyncio; tests/e2e runs it against the real one."""
 
 import pytest
 
 from microturn_client.testing import FakeServer
+from support.blocking import blocking
 from support.client_contract import ClientContract
 
 
-@pytest.fixture
-def client():
-    with FakeServer().client(timeout_s=20.0) as client:
-        yield client
+@pytest.fixture(params=["threads", "asyncio"])
+def client(request):
+    server = FakeServer()
+    if request.param == "threads":
+        with server.client(timeout_s=20.0) as client:
+            yield client
+    else:
+        with blocking(lambda: server.async_client(timeout_s=20.0)) as client:
+            yield client
 
 
 class TestContract(ClientContract):

@@ -19,7 +19,7 @@ def test_what_a_user_chose_stays(recovery):
     core = new_core("m", "mine", {"seed": 3, "temperature": 0.5, "session_key": "k"}, recovery)
     assert core.id == "mine"
     assert core.requests.options == {"seed": 3, "temperature": 0.5, "session_key": "k"}
-    assert (core._survival is not None) == (recovery is not None)
+    assert (core.survival is not None) == (recovery is not None)
 
 
 def test_an_id_that_somebody_chose_has_no_key_of_ours():

@@ -13,11 +13,13 @@ from support.programs import printed_by, programs_of
 *PROGRAMS, _ = programs_of(Path(__file__).parents[3] / "docs" / "client.md")
 PRINTED = [
     r"[a-z ]{12}\n53 tokens of context\n",
+    r"[a-z ]{30}\n[a-z ]{30}\n",
     r"[a-z ]{8}length 0\.0 ms\n",
     r"the branch has \d+ tokens more; 1 were heard at first\n",
     r"(\[\d chunks, \d+ ms late\][a-z ])+\n?",
+    r"[a-z ]{12}",
     r"ask for less: .*max_context=64\n",
-    r"35 tokens, exact: True\n",
+    r"35 tokens, the same: True\n",
 ]
 
 

@@ -115,7 +115,8 @@ def test_each_turn_sees_its_own_events_only(open_core, wire):
 
 
 def test_ids_that_begin_alike_are_different(open_core, wire):
-    turns = [begin(open_core) for _ in range(19)]
+    """Of 19 turns that are all on the wire, as those that interrupt are."""
+    turns = [begin(open_core, on_overlap="interrupt") for _ in range(19)]
     requests = open_core.requests_to_send()
     assert (requests[0].id, requests[-1].id) == ("2", "20")
     open_core.receive(wire.error(requests[-1].id, "INTERNAL: no"))
@@ -184,8 +185,9 @@ class TestOptions:
         core.receive(wire.message(later.id, end=wire.status()))
         clock.now_s += 60.0 * KEEPALIVE_SHARE
         core.begin_keepalive()
+        [keepalive] = core.requests_to_send()
         core.begin_close(5.0)
-        keepalive, end = core.requests_to_send()
+        [end] = core.requests_to_send()
         assert [wire.option(request, "session_key") for request in (start, later, keepalive, end)] == ["mine"] * 4
 
     def test_nothing_is_said_that_nobody_said(self, open_core):
@@ -227,11 +229,14 @@ class TestOptions:
 
 
 class TestEnds:
-    def test_end_follows_the_turns_and_closes(self, open_core, wire):
+    def test_end_interrupts_the_turns_and_closes(self, open_core, wire):
+        """It waited behind an answer that nobody read any more, until the time to close was over."""
         begin(open_core)
+        [turn] = open_core.requests_to_send()
         end = open_core.begin_close(5.0)
-        turn, closing = open_core.requests_to_send()
+        [closing] = open_core.requests_to_send()
         assert wire.flags(turn) == (False, False)
+        assert wire.option(closing, "on_overlap") == "interrupt"
         assert wire.flags(closing) == (False, True)
         assert (closing.inputs[0].name, list(closing.inputs[0].shape)) == ("input_ids", [1, 0])
         assert wire.option(closing, "max_tokens") == 0
@@ -256,11 +261,23 @@ class TestEnds:
 
     def test_end_waits_for_start(self, core, wire):
         begin(core)
-        core.begin_close(5.0)
         [start] = core.requests_to_send()
+        core.begin_close(5.0)
+        assert core.requests_to_send() == []
         core.receive(wire.message(start.id, end=wire.status()))
         [end] = core.requests_to_send()
         assert wire.flags(end) == (False, True)
+
+    def test_what_was_not_sent_when_the_session_is_closed_never_is(self, core, wire):
+        sent, unsent = begin(core), begin(core)
+        [start] = core.requests_to_send()
+        core.begin_close(5.0)
+        with pytest.raises(SessionClosed):
+            unsent.next_event()
+        core.receive(wire.message(start.id, end=wire.status()))
+        [end] = core.requests_to_send()
+        assert wire.flags(end) == (False, True)
+        assert len(events(sent)) == 1
 
     def test_end_follows_a_refused_start_since_triton_holds_its_sequence(self, core, wire):
         begin(core)

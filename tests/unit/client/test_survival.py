@@ -11,6 +11,7 @@ from hypothesis import given, settings
 
 from microturn_client import (
     ConnectionLost,
+    ContextFull,
     FailedPrecondition,
     InternalError,
     InvalidArgument,
@@ -41,7 +42,7 @@ class Scene:
     def __init__(self, recovery=PATIENT, sessions=None):
         self.now_s = 0.0
         self.sessions = sessions or FakeSessions(lambda: self.now_s)
-        requests = Requests("m", 1, {"session_key": "k", "seed": SEED}, is_recorded=True)
+        requests = Requests("m", 1, {"session_key": "k", "seed": SEED}, is_recorded=recovery is not None)
         self.core = SessionCore(requests, lambda: self.now_s, recovery=recovery)
         self.is_up = True
         self.cut()
@@ -246,7 +247,7 @@ def test_whatever_breaks_every_turn_is_done_once(chance):
         assert ids(heard) == answer
         assert "".join(event.text for event in heard if isinstance(event, Tokens)) == bytes(answer).decode()
         assert isinstance(heard[-1], TurnEnd)
-        assert all(event.exact for event in heard if isinstance(event, Resumed))
+        assert all(event.same_tokens for event in heard if isinstance(event, Resumed))
     if talk.turns:
         assert talk.scene.context == context
         assert talk.scene.core.context_len == len(context)
@@ -281,7 +282,7 @@ def test_a_session_that_died_is_told_all_again(scene):
     turn = scene.begin(" over", max_tokens=5, temperature=1.0)
     scene.settle()
     resumed, *tokens, _ = events(turn)
-    assert resumed.exact
+    assert resumed.same_tokens
     assert "opened anew" in resumed.reason
     assert scene.context[: len(before)] == before
     said = [("the fo", 0, 1), ("x ju", 4, 1), ([7, 8], 0, 1), ("mps", 0, 1), (" over", 5, 1)]
@@ -309,7 +310,7 @@ def test_embeddings_are_said_again(scene):
     scene.kill()
     turn = scene.begin([1], max_tokens=1)
     scene.settle()
-    assert events(turn)[0].exact
+    assert events(turn)[0].same_tokens
     assert scene.context[:5] == before
 
 
@@ -516,7 +517,7 @@ class TestSilence:
     @pytest.mark.parametrize("fail", [Scene.break_stream, Scene.kill])
     def test_each_attempt_to_go_on_may_be_lost(self, scene, fail):
         """The first attempts, where the session lives; what it is told, where it is opened anew."""
-        scene.begin("a b", max_tokens=2, role="user")
+        scene.begin("a b", max_tokens=2, role="assistant")
         scene.begin([3], max_tokens=2)
         scene.settle()
         fail(scene)
@@ -555,6 +556,128 @@ class TestSilence:
             assert end.status.finish_reason == "length"
         assert scene.sessions.num_turns_done == 2
         assert num_streams <= 4 * 9  # 10 s and more, doubled
+
+
+class TestRoom:
+    """Turns that wait behind a running one are bounded on the server, and its client waits for room."""
+
+    @pytest.mark.parametrize("max_queued_turns", [1, 3, 8])
+    def test_a_full_queue_leaves_no_hole(self, scene, max_queued_turns):
+        """The ninth of twenty turns was refused, and those behind it were appended all the same."""
+        scene.sessions.max_queued_turns = max_queued_turns
+        turns = [scene.begin([number], max_tokens=2) for number in range(20)]
+        scene.settle()
+        context, answers = expected_of([([number], 2, 0) for number in range(20)])
+        assert [ids(events(turn)) for turn in turns] == answers
+        assert scene.context == context
+
+    def test_it_asks_again_when_the_server_said(self, scene):
+        scene.sessions.max_queued_turns = 1
+        scene.begin([1], max_tokens=0)
+        scene.settle()
+        for number in range(3):
+            scene.begin([number], max_tokens=50)
+        for _ in range(3):
+            scene.deliver_up()
+        while scene.down:
+            scene.deliver_down()
+        assert scene.core.outbox.retry_at == pytest.approx(scene.now_s + 0.02)  # what the fake server says
+        assert scene.core.wake_at == scene.core.outbox.retry_at
+        assert not scene.up
+        scene.wait()
+        assert len(scene.up) == 1
+
+    def test_an_interrupt_does_not_wait_for_room(self, scene):
+        scene.sessions.max_queued_turns = 1
+        scene.begin([1, 2], max_tokens=0)
+        scene.settle()
+        turns = [scene.begin([number], max_tokens=50) for number in range(4)]
+        for _ in range(4):
+            scene.deliver_up()
+        while scene.down:
+            scene.deliver_down()
+        cut = scene.core.begin_interrupt(1e9, at=2)
+        scene.settle()
+        assert events(cut)[-1].status.context_len == 2
+        assert [events(turn)[-1].status.finish_reason for turn in turns] == ["interrupted"] * 4
+        assert scene.context == [1, 2, 0, 1, 2, 3]
+
+    def test_who_waits_too_long_for_room_is_told_of_it(self, scene):
+        scene.sessions.max_queued_turns = 1
+        scene.begin([1], max_tokens=0)
+        scene.settle()
+        for number in range(3):
+            last = scene.begin([number], max_tokens=50)
+        for _ in range(3):
+            scene.deliver_up()
+        while scene.down:
+            scene.deliver_down()
+        scene.core.time_out(last)
+        with pytest.raises(ResourceExhausted):
+            last.next_event()
+
+    def test_without_numbers_none_is_overtaken(self):
+        scene = Scene(recovery=None)
+        scene.sessions.max_queued_turns = 1
+        turns = [scene.begin([number], max_tokens=2) for number in range(20)]
+        scene.settle()
+        context, answers = expected_of([([number], 2, 0) for number in range(20)])
+        assert [ids(events(turn)) for turn in turns] == answers
+        assert scene.context == context
+
+
+class TestNews:
+    """What befell the session is told to whoever asks first, whatever is asked."""
+
+    def lose(self, scene):
+        """The server computes the KV anew from what the window shows."""
+        scene.begin([1, 2], max_tokens=2)
+        scene.settle()
+        scene.sessions.rebuild()
+
+    @pytest.mark.parametrize("options", [{"max_tokens": 0}, {"max_tokens": 0, "rewind_to": 1}])
+    def test_a_call_that_returns_a_status_says_it(self, scene, options):
+        self.lose(scene)
+        turn = scene.begin([3], **options)
+        scene.settle()
+        [told] = events(turn)[-1].status.resumed
+        assert not told.exact
+        assert list(scene.core.news.past) == [told]
+
+    def test_a_keepalive_that_finds_out_says_it_at_once_and_with_the_next_turn(self, scene):
+        self.lose(scene)
+        scene.wait()  # the keep-alive is due
+        scene.settle()
+        [told] = scene.core.news.past
+        assert not told.same_tokens
+        assert scene.core.news.take_uncalled() == [told]
+        assert scene.core.news.take_uncalled() == []
+        turn, later = scene.begin([3], max_tokens=0), scene.begin([4], max_tokens=0)
+        scene.settle()
+        assert events(turn)[-1].status.resumed == (told,)
+        assert events(later)[-1].status.resumed == ()
+
+    def test_an_interrupt_says_it(self, scene):
+        self.lose(scene)
+        scene.wait()
+        scene.settle()
+        cut = scene.core.begin_interrupt(1e9, at=2)
+        scene.settle()
+        assert len(events(cut)[-1].status.resumed) == 1
+
+    def test_tokens_and_numerics_are_told_apart(self, scene):
+        scene.begin([1, 2], max_tokens=2)
+        scene.settle()
+        scene.break_stream()
+        turn = scene.begin([3], max_tokens=1)
+        scene.settle()
+        lives = events(turn)[0]
+        assert (lives.same_tokens, lives.same_numerics, lives.exact) == (True, True, True)
+        scene.kill()
+        turn = scene.begin([3], max_tokens=1)
+        scene.settle()
+        anew = events(turn)[0]
+        assert (anew.same_tokens, anew.same_numerics, anew.exact) == (True, False, False)
 
 
 class TestBargeIn:
@@ -607,7 +730,7 @@ class TestBargeIn:
         last = scene.begin([9], max_tokens=1)
         scene.settle()
         assert scene.context[: len(before)] == before
-        assert events(last)[0].exact
+        assert events(last)[0].same_tokens
         assert events(turn)[-1].status.finish_reason == "interrupted"
 
     def test_a_cut_that_is_refused_leaves_all_as_it_was(self, scene):
@@ -632,7 +755,7 @@ class TestBargeIn:
         assert scene.context[:6] == [1, 2, *answer, 3]
 
     def test_a_cut_that_is_refused_for_a_gap_is_sent_again(self, scene):
-        """A turn before the cut was refused for want of room. The cut came back as a gap, and from then on waited for
+        """A turn before the cut was refused. The cut came back as a gap, and from then on waited for
         its own answer: nothing was sent any more, and the timer of the keep-alive span."""
         scene.begin([1, 2], max_tokens=0)
         scene.settle()
@@ -640,7 +763,7 @@ class TestBargeIn:
 
         def refuse(message, send):
             if list(message.inputs[0].shape) == [1, 3] and is_full.pop():
-                send(error(message.id, "RESOURCE_EXHAUSTED: 1 turns wait in this session already [retry_after_ms=200]"))
+                send(error(message.id, "CONTEXT_FULL: send less"))
             else:
                 take(message, send)
 
@@ -651,7 +774,7 @@ class TestBargeIn:
         cut = scene.core.begin_interrupt(1e9, at=2)
         scene.settle()
         assert events(cut)[-1].status.context_len == 2
-        with pytest.raises(ResourceExhausted):
+        with pytest.raises(ContextFull):
             events(full)
         assert events(behind)[-1].status.context_len == 4
         assert scene.context == [1, 2, 3, 7]
@@ -845,7 +968,9 @@ class TestAnEndThatTritonRefuses:
         scene.sessions.forget_sequences()
         turn = scene.begin([3], max_tokens=2)
         end = self.close(scene)
-        assert ids(events(turn)) == expected_of([([1, 2], 2, 0), ([3], 2, 0)])[1][1]
+        *tokens, interrupted = events(turn)
+        assert interrupted.status.finish_reason == "interrupted"
+        assert ids(tokens) == expected_of([([1, 2], 2, 0), ([3], 2, 0)])[1][1][: len(ids(tokens))]
         assert end.result.finish_reason == "closed"
 
     def test_one_that_is_gone_is_not_opened_anew_to_be_closed(self, scene):
@@ -870,7 +995,7 @@ def test_what_was_rebuilt_is_told_once_with_the_turn(scene):
     scene.settle()
     *tokens, told, end = events(turn)
     assert [type(event) for event in tokens] == [Tokens, Tokens]
-    assert told == Resumed(exact=False, reason=told.reason)
+    assert told == Resumed(same_tokens=False, same_numerics=False, reason=told.reason)
     assert "window" in told.reason
     assert end.status.rebuilt
     assert [event for event in events(later) if isinstance(event, Resumed)] == []

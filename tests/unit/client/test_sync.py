@@ -386,6 +386,56 @@ class TestKeepalive:
         wait_until(lambda: server.num_ended_streams == 1)
 
 
+class TestOneSessionsFault:
+    """It ended the thread that keeps all sessions of the client alive."""
+
+    def test_it_stops_no_other_sessions_timer(self, client, server, monkeypatch):
+        server.expires_in_s = 0.15
+        with client.session() as faulty, client.session() as other:
+            monkeypatch.setattr(faulty._core, "tick", lambda: 1 / 0)
+            faulty.append([1])
+            other.append([1])
+            num_requests = len(server.requests)
+            wait_until(lambda: len(server.requests) >= num_requests + 3)
+            assert {option(request) for request in server.requests[num_requests:]} == {other.id}
+            with pytest.raises(InternalError, match="division by zero"):
+                faulty.append([2])
+
+    def test_nor_does_one_in_the_timer_itself(self, client, server, monkeypatch):
+        server.expires_in_s = 0.15
+        with client.session() as faulty, client.session() as other:
+            monkeypatch.setattr(faulty._stream, "tick", lambda: 1 / 0)
+            faulty.append([1])
+            other.append([1])
+            num_requests = len(server.requests)
+            wait_until(lambda: len(server.requests) >= num_requests + 3)
+
+    def test_a_close_that_raises_keeps_no_other_session_open_and_no_channel(self, server, monkeypatch):
+        client = Client(server.address, timeout_s=20.0)
+        sessions = [client.session() for _ in range(3)]
+        for session in sessions:
+            session.append([1])
+            monkeypatch.setattr(session, "_finish_close", _failing(session._finish_close, session is sessions[1]))
+        with pytest.raises(ZeroDivisionError):
+            client.close()
+        assert client._connection.is_closed
+        assert sum(end for _, end in server.flags()) == 3
+        assert [session._core.state.value for session in sessions] == ["closed"] * 3
+
+
+def option(request):
+    return request.parameters["sequence_id"].int64_param
+
+
+def _failing(close, fails):
+    def close_and_fail(end):
+        close(end)
+        if fails:
+            raise ZeroDivisionError
+
+    return close_and_fail
+
+
 class TestClosing:
     def test_close_returns_the_last_status(self, client):
         session = client.session()

@@ -12,6 +12,8 @@ from microturn_client import ConnectionLost, Resumed, Tokens
 from microturn_client.testing import FakeServer
 from microturn_gateway.sessions import events_of
 
+LIVES = Resumed(same_tokens=True, same_numerics=True, reason="the session lives")
+CHANGED = Resumed(same_tokens=False, same_numerics=False, reason="the session has changed meanwhile")
 HELLO, THERE = Tokens("Hello", (7,), 3), Tokens(" there", (8,), 4)
 
 
@@ -25,12 +27,12 @@ async def _said(*events: Any) -> AsyncIterator[Any]:
 
 
 def test_a_session_that_is_the_same_goes_on_without_a_word() -> None:
-    assert asyncio.run(_heard(_said(Resumed(True, "the session lives"), HELLO, THERE))) == [HELLO, THERE]
+    assert asyncio.run(_heard(_said(LIVES, HELLO, THERE))) == [HELLO, THERE]
 
 
 def test_one_that_is_not_the_same_is_lost() -> None:
     with pytest.raises(ConnectionLost, match="has changed meanwhile"):
-        asyncio.run(_heard(_said(HELLO, Resumed(False, "the session has changed meanwhile"), THERE)))
+        asyncio.run(_heard(_said(HELLO, CHANGED, THERE)))
 
 
 def test_a_stream_that_breaks_changes_nothing_of_what_is_said() -> None:
