@@ -21,7 +21,7 @@ E2E_WORKERS ?= 0
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo serve gateway simulate test test-fast test-all test-unit test-oracles test-e2e check client-sync sbom check-deploy deploy-tools image-test clean \
+.PHONY: help setup model demo serve gateway simulate test test-fast test-all test-unit test-oracles test-e2e check client-sync client-messages sbom check-deploy deploy-tools image-test clean \
 	bench-overhead bench-turns bench-beat bench-peers llama-server bench-engine bench-prefixes bench-endless bench-kv \
 	bench-weights bench-parked bench-client bench-telemetry bench-plan bench-host gpu-report fleet soak load load-ui capacity
 
@@ -102,6 +102,12 @@ $(SBOM_INSTALLED): $(INSTALLED)
 
 client-sync: setup  ## generate the client for threads from the one for asyncio
 	$(BIN)/python client/generate_sync.py
+
+# In an environment of its own: the oldest protoc whose messages every protobuf that the client allows can load.
+client-messages:  ## generate the client's protobuf messages from client/microturn_client/_messages.proto
+	$(PYTHON) -m venv .venv/protoc
+	.venv/protoc/bin/python -m pip install --quiet --disable-pip-version-check 'grpcio-tools==1.66.2'
+	cd client && ../.venv/protoc/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. microturn_client/_messages.proto
 
 deploy-tools: $(DEPLOY_INSTALLED)
 	@deploy/tools.sh $(TOOLS)

@@ -1,7 +1,5 @@
 """Client for Microturn streaming sessions: chunks in, tokens out, over one gRPC stream per session."""
 
-from importlib import metadata as _metadata
-
 from microturn_client._aio import AsyncClient
 from microturn_client._aio_session import AsyncSession
 from microturn_client._aio_turn import AsyncTurn
@@ -32,6 +30,7 @@ from microturn_client._retry import Recovery
 from microturn_client._sync import Client
 from microturn_client._sync_session import Session
 from microturn_client._sync_turn import Turn
+from microturn_client._version import __version__ as __version__
 from microturn_client._wire import SessionId
 
 __all__ = [
@@ -76,8 +75,3 @@ __all__ = [
     "Unavailable",
     "Usage",
 ]
-
-try:
-    __version__ = _metadata.version("microturn-client")
-except _metadata.PackageNotFoundError:  # runs from its sources, without being installed
-    __version__ = "unknown"

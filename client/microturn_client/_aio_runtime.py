@@ -21,17 +21,18 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-import grpc
-from tritonclient.grpc import service_pb2_grpc
-
-from microturn_client._errors import ConnectionLost, InternalError, MicroturnError, from_grpc
+from microturn_client._errors import ConnectionLost, InternalError, MicroturnError, from_failure
 from microturn_client._events import Event, Resumed
+from microturn_client._messages_pb2 import ModelInferRequest
 from microturn_client._pending_turn import PendingTurn
 from microturn_client._session_core import SessionCore
 from microturn_client._session_state import SessionState
-from microturn_client._wire import CHANNEL_OPTIONS, Metadata, ModelInferRequest, read_route
+from microturn_client._stub import InferenceStub
+from microturn_client._wire import CHANNEL_OPTIONS, Metadata, read_route
 
 if TYPE_CHECKING:
+    import grpc
+
     from microturn_client._aio_session import AsyncSession
 
 # After END is answered the server ends the stream by itself; a server that does not is not waited for.
@@ -53,6 +54,8 @@ class AsyncConnection:
     """
 
     def __init__(self, address: str, credentials: grpc.ChannelCredentials | None) -> None:
+        import grpc.aio  # noqa: F401  # here and not on the event loop: it takes a while
+
         self.is_closed = False
         self._address = address
         self._credentials = credentials
@@ -60,14 +63,16 @@ class AsyncConnection:
         self._sessions: weakref.WeakSet[AsyncSession] = weakref.WeakSet()
 
     @property
-    def stub(self) -> Any:
+    def stub(self) -> InferenceStub:
         """For calls of the server."""
         if self._channel is None:  # made late, since it belongs to the event loop that runs now
+            import grpc
+
             if self._credentials is None:
                 self._channel = grpc.aio.insecure_channel(self._address, options=CHANNEL_OPTIONS)
             else:
                 self._channel = grpc.aio.secure_channel(self._address, self._credentials, options=CHANNEL_OPTIONS)
-        return service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        return InferenceStub(self._channel)
 
     def stream(self, core: SessionCore, open_call: OpenCall, tell: TellRef) -> AsyncStream:
         """Streams for one session, which is told what befalls it."""
@@ -248,13 +253,11 @@ class AsyncStream:
                     is_first = False
                 self.core.receive(message)
                 self.flush()
-        except grpc.RpcError as failure:
-            error = from_grpc(failure.code(), failure.details())
         except asyncio.CancelledError:
             error = ConnectionLost("the stream was cancelled on this side")
             raise
         except Exception as failure:
-            error = InternalError(f"the client itself failed while reading: {failure!r}")
+            error = from_failure(failure)
         finally:
             call.messages.cancel()
             call.end()

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import cast
 
-import numpy as np
-from numpy.typing import NDArray
-
-from microturn_client._inputs import TurnInput
+from microturn_client._inputs import SupportsDLPack, TurnInput, host_array, is_array
 
 # Chunks that may wait; a source that is faster waits itself.
 MAX_WAITING = 64
@@ -42,7 +39,7 @@ class Coalescer:
 
     def put(self, chunk: TurnInput) -> None:
         """Adds a chunk: text, token ids, or embeddings ``[n, hidden]``."""
-        self._waiting.append(chunk)
+        self._waiting.append(host_array(chunk) if is_array(chunk) else chunk)
 
     def take(self) -> tuple[TurnInput, int]:
         """As many of the oldest as can be one input, as one; and how many they were.
@@ -59,7 +56,7 @@ class Coalescer:
 def _kind(chunk: TurnInput) -> str:
     if isinstance(chunk, str | bytes):
         return type(chunk).__name__
-    return "embeds" if isinstance(chunk, np.ndarray) and chunk.dtype.kind == "f" else "ids"
+    return "embeds" if is_array(chunk) and host_array(chunk).dtype.kind == "f" else "ids"
 
 
 def _joined(chunks: Sequence[TurnInput]) -> TurnInput:
@@ -71,7 +68,8 @@ def _joined(chunks: Sequence[TurnInput]) -> TurnInput:
     if isinstance(first, bytes):
         return b"".join(chunk for chunk in chunks if isinstance(chunk, bytes))
     if _kind(first) == "embeds":
-        embeds: NDArray[Any] = np.concatenate([np.asarray(chunk) for chunk in chunks])
+        import numpy as np
+
+        embeds: SupportsDLPack = np.concatenate([host_array(chunk) for chunk in chunks if is_array(chunk)])
         return embeds
-    joined: NDArray[Any] = np.concatenate([np.asarray([] if ids is None else ids, dtype=np.int64) for ids in chunks])
-    return joined
+    return [token_id for ids in chunks if ids is not None for token_id in cast("Sequence[int]", ids)]

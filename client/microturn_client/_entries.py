@@ -17,8 +17,6 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from microturn_client._inputs import InputTensor, encode_input
 
 # Stand among token ids for an embedding, and for what the server did not tell.
@@ -201,6 +199,6 @@ class Entries:
             data = bytes(self._texts[text_start : self._text_ends[index]])
             tensor = InputTensor("text_input", "BYTES", (1, 1), data, is_empty=len(data) == 4)
         elif tensor is None:
-            tensor = encode_input(np.asarray(input_ids))
+            tensor = encode_input(input_ids)
         manner = self._manners[bisect_right(self._manner_starts, index) - 1]
         return Entry(tensor, manner, start, input_ids, self._ids[output_at:end], bool(self._settled[index]))

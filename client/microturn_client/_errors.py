@@ -25,9 +25,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import grpc
+if TYPE_CHECKING:
+    import grpc
 
 
 class MicroturnError(Exception):
@@ -178,24 +179,24 @@ _TRITON_PHRASES: tuple[tuple[str, type[MicroturnError]], ...] = (
 )
 
 # A failure of the stream itself. Where it does not prove that the turn was refused, the outcome is not known.
-_GRPC_STATUS: Mapping[grpc.StatusCode, type[MicroturnError]] = {
-    grpc.StatusCode.OK: ConnectionLost,
-    grpc.StatusCode.CANCELLED: ConnectionLost,
-    grpc.StatusCode.UNKNOWN: ConnectionLost,
-    grpc.StatusCode.INVALID_ARGUMENT: InvalidArgument,
-    grpc.StatusCode.DEADLINE_EXCEEDED: TurnTimeout,
-    grpc.StatusCode.NOT_FOUND: NotFound,
-    grpc.StatusCode.ALREADY_EXISTS: FailedPrecondition,
-    grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
-    grpc.StatusCode.UNAUTHENTICATED: PermissionDenied,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: ResourceExhausted,
-    grpc.StatusCode.FAILED_PRECONDITION: FailedPrecondition,
-    grpc.StatusCode.ABORTED: ConnectionLost,
-    grpc.StatusCode.OUT_OF_RANGE: InvalidArgument,
-    grpc.StatusCode.UNIMPLEMENTED: FailedPrecondition,
-    grpc.StatusCode.INTERNAL: ConnectionLost,
-    grpc.StatusCode.UNAVAILABLE: ConnectionLost,
-    grpc.StatusCode.DATA_LOSS: ConnectionLost,
+_GRPC_STATUS: Mapping[str, type[MicroturnError]] = {
+    "OK": ConnectionLost,
+    "CANCELLED": ConnectionLost,
+    "UNKNOWN": ConnectionLost,
+    "INVALID_ARGUMENT": InvalidArgument,
+    "DEADLINE_EXCEEDED": TurnTimeout,
+    "NOT_FOUND": NotFound,
+    "ALREADY_EXISTS": FailedPrecondition,
+    "PERMISSION_DENIED": PermissionDenied,
+    "UNAUTHENTICATED": PermissionDenied,
+    "RESOURCE_EXHAUSTED": ResourceExhausted,
+    "FAILED_PRECONDITION": FailedPrecondition,
+    "ABORTED": ConnectionLost,
+    "OUT_OF_RANGE": InvalidArgument,
+    "UNIMPLEMENTED": FailedPrecondition,
+    "INTERNAL": ConnectionLost,
+    "UNAVAILABLE": ConnectionLost,
+    "DATA_LOSS": ConnectionLost,
 }
 
 
@@ -213,7 +214,16 @@ def from_wire(text: str) -> MicroturnError:
 
 def from_grpc(status: grpc.StatusCode, details: str | None) -> MicroturnError:
     """The exception for the end of a stream that still had something to deliver."""
-    kind = _GRPC_STATUS.get(status, ConnectionLost)
+    kind = _GRPC_STATUS.get(status.name, ConnectionLost)
     if details and "failed to connect" in details and "Socket closed" in details:
         details += "; what listens there takes no plain text: for TLS, give the client credentials="
     return kind(f"the stream ended: {details or 'no reason given'} (gRPC {status.name})")
+
+
+def from_failure(failure: Exception) -> MicroturnError:
+    """The exception for what ended a stream or a call: an error of gRPC's, or a fault of this client."""
+    import grpc  # with the first client that is made: it takes longer to import than all that is here
+
+    if isinstance(failure, grpc.RpcError):
+        return from_grpc(failure.code(), failure.details())
+    return InternalError(f"the client itself failed: {failure!r}")

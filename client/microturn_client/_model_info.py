@@ -6,9 +6,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-from tritonclient.grpc import model_config_pb2
-
 from microturn_client._errors import ProtocolError
+from microturn_client._messages_pb2 import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class ModelInfo:
     limits: Limits
 
 
-def parse_model_info(config: model_config_pb2.ModelConfig) -> ModelInfo:
+def parse_model_info(config: ModelConfig) -> ModelInfo:
     """Reads a model's config; limits that it does not know are left aside.
 
     Raises:

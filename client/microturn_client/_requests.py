@@ -12,11 +12,11 @@ from collections.abc import Mapping
 
 from microturn_client._errors import InvalidArgument
 from microturn_client._inputs import InputTensor
+from microturn_client._messages_pb2 import ModelInferRequest
 from microturn_client._options import BRANCH_OPTIONS, DEFAULT_MAX_TOKENS, DEFAULTS, ONE_TURN_OPTIONS
 from microturn_client._pending_turn import PendingTurn
 from microturn_client._wire import (
     Metadata,
-    ModelInferRequest,
     SessionId,
     add_options,
     build_request,

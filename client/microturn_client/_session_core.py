@@ -31,6 +31,7 @@ from microturn_client._errors import (
     TurnTimeout,
 )
 from microturn_client._inputs import InputTensor, encode_input
+from microturn_client._messages_pb2 import ModelInferRequest, ModelStreamInferResponse
 from microturn_client._new_turn import new_turn
 from microturn_client._news import News
 from microturn_client._outbox import Outbox
@@ -41,7 +42,7 @@ from microturn_client._retry import Recovery
 from microturn_client._session_state import KEEPALIVE_SHARE, SessionState
 from microturn_client._survival import Survival
 from microturn_client._transcript import Transcript
-from microturn_client._wire import ModelInferRequest, ModelStreamInferResponse, Response, SessionId, read_response
+from microturn_client._wire import Response, SessionId, read_response
 
 
 class SessionCore:

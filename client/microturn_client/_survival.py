@@ -30,11 +30,11 @@ from microturn_client._errors import (
     NotFound,
 )
 from microturn_client._events import REBUILT, Resumed, Status
+from microturn_client._messages_pb2 import ModelInferRequest
 from microturn_client._pending_turn import PendingTurn
 from microturn_client._replay import Replay
 from microturn_client._retry import Backoff, Patience, Recovery, Remedy, remedy_for
 from microturn_client._session_state import SessionState
-from microturn_client._wire import ModelInferRequest
 
 if TYPE_CHECKING:
     from microturn_client._session_core import SessionCore

@@ -7,12 +7,10 @@ import math
 from collections.abc import Iterator
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
-import grpc
-from tritonclient.grpc import service_pb2
-
-from microturn_client._errors import SessionClosed, from_grpc
+from microturn_client._errors import SessionClosed, from_failure
+from microturn_client._messages_pb2 import ModelConfigRequest, ModelInferRequest
 from microturn_client._model_info import ModelInfo, parse_model_info
 from microturn_client._opening import attached_core, new_core
 from microturn_client._options import SessionOptions
@@ -21,7 +19,10 @@ from microturn_client._session_core import SessionCore
 from microturn_client._session_state import DEFAULT_CLOSE_TIMEOUT_S, DEFAULT_TIMEOUT_S, Timeouts
 from microturn_client._sync_runtime import Connection
 from microturn_client._sync_session import OnResumed, Session
-from microturn_client._wire import Metadata, ModelInferRequest, SessionId
+from microturn_client._wire import Metadata, SessionId
+
+if TYPE_CHECKING:
+    import grpc
 
 
 class Client:
@@ -132,12 +133,12 @@ class Client:
             SessionClosed: when the client is closed.
         """
         self._check_open()
-        request = service_pb2.ModelConfigRequest(name=self._model)
+        request = ModelConfigRequest(name=self._model)
         try:
-            response = self._connection.stub.ModelConfig(request, timeout=self._timeout_s)
-            return parse_model_info(response.config)
-        except grpc.RpcError as failure:
-            raise from_grpc(failure.code(), failure.details()) from failure
+            response = self._connection.stub.model_config(request, timeout=self._timeout_s)
+        except Exception as failure:
+            raise from_failure(failure) from failure
+        return parse_model_info(response.config)
 
     def close(self, timeout_s: float = DEFAULT_CLOSE_TIMEOUT_S) -> None:
         """Closes all sessions, together within ``timeout_s`` seconds, then the connection."""
@@ -146,7 +147,7 @@ class Client:
         self._connection.close(partial(session._finish_close, end) for session, end in ends)
 
     def _open_stream(self, metadata: Metadata, requests: Iterator[ModelInferRequest]) -> Any:
-        return self._connection.stub.ModelStreamInfer(requests, metadata=metadata)
+        return self._connection.stub.stream_infer(requests, metadata=metadata)
 
     def __enter__(self) -> Self:
         return self

@@ -17,18 +17,19 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-import grpc
-from tritonclient.grpc import service_pb2_grpc
-
-from microturn_client._errors import ConnectionLost, InternalError, MicroturnError, from_grpc
+from microturn_client._errors import ConnectionLost, InternalError, MicroturnError, from_failure
 from microturn_client._events import Event, Resumed
+from microturn_client._messages_pb2 import ModelInferRequest
 from microturn_client._pending_turn import PendingTurn
 from microturn_client._session_core import SessionCore
 from microturn_client._session_state import SessionState
+from microturn_client._stub import InferenceStub
 from microturn_client._timer import TimerThread
-from microturn_client._wire import CHANNEL_OPTIONS, Metadata, ModelInferRequest, read_route
+from microturn_client._wire import CHANNEL_OPTIONS, Metadata, read_route
 
 if TYPE_CHECKING:
+    import grpc
+
     from microturn_client._sync_session import Session
 
 # After END is answered the server ends the stream by itself; a server that does not is not waited for.
@@ -50,11 +51,13 @@ class Connection:
     """
 
     def __init__(self, address: str, credentials: grpc.ChannelCredentials | None) -> None:
+        import grpc  # with the first client, since it takes longer than all that is here
+
         if credentials is None:
             channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
         else:
             channel = grpc.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
-        self.stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        self.stub = InferenceStub(channel)
         self._timer = TimerThread()
         self._release = weakref.finalize(self, _release, self._timer, channel)
 
@@ -246,10 +249,8 @@ class Stream:
                     self.core.requests.route = route or self.core.requests.route
                     self.core.receive(message)
                     self.flush()
-        except grpc.RpcError as failure:
-            error = from_grpc(failure.code(), failure.details())
         except Exception as failure:
-            error = InternalError(f"the client itself failed while reading: {failure!r}")
+            error = from_failure(failure)
             call.messages.cancel()
         finally:
             with self.lock:

@@ -13,14 +13,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from microturn_client._entries import EMBEDDING, PLAIN, UNKNOWN, Entries, Entry, Manner
 from microturn_client._events import Status
 from microturn_client._inputs import InputTensor, encode_input
 
 # A character has at most four bytes, and a token that is text has one: so many tokens say what is left of it.
 _NUM_GENERATED_AGAIN = 4
+
+_FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class Transcript:
         num_embeds = kept.count(EMBEDDING)
         ids = kept[: length - num_embeds]
         if ids:
-            self._entries.append(Entry(_as_tensor(ids), PLAIN, entry.start, ids, array("i")))
+            self._entries.append(Entry(encode_input(ids), PLAIN, entry.start, ids, array("i")))
         if num_embeds:
             tensor, start = _first_rows(entry.tensor, num_embeds), entry.start + len(ids)
             self._entries.append(Entry(tensor, PLAIN, start, kept[len(ids) :], array("i")))
@@ -192,21 +192,17 @@ def _pieces(entries: Iterable[Entry], *, by_ids: bool, generates_last: bool = Fa
         if by_ids or last.is_plain:
             plain += last.input_ids[: len(last.input_ids) - last.input_ids.count(EMBEDDING)]
         if is_embeds or not (by_ids or last.is_plain):
-            pieces += [Piece(_as_tensor(plain))] if plain else []
+            pieces += [Piece(encode_input(plain))] if plain else []
             pieces.append(Piece(last.tensor, {} if by_ids else last.options))
             plain = array("i")
         plain += last.output_ids
     if generates_last and last is not None:
         num_tokens = min(_NUM_GENERATED_AGAIN, len(last.output_ids))
-        given = _as_tensor(plain[: len(plain) - num_tokens])
+        given = encode_input(plain[: len(plain) - num_tokens])
         return [*pieces, Piece(given, {**last.manner.sampling, "ignore_eos": True, "max_tokens": num_tokens})]
-    return [*pieces, Piece(_as_tensor(plain))] if plain else pieces
-
-
-def _as_tensor(ids: array[int]) -> InputTensor:
-    return encode_input(np.asarray(ids))
+    return [*pieces, Piece(encode_input(plain))] if plain else pieces
 
 
 def _first_rows(tensor: InputTensor, num_rows: int) -> InputTensor:
-    rows = np.frombuffer(tensor.data, "<f4").reshape(tensor.shape[1:])[:num_rows]
-    return encode_input(rows)
+    hidden = tensor.shape[2]
+    return replace(tensor, shape=(1, num_rows, hidden), data=tensor.data[: num_rows * hidden * _FLOAT_BYTES])

@@ -10,15 +10,10 @@ from dataclasses import dataclass
 from typing import TypeAlias
 from urllib.parse import quote
 
-import numpy as np
-from tritonclient.grpc import service_pb2
-
 from microturn_client._errors import InvalidArgument, MicroturnError, ProtocolError, from_wire
 from microturn_client._events import Status, parse_status
 from microturn_client._inputs import InputTensor
-
-ModelInferRequest: TypeAlias = service_pb2.ModelInferRequest
-ModelStreamInferResponse: TypeAlias = service_pb2.ModelStreamInferResponse
+from microturn_client._messages_pb2 import ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
 
 SessionId = int | str
 Metadata: TypeAlias = tuple[tuple[str, str], ...]
@@ -119,8 +114,8 @@ def add_options(request: ModelInferRequest, options: Mapping[str, object]) -> No
 
 
 def _set_parameter(request: ModelInferRequest, name: str, value: object) -> None:
-    if isinstance(value, np.generic):
-        value = value.item()
+    if not isinstance(value, bool | int | float | str | list | tuple | Mapping) and hasattr(value, "item"):
+        value = value.item()  # a number of numpy's
     parameter = request.parameters[name]
     if isinstance(value, bool):
         parameter.bool_param = value
@@ -175,7 +170,7 @@ def read_response(message: ModelStreamInferResponse) -> Response:
         return Response(request_id, ProtocolError(f"a response cannot be read: {error}"), is_final=True)
 
 
-def _read_outputs(response: service_pb2.ModelInferResponse) -> Response:
+def _read_outputs(response: ModelInferResponse) -> Response:
     raw: dict[str, bytes] = {
         output.name: data for output, data in zip(response.outputs, response.raw_output_contents, strict=True)
     }

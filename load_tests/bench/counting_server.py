@@ -21,7 +21,8 @@ import grpc
 from tritonclient.grpc import service_pb2_grpc
 
 from microturn_client import AsyncClient
-from microturn_client._wire import Metadata, ModelInferRequest, ModelStreamInferResponse
+from microturn_client._messages_pb2 import ModelInferRequest, ModelStreamInferResponse
+from microturn_client._wire import Metadata
 from microturn_client.testing._messages import answer
 
 _STATUS = {

@@ -41,19 +41,19 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_takes_no_torch_and_no_server(python: Path, tmp_path: Path) -> None:
     program = "import importlib.metadata as m; print(*(d.name.lower() + '=' + d.version for d in m.distributions()))"
     installed = dict(item.split("=") for item in run(python, "-c", program, cwd=tmp_path).split())
-    assert {"microturn-client", "grpcio", "numpy", "tritonclient"} <= installed.keys()
+    assert {"microturn-client", "grpcio", "numpy", "protobuf"} <= installed.keys()
     assert installed.keys().isdisjoint(
-        {"torch", "transformers", "microturn", "starlette", "uvicorn", "nvidia-pytriton"}
+        {"torch", "transformers", "microturn", "starlette", "uvicorn", "nvidia-pytriton", "tritonclient"}
     )
     assert int(installed["numpy"].split(".")[0]) < 2, "Triton's Python backend aborts on text otherwise"
-    assert len(installed) < 16, installed
+    assert len(installed) < 9, installed
 
 
-def test_it_is_imported_in_less_than_half_a_second(python: Path, tmp_path: Path) -> None:
+def test_it_is_imported_in_at_most_150_ms(python: Path, tmp_path: Path) -> None:
     program = "import time; t = time.process_time(); import microturn_client; print(time.process_time() - t)"
     run(python, "-c", program, cwd=tmp_path)  # compiles nothing afterwards
     # The machine may be busy with something else: the best of some counts.
-    assert min(float(run(python, "-c", program, cwd=tmp_path)) for _ in range(5)) < 0.5
+    assert min(float(run(python, "-c", program, cwd=tmp_path)) for _ in range(5)) <= 0.15
 
 
 def test_a_users_program_is_sound_for_a_strict_type_checker(python: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
-from microturn_client._wire import ModelInferRequest, ModelStreamInferResponse
+from microturn_client._messages_pb2 import ModelInferRequest, ModelStreamInferResponse
 from simulation.world import World
 
 # A cancelled call is known to Triton after so long; a connection that is dead without a word after that long.

@@ -16,14 +16,8 @@ import numpy as np
 
 from microturn_client._errors import FailedPrecondition, MicroturnError, NotFound
 from microturn_client._inputs import InputTensor, encode_input
-from microturn_client._wire import (
-    ModelInferRequest,
-    ModelStreamInferResponse,
-    build_request,
-    mark_end,
-    mark_start,
-    read_response,
-)
+from microturn_client._messages_pb2 import ModelInferRequest, ModelStreamInferResponse
+from microturn_client._wire import build_request, mark_end, mark_start, read_response
 from simulation.network import Stream
 from simulation.plan import Act, Person
 from simulation.settings import SINK_TOKENS, WINDOW_TOKENS

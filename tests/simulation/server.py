@@ -7,7 +7,7 @@ from pathlib import Path
 
 from microturn.admin.drain import drain
 from microturn.errors import Unavailable
-from microturn_client._wire import ModelStreamInferResponse
+from microturn_client._messages_pb2 import ModelStreamInferResponse
 from simulation.backend import Backend
 from simulation.files import Disk
 from simulation.network import Delays, Stream

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from microturn_client._errors import ConnectionLost
+from microturn_client._messages_pb2 import ModelStreamInferResponse
 from microturn_client._session_core import SessionCore
-from microturn_client._wire import ModelStreamInferResponse
 from simulation.network import Stream
 from simulation.raw_person import Connect
 from simulation.world import Event, World

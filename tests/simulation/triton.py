@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from microturn_client._wire import ModelInferRequest, ModelStreamInferResponse
+from microturn_client._messages_pb2 import ModelInferRequest, ModelStreamInferResponse
 from simulation.batcher import SequenceBatcher, SequenceId
 from simulation.network import Stream
 from simulation.pb_utils import InferenceRequest, InferenceResponse, ResponseSender, Tensor

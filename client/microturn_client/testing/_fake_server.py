@@ -12,9 +12,10 @@ from typing import Any
 import grpc
 
 from microturn_client._aio import AsyncClient
+from microturn_client._messages_pb2 import ModelInferRequest, ModelStreamInferResponse
 from microturn_client._model_info import Limits, ModelInfo
 from microturn_client._sync import Client
-from microturn_client._wire import Metadata, ModelInferRequest, ModelStreamInferResponse, SessionId
+from microturn_client._wire import Metadata, SessionId
 from microturn_client.testing._fake_sessions import FakeSessions
 
 # Nothing is ever sent there.

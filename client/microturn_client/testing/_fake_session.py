@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from microturn_client._wire import ModelStreamInferResponse, SessionId
+from microturn_client._messages_pb2 import ModelStreamInferResponse
+from microturn_client._wire import SessionId
 from microturn_client.testing._fake_model import EMBEDDING, encode, split_at_boundary
 from microturn_client.testing._messages import FakeRequest
 

@@ -10,7 +10,8 @@ import secrets
 from collections.abc import Callable
 from typing import Any
 
-from microturn_client._wire import ModelInferRequest, SessionId
+from microturn_client._messages_pb2 import ModelInferRequest
+from microturn_client._wire import SessionId
 from microturn_client.testing._fake_model import decode, next_token
 from microturn_client.testing._fake_session import FakeSession, FakeTurn, RefusedError, Send
 from microturn_client.testing._messages import FakeRequest, answer, error, read_request

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
-from microturn_client._wire import ModelInferRequest, ModelStreamInferResponse, SessionId
+from microturn_client._messages_pb2 import ModelInferRequest, ModelStreamInferResponse
+from microturn_client._wire import SessionId
 
 # Options that say how a turn is delivered; one that is sent again may say them differently.
 _DELIVERY = frozenset({"session_key", "resume", "turn", "deadline_ms", "traceparent"})
@@ -60,7 +60,7 @@ def read_request(request: ModelInferRequest) -> FakeRequest:
         case "input_embeds":
             read.num_embeds = tensor.shape[1]
         case _:
-            read.input_ids = np.frombuffer(data, "<i4").tolist()
+            read.input_ids = array("i", data).tolist()
     return read
 
 
@@ -92,14 +92,14 @@ def answer(
         response.raw_output_contents.append(data)
 
     if token_ids:
-        add("output_ids", "INT32", [1, len(token_ids)], np.array(token_ids, "<i4").tobytes())
-        add("output_position", "INT32", [1, 1], np.array([position], "<i4").tobytes())
+        add("output_ids", "INT32", [1, len(token_ids)], array("i", token_ids).tobytes())
+        add("output_position", "INT32", [1, 1], array("i", [position]).tobytes())
         if logprobs is not None:
-            add("logprobs", "FP32", [1, len(logprobs)], np.array(logprobs, "<f4").tobytes())
+            add("logprobs", "FP32", [1, len(logprobs)], array("f", logprobs).tobytes())
     if text:
         add("text_output", "BYTES", [1, 1], _bytes_of(text))
     if appended_ids is not None:
-        add("appended_ids", "INT32", [1, len(appended_ids)], np.array(appended_ids, "<i4").tobytes())
+        add("appended_ids", "INT32", [1, len(appended_ids)], array("i", appended_ids).tobytes())
     if status is not None:
         add("status", "BYTES", [1, 1], _bytes_of(json.dumps(status)))
     return message

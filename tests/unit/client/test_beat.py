@@ -25,7 +25,7 @@ def test_chunks_of_a_kind_are_one(chunks, expected):
     given, num_chunks = waiting.take()
     assert num_chunks == len(chunks)
     assert not len(waiting)
-    assert (given == expected) if isinstance(given, str | bytes) else given.tolist() == expected
+    assert (given == expected) if isinstance(given, str | bytes) else np.asarray(given).tolist() == expected
 
 
 def test_chunks_of_other_kinds_wait():
