@@ -18,7 +18,7 @@ from load_tests.bench.pictures import draw_latencies
 from microturn.errors import MicroturnError
 from microturn.serve.child import running_server
 from microturn.zoo.store import resolve_model
-from microturn_client import Client, Session, Tokens, TurnEnd
+from microturn_client import Client, MessageRole, Session, Tokens, TurnEnd
 from microturn_client import MicroturnError as ClientError
 
 BEAT_S = 0.2
@@ -99,7 +99,7 @@ def _exchange(session: Session, text: str) -> Iterator[Sent]:
     yield _turn(session, None, role="assistant", max_tokens=40)
 
 
-def _turn(session: Session, text: str | None, *, role: str, max_tokens: int) -> Sent:
+def _turn(session: Session, text: str | None, *, role: MessageRole, max_tokens: int) -> Sent:
     """Sends a turn and prints what is generated as it comes."""
     started_s = time.perf_counter()
     generated: list[int] = []

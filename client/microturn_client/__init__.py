@@ -8,6 +8,7 @@ from microturn_client._errors import (
     ConnectionLost,
     ContextFull,
     DeadlineExceeded,
+    ErrorCode,
     Expired,
     FailedPrecondition,
     InternalError,
@@ -22,10 +23,19 @@ from microturn_client._errors import (
     TurnTimeout,
     Unavailable,
 )
-from microturn_client._events import Answer, Event, Resumed, Status, Timing, Tokens, TurnEnd, Usage
-from microturn_client._inputs import TurnInput
+from microturn_client._events import Answer, Event, FinishReason, Resumed, Status, Timing, Tokens, TurnEnd, Usage
+from microturn_client._inputs import SupportsDLPack, TurnInput
 from microturn_client._model_info import Limits, ModelInfo
-from microturn_client._options import AppendOptions, GenerationOptions, SessionOptions, TurnOptions
+from microturn_client._options import (
+    AppendOptions,
+    GenerationOptions,
+    History,
+    MessageRole,
+    OnOverlap,
+    Overflow,
+    SessionOptions,
+    TurnOptions,
+)
 from microturn_client._retry import Recovery
 from microturn_client._sync import Client
 from microturn_client._sync_session import Session
@@ -44,17 +54,23 @@ __all__ = [
     "ConnectionLost",
     "ContextFull",
     "DeadlineExceeded",
+    "ErrorCode",
     "Event",
     "Expired",
     "FailedPrecondition",
+    "FinishReason",
     "GenerationOptions",
+    "History",
     "InternalError",
     "InvalidArgument",
     "Limits",
+    "MessageRole",
     "MicroturnError",
     "ModelChanged",
     "ModelInfo",
     "NotFound",
+    "OnOverlap",
+    "Overflow",
     "PermissionDenied",
     "ProtocolError",
     "Recovery",
@@ -65,6 +81,7 @@ __all__ = [
     "SessionId",
     "SessionOptions",
     "Status",
+    "SupportsDLPack",
     "Timing",
     "Tokens",
     "Turn",

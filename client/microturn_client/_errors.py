@@ -25,10 +25,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 if TYPE_CHECKING:
     import grpc
+
+ErrorCode = Literal[
+    "INVALID_ARGUMENT",
+    "NOT_FOUND",
+    "EXPIRED",
+    "CONTEXT_FULL",
+    "RESOURCE_EXHAUSTED",
+    "FAILED_PRECONDITION",
+    "PERMISSION_DENIED",
+    "DEADLINE_EXCEEDED",
+    "UNAVAILABLE",
+    "INTERNAL",
+]
 
 
 class MicroturnError(Exception):
@@ -40,7 +53,7 @@ class MicroturnError(Exception):
         details: numbers that the server added, such as ``retry_after_ms``, ``turn`` or ``position``.
     """
 
-    code: ClassVar[str]
+    code: ClassVar[ErrorCode]
 
     def __init__(self, message: str, details: Mapping[str, int] | None = None) -> None:
         super().__init__(message, details)

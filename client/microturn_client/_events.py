@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TypeVar
+from typing import Literal, TypeVar, cast
 
 from microturn_client._errors import ProtocolError
+
+FinishReason = Literal["length", "stop", "append", "closed", "cancelled", "interrupted", "deadline"]
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ class Status:
         resumed: what befell the session since the status before, as this client knows it; mostly nothing.
     """
 
-    finish_reason: str
+    finish_reason: FinishReason
     stop_reason: int | str | None
     turn: int
     context_len: int
@@ -173,7 +175,7 @@ def parse_status(text: bytes, appended_ids: tuple[int, ...] | None) -> Status:
         usage, timing = _mapping(raw["usage"]), _mapping(raw["timing_ms"])
         stop, model = raw["stop_reason"], raw.get("model_fingerprint")
         return Status(
-            finish_reason=_typed(raw["finish_reason"], str),
+            finish_reason=cast("FinishReason", _typed(raw["finish_reason"], str)),
             stop_reason=stop if isinstance(stop, str) or stop is None else _typed(stop, int),
             turn=_typed(raw["turn"], int),
             context_len=_typed(raw["context_len"], int),

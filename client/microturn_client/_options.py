@@ -6,7 +6,12 @@ Values are checked by the server, which names the nearest option for one that it
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypedDict
+from typing import Literal, TypedDict
+
+MessageRole = Literal["system", "user", "assistant", "tool"]
+OnOverlap = Literal["queue", "interrupt"]
+Overflow = Literal["error", "window"]
+History = Literal["bounded", "whole"]
 
 
 class AppendOptions(TypedDict, total=False):
@@ -25,11 +30,11 @@ class AppendOptions(TypedDict, total=False):
         traceparent: W3C trace context that the server's spans join.
     """
 
-    role: str
+    role: MessageRole
     parse_special: bool
     return_appended_ids: bool
     turn: int
-    on_overlap: str
+    on_overlap: OnOverlap
     rewind_to: int
     deadline_ms: float
     traceparent: str
@@ -101,10 +106,10 @@ class SessionOptions(GenerationOptions, total=False):
 
     idle_timeout_s: float
     max_context: int
-    overflow: str
+    overflow: Overflow
     sink_tokens: int
     window_tokens: int
-    history: str
+    history: History
     tools: Sequence[Mapping[str, object]]
     session_priority: int
     session_key: str
@@ -114,7 +119,7 @@ class SessionOptions(GenerationOptions, total=False):
     resume: bool
     parse_special: bool
     return_appended_ids: bool
-    on_overlap: str
+    on_overlap: OnOverlap
     deadline_ms: float
 
 

@@ -6,12 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from microturn_client import MessageRole
 from microturn_gateway.context import Message
 from microturn_gateway.failures import Refusal
 from microturn_gateway.fields import Fields, read_text
 from microturn_gateway.options import take_generation_options
 
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_ROLES: Mapping[str, MessageRole] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
 
 # What frameworks send along and what changes nothing in an answer of ours.
 _WITHOUT_MEANING = (

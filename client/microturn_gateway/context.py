@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from microturn_client import MessageRole
+
 Content = str | tuple[int, ...]
 
 
@@ -29,7 +31,7 @@ def joined(one: Content, other: Content) -> Content | None:
 class Message:
     """Something that a role says: text, or token ids."""
 
-    role: str
+    role: MessageRole
     content: Content
 
 
@@ -50,7 +52,7 @@ class Piece:
         cuts: of an answer, in their order; empty for what a client sent.
     """
 
-    role: str
+    role: MessageRole
     content: Content
     end: int
     cuts: tuple[Cut, ...] = ()

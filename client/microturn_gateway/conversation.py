@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from microturn_client import MessageRole
 from microturn_gateway.context import Content, Message
 from microturn_gateway.failures import Refusal
 
@@ -25,7 +26,7 @@ class Item:
     """
 
     id: str
-    role: str
+    role: MessageRole
     content: Content
     status: str = "completed"
 

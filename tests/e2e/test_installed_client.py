@@ -64,6 +64,7 @@ def test_a_users_program_is_sound_for_a_strict_type_checker(python: Path, tmp_pa
         ("session.append(given", "session.append(3.5"),
         ('"max_tokens": 4, "deadline', '"max_token": 4, "deadline'),
         ("return told_end(event)", "return event.status"),
+        ('overflow="error"', 'overflow="eror"'),
     ]
     for right, wrong in slips:
         text = PROGRAM.read_text()
