@@ -21,6 +21,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
+from microturn_client._endpoint import Endpoint
 from microturn_client._errors import ConnectionLost, InternalError, MicroturnError, from_failure
 from microturn_client._events import Event, Resumed
 from microturn_client._messages_pb2 import ModelInferRequest
@@ -28,7 +29,7 @@ from microturn_client._pending_turn import PendingTurn
 from microturn_client._session_core import SessionCore
 from microturn_client._session_state import SessionState
 from microturn_client._stub import InferenceStub
-from microturn_client._wire import CHANNEL_OPTIONS, Metadata, read_route
+from microturn_client._wire import Metadata, read_route
 
 if TYPE_CHECKING:
     import grpc
@@ -49,16 +50,14 @@ class AsyncConnection:
         is_closed: ``close`` was called.
 
     Args:
-        address: ``host:port`` of the server's gRPC endpoint.
-        credentials: of the channel; without them it is plain text.
+        endpoint: the server.
     """
 
-    def __init__(self, address: str, credentials: grpc.ChannelCredentials | None) -> None:
+    def __init__(self, endpoint: Endpoint) -> None:
         import grpc.aio  # noqa: F401  # here and not on the event loop: it takes a while
 
         self.is_closed = False
-        self._address = address
-        self._credentials = credentials
+        self._endpoint = endpoint
         self._channel: grpc.aio.Channel | None = None
         self._sessions: weakref.WeakSet[AsyncSession] = weakref.WeakSet()
 
@@ -68,10 +67,11 @@ class AsyncConnection:
         if self._channel is None:  # made late, since it belongs to the event loop that runs now
             import grpc
 
-            if self._credentials is None:
-                self._channel = grpc.aio.insecure_channel(self._address, options=CHANNEL_OPTIONS)
+            to = self._endpoint
+            if to.credentials is None:
+                self._channel = grpc.aio.insecure_channel(to.address, options=to.channel_options)
             else:
-                self._channel = grpc.aio.secure_channel(self._address, self._credentials, options=CHANNEL_OPTIONS)
+                self._channel = grpc.aio.secure_channel(to.address, to.credentials, options=to.channel_options)
         return InferenceStub(self._channel)
 
     def stream(self, core: SessionCore, open_call: OpenCall, tell: TellRef) -> AsyncStream:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from microturn_client import _log
 from microturn_client._errors import Expired, FailedPrecondition, MicroturnError, NotFound, ResourceExhausted
 from microturn_client._pending_turn import PendingTurn
 from microturn_client._session_state import SessionState
@@ -45,6 +46,7 @@ def refused(core: SessionCore, turn: PendingTurn, request_id: str, error: Microt
     elif isinstance(error, NotFound | Expired) and core.state is SessionState.OPEN:
         core.state = SessionState.GONE
         core.failure = error
+        _log.is_lost(core.id, error)
         for waiting in core.outbox.give_up_unsent():
             waiting.fail(error)
 

@@ -22,6 +22,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 
+from microturn_client import _log
 from microturn_client._cuts import Cuts
 from microturn_client._errors import (
     ConnectionLost,
@@ -30,6 +31,7 @@ from microturn_client._errors import (
     SessionClosed,
     TurnTimeout,
 )
+from microturn_client._events import REBUILT
 from microturn_client._inputs import InputTensor, encode_input
 from microturn_client._messages_pb2 import ModelInferRequest, ModelStreamInferResponse
 from microturn_client._new_turn import new_turn
@@ -290,6 +292,8 @@ class SessionCore:
         if turn is self.end:
             self.state = SessionState.CLOSED
         elif self.cuts.has_ended(turn):
+            if response.status.rebuilt and not turn.is_passing:
+                _log.goes_on(self.id, is_same=REBUILT.exact, reason=REBUILT.reason)
             self.cuts.write_down(turn)
             if turn.is_cut:
                 self.cuts.is_confirmed(turn)
@@ -307,6 +311,8 @@ class SessionCore:
         self.failure = error
         is_closing = self.end is not None or self.state is SessionState.CLOSED
         self.state = SessionState.CLOSED if is_closing else SessionState.LOST
+        if not is_closing:
+            _log.is_lost(self.id, error)
 
     # ---- time ----------------------------------------------------------------------------------------------------
 

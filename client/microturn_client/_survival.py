@@ -21,6 +21,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from microturn_client import _log
 from microturn_client._errors import (
     Expired,
     FailedPrecondition,
@@ -82,12 +83,14 @@ class Survival:
         return True
 
     def _break(self, core: SessionCore, error: MicroturnError) -> None:
+        _log.no_stream(core.id, error, is_first=self._loss is None)
         self._loss = self._loss or error
         self._leave_stream(core, self._backoff.next_attempt_at(error.retry_after_ms))
         if not self._has_opened and self._backoff.is_exhausted(self._recovery.give_up_opening_s):
             core.lose(error)
         elif self._has_opened and self._backoff.is_exhausted(self._recovery.give_up_after_s):
             self._retry_at = math.inf
+            _log.is_lost(core.id, error)
             for turn in list(core.outbox):
                 turn.fail(error)
                 turn.leave()
@@ -132,6 +135,7 @@ class Survival:
         elif self._replay is not None or not core.transcript.is_replayable:
             core.state = SessionState.GONE
             core.failure = error
+            _log.is_lost(core.id, error)
             core.fail_all(error)
         else:
             self._break(core, error)
@@ -264,5 +268,6 @@ class Survival:
 
     def _announce(self, core: SessionCore, what: str, *, same_tokens: bool, same_numerics: bool) -> None:
         loss, self._loss = self._loss, None
+        _log.goes_on(core.id, is_same=same_tokens, reason=what)
         reason = what if loss is None else f"{what}, after: {loss}"
         core.news.happened(Resumed(same_tokens, same_numerics, reason), core.outbox)

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from microturn_client._errors import SessionClosed, from_failure
-from microturn_client._messages_pb2 import ModelConfigRequest, ModelInferRequest
+from microturn_client._endpoint import endpoint
+from microturn_client._errors import NotFound, SessionClosed, TurnTimeout, Unavailable, from_failure
+from microturn_client._messages_pb2 import ModelConfigRequest, ModelInferRequest, ModelReadyRequest
 from microturn_client._model_info import ModelInfo, parse_model_info
 from microturn_client._opening import attached_core, new_core
 from microturn_client._options import SessionOptions
@@ -29,31 +30,47 @@ class Client:
     """A connection to one server, for threads. Each session has a stream of its own on it.
 
     Args:
-        address: ``host:port`` of the server's gRPC endpoint.
+        address: ``host:port`` of the server's gRPC endpoint, or what else gRPC takes as a target; by default that in
+            the variable ``MICROTURN_ADDRESS``, or ``localhost:8001``.
         model: name of the model on the server.
         timeout_s: how many seconds of silence a turn survives, for sessions and turns that do not say: it fails where
             nothing came for its session for so long.
         total_timeout_s: seconds in which a turn must end, however much comes; unlimited unless told.
         recovery: how long and how often a session that was interrupted by a failure is taken up again, and how much of
             it is kept for that; None for sessions that end with their stream, whose turns are undone with it.
-        credentials: of the channel; without them it is plain text.
+        token: a bearer token, sent with every call as ``authorization``; by default that in ``MICROTURN_TOKEN``.
+            Beyond this machine it wants TLS.
+        credentials: of the channel, gRPC's; by default TLS with the authorities of the PEM file ``MICROTURN_CA_FILE``,
+            or without one plain text.
+        metadata: headers of every call. A name that ends in ``-bin`` has bytes.
+        channel_options: gRPC's, beside those that the client sets.
+
+    Raises:
+        InvalidArgument: metadata that cannot be sent, a token that would be sent in plain text beyond this machine, or
+            a file of authorities that cannot be read.
     """
 
     def __init__(
         self,
-        address: str,
+        address: str | None = None,
         *,
         model: str = "streaming_llm",
         timeout_s: float = DEFAULT_TIMEOUT_S,
         total_timeout_s: float = math.inf,
         recovery: Recovery | None = DEFAULT_RECOVERY,
+        token: str | None = None,
         credentials: grpc.ChannelCredentials | None = None,
+        metadata: Mapping[str, str | bytes] | None = None,
+        channel_options: Mapping[str, int | str] | None = None,
     ) -> None:
         self._model = model
         self._timeout_s = timeout_s
         self._total_timeout_s = total_timeout_s
         self._recovery = recovery
-        self._connection = Connection(address, credentials)
+        self._endpoint = endpoint(
+            address, token=token, credentials=credentials, metadata=metadata, channel_options=channel_options
+        )
+        self._connection = Connection(self._endpoint)
 
     def session(
         self,
@@ -134,11 +151,32 @@ class Client:
         """
         self._check_open()
         request = ModelConfigRequest(name=self._model)
+        ask = self._connection.stub.model_config
         try:
-            response = self._connection.stub.model_config(request, timeout=self._timeout_s)
+            response = ask(request, timeout=self._timeout_s, metadata=self._endpoint.metadata)
         except Exception as failure:
             raise from_failure(failure) from failure
         return parse_model_info(response.config)
+
+    def ready(self, timeout_s: float = 5.0) -> bool:
+        """Asks whether the server is there and its model takes turns; no session is needed.
+
+        Raises:
+            PermissionDenied: a proxy on the way refused the question.
+            MicroturnError: what answers is no inference server.
+            SessionClosed: when the client is closed.
+        """
+        self._check_open()
+        request = ModelReadyRequest(name=self._model)
+        ask = self._connection.stub.model_ready
+        try:
+            response = ask(request, timeout=timeout_s, metadata=self._endpoint.metadata)
+        except Exception as failure:
+            error = from_failure(failure)
+            if isinstance(error, Unavailable | NotFound | TurnTimeout):
+                return False
+            raise error from failure
+        return bool(response.ready)
 
     def close(self, timeout_s: float = DEFAULT_CLOSE_TIMEOUT_S) -> None:
         """Closes all sessions, together within ``timeout_s`` seconds, then the connection."""
@@ -147,7 +185,7 @@ class Client:
         self._connection.close(partial(session._finish_close, end) for session, end in ends)
 
     def _open_stream(self, metadata: Metadata, requests: Iterator[ModelInferRequest]) -> Any:
-        return self._connection.stub.stream_infer(requests, metadata=metadata)
+        return self._connection.stub.stream_infer(requests, metadata=(*self._endpoint.metadata, *metadata))
 
     def __enter__(self) -> Self:
         return self

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from microturn_client._endpoint import Endpoint
 from microturn_client._errors import ConnectionLost, InternalError, MicroturnError, from_failure
 from microturn_client._events import Event, Resumed
 from microturn_client._messages_pb2 import ModelInferRequest
@@ -25,7 +26,7 @@ from microturn_client._session_core import SessionCore
 from microturn_client._session_state import SessionState
 from microturn_client._stub import InferenceStub
 from microturn_client._timer import TimerThread
-from microturn_client._wire import CHANNEL_OPTIONS, Metadata, read_route
+from microturn_client._wire import Metadata, read_route
 
 if TYPE_CHECKING:
     import grpc
@@ -46,17 +47,17 @@ class Connection:
         stub: for calls of the server.
 
     Args:
-        address: ``host:port`` of the server's gRPC endpoint.
-        credentials: of the channel; without them it is plain text.
+        endpoint: the server.
     """
 
-    def __init__(self, address: str, credentials: grpc.ChannelCredentials | None) -> None:
+    def __init__(self, endpoint: Endpoint) -> None:
         import grpc  # with the first client, since it takes longer than all that is here
 
-        if credentials is None:
-            channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        options = endpoint.channel_options
+        if endpoint.credentials is None:
+            channel = grpc.insecure_channel(endpoint.address, options=options)
         else:
-            channel = grpc.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
+            channel = grpc.secure_channel(endpoint.address, endpoint.credentials, options=options)
         self.stub = InferenceStub(channel)
         self._timer = TimerThread()
         self._release = weakref.finalize(self, _release, self._timer, channel)

@@ -16,25 +16,14 @@ from microturn_client._inputs import InputTensor
 from microturn_client._messages_pb2 import ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
 
 SessionId = int | str
-Metadata: TypeAlias = tuple[tuple[str, str], ...]
-
-# A first prompt can be far above the 4 MiB that gRPC allows by itself; the server has limits of its own.
-CHANNEL_OPTIONS = (
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),
-    # gRPC waits up to two minutes between attempts; a server that restarts is back in seconds.
-    ("grpc.max_reconnect_backoff_ms", 1000),
-    # With pings, what is written to a connection that is dead is waited for 20 s, and without for a quarter of an hour.
-    # More than one in five minutes many servers do not allow.
-    ("grpc.keepalive_time_ms", 330_000),
-)
+Metadata: TypeAlias = tuple[tuple[str, str | bytes], ...]
 
 _RESERVED_NAMES = ("priority", "timeout", "headers")
 _RESERVED_PREFIXES = ("sequence_", "triton_")
 _INT64 = range(-(2**63), 2**63)
 
 # A proxy with several servers behind it tells by this which one it chose; said again, it chooses the same.
-_ROUTE = "x-session-route"
+_ID, _ROUTE = SESSION_METADATA = ("x-session-id", "x-session-route")
 
 
 def new_session_id() -> int:
@@ -59,7 +48,7 @@ def check_session_id(session_id: SessionId) -> SessionId:
 
 def stream_metadata(session_id: SessionId, route: str | None) -> Metadata:
     """The gRPC metadata of a session's stream: by these headers a proxy keeps the session with its server."""
-    metadata = (("x-session-id", quote(str(session_id), safe="")),)
+    metadata: Metadata = ((_ID, quote(str(session_id), safe="")),)
     return metadata if route is None else (*metadata, (_ROUTE, route))
 
 

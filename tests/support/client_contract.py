@@ -65,6 +65,9 @@ class ClientContract:
             assert session.context_len == position == len(PROMPT) + 12
             assert end.status.finish_reason == "length"
 
+    def test_a_server_that_is_there_is_ready(self, client: Client) -> None:
+        assert client.ready()
+
     def test_the_split_into_turns_plays_no_part(self, client: Client) -> None:
         with client.session() as session, client.session() as other:
             expected = generate(session, PROMPT)

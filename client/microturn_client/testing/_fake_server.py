@@ -251,6 +251,9 @@ class _FakeClient(Client):
     def model_info(self) -> ModelInfo:
         return ModelInfo(1, "fake", self._server.model_fingerprint, self._server._limits)
 
+    def ready(self, timeout_s: float = 5.0) -> bool:
+        return not self._server._is_down
+
 
 class _FakeAsyncClient(AsyncClient):
     def __init__(self, server: FakeServer, **options: Any) -> None:
@@ -262,3 +265,6 @@ class _FakeAsyncClient(AsyncClient):
 
     async def model_info(self) -> ModelInfo:
         return ModelInfo(1, "fake", self._server.model_fingerprint, self._server._limits)
+
+    async def ready(self, timeout_s: float = 5.0) -> bool:
+        return not self._server._is_down

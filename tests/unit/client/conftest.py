@@ -108,6 +108,8 @@ class ScriptedServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         metadata: of each stream.
         script: replaces the answer to a request; None leaves it.
         num_ended_streams: how many streams are over.
+        is_ready: what it says when it is asked.
+        ready_metadata: of each such question.
     """
 
     def __init__(self) -> None:
@@ -115,6 +117,8 @@ class ScriptedServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.metadata: list[dict[str, str]] = []
         self.script: Script = lambda _request, _context: None
         self.num_ended_streams = 0
+        self.is_ready = True
+        self.ready_metadata: list[dict[str, str]] = []
         self.expires_in_s = 60.0
         self._context_lens: dict[object, int] = {}
         self._lock = threading.Lock()
@@ -134,6 +138,10 @@ class ScriptedServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         finally:
             with self._lock:
                 self.num_ended_streams += 1
+
+    def ModelReady(self, request, context):  # noqa: N802
+        self.ready_metadata.append(dict(context.invocation_metadata()))
+        return service_pb2.ModelReadyResponse(ready=self.is_ready and request.name == "streaming_llm")
 
     def answer(self, request: Request) -> Iterator[Message]:
         """What the contract says for a turn of ids."""

@@ -48,14 +48,15 @@ print("numpy" in sys.modules)
 
 
 def test_the_import_takes_at_most_150_ms():
-    """In time of a processor: the machine may be busy with something else, and for the same reason the best counts."""
-    program = "import time; t = time.process_time(); import microturn_client; print(time.process_time() - t)"
+    """In time of a processor, which grows where others use its caches: asyncio tells by how much. The best counts."""
 
-    def took_s() -> float:
+    def took_s(module: str) -> float:
+        program = f"import time; t = time.process_time(); import {module}; print(time.process_time() - t)"
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
         return float(done.stdout)
 
-    assert any(took_s() <= 0.15 for _ in range(5))
+    asyncio_alone_s = 0.045
+    assert any(took_s("microturn_client") <= 0.15 * max(1.0, took_s("asyncio") / asyncio_alone_s) for _ in range(5))
 
 
 def test_the_version_is_that_of_the_distribution():
@@ -155,7 +156,9 @@ asyncio.run(main())
 @pytest.mark.parametrize("program", FORGETFUL.values(), ids=FORGETFUL.keys())
 def test_the_interpreter_exits_in_silence(server, program):
     server.expires_in_s = 0.06
-    done = run(f"import asyncio, sys\nfrom microturn_client import AsyncClient, Client\n{program}", server.address)
+    # gRPC takes a while to import, and asyncio's debug mode would print that a step of its loop took so long.
+    imports = "import asyncio, grpc, sys\nfrom microturn_client import AsyncClient, Client"
+    done = run(f"{imports}\n{program}", server.address)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 

@@ -18,6 +18,7 @@ PRINTED = [
     r"the branch has \d+ tokens more; 1 were heard at first\n",
     r"(\[\d chunks, \d+ ms late\][a-z ])+\n?",
     r"[a-z ]{12}",
+    r"it is ready to answer\n",
     r"ask for less: .*max_context=64\n",
     r"35 tokens, the same: True\n",
 ]
