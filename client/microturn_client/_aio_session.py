@@ -16,7 +16,7 @@ from microturn_client._errors import MicroturnError
 from microturn_client._events import Event, Resumed, Status
 from microturn_client._inputs import TurnInput, encode_input
 from microturn_client._new_turn import begin_ask
-from microturn_client._options import AppendOptions, TurnOptions
+from microturn_client._options import AppendOptions, MessageRole, TurnOptions
 from microturn_client._pending_turn import PendingTurn
 from microturn_client._session_core import SessionCore
 from microturn_client._session_facts import SessionFacts
@@ -171,6 +171,35 @@ class AsyncSession(SessionFacts, AsyncIterator[Event]):
                 is_withdrawn = self._core.outbox.remove_unsent(turn._pending)
             error.add_note(_WITHDRAWN if is_withdrawn else _STAYS)
             raise
+
+    async def count_tokens(
+        self,
+        input: TurnInput,
+        /,
+        *,
+        role: MessageRole | None = None,
+        parse_special: bool | None = None,
+        timeout_s: float | None = None,
+    ) -> int:
+        """How many tokens an input would add to the context if it were answered now; it adds none.
+
+        Text that the server still holds is counted too, and what the chat template puts around a message. It waits for
+        the turns before it; :meth:`AsyncClient.count_tokens` waits for none.
+
+        Args:
+            input, role, parse_special: as with :meth:`append`.
+            timeout_s: as with :meth:`append`.
+
+        Raises:
+            ContextFull: it does not fit into the context.
+            MicroturnError: when the turn failed.
+        """
+        options: AppendOptions = {"count_only": True}
+        if role is not None:
+            options["role"] = role
+        if parse_special is not None:
+            options["parse_special"] = parse_special
+        return (await self.append(input, timeout_s=timeout_s, **options)).usage.input_tokens
 
     def stream(
         self, source: AsyncIterable[TurnInput], *, every_ms: float = 200.0, **options: Unpack[TurnOptions]

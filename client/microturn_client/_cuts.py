@@ -205,7 +205,7 @@ class Cuts:
         """Notes what a turn that has ended well has done to the context."""
         status = turn.result
         assert status is not None
-        if turn.is_passing:
+        if turn.is_passing or turn.options.get("count_only"):
             return
         if status.finish_reason == "cancelled":
             self._outbox.is_void(turn)

@@ -22,6 +22,8 @@ class AppendOptions(TypedDict, total=False):
             template of the model. Another role than that of the open message closes it and opens the next.
         parse_special: special tokens written inside the text count as such; else they are plain text.
         return_appended_ids: the status tells the ids that the input became.
+        count_only: nothing is appended and nothing generated: the status says in ``usage.input_tokens`` how many tokens
+            the input would become here, if it were answered.
         turn: the turn's number, that of the first being 0: sent again, it is answered again and not done again.
         on_overlap: ``queue`` waits for the turns that are not done, ``interrupt`` ends them: what was generated stays
             in the context, what waited is appended and not answered.
@@ -33,6 +35,7 @@ class AppendOptions(TypedDict, total=False):
     role: MessageRole
     parse_special: bool
     return_appended_ids: bool
+    count_only: bool
     turn: int
     on_overlap: OnOverlap
     rewind_to: int

@@ -78,6 +78,8 @@ class Requests:
 
     def max_tokens(self, tensor: InputTensor, options: Mapping[str, object]) -> object:
         """Said with every turn, so that it never depends on what START said."""
+        if options.get("count_only"):
+            return 0
         if options.get("max_tokens") is not None:
             return options["max_tokens"]
         return 0 if tensor.is_empty else self.options.get("max_tokens", DEFAULT_MAX_TOKENS)

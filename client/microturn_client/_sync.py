@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from microturn_client._endpoint import endpoint
 from microturn_client._errors import NotFound, SessionClosed, TurnTimeout, Unavailable, from_failure
+from microturn_client._inputs import TurnInput
 from microturn_client._messages_pb2 import ModelConfigRequest, ModelInferRequest, ModelReadyRequest
 from microturn_client._model_info import ModelInfo, parse_model_info
 from microturn_client._opening import attached_core, new_core
-from microturn_client._options import SessionOptions
+from microturn_client._options import MessageRole, SessionOptions
 from microturn_client._retry import DEFAULT_RECOVERY, Recovery
 from microturn_client._session_core import SessionCore
 from microturn_client._session_state import DEFAULT_CLOSE_TIMEOUT_S, DEFAULT_TIMEOUT_S, Timeouts
@@ -157,6 +158,27 @@ class Client:
         except Exception as failure:
             raise from_failure(failure) from failure
         return parse_model_info(response.config)
+
+    def count_tokens(
+        self, input: TurnInput, /, *, role: MessageRole | None = None, parse_special: bool | None = None
+    ) -> int:
+        """How many tokens an input would be as the first of a session, by the server's tokenizer; nothing is computed.
+
+        What the model puts before every context is counted, and with a ``role`` what its chat template puts around a
+        message. A session's own :meth:`~Session.count_tokens` counts behind what that session knows.
+
+        Args:
+            input: text (or its UTF-8 bytes), token ids, or embeddings.
+            role: whose message it is; without one it is plain text.
+            parse_special: special tokens written inside the text count as such.
+
+        Raises:
+            ContextFull: it is longer than the longest context.
+            MicroturnError: when the server does not say so.
+            SessionClosed: when the client is closed.
+        """
+        with self.session() as session:
+            return session.count_tokens(input, role=role, parse_special=parse_special)
 
     def ready(self, timeout_s: float = 5.0) -> bool:
         """Asks whether the server is there and its model takes turns; no session is needed.

@@ -68,6 +68,35 @@ class ClientContract:
     def test_a_server_that_is_there_is_ready(self, client: Client) -> None:
         assert client.ready()
 
+    def test_counting_appends_nothing(self, client: Client) -> None:
+        with client.session() as session:
+            session.append(PROMPT)
+            assert session.count_tokens([70, 71, 72]) == 3
+            assert session.count_tokens(None) == 0
+            num_text = session.count_tokens(" a word and some")
+            assert 0 < num_text <= 16
+            assert session.context_len == len(PROMPT)
+            before = session.context_len
+            session.turn(" a word and some", **{**GENERATE, "max_tokens": 1}).wait()
+            assert session.context_len == before + num_text + 1
+            with pytest.raises(ContextFull):
+                session.count_tokens(list(range(1, 60)) * 1000)
+
+    def test_counts_between_turns_play_no_part(self, client: Client) -> None:
+        with client.session() as session, client.session() as other:
+            session.append(PROMPT)
+            session.count_tokens([70])
+            answer = generate(session, [70, 71])
+            session.count_tokens("a text")
+            session.interrupt(heard_tokens=4)
+            other.append([*PROMPT, 70, 71, *answer[:4]])
+            assert generate(session, [73]) == generate(other, [73])
+
+    def test_a_client_counts_without_a_session_of_yours(self, client: Client) -> None:
+        assert client.count_tokens([1, 2, 3]) == 3
+        assert client.count_tokens("so the first thing I do") > 0
+        assert client.count_tokens(None) == 0
+
     def test_the_split_into_turns_plays_no_part(self, client: Client) -> None:
         with client.session() as session, client.session() as other:
             expected = generate(session, PROMPT)

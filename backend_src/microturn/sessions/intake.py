@@ -16,7 +16,7 @@ from microturn.sessions.turn import EmbedInput, TextInput, TokenInput, Turn, Tur
 def append_input(
     session: Session, turn: Turn, *, max_tokens: int, accounts: Accounts | None = None, undoes_cut: bool = True
 ) -> None:
-    """Cuts the context where the turn says so, and appends its input.
+    """Cuts the context where the turn says so, and appends its input; one that is only counted is taken back.
 
     Args:
         session: the turn's.
@@ -31,6 +31,8 @@ def append_input(
     check_number(session, turn)  # the turn before this one may have been refused since this one arrived
     turn.number = session.num_turns
     history = session.history
+    if turn.options.count_only and turn.options.rewind_to is not None:
+        raise InvalidArgument("count_only changes nothing: leave rewind_to out")
     cut_at = _cut_position(session, turn)
     turn.num_cut = len(history) - cut_at
     turn.checkpoint = history.cut(cut_at) if turn.num_cut else history.checkpoint()
@@ -40,6 +42,8 @@ def append_input(
         session.num_turns += not turn.is_keepalive
         if accounts is not None:
             accounts.check(session, max_tokens)
+        if turn.options.count_only:
+            history.roll_back(turn.checkpoint)
     except Exception:
         session.roll_back_input(turn)
         raise
@@ -150,7 +154,7 @@ def _encode(session: Session, turn: Turn, *, generates: bool) -> list[int]:
             given.text if isinstance(given, TextInput) else "",
             role=options.role,
             parse_special=options.parse_special,
-            flush=generates,
+            flush=generates or options.count_only,
             last_token_id=context.last_token_id,
             prepared=turn.prepared,
         )

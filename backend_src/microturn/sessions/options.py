@@ -163,6 +163,7 @@ class TurnOptions:
     ignore_eos: bool = _option(False, _boolean)
     logprobs: bool = _option(False, _boolean)
     return_appended_ids: bool = _option(False, _boolean)
+    count_only: bool = _option(False, _boolean)
     parse_special: bool = _option(False, _boolean)
     role: str | None = _option(None, _one_of(*ROLES))
     traceparent: str | None = _option(None, _traceparent)
@@ -198,7 +199,7 @@ class SessionOptions:
 
 
 # What START sets for other turn options is the default of the session's turns; these hold for their turn alone.
-OF_ONE_TURN = frozenset({"role", "traceparent", "turn", "rewind_to", "session_key", "tenant"})
+OF_ONE_TURN = frozenset({"role", "traceparent", "turn", "rewind_to", "session_key", "tenant", "count_only"})
 
 _TURN_OPTIONS = frozenset(option.name for option in fields(TurnOptions))
 _SESSION_OPTIONS = frozenset(option.name for option in fields(SessionOptions))

@@ -129,7 +129,8 @@ class Session:
         if self.running.generates:
             return len(self.context)
         # A turn that appends nothing needs nothing, even where the session has lost its pages.
-        return len(self.context) - 1 if self.running.num_input else 0
+        appends = self.running.num_input and not self.running.options.count_only
+        return len(self.context) - 1 if appends else 0
 
     @property
     def committed_len(self) -> int:

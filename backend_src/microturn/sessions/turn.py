@@ -268,20 +268,23 @@ class Turn:
     @property
     def interrupts(self) -> bool:
         """Whether it ends the turns before it; an empty one does so only if it says so itself, as with max_tokens."""
+        if self.options.count_only:
+            return False
         if is_empty(self.request.input) and not self.generates:
             return self.request.options.get("on_overlap") == "interrupt"
         return self.options.on_overlap == "interrupt"
 
     @property
     def is_keepalive(self) -> bool:
-        """Whether it asks for nothing; such a turn has no place among the others."""
+        """Whether it changes nothing; such a turn has no place among the others."""
         asks = self.generates or self.interrupts or self.options.role or self.options.rewind_to is not None
-        return is_empty(self.request.input) and not asks and not self.request.end and not self.is_numbered
+        changes = not self.options.count_only and (asks or not is_empty(self.request.input))
+        return not changes and not self.request.end and not self.is_numbered
 
     @property
     def max_tokens(self) -> int:
         """Tokens to generate at most: 16 by default; an empty input generates only if its own turn says so."""
-        if is_empty(self.request.input) and "max_tokens" not in self.request.options:
+        if self.options.count_only or (is_empty(self.request.input) and "max_tokens" not in self.request.options):
             return 0
         return 16 if self.options.max_tokens is None else self.options.max_tokens
 

@@ -40,18 +40,25 @@ class FakeTurn:
 
     @property
     def max_tokens(self) -> int:
+        if self.only_counts:
+            return 0
         default = 0 if self.request.is_empty else 16
         said = self.request.options if self.request.is_empty else self.options
         return int(said.get("max_tokens", default))
 
     @property
+    def only_counts(self) -> bool:
+        return bool(self.request.options.get("count_only"))
+
+    @property
     def interrupts(self) -> bool:
-        return bool(self.request.options.get("on_overlap") == "interrupt")
+        return not self.only_counts and bool(self.request.options.get("on_overlap") == "interrupt")
 
     @property
     def is_keepalive(self) -> bool:
-        asks = self.max_tokens or self.interrupts or "rewind_to" in self.request.options or self.request.end
-        return self.request.is_empty and not asks and not self.is_numbered
+        asks = self.max_tokens or self.interrupts or "rewind_to" in self.request.options
+        changes = not self.only_counts and (asks or not self.request.is_empty)
+        return not changes and not self.request.end and not self.is_numbered
 
 
 @dataclass(eq=False)
@@ -100,7 +107,9 @@ class FakeSession:
         start = len(self.context)
         if request.text:
             certain, held = (
-                (self.held + request.text, "") if max_tokens else split_at_boundary(self.held + request.text)
+                (self.held + request.text, "")
+                if max_tokens or turn.only_counts
+                else split_at_boundary(self.held + request.text)
             )
             turn.appended, self.held = encode(certain), held
         elif not request.is_empty or max_tokens:
@@ -114,6 +123,10 @@ class FakeSession:
         except RefusedError:
             self.context, self.held, self.marks = turn.before
             raise
+        if turn.only_counts:
+            self.context, self.held, self.marks = turn.before
+            self.num_turns += not turn.is_keepalive
+            return
         self.context += [*turn.appended, *[EMBEDDING] * request.num_embeds]
         if not request.is_empty or max_tokens:
             self.marks.append((start, len(self.context), self.held))
@@ -140,7 +153,7 @@ class FakeSession:
             "usage": {
                 "input_tokens": turn.num_input,
                 "output_tokens": len(turn.output),
-                "computed_tokens": turn.num_input + len(turn.output),
+                "computed_tokens": 0 if turn.only_counts else turn.num_input + len(turn.output),
                 "cached_tokens": 0,
             },
             "timing_ms": {"queue": 0.0, "restore": 0.0, "prefill": 0.0, "decode": 0.0, "total": 0.0},

@@ -188,6 +188,76 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(driver: FakeDr
     assert appended(say(driver, "rst ", max_tokens=0)) == "first "
 
 
+# ---- counting ------------------------------------------------------------------------------------------------------
+
+
+def count(driver: FakeDriver, given: Any, **values: Any) -> int:
+    answer = driver.turn(1, given, count_only=True, **values)
+    assert answer.token_ids == []
+    assert answer.status.finish_reason == "append"
+    assert answer.status.usage["computed_tokens"] == 0
+    return answer.status.usage["input_tokens"]
+
+
+def test_counting_says_what_would_be_appended_and_appends_nothing(driver: FakeDriver) -> None:
+    say(driver, "so the fi", start=True, max_tokens=0)
+    assert count(driver, TextInput("rst thing I")) == len("first thing I")
+    assert count(driver, TextInput("rst"), max_tokens=5) == len("first")
+    assert count(driver, [50, 51]) == len("fi") + 2
+    assert count(driver, ()) == 0
+    answer = say(driver, "rst", max_tokens=3)
+    assert appended(answer) == "first"
+    assert answer.token_ids == expected_tokens(ids_of("so the first"), 3)
+    assert answer.status.turn == 1, "a count has taken a number"
+
+
+def test_a_session_of_one_turn_counts(driver: FakeDriver) -> None:
+    answer = driver.turn(7, TextInput("so the first"), start=True, end=True, count_only=True, return_appended_ids=True)
+    assert answer.status.usage["input_tokens"] == 12
+    assert appended(answer) == "so the first"
+    assert driver.turn(7, [50]).code == "NOT_FOUND"
+
+
+def test_a_count_waits_for_the_answer_before_it_and_ends_none(driver: FakeDriver) -> None:
+    say(driver, "so", start=True, max_tokens=0, on_overlap="interrupt")
+    running, _ = driver.post(1, TextInput(" a"), max_tokens=6, on_overlap="queue")
+    driver.steps(2)
+    counting, _ = driver.post(1, TextInput("four"), count_only=True)
+    driver.run()
+    assert len(running.token_ids) == 6
+    assert counting.status.usage["input_tokens"] == 4
+    assert counting.status.context_len == running.status.context_len
+
+
+def test_a_count_that_waits_where_an_interrupt_comes_has_counted(driver: FakeDriver) -> None:
+    say(driver, "so", start=True, max_tokens=0)
+    running, _ = driver.post(1, TextInput(" a"), max_tokens=50)
+    driver.steps(3)
+    counting, _ = driver.post(1, TextInput("four"), count_only=True)
+    interrupt, _ = driver.post(1, TextInput(" b"), max_tokens=0, on_overlap="interrupt", return_appended_ids=True)
+    driver.run()
+    assert running.status.finish_reason == "interrupted"
+    assert counting.status.usage["input_tokens"] == 4
+    assert counting.status.context_len == running.status.context_len == 4 + len(running.token_ids)
+    assert appended(interrupt) + appended(say(driver, " c", max_tokens=1)) == " b c"
+
+
+def test_a_numbered_count_is_done_once(driver: FakeDriver) -> None:
+    say(driver, "so ", start=True, max_tokens=0, turn=0)
+    assert count(driver, TextInput("a b"), turn=1) == 3
+    again = driver.turn(1, TextInput("a b"), count_only=True, turn=1)
+    assert again.status.replayed
+    assert again.status.usage["input_tokens"] == 3
+    assert appended(say(driver, "c", max_tokens=1, turn=2)) == "c"
+
+
+def test_what_is_too_long_to_be_appended_is_not_counted(driver: FakeDriver) -> None:
+    say(driver, "so ", start=True, max_tokens=0)
+    assert driver.turn(1, TextInput("x" * 1000), count_only=True).code == "CONTEXT_FULL"
+    refused = driver.turn(1, TextInput("x"), count_only=True, rewind_to=0)
+    assert str(refused.error) == "INVALID_ARGUMENT: count_only changes nothing: leave rewind_to out"
+
+
 # ---- output --------------------------------------------------------------------------------------------------------
 
 
