@@ -9,6 +9,7 @@ from typing import Literal, TypeVar, cast
 
 from microturn_client._errors import ProtocolError
 
+TopLogprobs = tuple[tuple[tuple[int, float], ...], ...]
 FinishReason = Literal["length", "stop", "append", "closed", "cancelled", "interrupted", "deadline"]
 
 
@@ -22,12 +23,15 @@ class Tokens:
         position: absolute position in the session's context of the first of these tokens; of the next token when only
             text came.
         logprobs: natural-log probability of each id, when the turn asked for them.
+        top_logprobs: for each id the likeliest ids in its place with theirs, the likeliest first, when the turn asked
+            with a number.
     """
 
     text: str
     ids: tuple[int, ...]
     position: int
     logprobs: tuple[float, ...] | None = None
+    top_logprobs: TopLogprobs | None = None
 
 
 @dataclass(frozen=True)
@@ -142,12 +146,14 @@ class Answer:
         ids: all of its token ids.
         logprobs: natural-log probability of each id, when the turn asked for them.
         status: how it ended.
+        top_logprobs: for each id the likeliest ids in its place, when the turn asked with a number.
     """
 
     text: str
     ids: tuple[int, ...]
     logprobs: tuple[float, ...] | None
     status: Status
+    top_logprobs: TopLogprobs | None = None
 
 
 Event = Tokens | TurnEnd | Resumed
@@ -157,7 +163,8 @@ def answer_of(tokens: Sequence[Tokens], status: Status) -> Answer:
     """A turn as a whole."""
     ids = tuple(token_id for event in tokens for token_id in event.ids)
     logprobs = tuple(logprob for event in tokens for logprob in event.logprobs or ())
-    return Answer("".join(event.text for event in tokens), ids, logprobs or None, status)
+    top_logprobs = tuple(top for event in tokens for top in event.top_logprobs or ())
+    return Answer("".join(event.text for event in tokens), ids, logprobs or None, status, top_logprobs or None)
 
 
 _USAGE = tuple(field.name for field in fields(Usage))

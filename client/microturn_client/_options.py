@@ -60,7 +60,8 @@ class GenerationOptions(TypedDict, total=False):
         stop: texts that end the turn; they stay in the context and not in the output.
         stop_token_ids: token ids that end the turn.
         ignore_eos: go on behind the end of sequence.
-        logprobs: each token comes with its natural-log probability.
+        logprobs: each token comes with its natural-log probability; with a number from 1 to 20, so do as many of the
+            likeliest tokens in its place.
     """
 
     max_tokens: int
@@ -76,7 +77,7 @@ class GenerationOptions(TypedDict, total=False):
     stop: Sequence[str]
     stop_token_ids: Sequence[int]
     ignore_eos: bool
-    logprobs: bool
+    logprobs: bool | int
 
 
 class TurnOptions(AppendOptions, GenerationOptions, total=False):

@@ -147,8 +147,10 @@ class PendingTurn:
                 assert response.position is not None
                 self.start = position = response.position
             self.ids += ids
-            logprobs = None if response.logprobs is None else response.logprobs[len(response.ids) - len(ids) :]
-            self.add(Tokens(text, ids, position, logprobs))
+            num_known = len(response.ids) - len(ids)
+            logprobs = response.logprobs and response.logprobs[num_known:]
+            top_logprobs = response.top_logprobs and response.top_logprobs[num_known:]
+            self.add(Tokens(text, ids, position, logprobs, top_logprobs))
         if response.status is not None:
             if response.status.rebuilt:
                 self.tell(REBUILT)
@@ -192,7 +194,9 @@ class PendingTurn:
         room = self.limit - (event.position - self.start)
         if room <= 0:
             return ()
-        return (replace(event, ids=event.ids[:room], logprobs=event.logprobs and event.logprobs[:room]),)
+        logprobs = event.logprobs and event.logprobs[:room]
+        top_logprobs = event.top_logprobs and event.top_logprobs[:room]
+        return (replace(event, ids=event.ids[:room], logprobs=logprobs, top_logprobs=top_logprobs),)
 
     def _end_with(self, status: Status) -> None:
         if self.role is Role.SILENT and self.generates:

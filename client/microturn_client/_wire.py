@@ -11,7 +11,7 @@ from typing import TypeAlias
 from urllib.parse import quote
 
 from microturn_client._errors import InvalidArgument, MicroturnError, ProtocolError, from_wire
-from microturn_client._events import Status, parse_status
+from microturn_client._events import Status, TopLogprobs, parse_status
 from microturn_client._inputs import InputTensor
 from microturn_client._messages_pb2 import ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
 
@@ -142,6 +142,7 @@ class Response:
     ids: tuple[int, ...] = ()
     position: int | None = None
     logprobs: tuple[float, ...] | None = None
+    top_logprobs: TopLogprobs | None = None
     status: Status | None = None
     is_final: bool = False
 
@@ -175,9 +176,20 @@ def _read_outputs(response: ModelInferResponse) -> Response:
         ids=ids,
         position=_read_ids(raw["output_position"])[0] if ids else None,
         logprobs=struct.unpack(f"<{len(raw['logprobs']) // 4}f", raw["logprobs"]) if "logprobs" in raw else None,
+        top_logprobs=_read_top(response, raw, len(ids)) if "top_ids" in raw else None,
         status=status,
         is_final=is_final or status is not None,
     )
+
+
+def _read_top(response: ModelInferResponse, raw: Mapping[str, bytes], num_ids: int) -> TopLogprobs:
+    """For each token pairs of an id and its log probability."""
+    num_top = next(output.shape[2] for output in response.outputs if output.name == "top_ids")
+    logprobs = struct.unpack(f"<{len(raw['top_logprobs']) // 4}f", raw["top_logprobs"])
+    pairs = list(zip(_read_ids(raw["top_ids"]), logprobs, strict=True))
+    if len(pairs) != num_ids * num_top:
+        raise ValueError(f"{len(pairs)} likely tokens for {num_ids} with {num_top} each")
+    return tuple(tuple(pairs[first : first + num_top]) for first in range(0, len(pairs), num_top))
 
 
 def _read_ids(data: bytes) -> tuple[int, ...]:

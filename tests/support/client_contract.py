@@ -97,6 +97,27 @@ class ClientContract:
         assert client.count_tokens("so the first thing I do") > 0
         assert client.count_tokens(None) == 0
 
+    def test_logprobs_come_with_the_likeliest_tokens_where_they_are_asked_for(self, client: Client) -> None:
+        with client.session() as session:
+            *tokens, _ = session.turn(PROMPT, **GENERATE, logprobs=5)
+            for event in tokens:
+                assert isinstance(event, Tokens)
+                assert event.logprobs is not None
+                assert event.top_logprobs is not None
+                for token_id, logprob, top in zip(event.ids, event.logprobs, event.top_logprobs, strict=True):
+                    assert top[0] == (token_id, logprob)
+                    assert len(top) == 5
+                    assert [each for _, each in top] == sorted((each for _, each in top), reverse=True)
+            answer = session.turn(PROMPT, **GENERATE, logprobs=2).collect()
+            assert [len(top) for top in answer.top_logprobs or ()] == [2] * len(answer.ids)
+            for wanted in (True, False):
+                for event in list(session.turn(PROMPT, **GENERATE, logprobs=wanted))[:-1]:
+                    assert isinstance(event, Tokens)
+                    assert (event.logprobs is not None) == wanted
+                    assert event.top_logprobs is None
+            with pytest.raises(InvalidArgument, match="logprobs"):
+                session.append([1], logprobs=21)
+
     def test_the_split_into_turns_plays_no_part(self, client: Client) -> None:
         with client.session() as session, client.session() as other:
             expected = generate(session, PROMPT)

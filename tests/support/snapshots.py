@@ -37,7 +37,7 @@ def live(driver: FakeDriver, session_id: SessionId = 1, **values: Any) -> list[R
     """A session with ids, embeddings, numbered turns and settings of its own; what its turns answered."""
     embeds = EmbedInput(torch.linspace(-1, 1, 3 * HIDDEN_SIZE).reshape(3, HIDDEN_SIZE))
     return [
-        driver.turn(session_id, [5, 6, 7], start=True, turn=0, max_tokens=3, logprobs=True, **SETTINGS, **values),
+        driver.turn(session_id, [5, 6, 7], start=True, turn=0, max_tokens=3, logprobs=3, **SETTINGS, **values),
         driver.turn(session_id, embeds, turn=1, max_tokens=2, **values),
         driver.turn(session_id, [8], turn=2, max_tokens=2, return_appended_ids=True, **values),
     ]

@@ -241,6 +241,7 @@ class Steps:
             text=piece.text,
             position=position,
             logprobs=() if sampled.logprob is None else (sampled.logprob,),
+            top_logprobs=(sampled.top,) if sampled.top else (),
         )
         if turn.stop_reason is not None or turn.num_output == turn.max_tokens:
             self._lifecycle.finish(session, turn, "length" if turn.stop_reason is None else "stop", output)

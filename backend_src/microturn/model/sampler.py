@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from microturn.kv.transfer import upload
-from microturn.model.drawn import Drawn
+from microturn.model.drawn import Drawn, Logprobs
 from microturn.model.sampling_filters import filtered
 from microturn.model.sampling_row import SamplingRow
 
@@ -32,8 +32,7 @@ def draw(logits: Tensor, rows: Sequence[SamplingRow]) -> Drawn:
     """
     # One by one on a CPU: batching is no faster, and all rows would pay for the options of one.
     ids = choose(logits, rows, at_once=1 if logits.is_cpu else _AT_ONCE)
-    wanting = [at for at, row in enumerate(rows) if row.options.logprobs]
-    return Drawn(ids, wanting, _logprobs(logits, ids, wanting))
+    return Drawn(ids, _logprobs(logits, ids, rows))
 
 
 def choose(logits: Tensor, rows: Sequence[SamplingRow], *, at_once: int) -> Tensor:
@@ -62,13 +61,19 @@ def _takes_argmax(row: SamplingRow) -> bool:
     return row.options.temperature == 0 and not row.banned_ids and not row.options.has_penalties
 
 
-def _logprobs(logits: Tensor, ids: Tensor, wanting: Sequence[int]) -> Tensor:
-    """Log probabilities of the chosen ids of the rows in `wanting`."""
+def _logprobs(logits: Tensor, ids: Tensor, rows: Sequence[SamplingRow]) -> Logprobs | None:
+    """Log probabilities for the rows that ask for them; None where no row does."""
+    wanting = [at for at, row in enumerate(rows) if row.options.logprobs]
     if not wanting:
-        return torch.empty(0)
+        return None
     places = _sent(wanting, logits.device)
     logprobs = logits.index_select(0, places).log_softmax(-1)
-    return logprobs.gather(-1, ids.index_select(0, places).unsqueeze(-1)).squeeze(-1)
+    chosen = logprobs.gather(-1, ids.index_select(0, places).unsqueeze(-1)).squeeze(-1)
+    num_top = [rows[at].options.num_top_logprobs for at in wanting]
+    if not any(num_top):
+        return Logprobs(wanting, chosen, num_top)
+    top = logprobs.topk(min(max(num_top), logits.shape[-1]))
+    return Logprobs(wanting, chosen, num_top, top.indices, top.values)
 
 
 def _sent(values: Sequence[Any] | NDArray[np.int64], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:

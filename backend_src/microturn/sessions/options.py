@@ -18,6 +18,7 @@ from microturn.settings import MAX_IDLE_TIMEOUT_S
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_LEN = 256
 MAX_STOP_TOKEN_IDS = 256
+MAX_TOP_LOGPROBS = 20
 MAX_KEY_LEN = 256
 MAX_DEADLINE_MS = 3_600_000.0
 MAX_PRIORITY = 100
@@ -74,6 +75,15 @@ def _boolean(value: Any) -> bool:
     if value in ("true", "false"):
         return bool(value == "true")
     raise ValueError("true or false")
+
+
+def _logprobs(value: Any) -> bool | int:
+    for parse in (_boolean, _integer(1, MAX_TOP_LOGPROBS)):
+        try:
+            return parse(value)
+        except ValueError:
+            continue
+    raise ValueError(f"true, false or an integer from 1 to {MAX_TOP_LOGPROBS}")
 
 
 def _list_of(item_type: type, expected: str, max_items: int, accepts: Callable[[Any], bool]) -> Callable[[Any], Any]:
@@ -161,7 +171,7 @@ class TurnOptions:
         ),
     )
     ignore_eos: bool = _option(False, _boolean)
-    logprobs: bool = _option(False, _boolean)
+    logprobs: bool | int = _option(False, _logprobs)
     return_appended_ids: bool = _option(False, _boolean)
     count_only: bool = _option(False, _boolean)
     parse_special: bool = _option(False, _boolean)
@@ -173,6 +183,11 @@ class TurnOptions:
     deadline_ms: float = _option(0.0, _number(0, MAX_DEADLINE_MS))
     session_key: str | None = _option(None, _text(MAX_KEY_LEN))
     tenant: str | None = field(default=None, metadata={"parse": _text(MAX_KEY_LEN), "wire_name": TENANT_HEADER})
+
+    @property
+    def num_top_logprobs(self) -> int:
+        """How many of the likeliest tokens come with each token."""
+        return 0 if isinstance(self.logprobs, bool) else self.logprobs
 
     @property
     def has_penalties(self) -> bool:

@@ -95,6 +95,7 @@ class TurnOutput:
         logprobs: of the new tokens, when asked for.
         status: on the last piece only.
         appended_ids: on the last piece, when asked for: the ids that the input became.
+        top_logprobs: for each new token the likeliest ids with theirs, the likeliest first, when asked for.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -103,6 +104,7 @@ class TurnOutput:
     logprobs: tuple[float, ...] = ()
     status: Status | None = None
     appended_ids: tuple[int, ...] | None = None
+    top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
 
     @classmethod
     def joined(cls, pieces: Sequence[Self]) -> Self:
@@ -114,6 +116,7 @@ class TurnOutput:
             logprobs=tuple(logprob for piece in pieces for logprob in piece.logprobs),
             status=pieces[-1].status,
             appended_ids=pieces[-1].appended_ids,
+            top_logprobs=tuple(top for piece in pieces for top in piece.top_logprobs),
         )
 
 

@@ -201,13 +201,17 @@ def _as_json(value: Any) -> Any:
 
 
 def _result_as_json(number: int, result: Result) -> dict[str, Any]:
-    return {"number": number, "content": result.content.hex(), "answer": asdict(result.answer)}
+    answer = asdict(result.answer)
+    if not result.answer.top_logprobs:
+        del answer["top_logprobs"]  # servers from before they were there read the rest
+    return {"number": number, "content": result.content.hex(), "answer": answer}
 
 
 def _result_from_json(written: Mapping[str, Any]) -> tuple[int, Result]:
     answer = dict(written["answer"])
     for name in ("token_ids", "logprobs", "appended_ids"):
         answer[name] = _tuple_or_none(answer[name])
+    answer["top_logprobs"] = tuple(tuple(map(tuple, top)) for top in answer.get("top_logprobs", ()))
     output = TurnOutput(**{**answer, "status": Status(**answer["status"])})
     return written["number"], Result(bytes.fromhex(written["content"]), output)
 

@@ -201,6 +201,10 @@ def _tensors(output: TurnOutput) -> list[Any]:
         tensors.append(pb_utils.Tensor("text_output", np.array([[output.text.encode()]], np.object_)))
     if output.logprobs:
         tensors.append(pb_utils.Tensor("logprobs", np.array([output.logprobs], np.float32)))
+    if output.top_logprobs:
+        top = np.array(output.top_logprobs)[None]  # [1, tokens, likeliest, 2]
+        tensors.append(pb_utils.Tensor("top_ids", top[..., 0].astype(np.int32)))
+        tensors.append(pb_utils.Tensor("top_logprobs", top[..., 1].astype(np.float32)))
     if output.appended_ids is not None:
         tensors.append(pb_utils.Tensor("appended_ids", np.array([output.appended_ids], np.int32)))
     if output.status is not None:

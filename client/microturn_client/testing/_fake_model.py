@@ -21,6 +21,12 @@ def next_token(context: Sequence[int], seed: int) -> int:
     return _ALPHABET[int.from_bytes(digest, "big") % len(_ALPHABET)]
 
 
+def likeliest(token_id: int, num_tokens: int) -> list[tuple[int, float]]:
+    """Tokens that might have come in place of one that did, itself the likeliest, with their log probabilities."""
+    others = [other for other in range(num_tokens + 1) if other != token_id]
+    return [(each, -0.5 - rank) for rank, each in enumerate([token_id, *others][:num_tokens])]
+
+
 def encode(text: str) -> list[int]:
     """Ids of a text."""
     return list(text.encode())

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from microturn_client._messages_pb2 import ModelStreamInferResponse
 from microturn_client._wire import SessionId
-from microturn_client.testing._fake_model import EMBEDDING, encode, split_at_boundary
+from microturn_client.testing._fake_model import EMBEDDING, encode, likeliest, split_at_boundary
 from microturn_client.testing._messages import FakeRequest
 
 Send = Callable[[ModelStreamInferResponse], None]
@@ -45,6 +45,15 @@ class FakeTurn:
         default = 0 if self.request.is_empty else 16
         said = self.request.options if self.request.is_empty else self.options
         return int(said.get("max_tokens", default))
+
+    def logprobs_of(self, token_ids: Sequence[int]) -> dict[str, Any]:
+        """What an answer tells of tokens' probabilities, as arguments of ``answer``."""
+        wanted = self.options.get("logprobs", False)
+        if not wanted or not token_ids:
+            return {}
+        top = [likeliest(token_id, 1 if wanted is True else wanted) for token_id in token_ids]
+        logprobs = [of_token[0][1] for of_token in top]
+        return {"logprobs": logprobs} if wanted is True else {"logprobs": logprobs, "top": top}
 
     @property
     def only_counts(self) -> bool:

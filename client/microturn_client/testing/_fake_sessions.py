@@ -117,6 +117,8 @@ class FakeSessions:
 
     def _receive(self, turn: FakeTurn) -> None:
         request = turn.request
+        if not 0 <= request.options.get("logprobs", 0) <= 20:
+            raise RefusedError("INVALID_ARGUMENT: option 'logprobs' is true, false or an integer from 1 to 20")
         session = self._sessions.get(request.session_id)
         key = request.options.get("session_key")
         if session is not None and session.key != key:
@@ -188,7 +190,12 @@ class FakeSessions:
                 request_id, send = turn.sinks[0]
                 if earlier.output:
                     start = len(session.context) - len(earlier.output)
-                    send(answer(request_id, token_ids=earlier.output, position=start, text=decode(earlier.output)))
+                    told: dict[str, Any] = {
+                        "token_ids": earlier.output,
+                        "position": start,
+                        "text": decode(earlier.output),
+                    }
+                    send(answer(request_id, **told, **earlier.logprobs_of(earlier.output)))
                 earlier.sinks.append((request_id, send))
                 return True
         if number in session.results:
@@ -225,7 +232,8 @@ class FakeSessions:
                 self._finish(session, turn, "length", last=token_id)
             else:
                 for request_id, send in turn.sinks:
-                    send(answer(request_id, token_ids=[token_id], position=position, text=decode([token_id])))
+                    told: dict[str, Any] = {"token_ids": [token_id], "position": position, "text": decode([token_id])}
+                    send(answer(request_id, **told, **turn.logprobs_of([token_id])))
 
     def _begin(self, session: FakeSession, turn: FakeTurn) -> None:
         session.running = turn
@@ -297,18 +305,21 @@ class FakeSessions:
         tail = [] if last is None else [last]
         position = len(session.context) - 1
         for request_id, send in turn.sinks:
-            send(
-                answer(
-                    request_id, token_ids=tail, position=position, text=decode(tail), status=status, appended_ids=ids
-                )
-            )
+            last_piece: dict[str, Any] = {
+                "token_ids": tail,
+                "position": position,
+                "text": decode(tail),
+                **turn.logprobs_of(tail),
+            }
+            send(answer(request_id, **last_piece, status=status, appended_ids=ids))
         self.num_turns_done += reason != "cancelled"
         if turn.is_numbered:
             rewound = turn.request.options.get("rewind_to")
             start = (
                 start if rewound is None or turn.before is None else min(rewound, len(turn.before[0])) + turn.num_input
             )
-            told = {"token_ids": turn.output, "position": start, "text": decode(turn.output)}
+            told: dict[str, Any] = {"token_ids": turn.output, "position": start, "text": decode(turn.output)}
+            told |= turn.logprobs_of(turn.output)
             session.results[turn.number] = (turn.request.content, {**told, "status": status, "appended_ids": ids})
             for number in sorted(session.results)[: -self.max_queued_turns - 1]:
                 del session.results[number]

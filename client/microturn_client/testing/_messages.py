@@ -80,6 +80,7 @@ def answer(
     status: Mapping[str, object] | None = None,
     appended_ids: Sequence[int] | None = None,
     logprobs: Sequence[float] | None = None,
+    top: Sequence[Sequence[tuple[int, float]]] = (),
 ) -> ModelStreamInferResponse:
     """A response; one with a status is the last."""
     message = ModelStreamInferResponse()
@@ -96,6 +97,11 @@ def answer(
         add("output_position", "INT32", [1, 1], array("i", [position]).tobytes())
         if logprobs is not None:
             add("logprobs", "FP32", [1, len(logprobs)], array("f", logprobs).tobytes())
+    if top:
+        pairs = [pair for of_token in top for pair in of_token]
+        shape = [1, len(top), len(top[0])]
+        add("top_ids", "INT32", shape, array("i", [token_id for token_id, _ in pairs]).tobytes())
+        add("top_logprobs", "FP32", shape, array("f", [logprob for _, logprob in pairs]).tobytes())
     if text:
         add("text_output", "BYTES", [1, 1], _bytes_of(text))
     if appended_ids is not None:

@@ -39,6 +39,7 @@ def message(
     end: dict | bytes | None = None,
     is_final: bool | None = None,
     logprobs: tuple[float, ...] = (),
+    top: tuple[tuple[tuple[int, float], ...], ...] = (),
     appended_ids: tuple[int, ...] | None = None,
 ) -> Message:
     """A response with the outputs that are given."""
@@ -61,6 +62,10 @@ def message(
         add_bytes("text_output", text)
     if logprobs:
         add("logprobs", "FP32", [1, len(logprobs)], np.array(logprobs, "<f4").tobytes())
+    if top:
+        shape = [1, len(top), len(top[0])]
+        add("top_ids", "INT32", shape, np.array([[pair[0] for pair in of_id] for of_id in top], "<i4").tobytes())
+        add("top_logprobs", "FP32", shape, np.array([[pair[1] for pair in of_id] for of_id in top], "<f4").tobytes())
     if appended_ids is not None:
         add("appended_ids", "INT32", [1, len(appended_ids)], np.array(appended_ids, "<i4").tobytes())
     if end is not None:

@@ -137,6 +137,17 @@ def test_a_response_with_tokens(wire):
     assert not response.is_final
 
 
+def test_a_response_with_the_likeliest_tokens(wire):
+    top = (((5, -0.5), (7, -1.5)), ((8, -0.125), (6, -0.25)))
+    response = read_response(wire.message("7", ids=(5, 6), position=9, logprobs=(-0.5, -0.25), top=top))
+    assert response.top_logprobs == top
+    broken = wire.message("7", ids=(5, 6, 7), position=9, logprobs=(-0.5, -0.25, -0.5), top=top[:1])
+    broken.infer_response.outputs[-2].shape[:] = [1, 3, 0]
+    assert isinstance(read_response(broken).error, ProtocolError)
+    short = read_response(wire.message("7", ids=(5, 6), position=9, logprobs=(-0.5, -0.25), top=top[:1]))
+    assert isinstance(short.error, ProtocolError)
+
+
 def test_a_last_response(wire):
     response = read_response(wire.message("7", end=wire.status(context_len=3), appended_ids=(1, 2)))
     assert response.is_final
@@ -192,7 +203,19 @@ def test_a_text_of_another_length_breaks_the_contract(wire, data):
     assert type(read_response(message).error) is ProtocolError
 
 
-names = st.sampled_from(["output_ids", "text_output", "output_position", "appended_ids", "logprobs", "status", "other"])
+names = st.sampled_from(
+    [
+        "output_ids",
+        "text_output",
+        "output_position",
+        "appended_ids",
+        "logprobs",
+        "top_ids",
+        "top_logprobs",
+        "status",
+        "other",
+    ]
+)
 
 
 @given(st.lists(st.tuples(names, st.binary(max_size=40))), st.lists(st.binary(max_size=8), max_size=1), st.booleans())

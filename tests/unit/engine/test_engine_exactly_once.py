@@ -33,6 +33,7 @@ def check_replay(driver: FakeDriver, first: Recorder, again: Recorder, num_passe
     assert (again.token_ids, again.text) == (first.token_ids, first.text)
     assert again.outputs[0].position == first.outputs[0].position
     assert again.outputs[0].logprobs == sum((output.logprobs for output in first.outputs), ())
+    assert again.outputs[0].top_logprobs == sum((output.top_logprobs for output in first.outputs), ())
     assert again.outputs[0].appended_ids == first.outputs[-1].appended_ids
     assert again.status.replayed
     assert not first.status.replayed
@@ -56,7 +57,7 @@ def test_a_turn_that_is_sent_again_is_answered_from_the_record(driver: FakeDrive
     """B12: a client that comes back and sends its turn again had it appended twice, or was refused."""
     driver = FakeDriver(max_context=256)
     open_session(driver)
-    values: dict[str, Any] = {"turn": 1, "max_tokens": 3, "logprobs": True, "return_appended_ids": True}
+    values: dict[str, Any] = {"turn": 1, "max_tokens": 3, "logprobs": 2, "return_appended_ids": True}
     first = driver.turn(1, given, **values)
     num_passes = len(driver.runner.batches)
     check_replay(driver, first, driver.turn(1, given, **values), num_passes)

@@ -174,6 +174,20 @@ def test_logprobs_come_with_their_tokens_when_asked_for() -> None:
     assert driver.turn(2, PROMPT, start=True, max_tokens=1).outputs[0].logprobs == ()
 
 
+def test_the_likeliest_tokens_come_with_each_token_when_asked_for() -> None:
+    driver = driver_with()
+    answer = driver.turn(1, PROMPT, start=True, max_tokens=3, logprobs=4)
+    history = list(PROMPT)
+    for output in answer.outputs:
+        expected = expected_logits(history).log_softmax(-1).topk(4)
+        [top] = output.top_logprobs
+        assert [token_id for token_id, _ in top] == expected.indices.tolist()
+        assert torch.tensor([logprob for _, logprob in top]).allclose(expected.values)
+        assert top[0] == (output.token_ids[0], output.logprobs[0])
+        history += output.token_ids
+    assert driver.turn(1, max_tokens=1, logprobs=True).outputs[0].top_logprobs == ()
+
+
 @pytest.mark.parametrize("max_tokens", [0, 2])
 def test_appended_ids_come_with_the_last_piece_when_asked_for(max_tokens: int) -> None:
     driver = driver_with()

@@ -303,6 +303,30 @@ def test_a_logprob_is_of_the_models_own_distribution(options: dict[str, Any]) ->
     assert sampled.logprob == pytest.approx(math.log(probs[sampled.token_id]), abs=1e-5)
 
 
+def test_the_likeliest_tokens_come_where_they_are_asked_for() -> None:
+    probs = normalized([math.exp(logit) for logit in LOGITS])
+    rows = [row(), row(logprobs=3, temperature=2.0), row(logprobs=True), row(logprobs=20), row(logprobs=1, history=[7])]
+    sampled = draw(torch.tensor([LOGITS] * len(rows)), rows).sampled()
+    assert [len(each.top) for each in sampled] == [0, 3, 0, 8, 1]
+    assert [each.logprob is None for each in sampled] == [True, False, False, False, False]
+    assert [token_id for token_id, _ in sampled[3].top] == [7, 0, 1, 2, 3, 4, 5, 6]
+    for each in sampled:
+        for token_id, logprob in each.top:
+            assert logprob == pytest.approx(math.log(probs[token_id]), abs=1e-5)
+    assert sampled[1].top == sampled[3].top[:3]
+
+
+def test_where_none_asks_no_logits_are_normalized(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("somebody pays for what nobody asked for")
+
+    monkeypatch.setattr(torch.Tensor, "log_softmax", refuse)
+    assert sample_one(LOGITS, row()).token_id == 7
+    monkeypatch.undo()
+    monkeypatch.setattr(torch.Tensor, "topk", refuse)
+    assert sample_one(LOGITS, row(logprobs=True)).logprob is not None
+
+
 # ---- the random numbers --------------------------------------------------------------------------------------------
 
 

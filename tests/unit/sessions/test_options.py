@@ -109,7 +109,7 @@ def test_an_integer_too_large_for_a_float_is_refused() -> None:
         turn_option("temperature", 10**400)
 
 
-@pytest.mark.parametrize("name", ["ignore_eos", "logprobs", "return_appended_ids", "parse_special"])
+@pytest.mark.parametrize("name", ["ignore_eos", "return_appended_ids", "parse_special", "count_only"])
 def test_booleans_are_true_or_false(name: str) -> None:
     for good in (True, "true"):
         assert turn_option(name, good) is True
@@ -118,6 +118,23 @@ def test_booleans_are_true_or_false(name: str) -> None:
     for bad in (1, 0, "1", "True", "yes", "", None, []):
         with pytest.raises(InvalidArgument, match=f"option '{name}' is true or false"):
             turn_option(name, bad)
+
+
+def test_logprobs_are_true_or_false_or_how_many_likely_tokens_come_too() -> None:
+    for value, parsed, num_top in [
+        (True, True, 0),
+        ("true", True, 0),
+        (False, False, 0),
+        ("false", False, 0),
+        (1, 1, 1),
+        ("5", 5, 5),
+        (20, 20, 20),
+    ]:
+        assert turn_option("logprobs", value) is parsed
+        assert TurnOptions(logprobs=parsed).num_top_logprobs == num_top
+    for bad in (0, 21, -1, "0", 1.0, "1.5", "yes", "", None, [], "１"):
+        with pytest.raises(InvalidArgument, match="option 'logprobs' is true, false or an integer from 1 to 20"):
+            turn_option("logprobs", bad)
 
 
 def test_stop_strings_come_as_a_json_list() -> None:

@@ -57,12 +57,13 @@ def test_a_first_turn_that_was_answered_before_is_answered_from_its_record(
 ) -> None:
     first, *_ = live(before)
     save(before, directory)
-    given = {"turn": 0, "max_tokens": 3, "logprobs": True}
+    given = {"turn": 0, "max_tokens": 3, "logprobs": 3}
     options = {"session_priority": 2, "idle_timeout_s": 30, "max_context": 200, "cache_salt": "salt"}
     options |= {"temperature": 0.7, "top_k": 40, "stop_token_ids": "[96]", "seed": 11}
     again = after.turn(1, [5, 6, 7], start=True, **given, **options)
     assert again.status.replayed
     assert again.token_ids == first.token_ids
+    assert again.outputs[0].top_logprobs == sum((output.top_logprobs for output in first.outputs), ())
     assert len(find(after).context) == 14
 
 
