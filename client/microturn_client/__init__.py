@@ -40,6 +40,7 @@ from microturn_client._retry import Recovery
 from microturn_client._sync import Client
 from microturn_client._sync_session import Session
 from microturn_client._sync_turn import Turn
+from microturn_client._transcript import TranscriptTurn
 from microturn_client._version import __version__ as __version__
 from microturn_client._wire import SessionId
 
@@ -84,6 +85,7 @@ __all__ = [
     "SupportsDLPack",
     "Timing",
     "Tokens",
+    "TranscriptTurn",
     "Turn",
     "TurnEnd",
     "TurnInput",

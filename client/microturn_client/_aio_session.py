@@ -21,6 +21,7 @@ from microturn_client._pending_turn import PendingTurn
 from microturn_client._session_core import SessionCore
 from microturn_client._session_facts import SessionFacts
 from microturn_client._session_state import DEFAULT_CLOSE_TIMEOUT_S, Timeouts
+from microturn_client._transcript import TranscriptTurn
 from microturn_client._wire import new_session_id
 
 if TYPE_CHECKING:
@@ -51,6 +52,16 @@ class AsyncSession(SessionFacts, AsyncIterator[Event]):
         self._sent: deque[PendingTurn] = deque()
         self._stream = client._connection.stream(core, client._open_stream, weakref.WeakMethod(self._tell))
         weakref.finalize(self, self._stream.cancel)
+
+    @property
+    def transcript(self) -> tuple[TranscriptTurn, ...]:
+        """The turns that have ended, in their order: what was given and answered, as far as this client knows.
+
+        What was cut off is not in it. A session that was attached begins where this client took it up, and one that
+        has outgrown :attr:`Recovery.max_transcript_bytes` with its younger half.
+        """
+        with self._stream.lock:
+            return self._core.transcript.turns()
 
     def turn(
         self,

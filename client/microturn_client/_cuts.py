@@ -222,7 +222,9 @@ class Cuts:
     def _add(self, turn: PendingTurn, status: Status, *, was_to_generate: bool) -> None:
         meant = {name: turn.options[name] for name in _INPUT_OPTIONS if turn.options.get(name)}
         sampling = {name: turn.sent_options[name] for name in _SAMPLING_OPTIONS if name in turn.sent_options}
-        self._transcript.add(turn.tensor, meant, status, turn.ids, sampling=sampling, was_to_generate=was_to_generate)
+        self._transcript.add(
+            turn.tensor, meant, status, turn.ids, turn.texts, sampling=sampling, was_to_generate=was_to_generate
+        )
 
     def is_refused(self, cut: PendingTurn) -> list[PendingTurn]:
         """The server has not cut: what was held counts; returns what of it has ended."""

@@ -16,6 +16,9 @@ from microturn_client._errors import InvalidArgument
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+# The length that stands before a text.
+TEXT_HEADER_BYTES = 4
+
 _INT32_MIN, _INT32_MAX = -(2**31), 2**31 - 1
 
 
@@ -72,7 +75,7 @@ def encode_input(value: TurnInput) -> InputTensor:
 
 def is_array(value: object) -> TypeGuard[SupportsDLPack]:
     """Whether it is an array or a tensor of some library."""
-    return hasattr(value, "__dlpack__")
+    return hasattr(type(value), "__dlpack__")
 
 
 def host_array(tensor: SupportsDLPack) -> NDArray[Any]:
@@ -86,12 +89,12 @@ def host_array(tensor: SupportsDLPack) -> NDArray[Any]:
     if isinstance(tensor, np.ndarray):
         return tensor
     torch = sys.modules.get("torch")
-    if torch is not None and isinstance(tensor, torch.Tensor):
+    try:
+        if torch is None or not isinstance(tensor, torch.Tensor):
+            return np.from_dlpack(tensor)
         # DLPack hands out no tensor that has a gradient, and none of another device; numpy has no bfloat16.
         on_host: Any = tensor.detach().cpu()
         return np.asarray(on_host.float() if on_host.is_floating_point() else on_host)
-    try:
-        return np.from_dlpack(tensor)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         kind = f"{type(tensor).__module__}.{type(tensor).__qualname__}"
         raise InvalidArgument(
@@ -104,7 +107,11 @@ def _encode_text(text: str | bytes) -> InputTensor:
         utf8 = text if isinstance(text, bytes) else text.encode()
     except UnicodeEncodeError as error:
         raise InvalidArgument(f"text must be valid Unicode: {error}") from error
-    return InputTensor("text_input", "BYTES", (1, 1), len(utf8).to_bytes(4, "little") + utf8, is_empty=not utf8)
+    return InputTensor("text_input", "BYTES", (1, 1), _with_length(utf8), is_empty=not utf8)
+
+
+def _with_length(utf8: bytes) -> bytes:
+    return len(utf8).to_bytes(TEXT_HEADER_BYTES, "little") + utf8
 
 
 def _encode_array(value: NDArray[Any]) -> InputTensor:

@@ -82,6 +82,7 @@ class PendingTurn:
         limit: tokens that count; None is all.
         start: absolute position of its first token; None before that has come.
         ids: all tokens that have come.
+        texts: the text that came with each of these.
         num_handed: tokens that were handed out.
         result: its status once it has ended well on the server.
         num_faults: how often the server has failed at it.
@@ -116,6 +117,7 @@ class PendingTurn:
         self.limit: int | None = None
         self.start: int | None = None
         self.ids: list[int] = []
+        self.texts: list[str] = []
         self.num_handed = 0
         self.result: Status | None = None
         self.num_faults = 0
@@ -147,6 +149,9 @@ class PendingTurn:
                 assert response.position is not None
                 self.start = position = response.position
             self.ids += ids
+            self.texts += [""] * len(ids)
+            if self.texts:
+                self.texts[-1] += text
             num_known = len(response.ids) - len(ids)
             logprobs = response.logprobs and response.logprobs[num_known:]
             top_logprobs = response.top_logprobs and response.top_logprobs[num_known:]
@@ -156,6 +161,7 @@ class PendingTurn:
                 self.tell(REBUILT)
             self.result = response.status
             del self.ids[self._num_ids_again :]  # sent again, it may have been asked for less
+            del self.texts[self._num_ids_again :]
             self._end_with(response.status)
 
     def _new_ids(self, response: Response) -> tuple[int, ...]:
@@ -309,7 +315,7 @@ class PendingTurn:
     def redo(self) -> None:
         """It was undone by an interrupt of a turn before it, and begins from nothing."""
         self.number, self.start, self.result = None, None, None
-        self.ids, self._num_chars = [], 0
+        self.ids, self.texts, self._num_chars = [], [], 0
         self.num_handed = 0
         self.handed.clear()
         self.is_settled = False

@@ -12,10 +12,13 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from typing import cast
 
+from microturn_client._answer_texts import AnswerTexts
 from microturn_client._entries import EMBEDDING, PLAIN, UNKNOWN, Entries, Entry, Manner
 from microturn_client._events import Status
-from microturn_client._inputs import InputTensor, encode_input
+from microturn_client._inputs import TEXT_HEADER_BYTES, InputTensor, encode_input
+from microturn_client._options import MessageRole
 
 # A character has at most four bytes, and a token that is text has one: so many tokens say what is left of it.
 _NUM_GENERATED_AGAIN = 4
@@ -29,6 +32,28 @@ class Piece:
 
     tensor: InputTensor
     options: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TranscriptTurn:
+    """One turn that has ended, as far as this client knows it.
+
+    Attributes:
+        position: absolute position of its first token.
+        role: whose message its input belongs to, where the turn said so.
+        text: its input as it was given, where that was text.
+        input_ids: what its input became, those of the chat template included; -1 for an embedding. None where the
+            server was not asked: without a recovery, unless the turn had ``return_appended_ids``.
+        answer: the text of its answer, up to where it was cut.
+        answer_ids: the ids of its answer, up to where it was cut.
+    """
+
+    position: int
+    role: MessageRole | None
+    text: str | None
+    input_ids: tuple[int, ...] | None
+    answer: str
+    answer_ids: tuple[int, ...]
 
 
 class Transcript:
@@ -47,6 +72,7 @@ class Transcript:
         self.is_torn = False
         self._max_bytes = max_bytes
         self._entries = Entries()
+        self._answers = AnswerTexts()
 
     def __len__(self) -> int:
         """Length of the context in tokens."""
@@ -55,7 +81,7 @@ class Transcript:
     @property
     def num_bytes(self) -> int:
         """About how much memory it takes."""
-        return self._entries.num_bytes
+        return self._entries.num_bytes + self._answers.num_bytes
 
     @property
     def is_replayable(self) -> bool:
@@ -66,12 +92,14 @@ class Transcript:
         """An independent transcript of the same turns."""
         twin = Transcript(self._max_bytes)
         twin.is_complete, twin.is_torn, twin._entries = self.is_complete, self.is_torn, deepcopy(self._entries)
+        twin._answers = deepcopy(self._answers)
         return twin
 
     def begin_at(self, context_len: int) -> None:
         """What came before is not known; from here on it goes on."""
         self.is_complete = context_len == 0
         self._entries = Entries(context_len)
+        self._answers = AnswerTexts()
 
     def add(
         self,
@@ -79,6 +107,7 @@ class Transcript:
         options: Mapping[str, object],
         status: Status,
         output_ids: Sequence[int],
+        output_texts: Sequence[str] = (),
         *,
         sampling: Mapping[str, object],
         was_to_generate: bool,
@@ -90,6 +119,7 @@ class Transcript:
             options: how the input was meant.
             status: how it ended.
             output_ids: what was generated.
+            output_texts: the text that came with each of these.
             sampling: how its tokens were chosen.
             was_to_generate: it asked for tokens.
         """
@@ -98,10 +128,12 @@ class Transcript:
         is_settled = was_answered or (tensor.name != "text_input" and not tensor.is_empty)
         manner = Manner(options, sampling) if options or sampling else PLAIN
         input_ids, output = _input_ids(tensor, status), array("i", output_ids)
+        self._answers.add(len(self) + len(input_ids), output_texts)
         self._entries.append(Entry(tensor, manner, len(self), input_ids, output, is_settled))
-        while self._entries.num_bytes > self._max_bytes and len(self._entries):
+        while self.num_bytes > self._max_bytes and len(self._entries):
             self.is_complete = False
             self._entries = self._entries.tail((len(self._entries) + 1) // 2)
+            self._answers.drop_before(self._entries.start)
 
     def behind(self, position: int) -> list[Entry]:
         """The entries that a cut would remove whole."""
@@ -117,11 +149,27 @@ class Transcript:
         if position < entries.start:
             self.begin_at(position)
             return
+        self._answers.cut(position)
         num_kept = entries.num_before(position)
         [torn] = entries.between(num_kept, num_kept + 1)
         entries.keep(num_kept)
         if torn.start < position:
             self._add_beginning(torn, position - torn.start)
+
+    def turns(self) -> tuple[TranscriptTurn, ...]:
+        """The turns, as they are told to the program."""
+        return tuple(self._told(entry) for entry in self._entries)
+
+    def _told(self, entry: Entry) -> TranscriptTurn:
+        is_text = entry.tensor.name == "text_input"
+        return TranscriptTurn(
+            position=entry.start,
+            role=cast("MessageRole | None", entry.options.get("role")),
+            text=entry.tensor.data[TEXT_HEADER_BYTES:].decode(errors="replace") if is_text else None,
+            input_ids=None if UNKNOWN in entry.input_ids else tuple(entry.input_ids),
+            answer=self._answers.text(entry.output_start),
+            answer_ids=tuple(entry.output_ids),
+        )
 
     def ids(self) -> array[int]:
         """All token ids, ``EMBEDDING`` for each embedding; of a transcript that is replayable."""

@@ -118,6 +118,35 @@ class ClientContract:
             with pytest.raises(InvalidArgument, match="logprobs"):
                 session.append([1], logprobs=21)
 
+    def test_the_transcript_is_what_was_given_and_answered(self, client: Client) -> None:
+        with client.session() as session:
+            assert session.transcript == ()
+            session.append(PROMPT)
+            session.append("some words")
+            *tokens, end = session.turn(None, **GENERATE)
+            assert isinstance(end, TurnEnd)
+            first, words, answer = session.transcript
+            assert (first.position, first.input_ids, first.text) == (0, tuple(PROMPT), None)
+            assert (words.position, words.text, words.role, words.answer_ids) == (len(PROMPT), "some words", None, ())
+            assert answer.answer == "".join(event.text for event in tokens if isinstance(event, Tokens))
+            ids = [token_id for event in tokens if isinstance(event, Tokens) for token_id in event.ids]
+            assert answer.answer_ids == tuple(ids)
+            assert sum(len(turn.input_ids or ()) + len(turn.answer_ids) for turn in session.transcript) == (
+                end.status.context_len
+            )
+
+    def test_the_transcript_of_an_interrupted_answer_is_what_was_heard(self, client: Client) -> None:
+        with client.session() as session:
+            tokens = [event for event in session.turn(PROMPT, **GENERATE) if isinstance(event, Tokens)]
+            session.interrupt(heard_tokens=4)
+            session.append([70])
+            answered, later = session.transcript
+            assert answered.answer_ids == tuple(token_id for event in tokens for token_id in event.ids)[:4]
+            said = "".join(event.text for event in tokens)
+            assert said.startswith(answered.answer)
+            assert len(answered.answer) < len(said)
+            assert (later.position, later.input_ids) == (len(PROMPT) + 4, (70,))
+
     def test_the_split_into_turns_plays_no_part(self, client: Client) -> None:
         with client.session() as session, client.session() as other:
             expected = generate(session, PROMPT)

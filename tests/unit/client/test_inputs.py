@@ -3,6 +3,7 @@ import struct
 import hypothesis.strategies as st
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 
 from microturn_client import InvalidArgument
@@ -54,6 +55,68 @@ def test_embeddings_travel_as_float32(kind):
 def test_a_transposed_view_keeps_its_order():
     embeds = np.arange(6, dtype=np.float32).reshape(3, 2).T
     assert encode_input(embeds).data == struct.pack("<6f", 0, 2, 4, 1, 3, 5)
+
+
+class Elsewhere:
+    """An array of a library that nobody has heard of, which has DLPack."""
+
+    def __init__(self, values, error=None):
+        self._values, self._error = values, error
+
+    def __dlpack__(self, *, stream=None):
+        if self._error is not None:
+            raise self._error
+        return self._values.__dlpack__(stream=stream)
+
+    def __dlpack_device__(self):
+        return self._values.__dlpack_device__()
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
+def test_embeddings_of_any_library_with_dlpack(kind):
+    embeds = np.array([[0.5, 1.0, -2.0], [3.0, 0.0, 1.5]], kind)
+    assert encode_input(Elsewhere(embeds)) == encode_input(embeds)
+
+
+def test_ids_of_any_library_with_dlpack():
+    assert encode_input(Elsewhere(np.array([1, 2]))) == encode_input([1, 2])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_embeddings_of_torch_of_any_type_of_floats(dtype):
+    values = [[0.5, 1.0, -2.0], [3.0, 0.0, 1.5]]
+    tensor = torch.tensor(values, dtype=dtype)
+    assert encode_input(tensor) == encode_input(np.array(values))
+    assert encode_input(tensor.requires_grad_()) == encode_input(np.array(values))
+    assert encode_input(tensor.T.contiguous().T) == encode_input(np.array(values))
+    assert encode_input(tensor[:, ::2]) == encode_input(np.array(values)[:, ::2])
+
+
+def test_ids_of_torch():
+    assert encode_input(torch.tensor([1, 2])) == encode_input([1, 2])
+    assert encode_input(torch.tensor([], dtype=torch.int32)) == encode_input(None)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.zeros(2, 3, device="meta"),
+        torch.zeros(3),
+        torch.zeros(1, 2, 3),
+        torch.tensor([2**31]),
+        Elsewhere(np.zeros((1, 2)), BufferError("it lies on a device of its own")),
+        Elsewhere(np.zeros((1, 2)), RuntimeError("a type that numpy does not have")),
+    ],
+)
+def test_a_tensor_that_cannot_be_an_input_is_refused(value):
+    with pytest.raises(InvalidArgument):
+        encode_input(value)
+
+
+@pytest.mark.parametrize("value", [torch.tensor([True]), torch.zeros(1, 2, dtype=torch.complex64), Elsewhere])
+def test_a_tensor_of_another_type_is_refused(value):
+    with pytest.raises(TypeError, match="not"):
+        encode_input(value)
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,21 @@ print("numpy" in sys.modules)
     assert run(program).stdout == "False\n"
 
 
+def test_a_tensor_of_another_library_takes_no_torch():
+    program = """
+import sys
+import numpy as np
+from microturn_client import SupportsDLPack
+from microturn_client._inputs import encode_input
+class Tensor:
+    def __dlpack__(self, *, stream=None): return np.ones((2, 3)).__dlpack__()
+    def __dlpack_device__(self): return (1, 0)
+tensor: SupportsDLPack = Tensor()
+print(encode_input(tensor).shape, "torch" in sys.modules)
+"""
+    assert run(program).stdout == "(1, 2, 3) False\n"
+
+
 def test_the_import_takes_at_most_150_ms():
     """In time of a processor, which grows where others use its caches: asyncio tells by how much. The best counts."""
 

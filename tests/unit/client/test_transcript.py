@@ -129,6 +129,9 @@ def test_it_has_a_bound():
     assert not transcript.is_replayable
 
 
+TEXTS = ["a", " word", "", " more"]
+
+
 @pytest.mark.parametrize("said", [[5, 6, 7, 8], "four"])
 def test_a_turn_on_the_beat_costs_little_more_than_its_ids_and_its_text(said):
     """An object for each turn was half a kilobyte, five times a second, for as long as the session lived."""
@@ -139,7 +142,7 @@ def test_a_turn_on_the_beat_costs_little_more_than_its_ids_and_its_text(said):
         for _ in range(num_turns):
             turn_status = status((5, 6, 7, 8), 4)
             transcript.add(
-                encode_input(said), dict(options), turn_status, [1, 2, 3, 4], sampling={}, was_to_generate=True
+                encode_input(said), dict(options), turn_status, [1, 2, 3, 4], TEXTS, sampling={}, was_to_generate=True
             )
 
     talk(100)
@@ -149,7 +152,8 @@ def test_a_turn_on_the_beat_costs_little_more_than_its_ids_and_its_text(said):
         grown_bytes, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert grown_bytes / 5000 < 4 * 8 + 8 + 17 + 20
+    num_chars = len("".join(TEXTS))
+    assert grown_bytes / 5000 < 4 * 8 + 8 + 17 + 4 * 4 + num_chars + 24 + 20
     assert transcript.is_replayable
 
 
