@@ -32,7 +32,8 @@ class Recovery:
             only slow has the turn already, and goes on with it.
         max_transcript_bytes: how much of a session is kept here, to open it anew where no server has it any more: four
             bytes a token, the text as it was sent and answered, embeddings whole, seventeen bytes a turn, four more for
-            each token of an answer and 24 for each answer, also of what a window has evicted. One that has grown beyond that is not replayed, and its older half is forgotten.
+            each token of an answer and 24 for each answer, also of what a window has evicted. One that has grown beyond
+            that is not replayed, and its older half is forgotten.
     """
 
     give_up_after_s: float = 60.0
