@@ -18,6 +18,9 @@ def talk(client: Client) -> None:
     session.turn(role="assitant")  # wrong: arg-type
     session.turn(max_token=8)  # wrong: call-arg
     session.turn(3.5)  # wrong: arg-type
+    session.ask("Hello", max_tokens=8).text()
+    session.ask("Hello", max_token=8)  # wrong: call-arg
+    session.ask("Hello", on_overlap="wait")  # wrong: arg-type
     options: TurnOptions = {"role": "tool", "max_tokens": 8}
     mistaken: TurnOptions = {"role": "tools", "max_tokens": 8}  # wrong: typeddict-item
     session.turn(**options)
