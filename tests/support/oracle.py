@@ -54,9 +54,14 @@ class RecordingDriver(Driver):
 
     def _run(self, batch: Batch) -> Tensor:
         logits = self._runs(batch)
-        wanting = [scheduled for scheduled, row in zip(self._rows, batch.rows, strict=True) if row.wants_logits]
-        for scheduled, row_logits in zip(wanting, logits, strict=True):
-            self.logits[scheduled.session.id, scheduled.end] = row_logits.clone()
+        # Those behind a draft's tokens too: where it is refused, the next pass writes over what follows.
+        wanting = [
+            (scheduled.session.id, scheduled.end + place)
+            for scheduled, row in zip(self._rows, batch.rows, strict=True)
+            for place in range(row.num_logits)
+        ]
+        for place, row_logits in zip(wanting, logits, strict=True):
+            self.logits[place] = row_logits.clone()
         return logits
 
 

@@ -68,6 +68,8 @@ def _status_of(session: Session, turn: Turn, reason: str, now_s: float, context_
             "output_tokens": turn.num_output,
             "computed_tokens": turn.num_computed,
             "cached_tokens": turn.num_cached,
+            "drafted_tokens": turn.num_drafted,
+            "accepted_tokens": turn.num_accepted,
         },
         timing_ms={
             "queue": (begun_s - arrived_s) * 1e3,

@@ -162,6 +162,7 @@ class TurnOptions:
     )
     ignore_eos: bool = _option(False, _boolean)
     logprobs: bool = _option(False, _boolean)
+    speculate: str = _option("off", _one_of("off", "ngram"))
     return_appended_ids: bool = _option(False, _boolean)
     parse_special: bool = _option(False, _boolean)
     role: str | None = _option(None, _one_of(*ROLES))

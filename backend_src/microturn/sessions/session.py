@@ -19,6 +19,7 @@ from microturn.sessions.history import History
 from microturn.sessions.options import TurnOptions
 from microturn.sessions.ownership import KeyHash, sharing_salt
 from microturn.sessions.results import Results
+from microturn.sessions.speculation import Speculation
 from microturn.sessions.token_counts import TokenCounts
 from microturn.sessions.turn import SessionId, Turn
 from microturn.text.codec import Codec
@@ -54,6 +55,7 @@ class Session:
             forgotten. None is all of them.
         is_rebuilt: its KV was computed again from less than all, and no status has said so yet.
         counts: of the tokens in its context, for turns with penalties.
+        speculation: its drafts, for turns that speculate.
         running: the only turn that may change the session.
         queued: turns that wait behind it.
         num_turns: turns that the history is made of; the number of the next.
@@ -81,6 +83,7 @@ class Session:
     window: Window | None = None
     num_dropped: int = 0
     counts: TokenCounts = field(default_factory=TokenCounts)
+    speculation: Speculation = field(default_factory=Speculation)
     history_limit: int | None = None
     is_rebuilt: bool = False
     running: Turn | None = None
@@ -171,6 +174,7 @@ class Session:
             stored=None,
             beat=Beat(),
             counts=TokenCounts(),
+            speculation=Speculation(),
             results=self.results.copy(),
             running=None,
             queued=deque(),

@@ -105,7 +105,7 @@ class Recorder:
         if turn.options.rewind_to is not None:
             metrics.rewinds.add()
             metrics.rewound_tokens.add(by=turn.num_cut)
-        for kind in ("input", "output", "computed", "cached"):
+        for kind in ("input", "output", "computed", "cached", "drafted", "accepted"):
             metrics.turn_tokens.add(kind, by=status.usage[f"{kind}_tokens"])
         if turn.checkpoint is not None and turn.num_computed and turn.len_before > 1 and not turn.num_cached:
             metrics.kv_restores.add("tokens", "false")
