@@ -1,7 +1,6 @@
 """Tests of engine: with speculation a turn answers as without it, in fewer passes, and makes nobody late.
 
-The model's logits are a hash of all that it sees, in which nothing repeats itself. So `Foreseen` drafts what will be
-answered, up to a place where it is wrong.
+What is drafted is replaced by what will be answered, up to a place where it is wrong (see `support.foreseen`).
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import pytest
 
 from microturn.sessions import speculation
 from support.fake_runner import VOCAB_SIZE, FakeDriver, expected_tokens
+from support.foreseen import foreseen
 
 PROMPT = [5, 6, 9]
 ANSWER = expected_tokens(PROMPT, 24)
@@ -21,28 +21,20 @@ SPECULATE = {"speculate": "ngram"}
 
 
 class Foreseen:
-    """Drafts that are right for some tokens.
+    """Drafts of which so many tokens are right."""
 
-    Args:
-        num_right: of each draft, in turn; None is all.
-    """
-
-    def __init__(self, *num_right: int | None) -> None:
+    def __init__(self, num_right: int) -> None:
         self._num_right = num_right
         self.num_drafts = 0
 
     def __call__(self, token_ids: Sequence[int], num_tokens: int) -> list[int]:
-        num_right = self._num_right[self.num_drafts % len(self._num_right)]
         self.num_drafts += 1
-        draft = expected_tokens(list(token_ids), num_tokens)
-        if num_right is not None and num_right < num_tokens:
-            draft[num_right] = (draft[num_right] + 1) % VOCAB_SIZE
-        return draft
+        return foreseen(token_ids, num_tokens, num_right=self._num_right)
 
 
 @pytest.fixture
-def foreseen(monkeypatch: pytest.MonkeyPatch) -> Foreseen:
-    drafts = Foreseen(None)
+def all_right(monkeypatch: pytest.MonkeyPatch) -> Foreseen:
+    drafts = Foreseen(1000)
     monkeypatch.setattr(speculation, "look_up", drafts)
     return drafts
 
@@ -51,7 +43,8 @@ def driver_with(**kwargs: Any) -> FakeDriver:
     return FakeDriver(max_context=128, **kwargs)
 
 
-def test_right_drafts_make_several_tokens_a_pass(foreseen: Foreseen) -> None:
+@pytest.mark.usefixtures("all_right")
+def test_right_drafts_make_several_tokens_a_pass() -> None:
     driver = driver_with()
     answer = driver.turn(1, PROMPT, start=True, max_tokens=24, **SPECULATE)
     assert answer.token_ids == ANSWER
@@ -66,11 +59,11 @@ def test_right_drafts_make_several_tokens_a_pass(foreseen: Foreseen) -> None:
     assert after.status.usage["cached_tokens"] == len(PROMPT) + 23
 
 
-def test_it_is_off_unless_asked_for(foreseen: Foreseen) -> None:
+def test_it_is_off_unless_asked_for(all_right: Foreseen) -> None:
     driver = driver_with()
     answer = driver.turn(1, PROMPT, start=True, max_tokens=4)
     assert answer.token_ids == ANSWER[:4]
-    assert (len(driver.runner.batches), foreseen.num_drafts) == (4, 0)
+    assert (len(driver.runner.batches), all_right.num_drafts) == (4, 0)
 
 
 @pytest.mark.parametrize("num_right", [0, 1, 2, 3])
@@ -87,7 +80,8 @@ def test_a_draft_counts_up_to_its_first_wrong_token(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("at", range(9))
-def test_what_ends_a_turn_ends_it_inside_a_draft_too(foreseen: Foreseen, at: int) -> None:
+@pytest.mark.usefixtures("all_right")
+def test_what_ends_a_turn_ends_it_inside_a_draft_too(at: int) -> None:
     driver = driver_with(eos_ids=frozenset({ANSWER[at]}))
     answer = driver.turn(1, PROMPT, start=True, max_tokens=24, **SPECULATE)
     assert answer.token_ids == ANSWER[: at + 1]
@@ -135,7 +129,8 @@ def test_sampling_is_as_without_it(monkeypatch: pytest.MonkeyPatch, options: dic
     assert num_accepted or len(plain.token_ids) < 3
 
 
-def test_a_draft_takes_no_page_from_another_session(foreseen: Foreseen) -> None:
+@pytest.mark.usefixtures("all_right")
+def test_a_draft_takes_no_page_from_another_session() -> None:
     """The pool has room for both sessions, and for no draft besides."""
     driver = driver_with(num_pages=32, page_size=4)
     other, _ = driver.post(2, [at % 90 for at in range(109)], start=True, max_tokens=8)
@@ -146,14 +141,15 @@ def test_a_draft_takes_no_page_from_another_session(foreseen: Foreseen) -> None:
     driver.engine.check_integrity()
 
 
-def test_an_asynchronous_runner_runs_ahead_instead(foreseen: Foreseen) -> None:
+def test_an_asynchronous_runner_runs_ahead_instead(all_right: Foreseen) -> None:
     driver = driver_with(is_asynchronous=True)
     answer = driver.turn(1, PROMPT, start=True, max_tokens=8, **SPECULATE)
     assert answer.token_ids == ANSWER[:8]
-    assert foreseen.num_drafts == 0
+    assert all_right.num_drafts == 0
 
 
-def test_a_window_that_slides_ends_a_draft(foreseen: Foreseen) -> None:
+@pytest.mark.usefixtures("all_right")
+def test_a_window_that_slides_ends_a_draft() -> None:
     window = {"overflow": "window", "window_tokens": 16, "sink_tokens": 4}
     plain = driver_with(window_slack=8).turn(1, PROMPT, start=True, max_tokens=60, speculate="off", **window)
     speculating = driver_with(window_slack=8).turn(1, PROMPT, start=True, max_tokens=60, **window, **SPECULATE)
