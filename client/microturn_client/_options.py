@@ -53,6 +53,8 @@ class GenerationOptions(TypedDict, total=False):
         stop_token_ids: token ids that end the turn.
         ignore_eos: go on behind the end of sequence.
         logprobs: each token comes with its natural-log probability.
+        speculate: ``ngram`` verifies what the context has said before as a draft of what it says next: the same tokens
+            in fewer steps where a text repeats itself; ``off``, which is the default.
     """
 
     max_tokens: int
@@ -69,6 +71,7 @@ class GenerationOptions(TypedDict, total=False):
     stop_token_ids: Sequence[int]
     ignore_eos: bool
     logprobs: bool
+    speculate: str
 
 
 class TurnOptions(AppendOptions, GenerationOptions, total=False):
@@ -141,6 +144,7 @@ DEFAULTS: Mapping[str, object] = {
     "stop_token_ids": (),
     "ignore_eos": False,
     "logprobs": False,
+    "speculate": "off",
     "parse_special": False,
     "return_appended_ids": False,
     "on_overlap": "queue",
