@@ -39,17 +39,21 @@ class Basket:
         return len(self.items) == 0
 """
 _LETTER = (
-    "Dear Ms. Okafor, your order of 14 March was sent on Tuesday from our store in Rotterdam and should reach you within "
+    "Dear Ms. Okafor, your order of 14 March was sent on Tuesday from our store in Rotterdam and should reach you in "
     "three working days. The lamp is packed apart from its shade, since the glass is thin. Should a part be missing or "
     "broken, write to us within two weeks, with a picture, and we will send another one at once. The invoice is in the "
     "box. With kind regards, the team of Lichthuis."
 )
+# With the temperature of the answer.
 TEXTS = {
-    "code": (f"{_CODE}\n# The same class once more, with the field `items` renamed to `lines`:\n\n{_CODE[:60]}", {}),
-    "quotation": (f'The letter: "{_LETTER}"\n\nThe same letter, word by word: "{_LETTER[:40]}', {}),
-    "list": ("Countries and their capitals.\nFrance: the capital is Paris.\nSpain: the capital is Madrid.\nItaly:", {}),
-    "prose": ("The old lighthouse keeper climbed the stairs every evening and", {}),
-    "drawn": ("The old lighthouse keeper climbed the stairs every evening and", {"temperature": 1.0, "seed": 5}),
+    "code": (f"{_CODE}\n# The same class once more, with the field `items` renamed to `lines`:\n\n{_CODE[:60]}", 0.0),
+    "quotation": (f'The letter: "{_LETTER}"\n\nThe same letter, word by word: "{_LETTER[:40]}', 0.0),
+    "list": (
+        "Countries and their capitals.\nFrance: the capital is Paris.\nSpain: the capital is Madrid.\nItaly:",
+        0.0,
+    ),
+    "prose": ("The old lighthouse keeper climbed the stairs every evening and", 0.0),
+    "drawn": ("The old lighthouse keeper climbed the stairs every evening and", 1.0),
 }
 
 
@@ -95,8 +99,8 @@ def run_speculation(model: str, num_runs: int) -> None:
 
 
 def _answer(client: Client, text: str, speculate: str) -> Answer:
-    given, options = TEXTS[text]
-    with client.session(speculate=speculate, ignore_eos=True, **options) as session:
+    given, temperature = TEXTS[text]
+    with client.session(speculate=speculate, ignore_eos=True, temperature=temperature, seed=5) as session:
         # The prompt and a first token, so that what is timed is the steps alone.
         *_, _first = session.turn(given, max_tokens=1)
         started_s = time.perf_counter()

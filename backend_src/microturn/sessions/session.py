@@ -51,8 +51,7 @@ class Session:
         beat: when its turns come.
         priority: beats by which its turns are due earlier than others.
         num_dropped: tokens behind the sinks that a rewind cannot reach any more.
-        history_limit: bytes of these that are kept, so that the KV can be computed again; with more of them they are
-            forgotten. None is all of them.
+        history_limit: bytes of these that are kept, so that KV can be computed again; None is all of them.
         is_rebuilt: its KV was computed again from less than all, and no status has said so yet.
         counts: of the tokens in its context, for turns with penalties.
         speculation: its drafts, for turns that speculate.
@@ -184,8 +183,7 @@ class Session:
     def share_kv_of(self, parent: Session, context_len: int) -> None:
         """Begins with the full pages of another session whose history this one had up to a length.
 
-        The tokens behind the last full page are computed again: fewer than a page. Of KV outside the pool both have the
-        same copy.
+        The tokens behind the last full page are computed again. Of KV outside the pool both have the same copy.
         """
         kv_len = min(parent.kv_len, max(0, min(context_len, parent.committed_len) - 1))
         if parent.stored is None:

@@ -91,7 +91,7 @@ def look_up(token_ids: Sequence[int], num_tokens: int) -> list[int]:
             found = int(places[-1])
     if found is None:
         return []
-    behind = ids[found + 1 : found + 1 + num_tokens].tolist()
+    behind: list[int] = ids[found + 1 : found + 1 + num_tokens].tolist()
     period = len(ids) - 1 - found
     while len(behind) < num_tokens:
         behind.append(behind[-period])
