@@ -111,5 +111,5 @@ def _talk(
         ]
         driver.run()
         answers += [recorder.token_ids for recorder in recorders]
-        num_accepted += sum(recorder.status.usage["accepted_tokens"] for recorder in recorders)
+        num_accepted += sum(recorder.status.usage.get("accepted_tokens", 0) for recorder in recorders)
     return answers, num_accepted
