@@ -23,7 +23,7 @@ PYTEST := $(BIN)/python -m pytest
 .DEFAULT_GOAL := help
 .PHONY: help setup model demo serve gateway simulate test test-fast test-all test-unit test-oracles test-e2e check client-sync client-messages sbom check-deploy deploy-tools image-test clean \
 	bench-overhead bench-turns bench-beat bench-peers llama-server bench-engine bench-prefixes bench-endless bench-kv \
-	bench-weights bench-parked bench-client bench-telemetry bench-plan bench-host gpu-report fleet soak load load-ui capacity
+	bench-weights bench-parked bench-client bench-telemetry bench-plan bench-host bench-speculation gpu-report fleet soak load load-ui capacity
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -154,6 +154,9 @@ bench-engine: model  ## steps of the engine without Triton: linears, attention, 
 
 bench-prefixes: model  ## fifty sessions that begin with one long prompt, shared and apart
 	@$(BIN)/python -m load_tests.bench prefixes
+
+bench-speculation: model  ## tokens a second with and without drafts by prompt lookup, on texts of several kinds
+	@$(BIN)/python -m load_tests.bench speculation $(ARGS)
 
 bench-endless: model  ## one session of 20,000 turns (half an hour): latency, memory and quality stay
 	@$(BIN)/python -m load_tests.bench endless $(ARGS)

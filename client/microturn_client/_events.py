@@ -43,12 +43,16 @@ class Usage:
         output_tokens: tokens that were generated.
         computed_tokens: tokens that went through the model.
         cached_tokens: tokens of the input whose KV was found ready.
+        drafted_tokens: tokens of drafts that were verified; 0 without the option `speculate`.
+        accepted_tokens: those of them that became output.
     """
 
     input_tokens: int
     output_tokens: int
     computed_tokens: int
     cached_tokens: int
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -167,7 +171,8 @@ def answer_of(tokens: Sequence[Tokens], status: Status) -> Answer:
     return Answer("".join(event.text for event in tokens), ids, logprobs or None, status, top_logprobs or None)
 
 
-_USAGE = tuple(field.name for field in fields(Usage))
+_SPECULATION = ("drafted_tokens", "accepted_tokens")
+_USAGE = tuple(field.name for field in fields(Usage) if field.name not in _SPECULATION)
 _TIMING = tuple(field.name for field in fields(Timing))
 
 
@@ -187,7 +192,10 @@ def parse_status(text: bytes, appended_ids: tuple[int, ...] | None) -> Status:
             turn=_typed(raw["turn"], int),
             context_len=_typed(raw["context_len"], int),
             kept_len=_typed(raw["kept_len"], int),
-            usage=Usage(*[_typed(usage[name], int) for name in _USAGE]),
+            usage=Usage(
+                *[_typed(usage[name], int) for name in _USAGE],
+                *[_typed(usage.get(name, 0), int) for name in _SPECULATION],
+            ),
             timing_ms=Timing(*[_number(timing[name]) for name in _TIMING]),
             expires_in_s=_number(raw["expires_in_s"]),
             seed=_typed(raw["seed"], int),

@@ -62,6 +62,8 @@ class GenerationOptions(TypedDict, total=False):
         ignore_eos: go on behind the end of sequence.
         logprobs: each token comes with its natural-log probability; with a number from 1 to 20, so do as many of the
             likeliest tokens in its place.
+        speculate: ``ngram`` verifies what the context has said before as a draft of what it says next: the same tokens
+            in fewer steps where a text repeats itself; ``off``, which is the default.
     """
 
     max_tokens: int
@@ -78,6 +80,7 @@ class GenerationOptions(TypedDict, total=False):
     stop_token_ids: Sequence[int]
     ignore_eos: bool
     logprobs: bool | int
+    speculate: Literal["off", "ngram"]
 
 
 class TurnOptions(AppendOptions, GenerationOptions, total=False):
@@ -150,6 +153,7 @@ DEFAULTS: Mapping[str, object] = {
     "stop_token_ids": (),
     "ignore_eos": False,
     "logprobs": False,
+    "speculate": "off",
     "parse_special": False,
     "return_appended_ids": False,
     "on_overlap": "queue",

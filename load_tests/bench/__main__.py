@@ -17,6 +17,7 @@ from load_tests.bench.parked import run_parked
 from load_tests.bench.plan_check import CASES, run_plan_check
 from load_tests.bench.prefixes import run_prefixes
 from load_tests.bench.serving import OWN_MODES, Served
+from load_tests.bench.speculation import run_speculation
 from load_tests.bench.telemetry import run_telemetry
 from load_tests.bench.turns import run_turns
 from load_tests.bench.weight_types import run_weights
@@ -68,6 +69,8 @@ def main() -> None:
     weights = benchmarks.add_parser("weights", help="weights in 8 bits: perplexity of a real text, bytes and time")
     weights.add_argument("--contexts", type=int, default=20)
     weights.add_argument("--context-len", type=int, default=512)
+    speculation = benchmarks.add_parser("speculation", help="drafts by prompt lookup, on texts of several kinds")
+    speculation.add_argument("--runs", type=int, default=5)
     telemetry = benchmarks.add_parser("telemetry", help="what metrics, log lines and spans take of a step")
     telemetry.add_argument("--phases", type=int, default=24, help="of ten seconds; a multiple of four (%(default)s)")
     plan = benchmarks.add_parser("plan", help="what `microturn plan` says of this machine, and what is measured")
@@ -112,6 +115,8 @@ def main() -> None:
             run_parked(arguments.model, arguments.sessions, arguments.context_len, arguments.host_mb, arguments.beating)
         case "weights":
             run_weights(arguments.model, arguments.contexts, arguments.context_len)
+        case "speculation":
+            run_speculation(arguments.model, arguments.runs)
         case "telemetry":
             run_telemetry(arguments.model, arguments.phases)
         case "plan":

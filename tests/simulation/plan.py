@@ -247,6 +247,8 @@ def _draw_act(random: Random, knobs: Knobs, number: int, kind: str, pace: str, *
                 {"temperature": 1.0, "frequency_penalty": 0.5},
                 {"min_tokens": 3},
                 {"ignore_eos": True},
+                {"speculate": "ngram"},
+                {"speculate": "ngram", "temperature": 0.9},
                 {"stop_token_ids": [5, 7, 11, 13, 17]},
             ]
         ),

@@ -96,7 +96,11 @@ class FakeRunner:
         for row in batch.rows:
             self._write(row, _new_values(row))
         contexts = [self._read(row) for row in batch.rows]
-        wanted = [context for context, row in zip(contexts, batch.rows, strict=True) if row.wants_logits]
+        wanted = [
+            context[: len(context) - num_behind]
+            for context, row in zip(contexts, batch.rows, strict=True)
+            for num_behind in reversed(range(row.num_logits))
+        ]
         logits = torch.stack([_logits(context, self.vocab_size) for context in wanted]) if wanted else torch.empty(0, 1)
         if self.late_error is not None:
             fail_late(logits, self.late_error)

@@ -54,9 +54,14 @@ class RecordingDriver(Driver):
 
     def _run(self, batch: Batch) -> Tensor:
         logits = self._runs(batch)
-        wanting = [scheduled for scheduled, row in zip(self._rows, batch.rows, strict=True) if row.wants_logits]
-        for scheduled, row_logits in zip(wanting, logits, strict=True):
-            self.logits[scheduled.session.id, scheduled.end] = row_logits.clone()
+        # Those behind a draft's tokens too: where it is refused, the next pass writes over what follows.
+        wanting = [
+            (scheduled.session.id, scheduled.end + place)
+            for scheduled, row in zip(self._rows, batch.rows, strict=True)
+            for place in range(row.num_logits)
+        ]
+        for place, row_logits in zip(wanting, logits, strict=True):
+            self.logits[place] = row_logits.clone()
         return logits
 
 
@@ -71,13 +76,18 @@ def check_incremental(
     kv_dtype: torch.dtype = torch.float32,
     tolerance: float | None = None,
     new_runner: Callable[..., ModelRunner] = model_runner,
-) -> None:
+    **options: Any,
+) -> list[list[int]]:
     """Random sessions at once, each in turns of 0 to 64 tokens with 0 to 6 generated, against one forward pass.
 
     In float32 that is the stock model's, in other types our own, which rounds alike.
 
     Args:
         new_runner: makes the runner over the model.
+        options: of all turns.
+
+    Returns:
+        The contexts of the sessions at the end.
 
     Raises:
         AssertionError: when a logit differs by more than the tolerance, which is the model's unless told, or a greedy
@@ -94,7 +104,7 @@ def check_incremental(
             given = rng.choices(vocabulary, k=rng.randint(0 if histories[session] else 1, 64))
             histories[session] += given
             recorders[session], _ = driver.post(
-                session + 1, given, start=number == 0, max_tokens=rng.choice([0, 1, 6]), ignore_eos=True
+                session + 1, given, start=number == 0, max_tokens=rng.choice([0, 1, 6]), ignore_eos=True, **options
             )
             for _ in range(rng.randint(0, 2)):  # so that turns of different sessions overlap in every way
                 driver.engine.step()
@@ -113,6 +123,7 @@ def check_incremental(
         check_sampled(expected, history, sampled_from, tolerance or tolerance_of(model))
         num_compared += len(generated[session])
     assert num_compared >= num_sessions, "the run compared too little"
+    return histories
 
 
 @torch.inference_mode()

@@ -112,7 +112,7 @@ class Ask:
         flags: dict[str, Any] = {"resume": True} if self.resume else {}
         if self.is_windowed and self.opens:
             flags = {"overflow": "window", "sink_tokens": WINDOW.num_sinks, "window_tokens": WINDOW.length}
-        return {name: value for name, value in said.items() if value is not None} | flags
+        return {name: value for name, value in said.items() if value is not None} | flags | dict(self.others)
 
 
 @dataclass

@@ -63,12 +63,7 @@ def _status_of(session: Session, turn: Turn, reason: str, now_s: float, context_
         turn=turn.number,
         context_len=context_len,
         kept_len=context_len - (0 if session.window is None else session.window.evicted(context_len)),
-        usage={
-            "input_tokens": turn.num_input,
-            "output_tokens": turn.num_output,
-            "computed_tokens": turn.num_computed,
-            "cached_tokens": turn.num_cached,
-        },
+        usage=_usage_of(turn),
         timing_ms={
             "queue": (begun_s - arrived_s) * 1e3,
             "restore": turn.restore_s * 1e3,
@@ -80,6 +75,18 @@ def _status_of(session: Session, turn: Turn, reason: str, now_s: float, context_
         seed=session.seed if turn.options.seed is None else turn.options.seed,
         rebuilt=session.is_rebuilt,
     )
+
+
+def _usage_of(turn: Turn) -> dict[str, int]:
+    usage = {
+        "input_tokens": turn.num_input,
+        "output_tokens": turn.num_output,
+        "computed_tokens": turn.num_computed,
+        "cached_tokens": turn.num_cached,
+    }
+    if turn.options.speculate != "off":
+        usage |= {"drafted_tokens": turn.num_drafted, "accepted_tokens": turn.num_accepted}
+    return usage
 
 
 @contextmanager

@@ -11,7 +11,7 @@ gets no more tokens than fit the time that those have, by what earlier passes to
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from microturn.engine.step_time import StepTimeModel
@@ -32,17 +32,31 @@ class ScheduledRow:
         turn: on whose behalf; the session may run another one when the pass is over.
         first: position of the first of them.
         num_tokens: how many.
+        draft: tokens that may come behind them; verified in the same pass.
+        draft_cost: tokens that the pass could make in the time that the draft takes.
     """
 
     session: Session
     turn: Turn
     first: int
     num_tokens: int
+    draft: Sequence[int] = ()
+    draft_cost: float = 0.0
 
     @property
     def end(self) -> int:
-        """Position behind its last token."""
+        """Position behind its last token, the draft not included."""
         return self.first + self.num_tokens
+
+    @property
+    def wants_logits(self) -> bool:
+        """Whether it ends with the context, so that a token is chosen behind it."""
+        return self.end >= len(self.session.context)
+
+    @property
+    def speculates(self) -> bool:
+        """Whether a token is chosen behind it, and behind those of a draft if there is one."""
+        return self.wants_logits and self.turn.options.speculate == "ngram"
 
     @property
     def is_wanted(self) -> bool:
@@ -54,15 +68,20 @@ class ScheduledRow:
         session, first, last = self.session, self.first, self.end
         (track, pages), *others = session.table.seen(0 if session.window is None else session.window.evicted(first))
         return Row(
-            token_ids=session.context.ids_between(first, last) or [UNKNOWN_ID],
+            token_ids=[*session.context.ids_between(first, last), *self.draft] or [UNKNOWN_ID],
             position=first,
             pages=pages,
             embeds=session.context.embeds_between(first, last),
-            wants_logits=last >= len(session.context),
+            wants_logits=self.wants_logits,
+            num_drafts=len(self.draft),
             num_sinks=track.num_sinks,
             num_evicted=track.num_evicted,
             others=[RowPages(pages, track.num_sinks, track.num_evicted) for track, pages in others],
         )
+
+
+def _num_tokens(rows: Iterable[ScheduledRow]) -> int:
+    return sum(row.num_tokens for row in rows)
 
 
 class Memory(Protocol):
@@ -97,10 +116,18 @@ class Scheduler:
         memory: where pages come from when the pool has none.
         step_time: of forward passes.
         clock: seconds, that of the turns' due times.
+        drafts: whether turns that speculate get drafts. On an asynchronous runner they get none: what follows a step
+            must not depend on what it chooses.
     """
 
     def __init__(
-        self, max_batch_tokens: int, memory: Memory, step_time: StepTimeModel, clock: Callable[[], float]
+        self,
+        max_batch_tokens: int,
+        memory: Memory,
+        step_time: StepTimeModel,
+        clock: Callable[[], float],
+        *,
+        drafts: bool = True,
     ) -> None:
         self._max_batch_tokens = max_batch_tokens
         self._long_share = max_batch_tokens // 4
@@ -108,6 +135,7 @@ class Scheduler:
         self._memory = memory
         self._step_time = step_time
         self._clock = clock
+        self._drafts = drafts
         self.is_stalled = False
 
     def schedule(self, running: Iterable[Session], *, with_others: bool) -> list[ScheduledRow]:
@@ -149,7 +177,8 @@ class Scheduler:
             rows.append(ScheduledRow(session, session.running, session.kv_len, num_tokens))
             budget -= num_tokens
         self.is_stalled = bool(waiting) and not rows and not num_on_way
-        return rows
+        has_drafts = self._drafts and any(row.speculates for row in rows)
+        return self._with_drafts(rows, with_others=with_others) if has_drafts else rows
 
     def schedule_next_decode(self, rows: Iterable[ScheduledRow], running: Collection[Session]) -> list[ScheduledRow]:
         """The rows of the step behind one that is under way, as far as they follow from it whatever it chooses.
@@ -191,19 +220,49 @@ class Scheduler:
 
     def _left_for_long(self, rows: Sequence[ScheduledRow], *, with_others: bool) -> int:
         """Tokens of a step that long appends may have beside short rows."""
-        num_tokens = sum(row.num_tokens for row in rows)
-        most = self._max_batch_tokens - num_tokens
+        most = self._max_batch_tokens - _num_tokens(rows)
         if not with_others:
             return most
-        longest_s, now_s = _SHARED_PASS_S, self._clock()
-        least_s = self._step_time.pass_s(num_tokens)
+        least_s = self._step_time.pass_s(_num_tokens(rows))
+        # A turn that would be late without any long append is no reason to hold one up.
+        in_time = [pass_s for pass_s in self._passes_s(rows) if pass_s >= least_s]
+        return min(most, max(self._least_long, self._num_within(in_time, rows)))
+
+    def _passes_s(self, rows: Iterable[ScheduledRow]) -> list[float]:
+        """How long a pass may take for each turn to be done when it is due."""
+        now_s = self._clock()
+        return [(row.turn.due_s - now_s) / row.turn.num_passes_left for row in rows]
+
+    def _num_within(self, passes_s: Sequence[float], rows: Sequence[ScheduledRow]) -> int:
+        """Tokens that a pass may have besides these rows to take no longer than one shared, and than any of these."""
+        longest_s = min(_SHARED_PASS_S, *passes_s) if passes_s else _SHARED_PASS_S
+        return self._step_time.num_tokens_within(longest_s, self._max_batch_tokens) - _num_tokens(rows)
+
+    def _with_drafts(self, rows: Sequence[ScheduledRow], *, with_others: bool) -> list[ScheduledRow]:
+        """The rows, with the drafts of those that speculate, in what is left of the step's tokens, time and pages."""
+        others = [row for row in rows if not row.speculates]
+        num_left = self._max_batch_tokens - _num_tokens(rows)
+        if with_others:
+            num_left = min(num_left, self._num_within(self._passes_s(others), rows))
+        drafting = []
         for row in rows:
-            each_s = (row.turn.due_s - now_s) / row.turn.num_passes_left
-            # A turn that would be late without any long append is no reason to hold one up.
-            if each_s >= least_s:
-                longest_s = min(longest_s, each_s)
-        within = self._step_time.num_tokens_within(longest_s, self._max_batch_tokens) - num_tokens
-        return min(most, max(self._least_long, within))
+            drafted = self._with_draft(row, num_left, rows) if row.speculates else row
+            num_left -= len(drafted.draft)
+            drafting.append(drafted)
+        return drafting
+
+    def _with_draft(self, row: ScheduledRow, num_left: int, rows: Sequence[ScheduledRow]) -> ScheduledRow:
+        """A row with its draft, if there is one, of so many tokens at most; it is one of the step's rows."""
+        session = row.session
+        most = min(num_left, row.turn.num_passes_left - 1)
+        if session.window is not None:
+            most = min(most, session.window.sees_less_from(row.first) - row.end)
+        draft = session.speculation.draft(session.context, most)
+        if not draft or not session.table.reserve(row.end + len(draft)):
+            return row
+        step_s = self._step_time.pass_s(_num_tokens(rows))
+        longer_s = self._step_time.pass_s(_num_tokens(rows) + len(draft)) - step_s
+        return replace(row, draft=draft, draft_cost=len(rows) * longer_s / step_s if step_s else 0.0)
 
     def _reserve(self, session: Session, num_tokens: int, victims: Sequence[Session], preempted: set[Session]) -> bool:
         """Gets the pages, from the least urgent running sessions if need be and if that is enough."""

@@ -18,9 +18,9 @@ KV of that token one place behind what its session has in the cache. That is har
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import chain, islice, repeat, takewhile
 
 import torch
 from torch import Tensor
@@ -141,7 +141,7 @@ class Steps:
             logits = self.runner.run(step.batch)
             # Where the tokens are still being chosen, every row has one, and chooses the next.
             unknown = repeat(None, len(rows)) if ids is None else ids.unsqueeze(1).unbind()
-            step.drawn = draw(logits, [*map(self._sampling_row, step.choosing, unknown)])
+            step.drawn = draw(logits, [*chain.from_iterable(map(self._sampling_rows, step.choosing, unknown))])
         except Exception as error:
             step.error = error
         return step
@@ -185,16 +185,16 @@ class Steps:
         self.step_time.observe(step.batch.num_tokens, step_s)
         self._recorder.stepped(len(step.rows), step.batch.num_tokens, step_s)
         for scheduled, row in zip(step.rows, step.batch.rows, strict=True):
-            token = next(sampled) if row.wants_logits else None
+            tokens = list(islice(sampled, row.num_logits))
             if not scheduled.is_wanted:
                 continue  # its turn has ended with the token that this row computed
             try:
-                self._commit(scheduled, token)
+                self._commit(scheduled, tokens)
             except Exception as error:
                 self._lifecycle.fail(scheduled.session, scheduled.turn, error)
 
-    def _sampling_row(self, row: ScheduledRow, unknown: Tensor | None = None) -> SamplingRow:
-        """What the token behind a row is chosen by.
+    def _sampling_rows(self, row: ScheduledRow, unknown: Tensor | None = None) -> Iterator[SamplingRow]:
+        """What the token behind a row is chosen by, and those behind each token of its draft.
 
         Args:
             row: its tokens are the last of the context.
@@ -203,25 +203,45 @@ class Steps:
         session, turn = row.session, row.turn
         options = turn.options
         num_before = turn.num_output + row.end - len(session.context)
-        return SamplingRow(
-            options=options,
-            seed=session.seed if options.seed is None else options.seed,
-            position=row.end,
-            seen=session.counts.follow(session.context) if options.has_penalties else _NO_TOKENS,
-            banned_ids=self._stop_ids(options) if num_before < options.min_tokens else (),
-            unknown=unknown,
-        )
+        draft = torch.tensor(row.draft)
+        for num_drafted in range(1 + len(row.draft)):
+            yield SamplingRow(
+                options=options,
+                seed=session.seed if options.seed is None else options.seed,
+                position=row.end + num_drafted,
+                seen=session.counts.follow(session.context) if options.has_penalties else _NO_TOKENS,
+                banned_ids=self._stop_ids(options) if num_before + num_drafted < options.min_tokens else (),
+                unknown=draft[:num_drafted] if num_drafted else unknown,
+            )
 
-    def _commit(self, row: ScheduledRow, sampled: Sampled | None) -> None:
-        """Commits a row whose turn still runs, with the token behind it, where one was wanted."""
+    def _commit(self, row: ScheduledRow, sampled: Sequence[Sampled]) -> None:
+        """Commits a row whose turn still runs, with the tokens behind it, where some were wanted."""
         session, turn = row.session, row.turn
         session.table.kv_len += row.num_tokens
         turn.num_computed += row.num_tokens
-        if sampled is not None:
-            self._commit_token(session, turn, sampled)
+        if sampled:
+            self._commit_tokens(row, sampled)
         elif not session.num_pending:
             self._lifecycle.finish(session, turn, "append")
         self._lifecycle.advance(session)
+
+    def _commit_tokens(self, row: ScheduledRow, sampled: Sequence[Sampled]) -> None:
+        """Commits the token behind a row, and those behind the tokens of its draft that are the chosen ones."""
+        session, turn = row.session, row.turn
+        pairs = zip(sampled, row.draft, strict=False)
+        num_equal = sum(1 for _ in takewhile(lambda pair: pair[0].token_id == pair[1], pairs))
+        turn.num_drafted += len(row.draft)
+        for place, token in enumerate(sampled[: num_equal + 1]):
+            if place:  # the token before this one was in the draft: its KV is there
+                session.table.kv_len += 1
+                turn.num_computed += 1
+            turn.num_accepted += place < num_equal
+            self._commit_token(session, turn, token)
+            if session.running is not turn:
+                break
+        if row.draft:
+            session.speculation.observe(len(session.context), len(row.draft), num_equal, row.draft_cost)
+            session.table.trim()
 
     def _commit_token(self, session: Session, turn: Turn, sampled: Sampled) -> None:
         position = len(session.context)

@@ -98,7 +98,7 @@ def build_engine(
     )
     tiers = Tiers(pool, kv, sessions, storage, clock)
     step_time = step_time or StepTimeModel()
-    scheduler = Scheduler(settings.max_batch_tokens, tiers, step_time, clock)
+    scheduler = Scheduler(settings.max_batch_tokens, tiers, step_time, clock, drafts=not runner.is_asynchronous)
     lifecycle = Lifecycle(sessions, prefixes, recorder, clock, settings.max_batch_tokens)
     steps = Steps(runner, scheduler, lifecycle, step_time, recorder, eos_ids=eos_ids, clock=clock)
     host = SessionEnvironment(

@@ -49,6 +49,8 @@ class Row:
             pages for the same tokens if the kind has n groups.
         embeds: embeddings that replace new tokens, by offset in `token_ids`.
         wants_logits: whether a token is sampled after the last new token.
+        num_drafts: last new tokens that are a draft: with `wants_logits`, a token is sampled after each of them and
+            after the one before them.
         num_sinks: attention sinks, which have moved up to the visible tokens; 0 without evicted tokens.
         num_evicted: evicted tokens behind the sinks.
         others: the same for the model's other kinds of layers (see `LayerGroups`).
@@ -59,6 +61,7 @@ class Row:
     pages: Pages
     embeds: Sequence[EmbedSpan] = ()
     wants_logits: bool = True
+    num_drafts: int = 0
     num_sinks: int = 0
     num_evicted: int = 0
     others: Sequence[RowPages] = ()
@@ -69,6 +72,11 @@ class Row:
             return self
         found = self.others[kind - 1]
         return replace(self, pages=found.pages, num_sinks=found.num_sinks, num_evicted=found.num_evicted)
+
+    @property
+    def num_logits(self) -> int:
+        """Number of its new tokens, the last ones, after which a token is sampled."""
+        return 1 + self.num_drafts if self.wants_logits else 0
 
     @property
     def start(self) -> int:

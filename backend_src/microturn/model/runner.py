@@ -50,8 +50,8 @@ class Runner(Protocol):
         """Computes the new tokens of all rows and writes their keys and values into the pages.
 
         Returns:
-            float32 logits [rows with `wants_logits`, vocab_size] on the model's device, in row order, valid until the
-            next pass.
+            float32 logits [sum of the rows' `num_logits`, vocab_size] on the model's device, in the order of rows and
+            tokens, valid until the next pass.
         """
         ...
 
@@ -150,7 +150,8 @@ def positions_of(batch: Batch) -> Tensor:
 def wanted_of(batch: Batch) -> Tensor:
     """Indices of the tokens whose logits are wanted, int64 [n]."""
     ends = np.cumsum([len(row.token_ids) for row in batch.rows])
-    return torch.from_numpy(ends[[row.wants_logits for row in batch.rows]] - 1)
+    num_wanted = np.fromiter((row.num_logits for row in batch.rows), np.int64)
+    return torch.from_numpy(np.arange(num_wanted.sum()) + np.repeat(ends - num_wanted.cumsum(), num_wanted))
 
 
 def load_model(

@@ -172,6 +172,7 @@ class TurnOptions:
     )
     ignore_eos: bool = _option(False, _boolean)
     logprobs: bool | int = _option(False, _logprobs)
+    speculate: str = _option("off", _one_of("off", "ngram"))
     return_appended_ids: bool = _option(False, _boolean)
     count_only: bool = _option(False, _boolean)
     parse_special: bool = _option(False, _boolean)

@@ -19,6 +19,7 @@ from microturn.sessions.history import History
 from microturn.sessions.options import TurnOptions
 from microturn.sessions.ownership import KeyHash, sharing_salt
 from microturn.sessions.results import Results
+from microturn.sessions.speculation import Speculation
 from microturn.sessions.token_counts import TokenCounts
 from microturn.sessions.turn import SessionId, Turn
 from microturn.text.codec import Codec
@@ -50,10 +51,10 @@ class Session:
         beat: when its turns come.
         priority: beats by which its turns are due earlier than others.
         num_dropped: tokens behind the sinks that a rewind cannot reach any more.
-        history_limit: bytes of these that are kept, so that the KV can be computed again; with more of them they are
-            forgotten. None is all of them.
+        history_limit: bytes of these that are kept, so that KV can be computed again; None is all of them.
         is_rebuilt: its KV was computed again from less than all, and no status has said so yet.
         counts: of the tokens in its context, for turns with penalties.
+        speculation: its drafts, for turns that speculate.
         running: the only turn that may change the session.
         queued: turns that wait behind it.
         num_turns: turns that the history is made of; the number of the next.
@@ -81,6 +82,7 @@ class Session:
     window: Window | None = None
     num_dropped: int = 0
     counts: TokenCounts = field(default_factory=TokenCounts)
+    speculation: Speculation = field(default_factory=Speculation)
     history_limit: int | None = None
     is_rebuilt: bool = False
     running: Turn | None = None
@@ -172,6 +174,7 @@ class Session:
             stored=None,
             beat=Beat(),
             counts=TokenCounts(),
+            speculation=Speculation(),
             results=self.results.copy(),
             running=None,
             queued=deque(),
@@ -181,8 +184,7 @@ class Session:
     def share_kv_of(self, parent: Session, context_len: int) -> None:
         """Begins with the full pages of another session whose history this one had up to a length.
 
-        The tokens behind the last full page are computed again: fewer than a page. Of KV outside the pool both have the
-        same copy.
+        The tokens behind the last full page are computed again. Of KV outside the pool both have the same copy.
         """
         kv_len = min(parent.kv_len, max(0, min(context_len, parent.committed_len) - 1))
         if parent.stored is None:

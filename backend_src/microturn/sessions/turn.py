@@ -177,6 +177,8 @@ class Turn:
         num_output: tokens generated.
         num_computed: tokens that went through the model.
         num_cached: tokens that were in the cache when the turn began.
+        num_drafted: tokens of drafts that were verified.
+        num_accepted: those of them that became output.
         due_s: when it should be done; the scheduler's order.
         prepared: its text, where that has been tokenized as far as it can be without its context.
         restore_s: how long it waited, before its first token, for KV that was outside the pool.
@@ -199,6 +201,8 @@ class Turn:
     num_output: int = 0
     num_computed: int = 0
     num_cached: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
     due_s: float = 0.0
     begun_s: float = 0.0
     restore_s: float = 0.0

@@ -93,7 +93,7 @@ class Metrics:
         self.turn_tokens = Counter(
             "microturn_turn_tokens_total",
             "Usage of the turns that ended well.",
-            kind=("input", "output", "computed", "cached"),
+            kind=("input", "output", "computed", "cached", "drafted", "accepted"),
         )
         self.rewinds = Counter("microturn_rewinds_total", "Turns that cut the context back.")
         self.rewound_tokens = Counter("microturn_rewound_tokens_total", "Tokens that turns cut off the context.")

@@ -29,10 +29,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from microturn.engine import steps
 from microturn.engine.engine import Engine
 from microturn.engine.steps import InFlightStep
+from microturn.sessions import speculation
 from microturn.sessions.options import TurnOptions
 from microturn.sessions.session import Session
 from microturn.settings import Settings
 from support.fake_runner import VOCAB_SIZE, FakeDriver
+from support.foreseen import foreseen
 from support.late_copies import LateCopier
 from support.late_draws import late_draw
 from support.plain_engine import MAX_SESSIONS, PlainEngine
@@ -65,6 +67,7 @@ class Remark:
     on_overlap: str | None
     deadline_ms: float | None
     end: bool
+    speculates: bool
     delay_s: float
 
     def said_in(self, session_id: int, session: PlainSession | None) -> Ask:
@@ -82,6 +85,7 @@ class Remark:
             on_overlap=self.on_overlap,
             deadline_ms=self.deadline_ms,
             session_key=key,
+            others=(("speculate", "ngram"),) if self.speculates else (),
         )
 
 
@@ -104,6 +108,7 @@ remarks = st.builds(
     on_overlap=overlaps,
     deadline_ms=deadlines_ms,
     end=seldom,
+    speculates=st.booleans(),
     delay_s=st.sampled_from([0.0] * 7 + [0.05]),
 )
 flags = st.sampled_from([{}, {}, {"start": True}, {"start": True, "resume": True}, {"end": True}])
@@ -527,6 +532,7 @@ def test_whatever_happens_the_engine_does_what_plain_lists_say(
     monkeypatch.setattr(steps, "draw", late_draw)
     # Some turns count the tokens before them as if they had penalties, which at their defaults change no choice.
     monkeypatch.setattr(TurnOptions, "has_penalties", property(lambda options: options.max_tokens in (4, 8)))
+    monkeypatch.setattr(speculation, "look_up", foreseen)
     runs = settings(
         max_examples=int(share * pytestconfig.getoption("engine_runs")),
         stateful_step_count=30,

@@ -176,6 +176,31 @@ def test_a_long_prompt_takes_no_more_time_than_others_have_left(
     assert schedule(sessions, 256, memory, step_time=PACE) == {2: 1, 1: num_long_tokens}
 
 
+@pytest.mark.parametrize(
+    ("left_s", "max_tokens", "num_drafted"),
+    [
+        (0.200, 1, 4),  # a whole beat
+        (0.062, 4, 3),  # passes of 15.5 ms, with two tokens of the rows' own
+        (0.050, 4, 0),  # no time for another token
+        (0.020, 4, 0),  # late in any case, and not to be later
+    ],
+)
+def test_a_draft_takes_no_more_time_than_others_have_left(
+    pool: PagePool, left_s: float, max_tokens: int, num_drafted: int
+) -> None:
+    memory = TiersDriver(pool)
+    due_s = memory.clock() + left_s
+    drafting = running(pool, 1, 10, 9)
+    drafting.context.append_ids([1, 2, 3])  # behind which 4, 5, 6, 7 came
+    drafting.table.kv_len = 12
+    drafting.running = make_turn(max_tokens=30, due_s=memory.clock() + 9.0, speculate="ngram")
+    other = running(pool, 2, 10, 9, due_s=due_s, max_tokens=max_tokens)
+    memory.tiers.begin_step()
+    rows = make_scheduler(256, memory, PACE).schedule([drafting, other], with_others=True)
+    drafts = {row.session: list(row.draft) for row in rows}
+    assert drafts == {other: [], drafting: [4, 5, 6, 7][:num_drafted]}
+
+
 def test_a_long_prompt_goes_on_where_passes_are_slow_without_it(pool: PagePool) -> None:
     sessions = [running(pool, 1, 500), running(pool, 2, 10, 9, due_s=0.2, max_tokens=4)]
     assert schedule(sessions, 256, step_time=StepTimeModel([(1, 1.0), (101, 2.0)])) == {2: 1, 1: 16}
