@@ -203,7 +203,6 @@ class Steps:
         session, turn = row.session, row.turn
         options = turn.options
         num_before = turn.num_output + row.end - len(session.context)
-        draft = torch.tensor(row.draft)
         for num_drafted in range(1 + len(row.draft)):
             yield SamplingRow(
                 options=options,
@@ -211,7 +210,7 @@ class Steps:
                 position=row.end + num_drafted,
                 seen=session.counts.follow(session.context) if options.has_penalties else _NO_TOKENS,
                 banned_ids=self._stop_ids(options) if num_before + num_drafted < options.min_tokens else (),
-                unknown=draft[:num_drafted] if num_drafted else unknown,
+                unknown=torch.tensor(row.draft[:num_drafted]) if num_drafted else unknown,
             )
 
     def _commit(self, row: ScheduledRow, sampled: Sequence[Sampled]) -> None:
