@@ -16,8 +16,10 @@ from torch import Tensor
 
 from microturn.kv.transfer import upload
 from microturn.model.drawn import Drawn
+from microturn.model.logits import add_biases, forbid_others
 from microturn.model.sampling_filters import filtered
 from microturn.model.sampling_row import SamplingRow
+
 
 # Bounds the GPU memory of sampling: some 60 bytes per logit of this many rows.
 _AT_ONCE = 64
@@ -59,7 +61,9 @@ def _argmax(logits: Tensor) -> Tensor:
 
 
 def _takes_argmax(row: SamplingRow) -> bool:
-    return row.options.temperature == 0 and not row.banned_ids and not row.options.has_penalties
+    options = row.options
+    is_plain = not row.banned_ids and not options.has_penalties and not options.logit_bias and row.allowed is None
+    return options.temperature == 0 and is_plain
 
 
 def _logprobs(logits: Tensor, ids: Tensor, wanting: Sequence[int]) -> Tensor:
@@ -113,12 +117,16 @@ def _choose(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     columns = _columns(rows, logits)
     if any(row.options.has_penalties for row in rows):
         _penalize(logits, rows, columns)
+    if any(row.options.logit_bias for row in rows):
+        add_biases(logits, [row.options.logit_bias for row in rows])
     # Extreme penalties, or embeddings, produce infinities and NaN. That must affect this row only: without a token to
     # choose, an exception would end all turns in the step.
     logits.nan_to_num_()
     if any(row.banned_ids for row in rows):
         banned = _cells([row.banned_ids for row in rows], logits)
         logits.view(-1).index_fill_(0, banned, torch.finfo(logits.dtype).min)
+    if any(row.allowed is not None for row in rows):
+        forbid_others(logits, [row.allowed for row in rows])
     likeliest = _argmax(logits)
     if all(row.options.temperature == 0 for row in rows):
         return likeliest
