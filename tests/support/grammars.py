@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from microturn.text.grammar import Grammars, TokenTexts
+from microturn.errors import FailedPrecondition
+from microturn.model.sampler import SamplingRow, draw
+from microturn.sessions.options import TurnOptions
+from microturn.sessions.token_counts import TokenCounts
+from microturn.text.grammar import Grammars, GrammarSource, TokenTexts
+from support.fake_runner import VOCAB_SIZE, expected_logits
 
 _BYTES = [bytes([byte]) for byte in range(128)]
 _WORDS = [b"red", b"green", b"blue", b'{"', b'": ', b"12", b"true", b"\xc3", b"\xa9"]
@@ -46,3 +52,50 @@ def ids_of(words: NDArray[np.uint32], num_tokens: int = NUM_TOKENS) -> list[int]
 def text_of(token_ids: Sequence[int]) -> str:
     """The text of ids of this vocabulary."""
     return b"".join([*_BYTES, *_WORDS, b"", b""][token_id] for token_id in token_ids).decode()
+
+
+# ---- the same for the model that is a hash: its ids are printable characters, and two ends ---------------------------
+
+FAKE_ENDS = (VOCAB_SIZE - 2, VOCAB_SIZE - 1)
+
+
+def fake_encode(text: str) -> list[int]:
+    """The ids of printable ASCII."""
+    return [ord(character) - ord(" ") for character in text]
+
+
+def fake_text(token_ids: Sequence[int]) -> str:
+    """The text of ids; that of an end is empty."""
+    return "".join(chr(token_id + ord(" ")) for token_id in token_ids if token_id not in FAKE_ENDS)
+
+
+def fake_grammars() -> Grammars:
+    """Grammars of the model that is a hash."""
+    texts = [fake_text([token_id]).encode() for token_id in range(VOCAB_SIZE)]
+    return Grammars(lambda: TokenTexts(texts, {}, fake_encode), FAKE_ENDS)
+
+
+def plain_value(
+    source: GrammarSource, history: Sequence[int], max_tokens: int, *, so_far: int = 0, **options: Any
+) -> list[int]:
+    """What the model that is a hash answers under a grammar: each token by a matcher of its own.
+
+    Args:
+        history: ids of the context, the last `so_far` of them of the value.
+    """
+    compiled, turn_options = fake_grammars().compile(source), TurnOptions(**options)
+    tokens, first = [*history], len(history) - so_far
+    for _ in range(max_tokens):
+        row = SamplingRow(
+            turn_options,
+            turn_options.seed or 0,
+            len(tokens),
+            TokenCounts.of(tokens),
+            allowed=compiled.begin(tokens[first:]).allowed(FAKE_ENDS if turn_options.ignore_eos else ()),
+        )
+        tokens.append(draw(expected_logits(tokens)[None], [row]).sampled()[0].token_id)
+        try:
+            compiled.begin(tokens[first:])
+        except FailedPrecondition:
+            break
+    return tokens[len(history) :]

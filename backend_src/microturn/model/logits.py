@@ -50,8 +50,8 @@ def _bits(words: NDArray[np.uint32], logits: Tensor) -> Tensor:
     """Bits as bool [rows, vocab_size], where the logits lie."""
     vocab_size = logits.shape[-1]
     if logits.is_cpu:
-        bits = np.unpackbits(words.view(np.uint8), axis=-1, count=vocab_size, bitorder="little")
-        return torch.from_numpy(bits).bool()
+        unpacked = np.unpackbits(words.view(np.uint8), axis=-1, count=vocab_size, bitorder="little")
+        return torch.from_numpy(unpacked).bool()
     # A GPU is sent the bits and not the bytes.
     sent = upload(torch.from_numpy(words.view(np.int32)), logits.device)
     bits = sent.unsqueeze(-1).bitwise_right_shift(torch.arange(32, device=logits.device)).bitwise_and(1)

@@ -217,7 +217,7 @@ class TurnOptions:
         for kind in KINDS:
             said = getattr(self, kind)
             if said:
-                return GrammarSource(kind, said if isinstance(said, str) else json.dumps(said))
+                return GrammarSource(kind, said if isinstance(said, str) else json.dumps(said, ensure_ascii=False))
         return None
 
 

@@ -115,6 +115,10 @@ class Grammars:
 class Grammar:
     """A compiled grammar.
 
+    Attributes:
+        source: what it was compiled from.
+        fault: why no turn may use it any more.
+
     Args:
         source: what it was compiled from.
         vocabulary: of the model.
@@ -128,7 +132,7 @@ class Grammar:
         self.num_words = -(-vocabulary.vocab_size // 32)
         self._vocab_size = vocabulary.vocab_size
         self._vocabulary = vocabulary
-        self._fault: MicroturnError | None = None
+        self.fault: MicroturnError | None = None
         self._first = self._compiled()
 
     def begin(self, token_ids: Sequence[int] = ()) -> Matcher:
@@ -138,8 +142,8 @@ class Grammar:
             FailedPrecondition: no answer begins so, or none goes on behind it.
             InvalidArgument: the grammar has blown up.
         """
-        if self._fault is not None:
-            raise self._fault
+        if self.fault is not None:
+            raise self.fault
         matcher = self._first.deep_copy()
         are_ids = all(0 <= token_id < self._vocab_size for token_id in token_ids)
         num_taken = matcher.try_consume_tokens(list(token_ids)) if are_ids else 0
@@ -167,8 +171,8 @@ class Grammar:
             reason = "it allows no answer, or leads where no token of this model goes on"
         else:
             reason = f"it takes too long: make it simpler or smaller ({reason})"
-        self._fault = _refusal(self.source, reason)
-        return self._fault
+        self.fault = _refusal(self.source, reason)
+        return self.fault
 
     def try_out(self) -> None:
         """Follows the grammar with random tokens.
