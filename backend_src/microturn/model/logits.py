@@ -39,20 +39,19 @@ def forbid_others(logits: Tensor, masks: Sequence[NDArray[np.uint32] | None]) ->
         logits: [rows, vocab_size] without infinities, so that what is allowed stays above; changed in place.
         masks: as many; a bit for each token, the lowest first. None allows all.
     """
-    rows = [row for row, mask in enumerate(masks) if mask is not None]
-    words = np.stack([mask for mask in masks if mask is not None])
-    places = upload(torch.tensor(rows), logits.device)
-    allowed = _bits(words, logits)
-    logits.index_copy_(0, places, logits.index_select(0, places).masked_fill_(~allowed, -torch.inf))
-
-
-def _bits(words: NDArray[np.uint32], logits: Tensor) -> Tensor:
-    """Bits as bool [rows, vocab_size], where the logits lie."""
     vocab_size = logits.shape[-1]
     if logits.is_cpu:
-        unpacked = np.unpackbits(words.view(np.uint8), axis=-1, count=vocab_size, bitorder="little")
-        return torch.from_numpy(unpacked).bool()
-    # A GPU is sent the bits and not the bytes.
-    sent = upload(torch.from_numpy(words.view(np.int32)), logits.device)
-    bits = sent.unsqueeze(-1).bitwise_right_shift(torch.arange(32, device=logits.device)).bitwise_and(1)
-    return bits.flatten(1)[:, :vocab_size].bool()
+        # NumPy's copy under a mask is vectorized: 45 instead of 170 µs for a row of 49,152.
+        for of_row, mask in zip(logits.numpy(), masks, strict=True):
+            if mask is not None:
+                bits = np.unpackbits(~mask.view(np.uint8), count=vocab_size, bitorder="little")
+                np.copyto(of_row, -np.inf, where=bits.view(bool))
+        return
+    # A GPU is sent the bits, not the bytes.
+    rows = [row for row, mask in enumerate(masks) if mask is not None]
+    words = np.stack([mask for mask in masks if mask is not None]).view(np.int32)
+    places = upload(torch.tensor(rows), logits.device)
+    sent = upload(torch.from_numpy(words), logits.device).unsqueeze(-1)
+    allowed = sent.bitwise_right_shift(torch.arange(32, device=logits.device)).bitwise_and(1)
+    forbidden = allowed.flatten(1)[:, :vocab_size] == 0
+    logits.index_copy_(0, places, logits.index_select(0, places).masked_fill_(forbidden, -torch.inf))
