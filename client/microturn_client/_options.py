@@ -51,6 +51,7 @@ class GenerationOptions(TypedDict, total=False):
         seed: seed of the sampling. That of the session, or of the first turn, holds for every turn without one.
         stop: texts that end the turn; they stay in the context and not in the output.
         stop_token_ids: token ids that end the turn.
+        logit_bias: added to the logits of token ids, from -100 to 100.
         ignore_eos: go on behind the end of sequence.
         logprobs: each token comes with its natural-log probability.
     """
@@ -67,11 +68,30 @@ class GenerationOptions(TypedDict, total=False):
     seed: int
     stop: Sequence[str]
     stop_token_ids: Sequence[int]
+    logit_bias: Mapping[int, float]
     ignore_eos: bool
     logprobs: bool
 
 
-class TurnOptions(AppendOptions, GenerationOptions, total=False):
+class GrammarOptions(TypedDict, total=False):
+    """What the answer must match, one of the first four. A status with `finish_reason` ``complete`` says that it does.
+
+    Attributes:
+        json_schema: JSON of this schema; ``{}`` is any JSON.
+        regex: all of the answer matches it.
+        grammar: a grammar in Lark's notation, whose first rule is ``start``.
+        choice: one of these texts.
+        grammar_from: absolute position at which the value began that the answer goes on with; see ``Tokens.position``.
+    """
+
+    json_schema: Mapping[str, object] | str
+    regex: str
+    grammar: str
+    choice: Sequence[str]
+    grammar_from: int
+
+
+class TurnOptions(AppendOptions, GenerationOptions, GrammarOptions, total=False):
     """Options of one turn, and of that turn alone."""
 
 
@@ -139,6 +159,7 @@ DEFAULTS: Mapping[str, object] = {
     "frequency_penalty": 0.0,
     "stop": (),
     "stop_token_ids": (),
+    "logit_bias": {},
     "ignore_eos": False,
     "logprobs": False,
     "parse_special": False,
