@@ -81,42 +81,65 @@ def open_driver(
 
 
 def test_answers_under_random_schemas_are_valid(smollm2: PreTrainedModel, model_text: ModelText, full: bool) -> None:
-    num_answers, num_at_once = (1000, 50) if full else (20, 10)
-    rng = random.Random(20)
-    driver = open_driver(smollm2, model_text, max_batch_tokens=1024, max_sessions=64)
-    num_tokens = num_continued = 0
-    for first in range(0, num_answers, num_at_once):
-        schemas = {number: random_schema(rng) for number in range(first, first + num_at_once)}
-        answers = {number: _ask(driver, number, schema) for number, schema in schemas.items()}
-        driver.run()
-        print(f"{first} answered, {num_tokens} tokens", flush=True)
-        for number, schema in schemas.items():
-            ids, text, num_parts = _whole(driver, number, schema, answers[number])
-            Validator(schema, format_checker=FORMATS).validate(json.loads(text))
-            driver.turn(number, end=True)
-            num_tokens += len(ids)
-            num_continued += num_parts > 1
-    print(f"{num_answers} of {num_answers} valid, {num_tokens} tokens, {num_continued} in more than one turn")
+    num_answers, rng = 1000 if full else 20, random.Random(20)
+    driver = open_driver(smollm2, model_text, num_pages=1024, max_sessions=100)
+    waiting = [_Asked(driver, number, random_schema(rng)) for number in reversed(range(num_answers))]
+    running: list[_Asked] = []
+    num_tokens = num_continued = num_done = 0
+    while waiting or running:
+        while waiting and len(running) < 64:
+            running.append(waiting.pop())
+            running[-1].go_on()
+        driver.engine.step(block=True)
+        for asked in [asked for asked in running if asked.has_ended()]:
+            Validator(asked.schema, format_checker=FORMATS).validate(json.loads(asked.text))
+            running.remove(asked)
+            num_done, num_tokens = num_done + 1, num_tokens + asked.num_tokens
+            num_continued += asked.num_parts > 1
+            if num_done % 20 == 0:
+                print(f"{num_done} valid, {num_tokens} tokens, {num_continued} in several turns", flush=True)
+    driver.engine.stop()
+    assert num_done == num_answers
     assert num_tokens > 10 * num_answers
 
 
-def _ask(driver: Driver, number: int, schema: dict[str, Any]) -> Recorder:
-    text = TextInput(f"Question {number}: tell me about it, as JSON.\nAnswer: ")
-    options = {"json_schema": json.dumps(schema), "temperature": 1.0, "seed": number, "max_tokens": 120}
-    return driver.post(number, text, start=True, return_appended_ids=True, **options)[0]
+class _Asked:
+    """A session with one question, whose answer may take several turns."""
 
+    def __init__(self, driver: Driver, number: int, schema: dict[str, Any]) -> None:
+        self.schema = schema
+        self.text = ""
+        self.num_tokens = self.num_parts = 0
+        self._driver = driver
+        self._number = number
+        self._begun: int | None = None
+        self._part = Recorder()
 
-def _whole(driver: Driver, number: int, schema: dict[str, Any], part: Recorder) -> tuple[list[int], str, int]:
-    """An answer with what it is continued by, and how many turns that took."""
-    ids, text, num_parts = part.token_ids, part.text, 1
-    begun = part.status.context_len - len(ids)
-    options = {"json_schema": json.dumps(schema), "temperature": 1.0, "seed": number, "max_tokens": 120}
-    while part.status.finish_reason == "length":
-        assert num_parts < 10, f"no end of {text} under {schema}"
-        part = driver.turn(number, grammar_from=begun, **options)
-        ids, text, num_parts = [*ids, *part.token_ids], text + part.text, num_parts + 1
-    assert part.status.finish_reason == "complete", schema
-    return ids, text, num_parts
+    def go_on(self) -> None:
+        """Asks for the value, or for more of it."""
+        question = TextInput(f"Question {self._number}: tell me about it, as JSON.\nAnswer: ")
+        options = {"json_schema": json.dumps(self.schema), "temperature": 1.0, "seed": self._number, "max_tokens": 60}
+        if self._begun is None:
+            self._part, _ = self._driver.post(self._number, question, start=True, **options)
+        else:
+            self._part, _ = self._driver.post(self._number, grammar_from=self._begun, **options)
+
+    def has_ended(self) -> bool:
+        """Whether the value is whole; where it is cut short, goes on."""
+        if not self._part.is_done:
+            return False
+        status, num_tokens = self._part.status, len(self._part.token_ids)
+        if self._begun is None:
+            self._begun = status.context_len - num_tokens
+        self.text, self.num_tokens = self.text + self._part.text, self.num_tokens + num_tokens
+        self.num_parts += 1
+        if status.finish_reason == "length":
+            assert self.num_parts < 20, f"no end of {self.text} under {self.schema}"
+            self.go_on()
+            return False
+        assert status.finish_reason == "complete", self.schema
+        self._driver.post(self._number, end=True)
+        return True
 
 
 # ---- as plain transformers -----------------------------------------------------------------------------------------
