@@ -41,11 +41,12 @@ def forbid_others(logits: Tensor, masks: Sequence[NDArray[np.uint32] | None]) ->
     """
     vocab_size = logits.shape[-1]
     if logits.is_cpu:
-        # NumPy's copy under a mask is vectorized: 45 instead of 170 µs for a row of 49,152.
-        for of_row, mask in zip(logits.numpy(), masks, strict=True):
+        for row, mask in enumerate(masks):
             if mask is not None:
-                bits = np.unpackbits(~mask.view(np.uint8), count=vocab_size, bitorder="little")
-                np.copyto(of_row, -np.inf, where=bits.view(bool))
+                bits = np.unpackbits(mask.view(np.uint8), count=vocab_size, bitorder="little").astype(np.float32)
+                # Infinite where it is allowed, and negative where not: as fast for any mask, unlike a copy under one.
+                bounds = torch.from_numpy(bits).sub_(0.5).mul_(torch.inf)
+                torch.minimum(logits[row], bounds, out=logits[row])
         return
     # A GPU is sent the bits, not the bytes.
     rows = [row for row, mask in enumerate(masks) if mask is not None]

@@ -132,7 +132,10 @@ def _choose(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
         return likeliest
     # A smaller temperature than the smallest float would overflow the division; sampling is greedy there anyway.
     temperature = columns.temperature.clamp(min=1e-5).float()
-    relative = (logits - logits.amax(-1, keepdim=True)).div_(temperature).exp_()
+    relative = (logits - logits.amax(-1, keepdim=True)).div_(temperature)
+    if any(row.allowed is not None for row in rows):
+        relative.clamp_(min=-80)  # weighs nothing either, and the exponential of infinities is slow
+    relative.exp_()
     # Inverse transform sampling in the order of the vocabulary: a rounding error in one probability, as with another
     # batch, moves the bounds slightly and cannot swap two tokens.
     cumulative = filtered(relative, rows, columns.top_k, columns.top_p, columns.min_p).cumsum(-1)
