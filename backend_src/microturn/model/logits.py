@@ -47,8 +47,13 @@ def forbid_others(logits: Tensor, masks: Sequence[NDArray[np.uint32] | None]) ->
                 # Infinite where it is allowed, and negative where not: as fast for any mask, unlike a copy under one.
                 bounds = torch.from_numpy(bits).sub_(0.5).mul_(torch.inf)
                 torch.minimum(logits[row], bounds, out=logits[row])
-        return
-    # A GPU is sent the bits, not the bytes.
+    else:
+        forbid_others_there(logits, masks)
+
+
+def forbid_others_there(logits: Tensor, masks: Sequence[NDArray[np.uint32] | None]) -> None:
+    """The same on a device, which is sent bits and not bytes."""
+    vocab_size = logits.shape[-1]
     rows = [row for row, mask in enumerate(masks) if mask is not None]
     words = np.stack([mask for mask in masks if mask is not None]).view(np.int32)
     places = upload(torch.tensor(rows), logits.device)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from microturn.model.drawn import Sampled
+from microturn.model.logits import forbid_others, forbid_others_there
 from microturn.model.sampler import choose, draw, uniform
 from microturn.model.sampling_row import SamplingRow
 from microturn.sessions.options import TurnOptions
@@ -135,6 +136,19 @@ def test_log_probabilities_are_the_models_own_without_mask_and_bias() -> None:
     changed = sample_one(LOGITS, masked([0], logprobs=True, logit_bias=((0, 50.0),)))
     assert changed.token_id == plain.token_id == 0
     assert changed.logprob == plain.logprob
+
+
+@pytest.mark.parametrize("vocab_size", [1, 32, 33, 97, 1500])
+def test_a_device_masks_as_the_host_does(vocab_size: int) -> None:
+    rng = random.Random(vocab_size)
+    rows = [masked(rng.sample(range(vocab_size), rng.randint(1, vocab_size)), vocab_size=vocab_size) for _ in range(5)]
+    masks = [None if number == 2 else row.allowed for number, row in enumerate(rows)]
+    host = torch.randn(5, vocab_size)
+    device = host.clone()
+    forbid_others(host, masks)
+    forbid_others_there(device, masks)
+    assert torch.equal(host, device)
+    assert host[2].isfinite().all()
 
 
 def test_a_mask_is_one_rows_own() -> None:
