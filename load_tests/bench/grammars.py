@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 import torch
 
 from load_tests.bench.results import percentile, print_table, write_result
-from microturn.model.sampler import SamplingRow, draw
+from microturn.model.sampler import draw
+from microturn.model.sampling_row import SamplingRow
 from microturn.sessions.options import TurnOptions
 from microturn.text.grammar import Grammars, GrammarSource
 from microturn.text.model_text import ModelText

@@ -19,7 +19,8 @@ from llguidance import LLMatcher, LLTokenizer
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
-from microturn.model.sampler import SamplingRow, draw
+from microturn.model.sampler import draw
+from microturn.model.sampling_row import SamplingRow
 from microturn.model.stock import untouched
 from microturn.sessions.environment import next_epoch
 from microturn.sessions.options import TurnOptions

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from microturn.errors import FailedPrecondition
-from microturn.model.sampler import SamplingRow, draw
+from microturn.model.sampler import draw
+from microturn.model.sampling_row import SamplingRow
 from microturn.sessions.options import TurnOptions
 from microturn.sessions.token_counts import TokenCounts
 from microturn.text.grammar import Grammars, GrammarSource, TokenTexts

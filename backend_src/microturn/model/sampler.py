@@ -20,7 +20,6 @@ from microturn.model.logits import add_biases, forbid_others
 from microturn.model.sampling_filters import filtered
 from microturn.model.sampling_row import SamplingRow
 
-
 # Bounds the GPU memory of sampling: some 60 bytes per logit of this many rows.
 _AT_ONCE = 64
 
