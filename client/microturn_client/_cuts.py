@@ -19,7 +19,7 @@ from collections import deque
 from microturn_client._errors import InvalidArgument
 from microturn_client._events import Status
 from microturn_client._inputs import encode_input
-from microturn_client._options import GenerationOptions, GrammarOptions
+from microturn_client._options import sampling_of
 from microturn_client._outbox import Outbox
 from microturn_client._pending_turn import PendingTurn, Role
 from microturn_client._transcript import Transcript
@@ -28,12 +28,6 @@ from microturn_client._transcript import Transcript
 _INPUT_OPTIONS = ("role", "parse_special")
 
 # How tokens are chosen, beside the context: what ends an answer is no part of it.
-_SAMPLING_OPTIONS = GenerationOptions.__annotations__.keys() - {
-    *("max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "logprobs")
-}
-
-_GRAMMAR_OPTIONS = GrammarOptions.__annotations__.keys()
-
 # An interrupt says how much was heard of the last answer; those before it matter where that one is cut away whole.
 _NUM_ANSWERS = 16
 
@@ -225,12 +219,7 @@ class Cuts:
 
     def _add(self, turn: PendingTurn, status: Status, *, was_to_generate: bool) -> None:
         meant = {name: turn.options[name] for name in _INPUT_OPTIONS if turn.options.get(name)}
-        sampling = {name: turn.sent_options[name] for name in _SAMPLING_OPTIONS if name in turn.sent_options}
-        grammar = {name: turn.sent_options[name] for name in _GRAMMAR_OPTIONS if name in turn.sent_options}
-        if grammar:
-            # Behind its first tokens a value goes on from where it began, and an end is what it was.
-            told = {name: turn.sent_options[name] for name in ("ignore_eos",) if name in turn.sent_options}
-            sampling |= {"grammar_from": turn.start, **grammar, **told}
+        sampling = sampling_of(turn.sent_options, turn.start)
         self._transcript.add(turn.tensor, meant, status, turn.ids, sampling=sampling, was_to_generate=was_to_generate)
 
     def is_refused(self, cut: PendingTurn) -> list[PendingTurn]:

@@ -167,3 +167,23 @@ DEFAULTS: Mapping[str, object] = {
     "on_overlap": "queue",
     "deadline_ms": 0.0,
 }
+
+_SAMPLING_OPTIONS = GenerationOptions.__annotations__.keys() - {
+    *("max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "logprobs")
+}
+
+
+def sampling_of(options: Mapping[str, object], start: int | None) -> dict[str, object]:
+    """What the tokens of an answer were chosen by: with it the last of them are generated again as they were.
+
+    Args:
+        options: of the turn.
+        start: absolute position of the answer's first token.
+    """
+    names = _SAMPLING_OPTIONS
+    grammar = GrammarOptions.__annotations__.keys() & options.keys()
+    if grammar:
+        # Behind its first tokens a value goes on from where it began, and ends where it did.
+        options = {"grammar_from": start, **options}
+        names = names | grammar | {"grammar_from", "ignore_eos"}
+    return {name: options[name] for name in names if name in options}

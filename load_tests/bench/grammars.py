@@ -18,7 +18,8 @@ from load_tests.bench.results import percentile, print_table, write_result
 from microturn.model.sampler import draw
 from microturn.model.sampling_row import SamplingRow
 from microturn.sessions.options import TurnOptions
-from microturn.text.grammar import Grammars, GrammarSource
+from microturn.text.grammar import Grammars
+from microturn.text.grammar_source import GrammarSource
 from microturn.text.model_text import ModelText
 from microturn.zoo.store import resolve_model
 

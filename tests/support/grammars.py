@@ -13,7 +13,9 @@ from microturn.model.sampler import draw
 from microturn.model.sampling_row import SamplingRow
 from microturn.sessions.options import TurnOptions
 from microturn.sessions.token_counts import TokenCounts
-from microturn.text.grammar import Grammars, GrammarSource, TokenTexts
+from microturn.text.grammar import Grammars
+from microturn.text.grammar_source import GrammarSource
+from microturn.text.grammar_vocabulary import TokenTexts
 from support.fake_runner import VOCAB_SIZE, expected_logits
 
 _BYTES = [bytes([byte]) for byte in range(128)]

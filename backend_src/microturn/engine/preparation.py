@@ -22,7 +22,8 @@ from weakref import ReferenceType, ref
 from microturn.engine.answers import abandoned, to_client_error, too_late
 from microturn.engine.lifecycle import Lifecycle
 from microturn.engine.request_handler import RequestHandler
-from microturn.errors import InvalidArgument, MicroturnError, PermissionDenied, ResourceExhausted, Unavailable
+from microturn.engine.turn_grammars import TurnGrammars
+from microturn.errors import MicroturnError, PermissionDenied, ResourceExhausted, Unavailable
 from microturn.offload.background import Background
 from microturn.offload.file_thread import Outcome
 from microturn.sessions.options import TurnOptions
@@ -31,7 +32,6 @@ from microturn.sessions.turn import SessionId, TextInput, Turn
 from microturn.settings import Settings
 from microturn.snapshots.arrivals import Arrivals
 from microturn.text.codec import CodecFactory, PrepareText
-from microturn.text.grammar import Grammar, Grammars, GrammarSource
 from microturn.text.prepared_text import PreparedText
 
 log = logging.getLogger(__name__)
@@ -76,8 +76,7 @@ class Preparation:
         new_codec: learns the chat template with tools, as it makes a codec.
         prepare_text: makes ids of long text; None where all text is left to its turn's time.
         texts: does both.
-        grammars: of the model; None where it has none.
-        compiling: compiles them.
+        grammars: gives turns theirs.
         max_context: ids behind which a text is too long.
         clock: seconds, monotonic.
     """
@@ -92,8 +91,7 @@ class Preparation:
         new_codec: CodecFactory,
         prepare_text: PrepareText | None,
         texts: Background,
-        grammars: Grammars | None,
-        compiling: Background,
+        grammars: TurnGrammars,
         *,
         max_context: int,
         clock: Callable[[], float],
@@ -107,7 +105,6 @@ class Preparation:
         self._prepare_text = prepare_text
         self._texts = texts
         self._grammars = grammars
-        self._compiling = compiling
         self._max_context = max_context
         self._clock = clock
         self._lines: dict[SessionId, _Line] = {}
@@ -252,9 +249,8 @@ class Preparation:
             work = partial(self._prepare_text, given.text, parse_special, self._max_context)
             self._texts.submit(work, partial(self._has_prepared, turn))
             yield True
-        source = TurnOptions(**request.options).grammar_source
-        if source is not None:
-            yield from self._get_grammar(turn, source)
+        if self._grammars.begin_fetch(turn, partial(self._resume, turn)):
+            yield True
 
     def _look_up(self, turn: Turn) -> Iterator[bool]:
         request = turn.request
@@ -273,31 +269,6 @@ class Preparation:
         if not request.opens or isinstance(error, PermissionDenied):
             raise error
         log.warning("session %s begins anew, beside what is saved of it: %s", request.session_id, error)
-
-    def _get_grammar(self, turn: Turn, source: GrammarSource) -> Iterator[bool]:
-        """Gets a turn its grammar, or the reason to refuse it, which travels on with it: an END still closes."""
-        grammars = self._grammars
-        if grammars is None:
-            turn.refuse(
-                InvalidArgument(f"option '{source.kind}': grammars need a model with a token that ends an answer")
-            )
-            return
-        grammar = grammars.find(source)
-        if grammar is None:
-            outcome: list[Outcome[Grammar]] = []
-
-            def end(told: Outcome[Grammar]) -> None:
-                outcome.append(told)
-                self._resume(turn)
-
-            self._compiling.submit(partial(grammars.compile, source), end)
-            yield True
-            grammar, error = outcome[0].value, outcome[0].error
-        else:
-            error = grammar.fault
-        if error is not None:
-            turn.refuse(to_client_error(error))
-        turn.grammar = grammar
 
     def _has_prepared(self, turn: Turn, outcome: Outcome[PreparedText]) -> None:
         if outcome.error is not None:

@@ -15,6 +15,7 @@ from microturn.engine.request_handler import RequestHandler
 from microturn.engine.scheduler import Scheduler
 from microturn.engine.step_time import StepTimeModel
 from microturn.engine.steps import Steps
+from microturn.engine.turn_grammars import TurnGrammars
 from microturn.errors import InvalidArgument
 from microturn.kv.pool import PagePool
 from microturn.kv.prefix_cache import PrefixCache
@@ -123,8 +124,7 @@ def build_engine(
         new_codec,
         prepare_text,
         texts,
-        grammars,
-        compiling,
+        TurnGrammars(grammars, compiling),
         max_context=max_context,
         clock=clock,
     )

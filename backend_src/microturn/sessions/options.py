@@ -14,7 +14,7 @@ from typing import Any
 
 from microturn.errors import InvalidArgument, did_you_mean
 from microturn.settings import MAX_IDLE_TIMEOUT_S
-from microturn.text.grammar import KINDS, MAX_SOURCE_LEN, GrammarSource
+from microturn.text.grammar_source import KINDS, MAX_SOURCE_LEN, GrammarSource, check_names
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_LEN = 256
@@ -290,14 +290,6 @@ def parse_parameters(parameters: str, *, start: bool) -> tuple[dict[str, Any], S
             parsed[option.name] = option.metadata["parse"](value)
         except ValueError as error:
             raise InvalidArgument(f"option '{name}' is {error}") from None
-    _check_grammars(parsed)
+    check_names(parsed)
     session_options = SessionOptions(**{name: value for name, value in parsed.items() if name in _SESSION_OPTIONS})
     return {name: value for name, value in parsed.items() if name in _TURN_OPTIONS}, session_options
-
-
-def _check_grammars(parsed: Mapping[str, Any]) -> None:
-    said = sorted(parsed.keys() & set(KINDS))
-    if len(said) > 1:
-        raise InvalidArgument(f"'{said[0]}' and '{said[1]}' both say what the answer is: give one")
-    if "grammar_from" in parsed and not said:
-        raise InvalidArgument(f"'grammar_from' comes with one of {', '.join(KINDS)}")

@@ -12,23 +12,19 @@ takes too long all the same is refused from then on.
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
-from microturn.errors import FailedPrecondition, InvalidArgument, MicroturnError
+from microturn.errors import FailedPrecondition, MicroturnError
+from microturn.text.grammar_source import MAX_SOURCE_LEN, GrammarSource, as_llguidance, refusal
+from microturn.text.grammar_vocabulary import TokenTexts, read_vocabulary
 
-KINDS = ("json_schema", "regex", "grammar", "choice")
-
-MAX_SOURCE_LEN = 1 << 16
 MAX_KEPT = 32
 MAX_LEXER_STATES = 10_000  # some 1.5 kB each
 
@@ -37,33 +33,6 @@ _FREE_S = 0.2
 _TOKEN_S = 0.002
 
 _TRIAL_LEN = 32
-_MAX_REASON_LEN = 300
-
-# As json.dumps writes it, which models have seen most. Free whitespace would let a small model write nothing else.
-_JSON_STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-
-
-@dataclass(frozen=True)
-class GrammarSource:
-    """A grammar as an option says it: its name, one of `KINDS`, and its text."""
-
-    kind: str
-    text: str
-
-
-@dataclass(frozen=True)
-class TokenTexts:
-    """What ids stand for.
-
-    Attributes:
-        texts: UTF-8 text of each id, as it is detokenized; empty where it has none. As many as the model has logits.
-        special: the names of special tokens, which a grammar may use.
-        encode: the ids that the model would write a text with.
-    """
-
-    texts: Sequence[bytes]
-    special: Mapping[int, str]
-    encode: Callable[[str], Sequence[int]]
 
 
 class Grammars:
@@ -98,12 +67,12 @@ class Grammars:
             InvalidArgument: it is none, allows no answer, or is too large.
         """
         if len(source.text) > MAX_SOURCE_LEN:
-            raise _refusal(source, f"it has {len(source.text)} characters: at most {MAX_SOURCE_LEN} are read")
+            raise refusal(source, f"it has {len(source.text)} characters: at most {MAX_SOURCE_LEN} are read")
         with self._compiling:
             grammar = self.find(source)
             if grammar is None:
                 if self._vocabulary is None:
-                    self._vocabulary = _vocabulary(self._read_tokens(), self._eos_ids)
+                    self._vocabulary = read_vocabulary(self._read_tokens(), self._eos_ids)
                 grammar = Grammar(source, self._vocabulary)
                 grammar.try_out()
                 self._kept[source] = grammar
@@ -171,7 +140,7 @@ class Grammar:
             reason = "it allows no answer, or leads where no token of this model goes on"
         else:
             reason = f"it takes too long: make it simpler or smaller ({reason})"
-        self.fault = _refusal(self.source, reason)
+        self.fault = refusal(self.source, reason)
         return self.fault
 
     def try_out(self) -> None:
@@ -182,7 +151,7 @@ class Grammar:
         """
         matcher, dice = Matcher(self, self._first.deep_copy(), []), np.random.default_rng(0)
         if matcher.is_complete:
-            raise _refusal(self.source, "it allows no answer but an empty one")
+            raise refusal(self.source, "it allows no answer but an empty one")
         for _ in range(_TRIAL_LEN):
             if matcher.is_complete:
                 return
@@ -199,9 +168,9 @@ class Grammar:
             max_grammar_size=50_000,
             verbose_errors=False,
         )
-        matcher = LLMatcher(self._vocabulary, _as_llguidance(self.source), log_level=0, limits=limits)
+        matcher = LLMatcher(self._vocabulary, as_llguidance(self.source), log_level=0, limits=limits)
         if matcher.is_error():
-            raise _refusal(self.source, matcher.get_error())
+            raise refusal(self.source, matcher.get_error())
         return matcher
 
 
@@ -267,69 +236,3 @@ class Matcher:
             matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
             self._words = words
         return not matcher.is_error()
-
-
-def _vocabulary(tokens: TokenTexts, eos_ids: Sequence[int]) -> LLTokenizer:
-    texts = [*tokens.texts]
-    for token_id, name in tokens.special.items():
-        texts[token_id] = name.encode()
-    source = _TokenizerOf(texts, sorted(tokens.special), eos_ids[0], tokens.encode)
-    vocabulary = LLTokenizer(TokenizerWrapper(source), eos_token=list(eos_ids))
-    source.fallback = vocabulary.greedy_tokenize
-    return vocabulary
-
-
-class _TokenizerOf:
-    """A tokenizer as the library wants it. It is asked how the model would write what a grammar leaves no choice of."""
-
-    def __init__(
-        self,
-        tokens: list[bytes],
-        special_token_ids: list[int],
-        eos_token_id: int,
-        encode: Callable[[str], Sequence[int]],
-    ) -> None:
-        self.tokens = tokens
-        self.special_token_ids = special_token_ids
-        self.eos_token_id = eos_token_id
-        self.bos_token_id = None
-        self.fallback: Callable[[str], list[int]] = lambda _text: []
-        self._encode = encode
-
-    def __call__(self, text: str) -> list[int]:
-        # Some tokenizers put a space before the text that stands alone.
-        token_ids = list(self._encode(text))
-        is_the_text = b"".join(self.tokens[token_id] for token_id in token_ids) == text.encode()
-        return token_ids if is_the_text else self.fallback(text)
-
-
-def _as_llguidance(source: GrammarSource) -> str:
-    """A grammar as the library writes it."""
-    try:
-        match source.kind:
-            case "json_schema":
-                if not isinstance(json.loads(source.text), dict):
-                    raise ValueError("a schema is a JSON object")
-                return LLMatcher.grammar_from_json_schema(source.text, defaults=_JSON_STYLE)
-            case "regex":
-                return LLMatcher.grammar_from_regex(source.text)
-            case "grammar":
-                return LLMatcher.grammar_from_lark(source.text)
-            case _:
-                choices = (json.dumps(choice, ensure_ascii=False) for choice in json.loads(source.text))
-                return LLMatcher.grammar_from_lark(f"start: {' | '.join(choices)}")
-    except json.JSONDecodeError as error:
-        raise _refusal(source, f"it is not JSON: {error}") from None
-    except RecursionError:
-        raise _refusal(source, "its JSON is nested too deeply") from None
-    except ValueError as error:
-        raise _refusal(source, str(error)) from None
-
-
-def _refusal(source: GrammarSource, reason: str) -> InvalidArgument:
-    return InvalidArgument(f"option '{source.kind}' is refused: {_one_line(reason)}")
-
-
-def _one_line(reason: str) -> str:
-    """What the library says, in one line that an error can carry."""
-    return " ".join(reason.replace("<non-verbose/>", "").split())[:_MAX_REASON_LEN]

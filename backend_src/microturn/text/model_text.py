@@ -19,7 +19,8 @@ from microturn.text.chat import ChatTemplate
 from microturn.text.chat_templates import NO_TOOLS, ChatTemplates
 from microturn.text.detokenizer import Detokenizer
 from microturn.text.encoder import TextEncoder
-from microturn.text.grammar import Grammars, TokenTexts
+from microturn.text.grammar import Grammars
+from microturn.text.grammar_vocabulary import TokenTexts
 from microturn.text.prepared_text import PreparedText, prepare_text
 from microturn.text.trials import ChatTrial, check_decoding
 from microturn.text.vocabulary import Vocabulary

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from microturn_client._wire import ModelStreamInferResponse, SessionId
-from microturn_client.testing._fake_model import EMBEDDING, encode, split_at_boundary
-from microturn_client.testing._fake_values import chosen_value
+from microturn_client.testing._fake_model import EMBEDDING, encode, next_token, split_at_boundary
+from microturn_client.testing._fake_values import UnknownError, chosen_value, possible_values
 from microturn_client.testing._messages import FakeRequest
 
 Send = Callable[[ModelStreamInferResponse], None]
@@ -31,6 +31,19 @@ class FakeTurn:
     output: list[int] = field(default_factory=list)
     values: list[bytes] | None = None
     value: list[int] | None = None
+
+    def read_grammar(self) -> None:
+        try:
+            self.values = possible_values(self.request.options)
+        except UnknownError as error:
+            raise RefusedError(f"INVALID_ARGUMENT: {error}") from None
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why its answer ends with what it has; None where it goes on."""
+        if self.value is not None and len(self.output) == len(self.value):
+            return "complete"
+        return "length" if len(self.output) >= self.max_tokens else None
 
     @property
     def is_numbered(self) -> bool:
@@ -118,6 +131,12 @@ class FakeSession:
         """What the turn's choices depend on besides the context; 0 where it is greedy."""
         is_sampled = float(turn.options.get("temperature", 0.0))
         return int(turn.request.options.get("seed", self.seed)) if is_sampled else 0
+
+    def next_token_of(self, turn: FakeTurn) -> int:
+        """What the turn's answer goes on with."""
+        if turn.value is not None:
+            return turn.value[len(turn.output)]
+        return next_token(self.context, self.seed_of(turn))
 
     def _value_of(self, turn: FakeTurn, context: list[int]) -> list[int]:
         assert turn.values is not None

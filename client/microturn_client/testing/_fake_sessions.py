@@ -1,6 +1,5 @@
 """The sessions of a server without a model: START and END, queue and interrupt, rewind and fork, exactly once, keys,
-idle times and ``resume``, as the contract has them. What it leaves out: chat templates, windows, deadlines, penalties,
-biases, and of grammars what ``_fake_values`` does not know.
+idle times and ``resume``, as the contract has them. What it leaves out: chat templates, windows, deadlines, penalties.
 
 Steps are taken by hand: ``take`` a request, then ``step`` until nothing runs. Knows no threads and no clock of its own.
 """
@@ -12,19 +11,16 @@ from collections.abc import Callable
 from typing import Any
 
 from microturn_client._wire import ModelInferRequest, SessionId
-from microturn_client.testing._fake_model import decode, next_token
+from microturn_client.testing._fake_model import decode
 from microturn_client.testing._fake_session import FakeSession, FakeTurn, RefusedError, Send
-from microturn_client.testing._fake_values import KINDS, UnknownError, possible_values
+from microturn_client.testing._fake_values import GRAMMAR
 from microturn_client.testing._messages import FakeRequest, answer, error, read_request
 
 _START_OPTIONS = (
     *("fork_of", "idle_timeout_s", "max_context", "overflow", "sink_tokens", "window_tokens", "history", "tools"),
     "model_fingerprint",
 )
-_TURN_ALONE = (
-    *("turn", "rewind_to", "role", "session_key", "traceparent", "seed", "resume", "grammar_from"),
-    *(*_START_OPTIONS, *KINDS),
-)
+_TURN_ALONE = ("turn", "rewind_to", "role", "session_key", "traceparent", "seed", "resume", *_START_OPTIONS, *GRAMMAR)
 
 
 class FakeSessions:
@@ -125,10 +121,7 @@ class FakeSessions:
         key = request.options.get("session_key")
         if session is not None and session.key != key:
             raise RefusedError("PERMISSION_DENIED: the session belongs to somebody else")
-        try:
-            turn.values = possible_values(request.options)
-        except UnknownError as error:
-            raise RefusedError(f"INVALID_ARGUMENT: {error}") from None
+        turn.read_grammar()
         if request.start and not request.options.get("resume"):
             if session is not None and self._is_repetition(session, turn):
                 return
@@ -224,16 +217,11 @@ class FakeSessions:
             if turn is None:
                 continue
             position = len(session.context)
-            if turn.value is None:
-                token_id = next_token(session.context, session.seed_of(turn))
-            else:
-                token_id = turn.value[len(turn.output)]
+            token_id = session.next_token_of(turn)
             session.context.append(token_id)
             turn.output.append(token_id)
-            if turn.value is not None and len(turn.output) == len(turn.value):
-                self._finish(session, turn, "complete", last=token_id)
-            elif len(turn.output) >= turn.max_tokens:
-                self._finish(session, turn, "length", last=token_id)
+            if turn.finish_reason is not None:
+                self._finish(session, turn, turn.finish_reason, last=token_id)
             else:
                 for request_id, send in turn.sinks:
                     send(answer(request_id, token_ids=[token_id], position=position, text=decode([token_id])))

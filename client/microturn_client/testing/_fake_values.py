@@ -13,6 +13,7 @@ from typing import Any
 from microturn_client.testing._fake_model import encode, next_token
 
 KINDS = ("json_schema", "regex", "grammar", "choice")
+GRAMMAR = (*KINDS, "grammar_from")
 
 _ANNOTATIONS = {"title", "description", "default", "examples", "$schema"}
 _KEYWORDS = {

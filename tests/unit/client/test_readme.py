@@ -15,6 +15,7 @@ PRINTED = [
     r"[a-z ]{12}\n53 tokens of context\n",
     r"[a-z ]{8}length 0\.0 ms\n",
     r"the branch has \d+ tokens more; 1 were heard at first\n",
+    r"text\n(yes|no)\n",
     r"(\[\d chunks, \d+ ms late\][a-z ])+\n?",
     r"ask for less: .*max_context=64\n",
     r"35 tokens, exact: True\n",

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from microturn.sessions.turn import EmbedInput
-from microturn.text.grammar import GrammarSource
+from microturn.text.grammar_source import GrammarSource
 from support.by_hand import AllByHand
 from support.driver import Recorder
 from support.fake_runner import HIDDEN_SIZE, FakeDriver, expected_tokens

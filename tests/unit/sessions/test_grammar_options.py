@@ -9,7 +9,7 @@ import pytest
 
 from microturn.errors import InvalidArgument
 from microturn.sessions.options import OF_ONE_TURN, TurnOptions, parse_parameters, parse_turn_options
-from microturn.text.grammar import KINDS, MAX_SOURCE_LEN, GrammarSource
+from microturn.text.grammar_source import KINDS, MAX_SOURCE_LEN, GrammarSource
 
 
 def parsed(**values: Any) -> TurnOptions:

@@ -10,7 +10,8 @@ import pytest
 
 from microturn.errors import FailedPrecondition, InvalidArgument
 from microturn.text import grammar
-from microturn.text.grammar import MAX_SOURCE_LEN, Grammars, GrammarSource, Matcher
+from microturn.text.grammar import Grammars, Matcher
+from microturn.text.grammar_source import MAX_SOURCE_LEN, GrammarSource
 from support.grammars import END, NUM_TOKENS, OTHER_END, encode, grammars, ids_of, word
 
 
