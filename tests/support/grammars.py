@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -72,10 +73,16 @@ def fake_text(token_ids: Sequence[int]) -> str:
     return "".join(chr(token_id + ord(" ")) for token_id in token_ids if token_id not in FAKE_ENDS)
 
 
-def fake_grammars() -> Grammars:
-    """Grammars of the model that is a hash."""
-    texts = [fake_text([token_id]).encode() for token_id in range(VOCAB_SIZE)]
-    return Grammars(lambda: TokenTexts(texts, {}, fake_encode), FAKE_ENDS)
+def fake_grammars(ends: Collection[int] = FAKE_ENDS) -> Grammars:
+    """Grammars of the model that is a hash, with tokens that end an answer and have no text."""
+    texts = [b"" if token_id in ends else fake_text([token_id]).encode() for token_id in range(VOCAB_SIZE)]
+    return Grammars(lambda: TokenTexts(texts, {}, fake_encode), ends)
+
+
+@lru_cache
+def hash_grammars(ends: frozenset[int]) -> Grammars:
+    """The same, kept for all tests."""
+    return fake_grammars(ends)
 
 
 def plain_value(
