@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from microturn.kv.upload import upload
+from microturn.kv.transfer import upload
 
 
 def add_biases(logits: Tensor, biases: Sequence[Sequence[tuple[int, float]]]) -> None:
