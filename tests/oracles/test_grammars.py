@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 from collections.abc import Sequence
 from datetime import date
 from functools import partial
@@ -44,26 +43,15 @@ PERSON = {
 }
 DATE = r"(Mon|Tue|Wed|Thu|Fri), [0-3][0-9]\.[01][0-9]\."
 FORMATS = Validator.FORMAT_CHECKER
-_TIME = r"([01]\d|2[0-3]):[0-5]\d:([0-5]\d|60)(\.\d+)?(Z|[+-]([01]\d|2[0-3]):[0-5]\d)"  # RFC 3339
 SUM = 'start: n ("+" n){1,3} "=" n\nn: /[1-9][0-9]{0,3}/'
 GREEDY: dict[str, Any] = {}
 SAMPLED: dict[str, Any] = {"temperature": 0.9, "top_p": 0.95, "seed": 11}
-
-
-@FORMATS.checks("time")
-def is_time(value: object) -> bool:
-    return not isinstance(value, str) or re.fullmatch(_TIME, value, re.IGNORECASE) is not None
 
 
 @FORMATS.checks("date", raises=ValueError)
 def is_date(value: object) -> bool:
     """As the contract says: 29 February is in any year."""
     return not isinstance(value, str) or (value[:4].isdecimal() and bool(date.fromisoformat(f"2000{value[4:]}")))
-
-
-@FORMATS.checks("date-time", raises=ValueError)
-def is_date_time(value: object) -> bool:
-    return not isinstance(value, str) or (is_date(value[:10]) and value[10] in "Tt " and is_time(value[11:]))
 
 
 @pytest.fixture(scope="module")

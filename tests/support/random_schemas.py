@@ -12,7 +12,7 @@ _PATTERNS = [
     r"^\+?[0-9]{3,9}$",
     "^#[0-9a-f]{6}$",
 ]
-_FORMATS = ["date", "time", "date-time", "uuid", "ipv4"]
+_FORMATS = ["date", "uuid", "ipv4"]
 _WORDS = ["name", "age", "city", "tags", "ok", "größe", "unit price", 'quo"te', "id", "next", "x", "y"]
 
 
@@ -55,8 +55,13 @@ def _integer(rng: random.Random, _: int) -> dict[str, Any]:
 
 
 def _number(rng: random.Random, _: int) -> dict[str, Any]:
-    least = round(rng.uniform(-50, 50), 2)
-    return {"type": "number", "minimum": least, "maximum": least + rng.choice([1, 10.5, 1000])}
+    """Of few digits: without a step a model may go on with digits for ever."""
+    return {
+        "type": "number",
+        "minimum": 0,
+        "maximum": rng.choice([1, 10.5, 1000]),
+        "multipleOf": rng.choice([0.25, 0.01]),
+    }
 
 
 def _constant(rng: random.Random, _: int) -> dict[str, Any]:
