@@ -20,18 +20,13 @@ from microturn_client._errors import InvalidArgument
 from microturn_client._events import Status
 from microturn_client._heard import position_after
 from microturn_client._inputs import encode_input
-from microturn_client._options import GenerationOptions
+from microturn_client._options import sampling_of
 from microturn_client._outbox import Outbox
 from microturn_client._pending_turn import PendingTurn, Role
 from microturn_client._transcript import Transcript
 
 # How an input was meant, which is said again with it.
 _INPUT_OPTIONS = ("role", "parse_special")
-
-# How tokens are chosen, beside the context: what ends an answer is no part of it.
-_SAMPLING_OPTIONS = GenerationOptions.__annotations__.keys() - {
-    *("max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "logprobs")
-}
 
 # An interrupt says how much was heard of the last answer; those before it matter where that one is cut away whole.
 _NUM_ANSWERS = 16
@@ -221,7 +216,7 @@ class Cuts:
 
     def _add(self, turn: PendingTurn, status: Status, *, was_to_generate: bool) -> None:
         meant = {name: turn.options[name] for name in _INPUT_OPTIONS if turn.options.get(name)}
-        sampling = {name: turn.sent_options[name] for name in _SAMPLING_OPTIONS if name in turn.sent_options}
+        sampling = sampling_of(turn.sent_options, turn.start)
         self._transcript.add(
             turn.tensor, meant, status, turn.ids, turn.texts, sampling=sampling, was_to_generate=was_to_generate
         )

@@ -100,8 +100,9 @@ class Status:
     """How a turn ended.
 
     Attributes:
-        finish_reason: ``length``, ``stop``, ``append`` (nothing was to be generated), ``interrupted``, ``cancelled``,
-            ``deadline`` or ``closed``.
+        finish_reason: ``length``, ``stop``, ``complete`` (the answer is all of what ``json_schema``, ``regex``,
+            ``grammar`` or ``choice`` asked for), ``append`` (nothing was to be generated), ``interrupted``,
+            ``cancelled``, ``deadline`` or ``closed``.
         stop_reason: the token id or the string that stopped the generation; None otherwise.
         turn: the server's number of this turn in its session.
         context_len: absolute length of the session's context in tokens.

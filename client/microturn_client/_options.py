@@ -59,6 +59,7 @@ class GenerationOptions(TypedDict, total=False):
         seed: seed of the sampling. That of the session, or of the first turn, holds for every turn without one.
         stop: texts that end the turn; they stay in the context and not in the output.
         stop_token_ids: token ids that end the turn.
+        logit_bias: added to the logits of token ids, from -100 to 100.
         ignore_eos: go on behind the end of sequence.
         logprobs: each token comes with its natural-log probability; with a number from 1 to 20, so do as many of the
             likeliest tokens in its place.
@@ -78,12 +79,31 @@ class GenerationOptions(TypedDict, total=False):
     seed: int
     stop: Sequence[str]
     stop_token_ids: Sequence[int]
+    logit_bias: Mapping[int, float]
     ignore_eos: bool
     logprobs: bool | int
     speculate: Literal["off", "ngram"]
 
 
-class TurnOptions(AppendOptions, GenerationOptions, total=False):
+class GrammarOptions(TypedDict, total=False):
+    """What the answer must match, one of the first four. A status with `finish_reason` ``complete`` says that it does.
+
+    Attributes:
+        json_schema: JSON of this schema; ``{}`` is any JSON.
+        regex: all of the answer matches it.
+        grammar: a grammar in Lark's notation, whose first rule is ``start``.
+        choice: one of these texts.
+        grammar_from: absolute position at which the value began that the answer goes on with; see ``Tokens.position``.
+    """
+
+    json_schema: Mapping[str, object] | str
+    regex: str
+    grammar: str
+    choice: Sequence[str]
+    grammar_from: int
+
+
+class TurnOptions(AppendOptions, GenerationOptions, GrammarOptions, total=False):
     """Options of one turn, and of that turn alone."""
 
 
@@ -151,6 +171,7 @@ DEFAULTS: Mapping[str, object] = {
     "frequency_penalty": 0.0,
     "stop": (),
     "stop_token_ids": (),
+    "logit_bias": {},
     "ignore_eos": False,
     "logprobs": False,
     "speculate": "off",
@@ -159,3 +180,23 @@ DEFAULTS: Mapping[str, object] = {
     "on_overlap": "queue",
     "deadline_ms": 0.0,
 }
+
+_SAMPLING_OPTIONS = GenerationOptions.__annotations__.keys() - {
+    *("max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "logprobs", "speculate")
+}
+
+
+def sampling_of(options: Mapping[str, object], start: int | None) -> dict[str, object]:
+    """What the tokens of an answer were chosen by: with it the last of them are generated again as they were.
+
+    Args:
+        options: of the turn.
+        start: absolute position of the answer's first token.
+    """
+    names = _SAMPLING_OPTIONS
+    grammar = GrammarOptions.__annotations__.keys() & options.keys()
+    if grammar:
+        # Behind its first tokens a value goes on from where it began, and ends where it did.
+        options = {"grammar_from": start, **options}
+        names = names | grammar | {"grammar_from", "ignore_eos"}
+    return {name: options[name] for name in names if name in options}

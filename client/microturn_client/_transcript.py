@@ -247,7 +247,9 @@ def _pieces(entries: Iterable[Entry], *, by_ids: bool, generates_last: bool = Fa
     if generates_last and last is not None:
         num_tokens = min(_NUM_GENERATED_AGAIN, len(last.output_ids))
         given = encode_input(plain[: len(plain) - num_tokens])
-        return [*pieces, Piece(given, {**last.manner.sampling, "ignore_eos": True, "max_tokens": num_tokens})]
+        sampling = last.manner.sampling
+        goes_on = {} if "grammar_from" in sampling else {"ignore_eos": True}
+        return [*pieces, Piece(given, {**sampling, **goes_on, "max_tokens": num_tokens})]
     return [*pieces, Piece(encode_input(plain))] if plain else pieces
 
 

@@ -15,6 +15,7 @@ Event = dict[str, Any]
 # How a turn ended, as the Realtime API says it: status of the response, and the reason where it is not complete.
 _OUTCOMES: dict[str, tuple[str, str | None]] = {
     "stop": ("completed", None),
+    "complete": ("completed", None),
     "length": ("incomplete", "max_output_tokens"),
     "deadline": ("incomplete", "deadline"),
     "interrupted": ("cancelled", "client_cancelled"),

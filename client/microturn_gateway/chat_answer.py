@@ -11,7 +11,7 @@ from microturn_client import Status
 from microturn_gateway.answer import PromptCount
 from microturn_gateway.conversation import new_id
 
-_FINISH_REASONS: Mapping[str, str] = {"stop": "stop", "interrupted": "stop", "cancelled": "stop"}
+_FINISH_REASONS: Mapping[str, str] = {"stop": "stop", "complete": "stop", "interrupted": "stop", "cancelled": "stop"}
 END_OF_STREAM = "data: [DONE]\n\n"
 
 

@@ -71,15 +71,14 @@ def parse_chat_request(raw: Mapping[str, Any]) -> ChatRequest:
     fields.take_int("n", 1, 1, 1)
     if fields.take("logprobs", bool, False):
         raise Refusal("unsupported_parameter", "'logprobs' is not supported here", param="logprobs")
-    if fields.take("response_format", dict, {"type": "text"}).get("type") != "text":
-        raise Refusal("unsupported_parameter", "answers are text", param="response_format")
+    grammar = _take_response_format(fields)
     stream_options = Fields(fields.take("stream_options", dict, {}), "stream_options")
     stream_options.ignore("include_obfuscation")
     request = ChatRequest(
         model=model,
         messages=tuple(parsed),
         max_tokens=most,
-        generation=take_generation_options(fields),
+        generation={**take_generation_options(fields), **grammar},
         streams=fields.take("stream", bool, False),
         includes_usage=stream_options.take("include_usage", bool, False),
         user=fields.take("user", str, None),
@@ -87,6 +86,23 @@ def parse_chat_request(raw: Mapping[str, Any]) -> ChatRequest:
     stream_options.end()
     fields.end()
     return request
+
+
+def _take_response_format(fields: Fields) -> dict[str, Any]:
+    """What the answer must match, as the wire contract names it."""
+    asked = Fields(fields.take("response_format", dict, {"type": "text"}), "response_format")
+    kind = asked.take("type", str)
+    if kind not in ("text", "json_object", "json_schema"):
+        message = "'response_format.type' must be text, json_object or json_schema"
+        raise Refusal("invalid_value", message, param="response_format.type")
+    grammar: dict[str, Any] = {"json_object": {"json_schema": {"type": "object"}}}.get(kind, {})
+    if kind == "json_schema":
+        described = Fields(asked.take("json_schema", dict), "response_format.json_schema")
+        described.ignore("name", "description", "strict")  # it is always enforced
+        grammar = {"json_schema": described.take("schema", dict, {})}
+        described.end()
+    asked.end()
+    return grammar
 
 
 def _parse_message(value: object, path: str) -> Message:

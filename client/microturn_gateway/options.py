@@ -43,7 +43,8 @@ def take_generation_options(fields: Fields) -> dict[str, Any]:
         stop = [stop]
     if stop is not None and not all(isinstance(text, str) for text in stop):
         raise Refusal("invalid_type", f"'{fields.path('stop')}' must be texts", param=fields.path("stop"))
-    return {name: value for name, value in {**options, "stop": stop or None}.items() if value is not None}
+    options |= {"stop": stop or None, "logit_bias": fields.take("logit_bias", dict, None)}
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def room_for_answer(context_len: int, max_context: int | None, most: int) -> int:

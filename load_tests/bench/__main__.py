@@ -9,6 +9,7 @@ from load_tests.bench.beat import run_beat
 from load_tests.bench.client_cost import run_client_cost
 from load_tests.bench.endless import run_endless
 from load_tests.bench.endless_embeds import run_endless_embeds
+from load_tests.bench.grammars import run_grammars
 from load_tests.bench.host_time import run_host_time
 from load_tests.bench.kv_types import run_kv
 from load_tests.bench.llama_build import build_llama_cpp, built_llama_cpp
@@ -71,6 +72,10 @@ def main() -> None:
     weights.add_argument("--context-len", type=int, default=512)
     speculation = benchmarks.add_parser("speculation", help="drafts by prompt lookup, on texts of several kinds")
     speculation.add_argument("--runs", type=int, default=5)
+    grammars = benchmarks.add_parser("grammars", help="what a grammar costs an answer's tokens")
+    grammars.add_argument("--vocabularies", nargs="+", default=["smollm2-135m", "gemma3-270m"], help="of these models")
+    grammars.add_argument("--answers", type=int, default=40, help="under each grammar")
+    grammars.add_argument("--answer-len", type=int, default=100, help="tokens of each at most")
     telemetry = benchmarks.add_parser("telemetry", help="what metrics, log lines and spans take of a step")
     telemetry.add_argument("--phases", type=int, default=24, help="of ten seconds; a multiple of four (%(default)s)")
     plan = benchmarks.add_parser("plan", help="what `microturn plan` says of this machine, and what is measured")
@@ -117,6 +122,8 @@ def main() -> None:
             run_weights(arguments.model, arguments.contexts, arguments.context_len)
         case "speculation":
             run_speculation(arguments.model, arguments.runs)
+        case "grammars":
+            run_grammars(arguments.vocabularies, arguments.answers, arguments.answer_len)
         case "telemetry":
             run_telemetry(arguments.model, arguments.phases)
         case "plan":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -26,6 +27,12 @@ from microturn_client._inputs import encode_input
 from microturn_client._wire import build_request, mark_end
 
 PROMPT = list(range(40, 60))
+SCHEMA = {
+    "type": "object",
+    "properties": {"colour": {"enum": ["red", "blue"]}, "count": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["colour", "count"],
+    "additionalProperties": False,
+}
 GENERATE = {"max_tokens": 12, "ignore_eos": True}
 
 
@@ -444,3 +451,53 @@ class ClientContract:
             events = list(session.stream(([70 + n] for n in range(6)), every_ms=5, max_tokens=0))
             assert sum(isinstance(event, TurnEnd) for event in events) * 2 == len(events) <= 12
             assert generate(session, [90]) == generate(other, [*range(70, 76), 90])
+
+    # ---- grammars --------------------------------------------------------------------------------------------------
+
+    def test_an_answer_is_a_value_of_its_schema_and_complete(self, client: Client) -> None:
+        with client.session() as session:
+            *tokens, end = session.turn(PROMPT, max_tokens=100, json_schema=SCHEMA)
+            assert isinstance(end, TurnEnd)
+            assert (end.status.finish_reason, end.status.stop_reason) == ("complete", None)
+            value = json.loads("".join(event.text for event in tokens if isinstance(event, Tokens)))
+            assert value.keys() == {"colour", "count"}
+            assert value["colour"] in ("red", "blue")
+            assert 1 <= value["count"] <= 9
+
+    def test_a_value_that_was_cut_short_goes_on_as_if_it_had_not_been(self, client: Client) -> None:
+        with client.session() as whole, client.session() as session:
+            expected = generate(whole, PROMPT, max_tokens=100, ignore_eos=False, json_schema=SCHEMA)
+            heard = generate(session, PROMPT, max_tokens=4, ignore_eos=False, json_schema=SCHEMA)
+            assert heard == expected[:4]
+            options = {"max_tokens": 100, "json_schema": SCHEMA, "grammar_from": len(PROMPT)}
+            *_, end = turn = list(session.turn(None, **options))
+            heard += [token_id for event in turn if isinstance(event, Tokens) for token_id in event.ids]
+            assert heard == expected
+            assert isinstance(end, TurnEnd)
+            assert end.status.finish_reason == "complete"
+            with pytest.raises(FailedPrecondition):
+                session.turn(None, **options).wait()
+
+    def test_an_answer_is_one_of_the_choices_in_its_turn_alone(self, client: Client) -> None:
+        with client.session() as session, client.session() as other:
+            ids = generate(session, PROMPT, choice=["yes", "no"])
+            assert generate(session, PROMPT) == generate(other, [*PROMPT, *ids, *PROMPT])
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ({"json_schema": {"type": "frob"}}, "frob"),
+            ({"json_schema": "{"}, "JSON"),
+            ({"choice": []}, "choice"),
+            ({"choice": ["a"], "regex": "a"}, "give one"),
+            ({"grammar_from": 0}, "comes with"),
+        ],
+    )
+    def test_what_is_no_grammar_is_refused_and_changes_nothing(
+        self, client: Client, options: dict[str, object], words: str
+    ) -> None:
+        with client.session() as session, client.session() as other:
+            session.append(PROMPT)
+            with pytest.raises(InvalidArgument, match=words):
+                session.turn([5], **options).wait()
+            assert generate(session, PROMPT) == generate(other, [*PROMPT, *PROMPT])

@@ -24,6 +24,7 @@ from microturn.sessions.turn import SessionId, Status, TokenInput, Turn, TurnInp
 from microturn.settings import Settings
 from microturn.snapshots.directory import SnapshotDirectory
 from microturn.text.codec import Piece
+from microturn.text.grammar import Grammars
 from support.clock import Clock
 from support.gpu_runner import gpu_runner
 from support.rounded import exact_of
@@ -127,6 +128,7 @@ class Driver:
         new_codec: Any = lambda _tools: IdsOnly(),
         clock: Any = None,
         prepare_text: Any = None,
+        grammars: Grammars | None = None,
         new_background: NewBackground = BackgroundThreads,
         **settings: Any,
     ) -> None:
@@ -142,6 +144,7 @@ class Driver:
             snapshots=snapshots,
             model_fingerprint=model_fingerprint,
             prepare_text=prepare_text,
+            grammars=grammars,
             new_background=new_background,
             clock=self.clock,
         )

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from microturn.model.sampler import uniform
@@ -72,15 +74,23 @@ def distribution(logits: Sequence[float], row: SamplingRow) -> tuple[list[float]
 
 
 def changed(logits: Sequence[float], row: SamplingRow) -> list[float]:
-    """The logits after penalties and bans, all of them numbers."""
+    """The logits after penalties, biases and bans, all of them numbers but those of tokens that are not allowed."""
     options, counts, banned, result = row.options, times_seen(row), set(row.banned_ids), []
+    biases = dict(options.logit_bias)
     for token_id, logit in enumerate(logits):
         if counts[token_id]:
             logit = logit / options.repetition_penalty if logit > 0 else logit * options.repetition_penalty
             logit -= options.frequency_penalty * counts[token_id] + options.presence_penalty
+        logit += biases.get(token_id, 0.0)
         logit = 0.0 if math.isnan(logit) else max(-GREATEST, min(GREATEST, logit))
-        result.append(-GREATEST if token_id in banned else logit)
+        logit = -GREATEST if token_id in banned else logit
+        result.append(logit if is_allowed(row, token_id) else -math.inf)
     return result
+
+
+def is_allowed(row: SamplingRow, token_id: int) -> bool:
+    """Whether the row's mask has a token's bit."""
+    return row.allowed is None or bool(int(row.allowed[token_id // 32]) >> token_id % 32 & 1)
 
 
 def times_seen(row: SamplingRow) -> Counter[int]:
@@ -122,6 +132,9 @@ def _random_row(rng: random.Random, vocab_size: int) -> SamplingRow:
         options["repetition_penalty"] = rng.choice([0.7, 1, 1.3])
         options["frequency_penalty"] = rng.choice([-0.2, 0, 0.5])
         options["presence_penalty"] = rng.choice([-0.5, 0, 1])
+    if rng.random() < 0.3:
+        biased = rng.sample(range(vocab_size), rng.choice([1, vocab_size]))
+        options["logit_bias"] = tuple((token_id, rng.choice([-100.0, -1.0, 0.5, 100.0])) for token_id in biased)
     history = [rng.randrange(vocab_size) for _ in range(rng.choice([0, 1, 30, 2 * vocab_size]))]
     banned_ids = rng.sample(range(vocab_size), rng.choice([0, 0, 1, vocab_size // 2]))
     num_known = max(0, len(history) - rng.choice([0, 0, 0, 1, 3]))
@@ -132,7 +145,20 @@ def _random_row(rng: random.Random, vocab_size: int) -> SamplingRow:
         TokenCounts.of(history[:num_known]),
         banned_ids,
         unknown=torch.tensor(history[num_known:]) if num_known < len(history) else None,
+        allowed=_random_mask(rng, vocab_size) if rng.random() < 0.3 else None,
     )
+
+
+def _random_mask(rng: random.Random, vocab_size: int) -> NDArray[np.uint32]:
+    return mask_of(rng.sample(range(vocab_size), rng.choice([1, 2, vocab_size])), vocab_size)
+
+
+def mask_of(token_ids: Sequence[int], vocab_size: int) -> NDArray[np.uint32]:
+    """A mask that allows these tokens, as `SamplingRow.allowed`."""
+    words = np.zeros(-(-vocab_size // 32), np.uint32)
+    for token_id in token_ids:
+        words[token_id // 32] |= np.uint32(1 << token_id % 32)
+    return words
 
 
 def _random_logits(rng: random.Random, vocab_size: int) -> list[float]:

@@ -13,6 +13,7 @@ from microturn.kv.window import Window
 from microturn.sessions.options import TurnOptions
 from microturn.sessions.turn import SessionId, Turn
 from support.driver import Recorder
+from support.grammars import hash_grammars
 from support.plain_choice import Token, plain_answer
 
 MAX_CONTEXT = 40
@@ -201,7 +202,7 @@ class PlainTurn:
         options: how its tokens are chosen.
         seed: likewise.
         answer: all that the turn would say if nobody stopped it.
-        stopped: whether it would stop by itself then.
+        answer_ends: why it would end then.
         num_answered: how much of that it has said.
         ending: what its clients must be told at the end; None is nothing yet.
     """
@@ -218,7 +219,7 @@ class PlainTurn:
     options: TurnOptions = field(default_factory=TurnOptions)
     seed: int = 0
     answer: list[int] = field(default_factory=list)
-    stopped: bool = False
+    answer_ends: str = "length"
     num_answered: int = 0
     ending: Ending | None = None
 
@@ -247,8 +248,10 @@ class PlainTurn:
         """Its input is in, behind what is left of the session; what it would say follows from the tokens alone."""
         self.undone, self.told = undone, told
         told.sight.lose(len(told.tokens) - len(self.ask.given))
-        self.answer, self.stopped = plain_answer(
-            told.tokens, max_tokens, self.options, self.seed, told.sight.limits.eos_ids, told.sight.window
+        source = TurnOptions(max_tokens=max_tokens).grammar_source
+        grammar = None if source is None else hash_grammars(told.sight.limits.eos_ids).compile(source)
+        self.answer, self.answer_ends = plain_answer(
+            told.tokens, max_tokens, self.options, self.seed, told.sight.limits.eos_ids, told.sight.window, grammar
         )
 
     @property
@@ -262,7 +265,7 @@ class PlainTurn:
         """Why it ends if nobody stops it."""
         if not self.ask.max_tokens:
             return "append"
-        return "stop" if self.stopped else "length"
+        return self.answer_ends
 
     @property
     def has_nothing_to_compute(self) -> bool:

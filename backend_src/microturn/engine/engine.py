@@ -246,6 +246,8 @@ class Engine:
         """Ends a step in flight; where the next one can follow from it, that is launched before."""
         self._in_flight = self.steps.launch_next(step, self._is_quiet_until)
         self.steps.process_result(step, self._in_flight)
+        if self._in_flight is not None:
+            self.steps.choose(self._in_flight)
 
     def _reap(self) -> None:
         for session in self._sessions.expired(self.clock()):

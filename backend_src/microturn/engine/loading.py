@@ -76,6 +76,7 @@ def load_engine(settings: Settings) -> Engine:
         max_context=loaded.max_context,
         new_codec=partial(SessionText, model_text),
         prepare_text=model_text.prepare,
+        grammars=model_text.grammars(loaded.runner.vocab_size),
         eos_ids=model_text.eos_ids,
         model_fingerprint=model_fingerprint(settings.model_dir, loaded.weights),
         snapshots=snapshots,

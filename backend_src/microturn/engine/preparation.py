@@ -1,5 +1,5 @@
 """Where turns wait until what they need from elsewhere is here: the saved session that a START asks for, the ids of a
-long text, the chat template with new tools. All of that is done beside the engine's thread.
+long text, the chat template with new tools, a compiled grammar. All of that is done beside the engine's thread.
 
     arrive ──▶ nothing needed, no turn of the session before it ─────────────────▶ receive
        └─────▶ first in the line of its session, needs something ──fetch──posted──▶ receive, then the next in line
@@ -23,6 +23,7 @@ from microturn.engine.answers import abandoned, to_client_error
 from microturn.engine.lateness import too_late
 from microturn.engine.lifecycle import Lifecycle
 from microturn.engine.request_handler import RequestHandler
+from microturn.engine.turn_grammars import TurnGrammars
 from microturn.errors import MicroturnError, PermissionDenied, ResourceExhausted, Unavailable
 from microturn.offload.background import Background
 from microturn.offload.file_thread import Outcome
@@ -76,6 +77,7 @@ class Preparation:
         new_codec: learns the chat template with tools, as it makes a codec.
         prepare_text: makes ids of long text; None where all text is left to its turn's time.
         texts: does both.
+        grammars: gives turns theirs.
         max_context: ids behind which a text is too long.
         clock: seconds, monotonic.
     """
@@ -90,6 +92,7 @@ class Preparation:
         new_codec: CodecFactory,
         prepare_text: PrepareText | None,
         texts: Background,
+        grammars: TurnGrammars,
         *,
         max_context: int,
         clock: Callable[[], float],
@@ -102,6 +105,7 @@ class Preparation:
         self._new_codec = new_codec
         self._prepare_text = prepare_text
         self._texts = texts
+        self._grammars = grammars
         self._max_context = max_context
         self._clock = clock
         self._lines: dict[SessionId, _Line] = {}
@@ -245,6 +249,8 @@ class Preparation:
             parse_special = replace(self._defaults(turn), **request.options).parse_special
             work = partial(self._prepare_text, given.text, parse_special, self._max_context)
             self._texts.submit(work, partial(self._has_prepared, turn))
+            yield True
+        if self._grammars.begin_fetch(turn, partial(self._resume, turn)):
             yield True
 
     def _look_up(self, turn: Turn) -> Iterator[bool]:

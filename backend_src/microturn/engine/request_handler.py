@@ -154,6 +154,8 @@ class RequestHandler:
                 pass  # any text becomes tokens
         if any(token_id >= vocab_size for token_id in request.options.get("stop_token_ids", ())):
             raise InvalidArgument(f"stop_token_ids are from 0 to {vocab_size - 1}")
+        if any(token_id >= vocab_size for token_id, _ in request.options.get("logit_bias", ())):
+            raise InvalidArgument(f"the ids of logit_bias are from 0 to {vocab_size - 1}")
         asked, here = request.session_options.model_fingerprint, self._host.model_fingerprint
         if request.opens and asked not in (None, here):
             raise FailedPrecondition(

@@ -55,8 +55,11 @@ class ScheduledRow:
 
     @property
     def speculates(self) -> bool:
-        """Whether a token is chosen behind it, and behind those of a draft if there is one."""
-        return self.wants_logits and self.turn.options.speculate == "ngram"
+        """Whether a token is chosen behind it, and behind those of a draft if there is one.
+
+        What a grammar allows behind a token is known once the token is committed: such a turn has no drafts.
+        """
+        return self.wants_logits and self.turn.options.speculate == "ngram" and self.turn.matcher is None
 
     @property
     def is_wanted(self) -> bool:

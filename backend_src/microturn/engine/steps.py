@@ -13,6 +13,9 @@ KV of that token one place behind what its session has in the cache. That is har
   from before that place; a copy for a file reads no further than the session's KV went.
 - The session may have given the page up by now, and another one may have it. The new owner reads only what it has
   written or copied there itself, and its passes and copies come after this one: the device works in our order.
+
+A grammar says what may come next when the host knows the token before. So where a row of pass 2 has one, the tokens of
+pass 2 are chosen after commit 1: the choice is enqueued while pass 2 runs, and the model does not wait for it either.
 """
 
 from __future__ import annotations
@@ -55,6 +58,7 @@ class InFlightStep:
         batch: what the model was given.
         begun_s: since when no other pass is before it, by the engine's clock.
         drawn: the choice of a token for each row that wants one.
+        logits: what they are to be chosen from, once the tokens before them are committed; None where that is done.
         error: why there is none.
     """
 
@@ -62,6 +66,7 @@ class InFlightStep:
     batch: Batch
     begun_s: float
     drawn: Drawn | None = None
+    logits: Tensor | None = None
     error: Exception | None = None
 
     @property
@@ -139,12 +144,25 @@ class Steps:
         step = InFlightStep(rows, Batch([row.build() for row in rows], ids), self._clock())
         try:
             logits = self.runner.run(step.batch)
+            if ids is not None and any(row.turn.matcher for row in rows):
+                step.logits = logits
+                return step
             # Where the tokens are still being chosen, every row has one, and chooses the next.
             unknown = repeat(None, len(rows)) if ids is None else ids.unsqueeze(1).unbind()
             step.drawn = draw(logits, [*chain.from_iterable(map(self._sampling_rows, step.choosing, unknown))])
         except Exception as error:
             step.error = error
         return step
+
+    def choose(self, step: InFlightStep) -> None:
+        """Chooses the tokens of a step whose choice had to wait, now that those before them are committed."""
+        if step.logits is None:
+            return
+        logits, step.logits = step.logits, None
+        try:
+            step.drawn = draw(logits, [*chain.from_iterable(map(self._sampling_rows, step.choosing))])
+        except Exception as error:
+            step.error = error
 
     def launch_next(self, step: InFlightStep, is_quiet_until: Callable[[float], bool]) -> InFlightStep | None:
         """Launches the step that follows one in flight; None where that must be over before anything is decided.
@@ -201,16 +219,23 @@ class Steps:
             unknown: int64 [1], the row's token where the host does not know it yet.
         """
         session, turn = row.session, row.turn
-        options = turn.options
+        options, matcher = turn.options, turn.matcher
         num_before = turn.num_output + row.end - len(session.context)
         for num_drafted in range(1 + len(row.draft)):
+            banned_ids = self._stop_ids(options) if num_before + num_drafted < options.min_tokens else ()
+            allowed = None
+            if matcher is not None:
+                # Where the grammar leaves nothing else, what is banned may come all the same.
+                allowed = matcher.allowed((*banned_ids, *(self._eos_ids if options.ignore_eos else ())))
+                banned_ids = ()
             yield SamplingRow(
                 options=options,
                 seed=session.seed if options.seed is None else options.seed,
                 position=row.end + num_drafted,
                 seen=session.counts.follow(session.context) if options.has_penalties else _NO_TOKENS,
-                banned_ids=self._stop_ids(options) if num_before + num_drafted < options.min_tokens else (),
+                banned_ids=banned_ids,
                 unknown=torch.tensor(row.draft[:num_drafted]) if num_drafted else unknown,
+                allowed=allowed,
             )
 
     def _commit(self, row: ScheduledRow, sampled: Sequence[Sampled]) -> None:
@@ -253,8 +278,10 @@ class Steps:
             session.codec.begin_generation(turn.options.stop)
         if piece.stop is not None:
             turn.stop_reason = piece.stop
-        elif sampled.token_id in self._stop_ids(turn.options):
+        elif turn.num_output > turn.options.min_tokens and sampled.token_id in self._stop_ids(turn.options):
             turn.stop_reason = sampled.token_id
+        if turn.matcher is not None:
+            turn.matcher.accept(sampled.token_id)
         output = TurnOutput(
             token_ids=(sampled.token_id,),
             text=piece.text,
@@ -262,7 +289,10 @@ class Steps:
             logprobs=() if sampled.logprob is None else (sampled.logprob,),
             top_logprobs=(sampled.top,) if sampled.top else (),
         )
-        if turn.stop_reason is not None or turn.num_output == turn.max_tokens:
+        is_complete = turn.matcher is not None and turn.matcher.is_complete and piece.stop is None
+        if is_complete:
+            self._lifecycle.finish(session, turn, "complete", output)
+        elif turn.stop_reason is not None or turn.num_output == turn.max_tokens:
             self._lifecycle.finish(session, turn, "length" if turn.stop_reason is None else "stop", output)
         else:
             turn.put(output)

@@ -15,6 +15,7 @@ from microturn.engine.request_handler import RequestHandler
 from microturn.engine.scheduler import Scheduler
 from microturn.engine.step_time import StepTimeModel
 from microturn.engine.steps import Steps
+from microturn.engine.turn_grammars import TurnGrammars
 from microturn.errors import InvalidArgument
 from microturn.kv.pool import PagePool
 from microturn.kv.prefix_cache import PrefixCache
@@ -31,6 +32,7 @@ from microturn.snapshots.arrivals import Arrivals
 from microturn.snapshots.directory import SnapshotDirectory
 from microturn.telemetry.recorder import Recorder
 from microturn.text.codec import CodecFactory, PrepareText
+from microturn.text.grammar import Grammars
 
 
 def build_engine(
@@ -45,6 +47,7 @@ def build_engine(
     snapshots: SnapshotDirectory | None = None,
     step_time: StepTimeModel | None = None,
     prepare_text: PrepareText | None = None,
+    grammars: Grammars | None = None,
     new_background: NewBackground = BackgroundThreads,
     clock: Callable[[], float] = time.monotonic,
 ) -> Engine:
@@ -61,7 +64,8 @@ def build_engine(
         snapshots: where saved sessions are that clients may resume; None is nowhere.
         step_time: what is known of the model's forward passes; None is nothing yet.
         prepare_text: tokenizes long text before its turn; None leaves all text to the codecs.
-        new_background: makes the threads for saved sessions and for text.
+        grammars: of the model; None refuses what needs them.
+        new_background: makes the threads for saved sessions, for text and for grammars.
         clock: seconds, monotonic.
 
     Raises:
@@ -108,6 +112,7 @@ def build_engine(
     # Several threads for files: a file that hangs holds up the client that asks for it, and no other.
     files = new_background(inbox.put, name="microturn-snapshots", num_threads=4)
     texts = new_background(inbox.put, name="microturn-text", num_threads=1)
+    compiling = new_background(inbox.put, name="microturn-grammars", num_threads=1)
     arrivals = Arrivals(settings, sessions, host, snapshots, storage, kv.page_parts, files)
     request_handler = RequestHandler(settings, runner, sessions, lifecycle, host, recorder)
     preparation = Preparation(
@@ -119,6 +124,7 @@ def build_engine(
         new_codec,
         prepare_text,
         texts,
+        TurnGrammars(grammars, compiling),
         max_context=max_context,
         clock=clock,
     )
@@ -149,7 +155,7 @@ def build_engine(
         arrivals=arrivals,
         preparation=preparation,
         maintenance=maintenance,
-        backgrounds=(files, texts),
+        backgrounds=(files, texts, compiling),
         host=host,
         snapshots=snapshots,
         recorder=recorder,

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from microturn.kv.transfer import upload
 from microturn.model.drawn import Drawn, Logprobs
+from microturn.model.logits import add_biases, forbid_others
 from microturn.model.sampling_filters import filtered
 from microturn.model.sampling_row import SamplingRow
 
@@ -58,7 +59,9 @@ def _argmax(logits: Tensor) -> Tensor:
 
 
 def _takes_argmax(row: SamplingRow) -> bool:
-    return row.options.temperature == 0 and not row.banned_ids and not row.options.has_penalties
+    options = row.options
+    is_plain = not row.banned_ids and not options.has_penalties and not options.logit_bias and row.allowed is None
+    return options.temperature == 0 and is_plain
 
 
 def _logprobs(logits: Tensor, ids: Tensor, rows: Sequence[SamplingRow]) -> Logprobs | None:
@@ -118,18 +121,25 @@ def _choose(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     columns = _columns(rows, logits)
     if any(row.options.has_penalties for row in rows):
         _penalize(logits, rows, columns)
+    if any(row.options.logit_bias for row in rows):
+        add_biases(logits, [row.options.logit_bias for row in rows])
     # Extreme penalties, or embeddings, produce infinities and NaN. That must affect this row only: without a token to
     # choose, an exception would end all turns in the step.
     logits.nan_to_num_()
     if any(row.banned_ids for row in rows):
         banned = _cells([row.banned_ids for row in rows], logits)
         logits.view(-1).index_fill_(0, banned, torch.finfo(logits.dtype).min)
+    if any(row.allowed is not None for row in rows):
+        forbid_others(logits, [row.allowed for row in rows])
     likeliest = _argmax(logits)
     if all(row.options.temperature == 0 for row in rows):
         return likeliest
     # A smaller temperature than the smallest float would overflow the division; sampling is greedy there anyway.
     temperature = columns.temperature.clamp(min=1e-5).float()
-    relative = (logits - logits.amax(-1, keepdim=True)).div_(temperature).exp_()
+    relative = (logits - logits.amax(-1, keepdim=True)).div_(temperature)
+    if any(row.allowed is not None for row in rows):
+        relative.clamp_(min=-80)  # weighs nothing either, and the exponential of infinities is slow
+    relative.exp_()
     # Inverse transform sampling in the order of the vocabulary: a rounding error in one probability, as with another
     # batch, moves the bounds slightly and cannot swap two tokens.
     cumulative = filtered(relative, rows, columns.top_k, columns.top_p, columns.min_p).cumsum(-1)

@@ -29,6 +29,8 @@ class SamplingOptions(Protocol):
     @property
     def frequency_penalty(self) -> float: ...
     @property
+    def logit_bias(self) -> Sequence[tuple[int, float]]: ...
+    @property
     def has_penalties(self) -> bool: ...
     @property
     def logprobs(self) -> bool | int: ...
@@ -59,6 +61,7 @@ class SamplingRow:
         seed: the session's seed, below 2**63.
         position: absolute position of the new token.
         banned_ids: ids that must not be chosen.
+        allowed: uint32 [vocab_size / 32, rounded up], a bit for each token that may be chosen; None allows all.
         unknown: int64 [n], the last tokens of the context if the host does not know them yet: not included in `seen`,
             and on the device of the logits.
     """
@@ -69,3 +72,4 @@ class SamplingRow:
     seen: SeenTokens = field(default_factory=_NoTokens)
     banned_ids: Sequence[int] = ()
     unknown: Tensor | None = None
+    allowed: NDArray[np.uint32] | None = None

@@ -11,6 +11,7 @@ from microturn.sessions.accounts import Accounts
 from microturn.sessions.results import check_same, content_of
 from microturn.sessions.session import Session
 from microturn.sessions.turn import EmbedInput, TextInput, TokenInput, Turn, TurnRequest, is_empty
+from microturn.text.grammar import Grammar, Matcher
 
 
 def append_input(
@@ -138,6 +139,7 @@ def _append(session: Session, turn: Turn, max_tokens: int) -> None:
     if max_tokens or turn.num_input or codec.state is not text_state:
         session.history.mark_input(start)
     if max_tokens:
+        turn.matcher = None if turn.grammar is None else _begin_value(session, turn, turn.grammar)
         # A stop string does not count before min_tokens.
         codec.begin_generation(turn.options.stop if turn.options.min_tokens == 0 else ())
 
@@ -160,6 +162,17 @@ def _encode(session: Session, turn: Turn, *, generates: bool) -> list[int]:
         )
     ids = codec.append_other(role=options.role, last_token_id=context.last_token_id, input_follows=not is_empty(given))
     return [*ids, *given.token_ids] if isinstance(given, TokenInput) else ids
+
+
+def _begin_value(session: Session, turn: Turn, grammar: Grammar) -> Matcher:
+    """Follows the grammar to where the answer begins: through what of its value is in the context already."""
+    context, end = session.context, len(session.context)
+    first = end if turn.options.grammar_from is None else turn.options.grammar_from
+    if first > end:
+        raise FailedPrecondition(f"grammar_from={first} is behind the end of the context", position=end)
+    if first < end and (first < context.first_kept or context.embeds_between(first, end)):
+        raise FailedPrecondition(f"grammar_from={first}: embeddings, or what the window has evicted, are no value")
+    return grammar.begin(context.ids_between(first, end))
 
 
 def _check_room(session: Session, num_input: int, max_tokens: int) -> None:

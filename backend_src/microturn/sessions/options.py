@@ -14,11 +14,14 @@ from typing import Any
 
 from microturn.errors import InvalidArgument, did_you_mean
 from microturn.settings import MAX_IDLE_TIMEOUT_S
+from microturn.text.grammar_source import KINDS, MAX_SOURCE_LEN, GrammarSource, check_names
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_LEN = 256
 MAX_STOP_TOKEN_IDS = 256
 MAX_TOP_LOGPROBS = 20
+MAX_CHOICES = 1024
+MAX_LOGIT_BIASES = 1024
 MAX_KEY_LEN = 256
 MAX_DEADLINE_MS = 3_600_000.0
 MAX_PRIORITY = 100
@@ -119,6 +122,30 @@ def _text(max_len: int) -> Callable[[Any], str]:
     return parse
 
 
+def _choice(value: Any) -> tuple[str, ...]:
+    expected = f"a JSON list of 1 to {MAX_CHOICES} strings of at least a character, together at most {MAX_SOURCE_LEN}"
+    choices: tuple[str, ...] = _list_of(str, expected, MAX_CHOICES, bool)(value)
+    if not 0 < sum(map(len, choices)) <= MAX_SOURCE_LEN:
+        raise ValueError(expected)
+    return choices
+
+
+def _logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
+    """Pairs of a token id and a number, in order; from a JSON object, whose pairs may have been read already."""
+    try:
+        pairs = json.loads(value, object_pairs_hook=list) if isinstance(value, str) else value
+        biases = {_token_id(token_id): _bias(bias) for token_id, bias in pairs}
+        if len(biases) < len(pairs) or len(pairs) > MAX_LOGIT_BIASES:
+            raise ValueError
+    except (ValueError, TypeError, RecursionError):
+        expected = f"a JSON object of at most {MAX_LOGIT_BIASES} token ids, each with a number from -100 to 100"
+        raise ValueError(expected) from None
+    return tuple(sorted(biases.items()))
+
+
+_token_id, _bias = _integer(0, 2**31 - 1), _number(-100, 100)
+
+
 def _traceparent(value: Any) -> str:
     if not isinstance(value, str) or not _TRACEPARENT.fullmatch(value):
         raise ValueError("a W3C trace context, such as 00-<32 hex digits>-<16 hex digits>-01")
@@ -170,6 +197,12 @@ class TurnOptions:
             lambda token_id: token_id >= 0,
         ),
     )
+    json_schema: str | None = _option(None, _text(MAX_SOURCE_LEN))
+    regex: str | None = _option(None, _text(MAX_SOURCE_LEN))
+    grammar: str | None = _option(None, _text(MAX_SOURCE_LEN))
+    choice: tuple[str, ...] = _option((), _choice)
+    grammar_from: int | None = _option(None, _integer(0, 2**53))
+    logit_bias: tuple[tuple[int, float], ...] = _option((), _logit_bias)
     ignore_eos: bool = _option(False, _boolean)
     logprobs: bool | int = _option(False, _logprobs)
     speculate: str = _option("off", _one_of("off", "ngram"))
@@ -195,6 +228,15 @@ class TurnOptions:
         """Whether the history changes the logits."""
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
+    @property
+    def grammar_source(self) -> GrammarSource | None:
+        """What the answer must match; None is anything."""
+        for kind in KINDS:
+            said = getattr(self, kind)
+            if said:
+                return GrammarSource(kind, said if isinstance(said, str) else json.dumps(said, ensure_ascii=False))
+        return None
+
 
 @dataclass(frozen=True)
 class SessionOptions:
@@ -215,7 +257,9 @@ class SessionOptions:
 
 
 # What START sets for other turn options is the default of the session's turns; these hold for their turn alone.
-OF_ONE_TURN = frozenset({"role", "traceparent", "turn", "rewind_to", "session_key", "tenant", "count_only"})
+OF_ONE_TURN = frozenset(
+    {"role", "traceparent", "turn", "rewind_to", "session_key", "tenant", "count_only", *KINDS, "grammar_from"}
+)
 
 _TURN_OPTIONS = frozenset(option.name for option in fields(TurnOptions))
 _SESSION_OPTIONS = frozenset(option.name for option in fields(SessionOptions))
@@ -265,5 +309,6 @@ def parse_parameters(parameters: str, *, start: bool) -> tuple[dict[str, Any], S
             parsed[option.name] = option.metadata["parse"](value)
         except ValueError as error:
             raise InvalidArgument(f"option '{name}' is {error}") from None
+    check_names(parsed)
     session_options = SessionOptions(**{name: value for name, value in parsed.items() if name in _SESSION_OPTIONS})
     return {name: value for name, value in parsed.items() if name in _TURN_OPTIONS}, session_options

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self
 
 from torch import Tensor
@@ -12,6 +12,7 @@ from microturn.errors import MicroturnError
 from microturn.sessions.history import Checkpoint
 from microturn.sessions.options import SessionOptions, TurnOptions
 from microturn.text.codec import Codec
+from microturn.text.grammar import Grammar, Matcher
 from microturn.text.prepared_text import PreparedText
 
 SessionId = int | str
@@ -209,6 +210,8 @@ class Turn:
     first_token_s: float | None = None
     stop_reason: int | str | None = None
     prepared: PreparedText | None = None
+    grammar: Grammar | None = None
+    matcher: Matcher | None = None
     model_fingerprint: str | None = None
     is_answered: bool = False
     is_paused: bool = False
@@ -238,6 +241,10 @@ class Turn:
         self.begun_s, self.num_cached = now_s, num_cached
         due_s = self.request.arrived_s + BEAT_S * num_steps if self.deadline_s is None else self.deadline_s
         self.due_s = due_s - BEAT_S * priority
+
+    def refuse(self, error: MicroturnError) -> None:
+        """Has it refused when its time to be received comes."""
+        self.request = replace(self.request, refusal=error)
 
     def attach(self, sink: TurnSink) -> None:
         """Answers a repetition too, from the beginning on."""

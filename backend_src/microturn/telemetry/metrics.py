@@ -28,7 +28,7 @@ SECONDS = [
 _ROWS = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256]
 _TOKENS = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192]
 
-FINISH_REASONS = ("length", "stop", "append", "interrupted", "cancelled", "deadline", "closed")
+FINISH_REASONS = ("length", "stop", "complete", "append", "interrupted", "cancelled", "deadline", "closed")
 CODES = tuple(error.code for error in MicroturnError.__subclasses__())
 _TIERS = ("device", "host", "disk")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -18,6 +19,8 @@ from microturn.text.chat import ChatTemplate
 from microturn.text.chat_templates import NO_TOOLS, ChatTemplates
 from microturn.text.detokenizer import Detokenizer
 from microturn.text.encoder import TextEncoder
+from microturn.text.grammar import Grammars
+from microturn.text.grammar_vocabulary import TokenTexts
 from microturn.text.prepared_text import PreparedText, prepare_text
 from microturn.text.trials import ChatTrial, check_decoding
 from microturn.text.vocabulary import Vocabulary
@@ -50,7 +53,8 @@ class ModelText:
         trial = self._begin_chat_trial(tokenizer) if tokenizer.chat_template else None
 
         backend = tokenizer.backend_tokenizer
-        vocabulary = Vocabulary(backend)
+        vocabulary = self._vocabulary = Vocabulary(backend)
+        self._backend = backend
         check_decoding(backend, vocabulary)
         self.detokenizer = Detokenizer(vocabulary)
         self.encoder = TextEncoder(backend, vocabulary)
@@ -84,6 +88,17 @@ class ModelText:
     def prepare(self, text: str, parse_special: bool, enough: int, /) -> PreparedText:
         """Encodes a text as far as possible without its context; see `prepare_text`."""
         return prepare_text(self.encoder, text, parse_special=parse_special, enough=enough)
+
+    def grammars(self, num_ids: int) -> Grammars | None:
+        """Grammars over the model's `num_ids` logits; None where no id ends an answer."""
+        eos_ids = {token_id for token_id in self.eos_ids if token_id < num_ids}
+        return Grammars(partial(self._token_texts, num_ids), eos_ids) if eos_ids else None
+
+    def _token_texts(self, num_ids: int) -> TokenTexts:
+        texts = [self._vocabulary.text_bytes(token_id) for token_id in range(num_ids)]
+        added = self._backend.get_added_tokens_decoder().items()
+        special = {token_id: token.content for token_id, token in added if token.special and token_id < num_ids}
+        return TokenTexts(texts, special, lambda text: self._backend.encode(text, add_special_tokens=False).ids)
 
     def chat_template(self, tools: str = NO_TOOLS) -> ChatTemplate:
         """The chat template with tools, given as `tools_as_json` writes them.

@@ -9,7 +9,8 @@ from typing import Any
 
 from microturn_client._messages_pb2 import ModelStreamInferResponse
 from microturn_client._wire import SessionId
-from microturn_client.testing._fake_model import EMBEDDING, encode, likeliest, split_at_boundary
+from microturn_client.testing._fake_model import EMBEDDING, encode, likeliest, next_token, split_at_boundary
+from microturn_client.testing._fake_values import UnknownError, chosen_value, possible_values
 from microturn_client.testing._messages import FakeRequest
 
 Send = Callable[[ModelStreamInferResponse], None]
@@ -29,6 +30,21 @@ class FakeTurn:
     appended: list[int] = field(default_factory=list)
     num_input: int = 0
     output: list[int] = field(default_factory=list)
+    values: list[bytes] | None = None
+    value: list[int] | None = None
+
+    def read_grammar(self) -> None:
+        try:
+            self.values = possible_values(self.request.options)
+        except UnknownError as error:
+            raise RefusedError(f"INVALID_ARGUMENT: {error}") from None
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why its answer ends with what it has; None where it goes on."""
+        if self.value is not None and len(self.output) == len(self.value):
+            return "complete"
+        return "length" if len(self.output) >= self.max_tokens else None
 
     @property
     def is_numbered(self) -> bool:
@@ -129,6 +145,9 @@ class FakeSession:
                 raise RefusedError("INVALID_ARGUMENT: there is nothing to generate from")
             if start + turn.num_input + max_tokens > self.max_context:
                 raise RefusedError(f"CONTEXT_FULL: the turn exceeds max_context={self.max_context}")
+            context = [*self.context, *turn.appended, *[EMBEDDING] * request.num_embeds]
+            if max_tokens and turn.values is not None:
+                turn.value = self._value_of(turn, context)
         except RefusedError:
             self.context, self.held, self.marks = turn.before
             raise
@@ -136,10 +155,31 @@ class FakeSession:
             self.context, self.held, self.marks = turn.before
             self.num_turns += not turn.is_keepalive
             return
-        self.context += [*turn.appended, *[EMBEDDING] * request.num_embeds]
+        self.context = context
         if not request.is_empty or max_tokens:
             self.marks.append((start, len(self.context), self.held))
         self.num_turns += not turn.is_keepalive
+
+    def seed_of(self, turn: FakeTurn) -> int:
+        """What the turn's choices depend on besides the context; 0 where it is greedy."""
+        is_sampled = float(turn.options.get("temperature", 0.0))
+        return int(turn.request.options.get("seed", self.seed)) if is_sampled else 0
+
+    def next_token_of(self, turn: FakeTurn) -> int:
+        """What the turn's answer goes on with."""
+        if turn.value is not None:
+            return turn.value[len(turn.output)]
+        return next_token(self.context, self.seed_of(turn))
+
+    def _value_of(self, turn: FakeTurn, context: list[int]) -> list[int]:
+        assert turn.values is not None
+        start = int(turn.request.options.get("grammar_from", len(context)))
+        if start > len(context):
+            raise RefusedError(f"FAILED_PRECONDITION: grammar_from={start} is behind the end [position={len(context)}]")
+        value = chosen_value(turn.values, context, start, self.seed_of(turn))
+        if value is None:
+            raise RefusedError("FAILED_PRECONDITION: the context is no beginning of a value that could go on")
+        return value
 
     def roll_back(self, turn: FakeTurn) -> None:
         assert turn.before is not None

@@ -12,15 +12,16 @@ from typing import Any
 
 from microturn_client._messages_pb2 import ModelInferRequest
 from microturn_client._wire import SessionId
-from microturn_client.testing._fake_model import decode, next_token
+from microturn_client.testing._fake_model import decode
 from microturn_client.testing._fake_session import FakeSession, FakeTurn, RefusedError, Send
+from microturn_client.testing._fake_values import GRAMMAR
 from microturn_client.testing._messages import FakeRequest, answer, error, read_request
 
 _START_OPTIONS = (
     *("fork_of", "idle_timeout_s", "max_context", "overflow", "sink_tokens", "window_tokens", "history", "tools"),
     "model_fingerprint",
 )
-_TURN_ALONE = ("turn", "rewind_to", "role", "session_key", "traceparent", "seed", "resume", *_START_OPTIONS)
+_TURN_ALONE = ("turn", "rewind_to", "role", "session_key", "traceparent", "seed", "resume", *_START_OPTIONS, *GRAMMAR)
 
 
 class FakeSessions:
@@ -123,6 +124,7 @@ class FakeSessions:
         key = request.options.get("session_key")
         if session is not None and session.key != key:
             raise RefusedError("PERMISSION_DENIED: the session belongs to somebody else")
+        turn.read_grammar()
         if request.start and not request.options.get("resume"):
             if session is not None and self._is_repetition(session, turn):
                 return
@@ -222,14 +224,12 @@ class FakeSessions:
             turn = session.running
             if turn is None or not session.is_busy:
                 continue
-            temperature = float(turn.options.get("temperature", 0.0))
-            seed = int(turn.request.options.get("seed", session.seed)) if temperature else 0
             position = len(session.context)
-            token_id = next_token(session.context, seed)
+            token_id = session.next_token_of(turn)
             session.context.append(token_id)
             turn.output.append(token_id)
-            if len(turn.output) >= turn.max_tokens:
-                self._finish(session, turn, "length", last=token_id)
+            if turn.finish_reason is not None:
+                self._finish(session, turn, turn.finish_reason, last=token_id)
             else:
                 for request_id, send in turn.sinks:
                     told: dict[str, Any] = {"token_ids": [token_id], "position": position, "text": decode([token_id])}

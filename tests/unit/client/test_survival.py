@@ -289,6 +289,26 @@ def test_a_session_that_died_is_told_all_again(scene):
     assert ids(tokens) == expected_of(said)[1][-1]
 
 
+@pytest.mark.parametrize("num_tokens", [2, 6, 100])
+def test_a_value_goes_on_in_a_session_that_died_inside_it(scene, num_tokens):
+    """The last tokens of an answer are generated again: under its grammar, from where its value began."""
+    grammar = {"json_schema": {"enum": ["first", "second"]}, "temperature": 1.0}
+    first = scene.begin([1, 2], max_tokens=num_tokens, **grammar)
+    scene.settle()
+    heard, before = ids(events(first)), scene.context
+    assert first.result.finish_reason == ("complete" if num_tokens == 100 else "length")
+    scene.kill()
+    goes_on = {**grammar, "grammar_from": 2} if num_tokens < 100 else {}
+    turn = scene.begin(None, max_tokens=20, **goes_on)
+    scene.settle()
+    resumed, *tokens, end = events(turn)
+    assert resumed.exact
+    assert scene.context[: len(before)] == before
+    if num_tokens < 100:
+        assert end.status.finish_reason == "complete"
+        assert bytes([*heard, *ids(tokens)]) in (b'"first"', b'"second"')
+
+
 def test_a_role_is_said_again(scene):
     scene.begin("hello", max_tokens=0, role="user")
     scene.begin(None, max_tokens=3, role="assistant")

@@ -33,8 +33,10 @@ from microturn.sessions import speculation
 from microturn.sessions.options import TurnOptions
 from microturn.sessions.session import Session
 from microturn.settings import Settings
+from microturn.text.grammar_source import GrammarSource
 from support.fake_runner import VOCAB_SIZE, FakeDriver
 from support.foreseen import foreseen
+from support.grammars import hash_grammars
 from support.late_copies import LateCopier
 from support.late_draws import late_draw
 from support.plain_engine import MAX_SESSIONS, PlainEngine
@@ -89,6 +91,7 @@ class Remark:
         )
 
 
+GRAMMAR = GrammarSource("regex", "([b-z][B-Z]?){3,6}!*")
 session_ids = st.integers(1, MAX_SESSIONS + 1)
 keys = st.sampled_from([None, None, "hers", "his"])
 # Some inputs begin alike, so that prefixes are shared.
@@ -166,6 +169,7 @@ class EngineMachine(RuleBasedStateMachine):
             history_bytes=history_bytes,
             window=layer_window,
             eos_ids=EOS_IDS,
+            grammars=hash_grammars(EOS_IDS),
             is_asynchronous=self.is_asynchronous,
             **self._more_settings(),
         )
@@ -533,6 +537,10 @@ def test_whatever_happens_the_engine_does_what_plain_lists_say(
     # Some turns count the tokens before them as if they had penalties, which at their defaults change no choice.
     monkeypatch.setattr(TurnOptions, "has_penalties", property(lambda options: options.max_tokens in (4, 8)))
     monkeypatch.setattr(speculation, "look_up", foreseen)
+    # And some must match a grammar; their values are whole before they end, or not.
+    hash_grammars(EOS_IDS).compile(GRAMMAR)
+    grammar_source = property(lambda options: GRAMMAR if options.max_tokens in (6, 10) else None)
+    monkeypatch.setattr(TurnOptions, "grammar_source", grammar_source)
     runs = settings(
         max_examples=int(share * pytestconfig.getoption("engine_runs")),
         stateful_step_count=30,

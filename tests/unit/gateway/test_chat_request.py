@@ -86,7 +86,14 @@ def test_messages_of_all_roles_and_of_parts() -> None:
         ({"max_tokens": 0}, "invalid_value", "max_tokens"),
         ({"logprobs": True}, "unsupported_parameter", "logprobs"),
         ({"tools": [{}]}, "unsupported_parameter", "tools"),
-        ({"response_format": {"type": "json_object"}}, "unsupported_parameter", "response_format"),
+        ({"response_format": {"type": "xml"}}, "invalid_value", "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "missing_parameter", "response_format.json_schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": "{}"}}},
+            "invalid_type",
+            "response_format.json_schema.schema",
+        ),
+        ({"logit_bias": [1]}, "invalid_type", "logit_bias"),
         ({"temprature": 1}, "unsupported_parameter", "temprature"),
         ({"stop": [1]}, "invalid_type", "stop"),
         ({"temperature": True}, "invalid_type", "temperature"),
@@ -96,3 +103,26 @@ def test_what_is_not_here_is_refused_by_name(fields: dict[str, Any], code: str, 
     with pytest.raises(Refusal) as refused:
         parsed(**fields)
     assert (refused.value.code, refused.value.param) == (code, param)
+
+
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("response_format", "grammar"),
+    [
+        ({"type": "text"}, {}),
+        ({"type": "json_object"}, {"json_schema": {"type": "object"}}),
+        (
+            {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA, "strict": True}},
+            {"json_schema": SCHEMA},
+        ),
+        ({"type": "json_schema", "json_schema": {"name": "anything"}}, {"json_schema": {}}),
+    ],
+)
+def test_a_response_format_is_a_grammar_of_the_answer(response_format: dict[str, Any], grammar: dict[str, Any]) -> None:
+    assert parsed(response_format=response_format).generation == grammar
+
+
+def test_biases_are_handed_on() -> None:
+    assert parsed(logit_bias={"50": -100}).generation == {"logit_bias": {"50": -100}}

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from microturn.model.drawn import Sampled
+from microturn.model.logits import forbid_others, forbid_others_there
 from microturn.model.sampler import choose, draw, uniform
 from microturn.model.sampling_row import SamplingRow
 from microturn.sessions.options import TurnOptions
 from microturn.sessions.token_counts import TokenCounts
-from support.plain_sampler import distribution, normalized, plain_choice, random_step
+from support.plain_sampler import distribution, mask_of, normalized, plain_choice, random_step
 
 LOGITS = [2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, 3.0]
 NUM_DRAWS = 3000
@@ -61,6 +62,102 @@ def test_every_choice_is_the_plain_one(vocab_size: int) -> None:
                 num_judged += 1
                 assert token_id == expected.token_id, sampling_row.options
     assert num_judged > 110, "too many of the 160 choices were left to rounding errors"
+
+
+# ---- biases and masks ----------------------------------------------------------------------------------------------
+
+
+def masked(allowed: Sequence[int], *, vocab_size: int = len(LOGITS), **kwargs: Any) -> SamplingRow:
+    return replace(row(**kwargs), allowed=mask_of(allowed, vocab_size))
+
+
+def test_a_bias_is_added_to_the_logits_of_its_tokens() -> None:
+    assert sample_one(LOGITS, row(logit_bias=((0, 1.5),))).token_id == 0
+    assert sample_one(LOGITS, row(logit_bias=((7, -100.0),))).token_id == 0
+    assert sample_one(LOGITS, row(logit_bias=((1, 1.4),))).token_id == 7
+    probs, _ = distribution([*LOGITS[:1], LOGITS[1] + 1.0, *LOGITS[2:]], row(temperature=1.0))
+    counts = Counter(
+        sample_one(LOGITS, row(temperature=1.0, logit_bias=((1, 1.0),), position=n)).token_id for n in range(NUM_DRAWS)
+    )
+    statistic, degrees = chi_square(counts, probs)
+    assert statistic < degrees + 5 * math.sqrt(2 * degrees)
+
+
+def test_a_biased_token_beyond_the_logits_is_left_out() -> None:
+    assert (
+        sample_one(
+            LOGITS,
+            row(
+                logit_bias=(
+                    (100, 5.0),
+                    (0, 2.0),
+                )
+            ),
+        ).token_id
+        == 0
+    )
+
+
+@pytest.mark.parametrize("temperature", [0, 1, 100])
+def test_only_what_the_mask_allows_is_chosen(temperature: float) -> None:
+    chosen = {
+        sample_one(LOGITS, masked([2, 5, 6], temperature=temperature, position=n)).token_id for n in range(NUM_DRAWS)
+    }
+    assert chosen == ({2} if temperature == 0 else {2, 5, 6})
+
+
+def test_what_is_left_is_chosen_as_if_there_were_nothing_else() -> None:
+    allowed = [1, 3, 4]
+    probs, _ = distribution([LOGITS[at] for at in allowed], row(temperature=0.8))
+    counts = Counter(
+        allowed.index(sample_one(LOGITS, masked(allowed, temperature=0.8, position=n)).token_id)
+        for n in range(NUM_DRAWS)
+    )
+    statistic, degrees = chi_square(counts, probs)
+    assert statistic < degrees + 5 * math.sqrt(2 * degrees)
+
+
+def test_filters_look_at_what_is_allowed_alone() -> None:
+    for filters in ({"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}):
+        chosen = {sample_one(LOGITS, masked([3, 5], temperature=5, position=n, **filters)).token_id for n in range(50)}
+        assert chosen == {3}
+
+
+@pytest.mark.parametrize("allowed_logit", [-math.inf, math.nan, -3e38, 3e38])
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_the_only_token_that_is_allowed_comes_whatever_its_logit_is(allowed_logit: float, temperature: float) -> None:
+    logits = [3e38, math.inf, allowed_logit, -math.inf, math.nan]
+    for position in range(20):
+        assert sample_one(logits, masked([2], vocab_size=5, temperature=temperature, position=position)).token_id == 2
+
+
+def test_log_probabilities_are_the_models_own_without_mask_and_bias() -> None:
+    plain = sample_one(LOGITS, row(logprobs=True, banned_ids=[7]))
+    changed = sample_one(LOGITS, masked([0], logprobs=True, logit_bias=((0, 50.0),)))
+    assert changed.token_id == plain.token_id == 0
+    assert changed.logprob == plain.logprob
+
+
+@pytest.mark.parametrize("vocab_size", [1, 32, 33, 97, 1500])
+def test_a_device_masks_as_the_host_does(vocab_size: int) -> None:
+    rng = random.Random(vocab_size)
+    rows = [masked(rng.sample(range(vocab_size), rng.randint(1, vocab_size)), vocab_size=vocab_size) for _ in range(5)]
+    masks = [None if number == 2 else row.allowed for number, row in enumerate(rows)]
+    host = torch.randn(5, vocab_size)
+    device = host.clone()
+    forbid_others(host, masks)
+    forbid_others_there(device, masks)
+    assert torch.equal(host, device)
+    assert host[2].isfinite().all()
+
+
+def test_a_mask_is_one_rows_own() -> None:
+    logits = torch.tensor([LOGITS, LOGITS, LOGITS])
+    rows = [masked([4]), row(), masked([1, 2], temperature=1.0)]
+    for at_once in (1, 3):
+        ids = choose(logits, rows, at_once=at_once).tolist()
+        assert ids[:2] == [4, 7]
+        assert ids[2] in (1, 2)
 
 
 # ---- greedy --------------------------------------------------------------------------------------------------------

@@ -1,0 +1,62 @@
+"""Gets turns the grammars of their answers, which are compiled beside the engine's thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from microturn.engine.answers import to_client_error
+from microturn.errors import InvalidArgument
+from microturn.offload.background import Background
+from microturn.offload.file_thread import Outcome
+from microturn.sessions.options import TurnOptions
+from microturn.sessions.turn import Turn
+from microturn.text.grammar import Grammar, Grammars
+
+
+class TurnGrammars:
+    """Gets turns their grammars.
+
+    Args:
+        grammars: of the model; None where it has none.
+        compiling: compiles them.
+    """
+
+    def __init__(self, grammars: Grammars | None, compiling: Background) -> None:
+        self._grammars = grammars
+        self._compiling = compiling
+
+    def begin_fetch(self, turn: Turn, told: Callable[[], None]) -> bool:
+        """Gets a turn its grammar, or the reason to refuse it, which travels on with it: an END still closes.
+
+        Args:
+            turn: its options are not known to agree with its session.
+            told: called on the engine's thread once that is done, unless it is done now.
+
+        Returns:
+            Whether it takes a while.
+        """
+        source = TurnOptions(**turn.request.options).grammar_source
+        if source is None:
+            return False
+        if self._grammars is None:
+            message = f"option '{source.kind}': grammars need a model with a token that ends an answer"
+            turn.refuse(InvalidArgument(message))
+            return False
+        known = self._grammars.find(source)
+        if known is not None:
+            _hand(turn, Outcome(known, known.fault))
+            return False
+
+        def end(outcome: Outcome[Grammar]) -> None:
+            _hand(turn, outcome)
+            told()
+
+        self._compiling.submit(partial(self._grammars.compile, source), end)
+        return True
+
+
+def _hand(turn: Turn, outcome: Outcome[Grammar]) -> None:
+    turn.grammar = outcome.value
+    if outcome.error is not None:
+        turn.refuse(to_client_error(outcome.error))

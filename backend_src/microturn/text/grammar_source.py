@@ -1,0 +1,79 @@
+"""Grammars as options say them, and as llguidance reads them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from llguidance import LLMatcher
+
+from microturn.errors import InvalidArgument
+
+KINDS = ("json_schema", "regex", "grammar", "choice")
+
+MAX_SOURCE_LEN = 1 << 16
+
+_MAX_REASON_LEN = 300
+
+# As json.dumps writes it, which models have seen most. Free whitespace would let a small model write nothing else.
+_JSON_STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+@dataclass(frozen=True)
+class GrammarSource:
+    """A grammar as an option says it: its name, one of `KINDS`, and its text."""
+
+    kind: str
+    text: str
+
+
+def check_names(names: Collection[str]) -> None:
+    """Checks which options about grammars come together.
+
+    Raises:
+        InvalidArgument: two grammars, or the beginning of a value without one.
+    """
+    said = sorted({*names} & {*KINDS})
+    if len(said) > 1:
+        raise InvalidArgument(f"'{said[0]}' and '{said[1]}' both say what the answer is: give one")
+    if "grammar_from" in names and not said:
+        raise InvalidArgument(f"'grammar_from' comes with one of {', '.join(KINDS)}")
+
+
+def as_llguidance(source: GrammarSource) -> str:
+    """A grammar as the library writes it.
+
+    Raises:
+        InvalidArgument: it is no JSON, or no JSON object, where it should be.
+    """
+    try:
+        match source.kind:
+            case "json_schema":
+                if not isinstance(json.loads(source.text), dict):
+                    raise ValueError("a schema is a JSON object")
+                return LLMatcher.grammar_from_json_schema(source.text, defaults=_JSON_STYLE)
+            case "regex":
+                return LLMatcher.grammar_from_regex(source.text)
+            case "grammar":
+                return LLMatcher.grammar_from_lark(source.text)
+            case _:
+                choices = (json.dumps(choice, ensure_ascii=False) for choice in json.loads(source.text))
+                return LLMatcher.grammar_from_lark(f"start: {' | '.join(choices)}")
+    except json.JSONDecodeError as error:
+        raise refusal(source, f"it is not JSON: {error}") from None
+    except RecursionError:
+        raise refusal(source, "its JSON is nested too deeply") from None
+    except ValueError as error:
+        raise refusal(source, str(error)) from None
+
+
+def refusal(source: GrammarSource, reason: str) -> InvalidArgument:
+    """Why a grammar is refused, in a sentence for its turn's client."""
+    return InvalidArgument(f"option '{source.kind}' is refused: {_one_line(reason)}")
+
+
+def _one_line(reason: str) -> str:
+    """What the library says, in one line that an error can carry."""
+    return " ".join(reason.replace("<non-verbose/>", "").split())[:_MAX_REASON_LEN]
