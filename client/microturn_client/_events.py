@@ -10,7 +10,7 @@ from typing import Literal, TypeVar, cast
 from microturn_client._errors import ProtocolError
 
 TopLogprobs = tuple[tuple[tuple[int, float], ...], ...]
-FinishReason = Literal["length", "stop", "append", "closed", "cancelled", "interrupted", "deadline"]
+FinishReason = Literal["length", "stop", "complete", "append", "closed", "cancelled", "interrupted", "deadline"]
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from statistics import median
+from typing import Literal
 
 from tqdm import tqdm
 
@@ -18,6 +19,7 @@ from microturn.serve.child import running_server
 from microturn_client import Client, TurnEnd
 
 NUM_TOKENS = 200
+Speculate = Literal["off", "ngram"]
 
 _CODE = """\
 class Basket:
@@ -74,7 +76,7 @@ def run_speculation(model: str, num_runs: int) -> None:
         model: a directory, or the name of an embedded model.
         num_runs: of each text, with and without speculation.
     """
-    answers: dict[str, dict[str, list[Answer]]] = {text: {"off": [], "ngram": []} for text in TEXTS}
+    answers: dict[str, dict[Speculate, list[Answer]]] = {text: {"off": [], "ngram": []} for text in TEXTS}
     with running_server(model) as address, Client(address) as client:
         for _ in tqdm(range(num_runs), unit="run"):
             for text, of_text in answers.items():
@@ -98,7 +100,7 @@ def run_speculation(model: str, num_runs: int) -> None:
     print("written:", write_result("speculation", result))
 
 
-def _answer(client: Client, text: str, speculate: str) -> Answer:
+def _answer(client: Client, text: str, speculate: Speculate) -> Answer:
     given, temperature = TEXTS[text]
     with client.session(speculate=speculate, ignore_eos=True, temperature=temperature, seed=5) as session:
         # The prompt and a first token, so that what is timed is the steps alone.
