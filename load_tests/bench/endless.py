@@ -33,8 +33,9 @@ from microturn.engine.loading import load_engine
 from microturn.errors import MicroturnError
 from microturn.model.batch import Batch
 from microturn.model.runner import Runner
+from microturn.sessions.inputs import TokenInput, TurnInput
 from microturn.sessions.options import SessionOptions
-from microturn.sessions.turn import TokenInput, Turn, TurnInput, TurnOutput, TurnRequest
+from microturn.sessions.turn import Turn, TurnOutput, TurnRequest
 from microturn.settings import Settings
 from microturn.zoo.store import resolve_model
 

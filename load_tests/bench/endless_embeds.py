@@ -34,7 +34,7 @@ from load_tests.bench.pictures import draw_endless
 from load_tests.bench.results import percentile, print_table, write_result
 from microturn.engine.loading import load_engine
 from microturn.serve.child import started_server
-from microturn.sessions.turn import EmbedInput
+from microturn.sessions.inputs import EmbedInput
 from microturn.settings import Settings
 from microturn.zoo.store import resolve_model
 from microturn_client import Client

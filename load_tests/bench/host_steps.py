@@ -26,7 +26,8 @@ from microturn.kv.pool import PagePool
 from microturn.kv.tensors import KVTensors
 from microturn.model.batch import Batch
 from microturn.model.paged_step import PagedStep
-from microturn.sessions.turn import TokenInput, Turn, TurnOutput, TurnRequest
+from microturn.sessions.inputs import TokenInput
+from microturn.sessions.turn import Turn, TurnOutput, TurnRequest
 from microturn.settings import Settings
 
 VOCAB_SIZE = 4096

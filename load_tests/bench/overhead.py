@@ -30,7 +30,8 @@ from microturn.engine.engine import Engine
 from microturn.engine.loading import start_engine
 from microturn.errors import MicroturnError
 from microturn.serve.child import running_server
-from microturn.sessions.turn import TokenInput, Turn, TurnOutput, TurnRequest
+from microturn.sessions.inputs import TokenInput
+from microturn.sessions.turn import Turn, TurnOutput, TurnRequest
 from microturn.settings import Settings
 from microturn.zoo.store import resolve_model
 from microturn_client import AsyncClient, AsyncSession, Client, Session, TurnEnd

@@ -37,8 +37,9 @@ from microturn.engine.engine import Engine
 from microturn.engine.loading import start_engine
 from microturn.engine.maintenance import Maintenance
 from microturn.errors import MicroturnError
+from microturn.sessions.inputs import TokenInput
 from microturn.sessions.options import SessionOptions
-from microturn.sessions.turn import Status, TokenInput, Turn, TurnOutput, TurnRequest
+from microturn.sessions.turn import Status, Turn, TurnOutput, TurnRequest
 from microturn.settings import MAX_IDLE_TIMEOUT_S, Settings
 from microturn.zoo.store import resolve_model
 

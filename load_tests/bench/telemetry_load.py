@@ -19,7 +19,8 @@ from typing import Any
 from microturn.engine.engine import Engine
 from microturn.engine.maintenance import Maintenance
 from microturn.errors import MicroturnError
-from microturn.sessions.turn import TokenInput, Turn, TurnOutput, TurnRequest
+from microturn.sessions.inputs import TokenInput
+from microturn.sessions.turn import Turn, TurnOutput, TurnRequest
 from microturn.telemetry.recorder import Recorder
 from microturn.triton.reporting import Reporting
 

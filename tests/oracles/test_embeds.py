@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from transformers import PreTrainedModel
 
-from microturn.sessions.turn import EmbedInput
+from microturn.sessions.inputs import EmbedInput
 from support.driver import Driver, model_runner
 from support.models import VOCAB_SIZE
 

@@ -22,8 +22,8 @@ from microturn.model.sampler import draw
 from microturn.model.sampling_row import SamplingRow
 from microturn.model.stock import untouched
 from microturn.sessions.environment import next_epoch
+from microturn.sessions.inputs import TextInput
 from microturn.sessions.options import TurnOptions
-from microturn.sessions.turn import TextInput
 from microturn.snapshots.directory import SnapshotDirectory
 from microturn.text.model_text import ModelText
 from microturn.text.session_text import SessionText

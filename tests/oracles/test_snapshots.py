@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from microturn.sessions.environment import next_epoch
-from microturn.sessions.turn import EmbedInput, SessionId
+from microturn.sessions.inputs import EmbedInput
+from microturn.sessions.turn import SessionId
 from microturn.snapshots.directory import SnapshotDirectory
 from support import models
 from support.driver import Driver, model_runner

@@ -12,9 +12,10 @@ from typing import Any
 
 from microturn.engine.engine import Engine
 from microturn.engine.steps import InFlightStep
+from microturn.sessions.inputs import EmbedInput, TextInput, TokenInput
 from microturn.sessions.options import SessionOptions
 from microturn.sessions.session import Session
-from microturn.sessions.turn import EmbedInput, SessionId, TextInput, TokenInput, Turn, TurnRequest
+from microturn.sessions.turn import SessionId, Turn, TurnRequest
 from microturn.snapshots.restoring import RestoredSession
 from simulation.world import Broken
 from support.driver import Recorder

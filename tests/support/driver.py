@@ -19,8 +19,9 @@ from microturn.model.cpu.layers import FusedLayers
 from microturn.model.cpu.linear import ExactLinear, Linear
 from microturn.model.runner import ModelRunner, Runner, trace_layers
 from microturn.offload.background import BackgroundThreads, NewBackground
+from microturn.sessions.inputs import TokenInput, TurnInput
 from microturn.sessions.options import parse_parameters
-from microturn.sessions.turn import SessionId, Status, TokenInput, Turn, TurnInput, TurnOutput, TurnRequest
+from microturn.sessions.turn import SessionId, Status, Turn, TurnOutput, TurnRequest
 from microturn.settings import Settings
 from microturn.snapshots.directory import SnapshotDirectory
 from microturn.text.codec import Piece

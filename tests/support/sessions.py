@@ -8,12 +8,13 @@ from microturn.kv.page_table import PageTable
 from microturn.kv.pool import PagePool
 from microturn.sessions.accounts import ByteLimits
 from microturn.sessions.history import History
+from microturn.sessions.inputs import TokenInput
 from microturn.sessions.options import TurnOptions
 from microturn.sessions.ownership import KeyHash
 from microturn.sessions.results import Results
 from microturn.sessions.session import Session
 from microturn.sessions.table import SessionTable
-from microturn.sessions.turn import SessionId, TokenInput, Turn, TurnRequest
+from microturn.sessions.turn import SessionId, Turn, TurnRequest
 from support.driver import IdsOnly, Recorder
 
 

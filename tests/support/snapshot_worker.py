@@ -13,7 +13,7 @@ import torch
 
 from microturn.model import runner
 from microturn.model.fingerprint import model_fingerprint
-from microturn.sessions.turn import EmbedInput, TextInput, TokenInput, TurnInput
+from microturn.sessions.inputs import EmbedInput, TextInput, TokenInput, TurnInput
 from microturn.snapshots.directory import SnapshotDirectory
 from microturn.text.model_text import ModelText
 from microturn.text.session_text import SessionText

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from microturn.offload.copies import KVCopy
+from microturn.sessions.inputs import EmbedInput
 from microturn.sessions.session import Session
-from microturn.sessions.turn import EmbedInput, SessionId
+from microturn.sessions.turn import SessionId
 from microturn.snapshots.session_state import snapshot_of
 from microturn.snapshots.snapshot import Snapshot
 from support.driver import Driver, Recorder

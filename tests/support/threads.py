@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from microturn.sessions.inputs import TokenInput
 from microturn.sessions.options import parse_parameters
-from microturn.sessions.turn import SessionId, TokenInput, Turn, TurnRequest
+from microturn.sessions.turn import SessionId, Turn, TurnRequest
 from support.driver import Recorder
 from support.fake_runner import FakeDriver
 

@@ -17,7 +17,8 @@ from microturn.errors import MicroturnError
 from microturn.kv.tensors import KVTensors
 from microturn.model.batch import Batch
 from microturn.model.runner import Runner
-from microturn.sessions.turn import TokenInput, Turn, TurnOutput, TurnRequest, TurnSink
+from microturn.sessions.inputs import TokenInput
+from microturn.sessions.turn import Turn, TurnOutput, TurnRequest, TurnSink
 
 # Sessions that grow together: the cost of a step besides its tokens grows with their number.
 _AT_ONCE = 8

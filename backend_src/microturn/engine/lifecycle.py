@@ -22,10 +22,11 @@ from microturn.engine.lateness import check_time, too_late
 from microturn.errors import MicroturnError
 from microturn.kv.prefix_cache import PrefixCache
 from microturn.sessions.deadlines import Deadlines
+from microturn.sessions.inputs import is_empty
 from microturn.sessions.intake import append_input
 from microturn.sessions.session import Session
 from microturn.sessions.table import SessionTable
-from microturn.sessions.turn import Turn, TurnOutput, is_empty
+from microturn.sessions.turn import Turn, TurnOutput
 from microturn.telemetry.recorder import Recorder
 
 

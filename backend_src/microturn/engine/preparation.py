@@ -27,9 +27,10 @@ from microturn.engine.turn_grammars import TurnGrammars
 from microturn.errors import MicroturnError, PermissionDenied, ResourceExhausted, Unavailable
 from microturn.offload.background import Background
 from microturn.offload.file_thread import Outcome
+from microturn.sessions.inputs import TextInput
 from microturn.sessions.options import TurnOptions
 from microturn.sessions.table import SessionTable
-from microturn.sessions.turn import SessionId, TextInput, Turn
+from microturn.sessions.turn import SessionId, Turn
 from microturn.settings import Settings
 from microturn.snapshots.arrivals import Arrivals
 from microturn.text.codec import CodecFactory, PrepareText

@@ -12,11 +12,12 @@ from microturn.engine.lifecycle import Lifecycle
 from microturn.errors import ContextFull, FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
 from microturn.model.runner import Runner
 from microturn.sessions.environment import SessionEnvironment
+from microturn.sessions.inputs import EmbedInput, TextInput, TokenInput, least_input_len
 from microturn.sessions.intake import answer_repetition, check_number
 from microturn.sessions.options import TENANT_HEADER, SessionOptions
 from microturn.sessions.session import Session
 from microturn.sessions.table import SessionTable
-from microturn.sessions.turn import EmbedInput, TextInput, TokenInput, Turn, TurnRequest, least_input_len
+from microturn.sessions.turn import Turn, TurnRequest
 from microturn.settings import Settings
 from microturn.telemetry.recorder import Recorder
 

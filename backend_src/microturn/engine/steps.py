@@ -212,10 +212,9 @@ class Steps:
                 self._lifecycle.fail(scheduled.session, scheduled.turn, error)
 
     def _sampling_rows(self, row: ScheduledRow, unknown: Tensor | None = None) -> Iterator[SamplingRow]:
-        """What the token behind a row is chosen by, and those behind each token of its draft.
+        """What the token behind a row, whose tokens end the context, is chosen by, and those behind its draft's tokens.
 
         Args:
-            row: its tokens are the last of the context.
             unknown: int64 [1], the row's token where the host does not know it yet.
         """
         session, turn = row.session, row.turn

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from microturn.errors import ContextFull, FailedPrecondition, InvalidArgument, ResourceExhausted
 from microturn.sessions.accounts import Accounts
+from microturn.sessions.inputs import EmbedInput, TextInput, TokenInput, is_empty
 from microturn.sessions.results import check_same, content_of
 from microturn.sessions.session import Session
-from microturn.sessions.turn import EmbedInput, TextInput, TokenInput, Turn, TurnRequest, is_empty
+from microturn.sessions.turn import Turn, TurnRequest
 from microturn.text.grammar import Grammar, Matcher
 
 

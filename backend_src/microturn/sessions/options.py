@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from microturn.errors import InvalidArgument, did_you_mean
+from microturn.sessions.option_values import boolean, integer, list_of, number, one_of, text
 from microturn.settings import MAX_IDLE_TIMEOUT_S
 from microturn.text.grammar_source import KINDS, MAX_SOURCE_LEN, GrammarSource, check_names
 
@@ -34,54 +35,8 @@ TENANT_HEADER = "x-microturn-tenant"
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
-def _is_plain(value: float | str) -> bool:
-    """Python reads digits of any script, and underscores between them; a decimal string has neither."""
-    return not isinstance(value, str) or (value.isascii() and "_" not in value)
-
-
-def _integer(low: int, high: int) -> Callable[[Any], int]:
-    def parse(value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int | str) or not _is_plain(value):
-            raise ValueError(f"an integer from {low} to {high}")
-        try:
-            number = int(value)
-        except ValueError:
-            raise ValueError(f"an integer from {low} to {high}") from None
-        if not low <= number <= high:
-            raise ValueError(f"an integer from {low} to {high}")
-        return number
-
-    return parse
-
-
-def _number(low: float, high: float, *, above_low: bool = False) -> Callable[[Any], float]:
-    expected = f"a number {'above' if above_low else 'from'} {low:g} {'and at most' if above_low else 'to'} {high:g}"
-
-    def parse(value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float | str) or not _is_plain(value):
-            raise ValueError(expected)
-        try:
-            number = float(value)
-        except (ValueError, OverflowError):
-            raise ValueError(expected) from None
-        # Written so that NaN fails too.
-        if not low <= number <= high or (above_low and number == low):
-            raise ValueError(expected)
-        return number
-
-    return parse
-
-
-def _boolean(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    if value in ("true", "false"):
-        return bool(value == "true")
-    raise ValueError("true or false")
-
-
 def _logprobs(value: Any) -> bool | int:
-    for parse in (_boolean, _integer(1, MAX_TOP_LOGPROBS)):
+    for parse in (boolean, integer(1, MAX_TOP_LOGPROBS)):
         try:
             return parse(value)
         except ValueError:
@@ -89,42 +44,9 @@ def _logprobs(value: Any) -> bool | int:
     raise ValueError(f"true, false or an integer from 1 to {MAX_TOP_LOGPROBS}")
 
 
-def _list_of(item_type: type, expected: str, max_items: int, accepts: Callable[[Any], bool]) -> Callable[[Any], Any]:
-    def parse(value: Any) -> tuple[Any, ...]:
-        try:
-            items = json.loads(value) if isinstance(value, str) else value
-        except (ValueError, RecursionError):  # not JSON, a number of thousands of digits, a nest of brackets
-            raise ValueError(expected) from None
-        if not isinstance(items, list) or len(items) > max_items:
-            raise ValueError(expected)
-        if not all(type(item) is item_type and accepts(item) for item in items):
-            raise ValueError(expected)
-        return tuple(items)
-
-    return parse
-
-
-def _one_of(*choices: str) -> Callable[[Any], str]:
-    def parse(value: Any) -> str:
-        if value not in choices:
-            raise ValueError(f"one of {', '.join(choices)}")
-        return str(value)
-
-    return parse
-
-
-def _text(max_len: int) -> Callable[[Any], str]:
-    def parse(value: Any) -> str:
-        if not isinstance(value, str) or not 1 <= len(value) <= max_len:
-            raise ValueError(f"a string of 1 to {max_len} characters")
-        return value
-
-    return parse
-
-
 def _choice(value: Any) -> tuple[str, ...]:
     expected = f"a JSON list of 1 to {MAX_CHOICES} strings of at least a character, together at most {MAX_SOURCE_LEN}"
-    choices: tuple[str, ...] = _list_of(str, expected, MAX_CHOICES, bool)(value)
+    choices: tuple[str, ...] = list_of(str, expected, MAX_CHOICES, bool)(value)
     if not 0 < sum(map(len, choices)) <= MAX_SOURCE_LEN:
         raise ValueError(expected)
     return choices
@@ -143,7 +65,7 @@ def _logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
     return tuple(sorted(biases.items()))
 
 
-_token_id, _bias = _integer(0, 2**31 - 1), _number(-100, 100)
+_token_id, _bias = integer(0, 2**31 - 1), number(-100, 100)
 
 
 def _traceparent(value: Any) -> str:
@@ -153,7 +75,7 @@ def _traceparent(value: Any) -> str:
 
 
 def _tools(value: Any) -> tuple[dict[str, Any], ...]:
-    tools: tuple[dict[str, Any], ...] = _list_of(dict, "a JSON list of at most 128 objects", 128, bool)(value)
+    tools: tuple[dict[str, Any], ...] = list_of(dict, "a JSON list of at most 128 objects", 128, bool)(value)
     return tools
 
 
@@ -169,19 +91,19 @@ class TurnOptions:
     `max_tokens` None stands for the contract's default, which depends on the input (see `Turn.max_tokens`).
     """
 
-    max_tokens: int | None = _option(None, _integer(0, 2**31 - 1))
-    min_tokens: int = _option(0, _integer(0, 2**31 - 1))
-    temperature: float = _option(0.0, _number(0, 100))
-    top_k: int = _option(0, _integer(0, 2**31 - 1))
-    top_p: float = _option(1.0, _number(0, 1, above_low=True))
-    min_p: float = _option(0.0, _number(0, 1))
-    repetition_penalty: float = _option(1.0, _number(0, 100, above_low=True))
-    presence_penalty: float = _option(0.0, _number(-100, 100))
-    frequency_penalty: float = _option(0.0, _number(-100, 100))
-    seed: int | None = _option(None, _integer(0, 2**63 - 1))
+    max_tokens: int | None = _option(None, integer(0, 2**31 - 1))
+    min_tokens: int = _option(0, integer(0, 2**31 - 1))
+    temperature: float = _option(0.0, number(0, 100))
+    top_k: int = _option(0, integer(0, 2**31 - 1))
+    top_p: float = _option(1.0, number(0, 1, above_low=True))
+    min_p: float = _option(0.0, number(0, 1))
+    repetition_penalty: float = _option(1.0, number(0, 100, above_low=True))
+    presence_penalty: float = _option(0.0, number(-100, 100))
+    frequency_penalty: float = _option(0.0, number(-100, 100))
+    seed: int | None = _option(None, integer(0, 2**63 - 1))
     stop: tuple[str, ...] = _option(
         (),
-        _list_of(
+        list_of(
             str,
             f"a JSON list of at most {MAX_STOP_STRINGS} strings of 1 to {MAX_STOP_STRING_LEN} characters",
             MAX_STOP_STRINGS,
@@ -190,33 +112,33 @@ class TurnOptions:
     )
     stop_token_ids: tuple[int, ...] = _option(
         (),
-        _list_of(
+        list_of(
             int,
             f"a JSON list of at most {MAX_STOP_TOKEN_IDS} token ids",
             MAX_STOP_TOKEN_IDS,
             lambda token_id: token_id >= 0,
         ),
     )
-    json_schema: str | None = _option(None, _text(MAX_SOURCE_LEN))
-    regex: str | None = _option(None, _text(MAX_SOURCE_LEN))
-    grammar: str | None = _option(None, _text(MAX_SOURCE_LEN))
+    json_schema: str | None = _option(None, text(MAX_SOURCE_LEN))
+    regex: str | None = _option(None, text(MAX_SOURCE_LEN))
+    grammar: str | None = _option(None, text(MAX_SOURCE_LEN))
     choice: tuple[str, ...] = _option((), _choice)
-    grammar_from: int | None = _option(None, _integer(0, 2**53))
+    grammar_from: int | None = _option(None, integer(0, 2**53))
     logit_bias: tuple[tuple[int, float], ...] = _option((), _logit_bias)
-    ignore_eos: bool = _option(False, _boolean)
+    ignore_eos: bool = _option(False, boolean)
     logprobs: bool | int = _option(False, _logprobs)
-    speculate: str = _option("off", _one_of("off", "ngram"))
-    return_appended_ids: bool = _option(False, _boolean)
-    count_only: bool = _option(False, _boolean)
-    parse_special: bool = _option(False, _boolean)
-    role: str | None = _option(None, _one_of(*ROLES))
+    speculate: str = _option("off", one_of("off", "ngram"))
+    return_appended_ids: bool = _option(False, boolean)
+    count_only: bool = _option(False, boolean)
+    parse_special: bool = _option(False, boolean)
+    role: str | None = _option(None, one_of(*ROLES))
     traceparent: str | None = _option(None, _traceparent)
-    turn: int | None = _option(None, _integer(0, 2**53))
-    rewind_to: int | None = _option(None, _integer(0, 2**53))
-    on_overlap: str = _option("queue", _one_of("queue", "interrupt"))
-    deadline_ms: float = _option(0.0, _number(0, MAX_DEADLINE_MS))
-    session_key: str | None = _option(None, _text(MAX_KEY_LEN))
-    tenant: str | None = field(default=None, metadata={"parse": _text(MAX_KEY_LEN), "wire_name": TENANT_HEADER})
+    turn: int | None = _option(None, integer(0, 2**53))
+    rewind_to: int | None = _option(None, integer(0, 2**53))
+    on_overlap: str = _option("queue", one_of("queue", "interrupt"))
+    deadline_ms: float = _option(0.0, number(0, MAX_DEADLINE_MS))
+    session_key: str | None = _option(None, text(MAX_KEY_LEN))
+    tenant: str | None = field(default=None, metadata={"parse": text(MAX_KEY_LEN), "wire_name": TENANT_HEADER})
 
     @property
     def num_top_logprobs(self) -> int:
@@ -242,18 +164,18 @@ class TurnOptions:
 class SessionOptions:
     """Options that come with START and hold for the session's life. None means the server's setting."""
 
-    idle_timeout_s: float | None = _option(None, _number(0, MAX_IDLE_TIMEOUT_S, above_low=True))
-    max_context: int | None = _option(None, _integer(1, 2**31 - 1))
-    overflow: str | None = _option(None, _one_of("error", "window"))
-    sink_tokens: int | None = _option(None, _integer(0, 2**31 - 1))
-    window_tokens: int | None = _option(None, _integer(1, 2**31 - 1))
-    history: str | None = _option(None, _one_of("bounded", "whole"))
+    idle_timeout_s: float | None = _option(None, number(0, MAX_IDLE_TIMEOUT_S, above_low=True))
+    max_context: int | None = _option(None, integer(1, 2**31 - 1))
+    overflow: str | None = _option(None, one_of("error", "window"))
+    sink_tokens: int | None = _option(None, integer(0, 2**31 - 1))
+    window_tokens: int | None = _option(None, integer(1, 2**31 - 1))
+    history: str | None = _option(None, one_of("bounded", "whole"))
     tools: tuple[dict[str, Any], ...] = _option((), _tools)
-    session_priority: int = _option(0, _integer(-MAX_PRIORITY, MAX_PRIORITY))
-    resume: bool = _option(False, _boolean)
-    fork_of: str | None = _option(None, _text(128))
-    cache_salt: str = _option("", _text(MAX_KEY_LEN))
-    model_fingerprint: str | None = _option(None, _text(MAX_KEY_LEN))
+    session_priority: int = _option(0, integer(-MAX_PRIORITY, MAX_PRIORITY))
+    resume: bool = _option(False, boolean)
+    fork_of: str | None = _option(None, text(128))
+    cache_salt: str = _option("", text(MAX_KEY_LEN))
+    model_fingerprint: str | None = _option(None, text(MAX_KEY_LEN))
 
 
 # What START sets for other turn options is the default of the session's turns; these hold for their turn alone.

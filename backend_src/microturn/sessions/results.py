@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from microturn.errors import InvalidArgument
-from microturn.sessions.turn import EmbedInput, TextInput, TokenInput, Turn, TurnOutput, TurnRequest
+from microturn.sessions.inputs import EmbedInput, TextInput, TokenInput
+from microturn.sessions.turn import Turn, TurnOutput, TurnRequest
 
 # Options about how a turn is delivered. A client that repeats it may well say them differently.
 _DELIVERY = frozenset({"deadline_ms", "traceparent", "session_key", "tenant"})

@@ -225,10 +225,7 @@ class Session:
         self.drop_stored()
 
     def give_up_pages(self, kv_len: int = 0) -> None:
-        """Gives up the pages of all tokens from position `kv_len` on.
-
-        What is still being copied into them lands there: what their next owner writes comes after it.
-        """
+        """Gives up the pages of all tokens from position `kv_len` on; copies into them land before new owners write."""
         if self.stored is not None and kv_len < self.table.kv_len:
             self.stored.load_transfer.precede_steps()
         self.table.truncate(kv_len)

@@ -6,12 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self
 
-from torch import Tensor
-
 from microturn.errors import MicroturnError
 from microturn.sessions.history import Checkpoint
+from microturn.sessions.inputs import TurnInput, is_empty
 from microturn.sessions.options import SessionOptions, TurnOptions
-from microturn.text.codec import Codec
 from microturn.text.grammar import Grammar, Matcher
 from microturn.text.prepared_text import PreparedText
 
@@ -19,52 +17,6 @@ SessionId = int | str
 
 # The time of a micro-turn. A turn without a deadline is due one beat after it came.
 BEAT_S = 0.2
-
-
-@dataclass(frozen=True)
-class TokenInput:
-    """New token ids, perhaps none."""
-
-    token_ids: Sequence[int]
-
-
-@dataclass(frozen=True)
-class TextInput:
-    """New text."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class EmbedInput:
-    """New embeddings, float32 [n, hidden]."""
-
-    embeds: Tensor
-
-
-TurnInput = TokenInput | TextInput | EmbedInput
-
-
-def is_empty(given: TurnInput) -> bool:
-    """Whether an input appends nothing."""
-    match given:
-        case TokenInput(token_ids):
-            return not token_ids
-        case TextInput(text):
-            return not text
-        case EmbedInput(embeds):
-            return len(embeds) == 0
-
-
-def least_input_len(given: TurnInput, codec: Codec) -> int:
-    """How many tokens an input becomes at least; quick, however long it is."""
-    match given:
-        case TokenInput(token_ids):
-            return len(token_ids)
-        case TextInput(text):
-            return codec.least_num_ids(text, 0)
-        case EmbedInput(embeds):
-            return len(embeds)
 
 
 @dataclass(frozen=True)

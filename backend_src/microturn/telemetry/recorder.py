@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from microturn.errors import DeadlineExceeded, MicroturnError
+from microturn.sessions.inputs import TextInput, TokenInput, is_empty
 from microturn.sessions.session import Session
-from microturn.sessions.turn import Status, TextInput, TokenInput, Turn, is_empty
+from microturn.sessions.turn import Status, Turn
 from microturn.settings import Settings
 from microturn.telemetry.metrics import Metrics
 

@@ -23,17 +23,9 @@ from microturn.admin.socket_server import AdminSocket
 from microturn.engine.engine import Engine
 from microturn.engine.loading import start_engine
 from microturn.errors import InternalError, InvalidArgument, MicroturnError
+from microturn.sessions.inputs import EmbedInput, TextInput, TokenInput, TurnInput
 from microturn.sessions.options import SessionOptions, parse_parameters
-from microturn.sessions.turn import (
-    EmbedInput,
-    TextInput,
-    TokenInput,
-    Turn,
-    TurnInput,
-    TurnOutput,
-    TurnRequest,
-    TurnSink,
-)
+from microturn.sessions.turn import Turn, TurnOutput, TurnRequest, TurnSink
 from microturn.settings import Settings
 from microturn.telemetry.log_lines import LogThread
 from microturn.triton.reporting import Reporting

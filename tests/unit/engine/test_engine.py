@@ -10,7 +10,8 @@ import torch
 
 from microturn.engine.wiring import build_engine
 from microturn.errors import InvalidArgument, MicroturnError
-from microturn.sessions.turn import EmbedInput, TokenInput, Turn, TurnInput, TurnRequest
+from microturn.sessions.inputs import EmbedInput, TokenInput, TurnInput
+from microturn.sessions.turn import Turn, TurnRequest
 from support.driver import IdsOnly, Recorder
 from support.fake_runner import HIDDEN_SIZE, VOCAB_SIZE, FakeDriver, expected_tokens
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from microturn.kv.window import Window
-from microturn.sessions.turn import EmbedInput, SessionId, TokenInput
+from microturn.sessions.inputs import EmbedInput, TokenInput
+from microturn.sessions.turn import SessionId
 from microturn.snapshots.directory import SnapshotDirectory
 from support.fake_runner import FakeDriver, expected_tokens
 from support.snapshots import RESUME, copied_kv, find, saved

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from microturn.sessions.turn import EmbedInput
+from microturn.sessions.inputs import EmbedInput
 from support.fake_runner import HIDDEN_SIZE, FakeDriver, expected_tokens
 
 

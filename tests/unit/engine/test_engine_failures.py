@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from microturn.sessions.inputs import TextInput
 from microturn.sessions.results import Results
 from microturn.sessions.session import Session
-from microturn.sessions.turn import TextInput
 from microturn.text.codec import Piece
 from support.driver import IdsOnly
 from support.fake_runner import FakeDriver, expected_tokens

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from microturn.model.batch import Batch
-from microturn.sessions.turn import EmbedInput
+from microturn.sessions.inputs import EmbedInput
 from support.driver import Driver
 from support.fake_runner import HIDDEN_SIZE, VOCAB_SIZE, FakeRunner
 

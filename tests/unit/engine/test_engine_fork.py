@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from microturn.errors import InvalidArgument, MicroturnError, NotFound, PermissionDenied
-from microturn.sessions.turn import EmbedInput
+from microturn.sessions.inputs import EmbedInput
 from support.fake_runner import HIDDEN_SIZE, FakeDriver, expected_tokens
 
 PAGE_SIZE = 4

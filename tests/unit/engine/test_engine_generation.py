@@ -10,9 +10,9 @@ import torch
 
 from microturn.model.sampler import draw
 from microturn.model.sampling_row import SamplingRow
+from microturn.sessions.inputs import EmbedInput
 from microturn.sessions.options import TurnOptions
 from microturn.sessions.token_counts import TokenCounts
-from microturn.sessions.turn import EmbedInput
 from support.fake_runner import HIDDEN_SIZE, FakeDriver, expected_logits, expected_tokens
 
 PROMPT = [5, 6, 9]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from microturn.sessions.turn import EmbedInput
+from microturn.sessions.inputs import EmbedInput
 from microturn.text.grammar_source import GrammarSource
 from support.by_hand import AllByHand
 from support.driver import Recorder

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from microturn.sessions.turn import EmbedInput, TextInput, Turn
+from microturn.sessions.inputs import EmbedInput, TextInput
+from microturn.sessions.turn import Turn
 from support.driver import Recorder
 from support.fake_runner import HIDDEN_SIZE, VOCAB_SIZE, FakeDriver, expected_tokens
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from microturn.sessions.turn import EmbedInput
+from microturn.sessions.inputs import EmbedInput
 from support.fake_runner import HIDDEN_SIZE, FakeDriver, Item, expected_tokens
 
 SAMPLING = {"temperature": 1.0, "repetition_penalty": 1.3, "frequency_penalty": 0.4, "presence_penalty": 0.2, "seed": 7}

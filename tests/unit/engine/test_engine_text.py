@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from microturn.errors import InvalidArgument
-from microturn.sessions.turn import TextInput
+from microturn.sessions.inputs import TextInput
 from microturn.text.codec import Piece
 from support.driver import Recorder
 from support.fake_runner import VOCAB_SIZE, FakeDriver, expected_tokens

@@ -8,7 +8,7 @@ import pytest
 
 from microturn.errors import InvalidArgument
 from microturn.kv.window import Window
-from microturn.sessions.turn import TextInput
+from microturn.sessions.inputs import TextInput
 from support.fake_runner import FakeDriver, FakeRunner, expected_tokens
 
 # Pages of 4: sinks 4, at least the last 8, and 4 go at a time.

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from microturn.sessions.turn import TextInput
+from microturn.sessions.inputs import TextInput
 from microturn.snapshots.directory import SnapshotDirectory
 from microturn.text import encoder
 from microturn.text.model_text import ModelText

@@ -10,8 +10,8 @@ import torch
 from microturn.errors import ResourceExhausted
 from microturn.kv.pool import PagePool
 from microturn.sessions.accounts import Accounts, ByteLimits
+from microturn.sessions.inputs import EmbedInput
 from microturn.sessions.session import Session
-from microturn.sessions.turn import EmbedInput
 from support.fake_runner import HIDDEN_SIZE, FakeDriver, expected_tokens
 from support.sessions import make_session
 from support.snapshots import find

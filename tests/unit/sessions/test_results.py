@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from microturn.errors import InvalidArgument
+from microturn.sessions.inputs import EmbedInput, TextInput, TokenInput, TurnInput
 from microturn.sessions.options import SessionOptions
 from microturn.sessions.results import Results, check_same, content_of
-from microturn.sessions.turn import EmbedInput, Status, TextInput, TokenInput, Turn, TurnInput, TurnOutput, TurnRequest
+from microturn.sessions.turn import Status, Turn, TurnOutput, TurnRequest
 from support.driver import Recorder
 
 STATUS = Status("length", None, 0, 3, 3, {}, {}, 60.0, 1)

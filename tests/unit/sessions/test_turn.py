@@ -9,18 +9,9 @@ import pytest
 import torch
 
 from microturn.errors import InvalidArgument, Unavailable
+from microturn.sessions.inputs import EmbedInput, TextInput, TokenInput, TurnInput, is_empty
 from microturn.sessions.options import SessionOptions, TurnOptions
-from microturn.sessions.turn import (
-    EmbedInput,
-    Status,
-    TextInput,
-    TokenInput,
-    Turn,
-    TurnInput,
-    TurnOutput,
-    TurnRequest,
-    is_empty,
-)
+from microturn.sessions.turn import Status, Turn, TurnOutput, TurnRequest
 from support.driver import Recorder
 
 STATUS = Status("length", None, 0, 3, 3, {}, {}, 60.0, 1)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from microturn.sessions.turn import TextInput
+from microturn.sessions.inputs import TextInput
 from microturn.telemetry.metrics import Metrics
 from support.driver import Recorder
 from support.fake_runner import FakeDriver

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from microturn.errors import InvalidArgument, MicroturnError, ResourceExhausted
-from microturn.sessions.turn import SessionId, Status, TokenInput, Turn, TurnOutput, TurnRequest
+from microturn.sessions.inputs import TokenInput
+from microturn.sessions.turn import SessionId, Status, Turn, TurnOutput, TurnRequest
 from microturn.triton.responses import Answer, Responses, ResponseStream
 from support.clock import Clock
 
