@@ -21,6 +21,7 @@ PRINTED = [
     r"[a-z ]{12}",
     r"it is ready to answer\n",
     r"ask for less: .*max_context=64\n",
+    r"0 tokens came from drafts\n",
     r"35 tokens, the same: True\n",
 ]
 
