@@ -38,5 +38,5 @@ def told(status: Status) -> str:
     if status.finish_reason == "done":  # wrong: comparison-overlap
         return "it is said to be done"
     match status.finish_reason:
-        case "length" | "stop" | "append" | "closed" | "cancelled" | "interrupted" | "deadline":
+        case "length" | "stop" | "complete" | "append" | "closed" | "cancelled" | "interrupted" | "deadline":
             return status.finish_reason

@@ -19,7 +19,8 @@ from support.snapshots import KEY, find, live, saved
 
 # What a snapshot does not hold, since it belongs to the server or to turns that are not done, or is counted again.
 _NOT_SAVED = {"history", "table", "stored", "beat", "results", "last_activity_s", "running", "queued", "is_closing"} | {
-    "counts"
+    "counts",
+    "speculation",
 }
 
 

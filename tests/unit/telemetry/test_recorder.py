@@ -34,7 +34,14 @@ def test_a_turn_is_counted_with_its_time_and_its_tokens(driver: FakeDriver) -> N
     counted = metrics(driver)
     assert answer.status.finish_reason == "length"
     assert counted.turns.values[("length",)] == counted.turns.total() == 1
-    assert counted.turn_tokens.values == {("input",): 3, ("output",): 4, ("computed",): 6, ("cached",): 0}
+    assert counted.turn_tokens.values == {
+        ("input",): 3,
+        ("output",): 4,
+        ("computed",): 6,
+        ("cached",): 0,
+        ("drafted",): 0,
+        ("accepted",): 0,
+    }
     assert counted.turn_seconds.samples()["microturn_turn_seconds_sum", ()] == pytest.approx(0.08)
     phases = counted.turn_phase_seconds.samples()
     sums = {phase: phases["microturn_turn_phase_seconds_sum", (("phase", phase),)] for phase in ("queue", "decode")}
