@@ -14,6 +14,7 @@ from microturn_client import (
     Expired,
     MicroturnError,
     ModelChanged,
+    ModelInfo,
     NotFound,
     Resumed,
     SessionClosed,
@@ -68,7 +69,7 @@ class Sessions:
             Refusal: the server is not there, or has another one.
         """
         try:
-            info = await self._client.model_info()
+            info = await self._model_info()
         except MicroturnError as error:
             raise from_client(error) from error
         name = info.model_name or "streaming_llm"
@@ -77,6 +78,13 @@ class Sessions:
                 "model_not_found", f"there is no model '{asked_for}' here, but '{name}'", param="model", http_status=404
             )
         return Model(name, info.limits.max_context)
+
+    async def _model_info(self) -> ModelInfo:
+        """Asks once more where the connection broke meanwhile: to ask changes nothing."""
+        try:
+            return await self._client.model_info()
+        except ConnectionLost:
+            return await self._client.model_info()
 
     def open(self, session_id: str | None = None) -> AsyncSession:
         """A new session; the server hears of it with its first turn."""

@@ -27,7 +27,8 @@ from microturn_client import Client, NotFound, Session, Tokens
 from microturn_client._errors import from_wire
 from support.listed import wait_for_session, wait_until_gone
 from support.oracle import stock_greedy
-from support.raw import Answer, RawStream, ids
+from support.pipelined import PipelinedStream
+from support.raw import Answer, RawStream, ids, turn_request
 from support.scrape import scrape_until
 from support.served import Served, Start
 
@@ -197,13 +198,13 @@ def test_a_turn_that_waits_is_given_up_without_harm(
 def test_all_turns_of_a_vanished_client_are_undone(
     client: Client, raw: RawStream, admin_socket: Path, smollm2: PreTrainedModel
 ) -> None:
-    """B13, B16: the one that runs and those that wait behind it."""
+    """B13, B16: the one that runs, the one that waits behind it, and those that wait for room in the client."""
     session = client.session(session_id=new_id())
     session_id = str(session.id)
     session.append(PROMPT)
     turns = [session.turn(ABANDONED, **ENDLESS) for _ in range(4)]
     next(turns[0])
-    wait_for_session(admin_socket, session_id, num_queued=3)  # none of them is with Triton any more, see below
+    wait_for_session(admin_socket, session_id, num_queued=1)  # neither of them is with Triton any more, see below
     del session, turns
     answer = go_on(raw, session_id, [5, 6])
     assert answer.token_ids == stock_greedy(smollm2, [*PROMPT, 5, 6], 12)
@@ -242,22 +243,39 @@ def test_the_idle_time_begins_when_the_turn_was_undone(client: Client, raw: RawS
     assert raw.ask(session_id, input_ids=ids()).code == "EXPIRED"
 
 
-def test_a_client_that_closes_during_decode_and_does_not_wait(
-    client: Client, raw: RawStream, admin_socket: Path
-) -> None:
-    """B15: END waits behind the turn that runs when the stream goes. Both turns are undone, the close is not."""
+def test_a_client_that_closes_during_decode(client: Client, raw: RawStream, admin_socket: Path) -> None:
+    """What runs is interrupted, and nothing of the session is left."""
     session = client.session(session_id=new_id())
     session_id = str(session.id)
     session.append(PROMPT)
     turn = session.turn(ABANDONED, **ENDLESS)
     next(turn)
     with full(raw):
-        assert session.close(timeout_s=1.0) is None
+        status = session.close(timeout_s=5.0)
+        assert status is not None
+        assert status.finish_reason == "closed"
         wait_until_gone(admin_socket, session_id)
         assert has_room(raw)
         assert isinstance(from_wire(raw.ask(session_id, input_ids=ids()).error or ""), NotFound)
     anew = raw.ask(session_id, start=True, input_ids=ids(5, 6), options={"max_tokens": 0})
     assert context_len(anew) == 2
+
+
+def test_an_end_that_waits_closes_though_its_client_has_gone(server: str, raw: RawStream, admin_socket: Path) -> None:
+    """B15: END waits behind the turn that runs when the stream goes. That one runs to its end, then the session closes."""
+    session_id = new_id()
+    with PipelinedStream(server) as leaving:
+        said = [(PROMPT, {"max_tokens": 0}), (ABANDONED, {"max_tokens": 400, "ignore_eos": True}), ((), {})]
+        for number, (given, options) in enumerate(said):
+            numbered = {**options, "turn": number}
+            pending = leaving.send(
+                turn_request(session_id, start=number == 0, end=number == 2, input_ids=ids(*given), options=numbered)
+            )
+            if number == 0:
+                pending.wait()
+        wait_for_session(admin_socket, session_id, state="closing", num_queued=1)
+    wait_until_gone(admin_socket, session_id)
+    assert isinstance(from_wire(raw.ask(session_id, input_ids=ids()).error or ""), NotFound)
 
 
 def has_room(raw: RawStream) -> bool:

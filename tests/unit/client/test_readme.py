@@ -16,7 +16,7 @@ PRINTED = [
     r"[a-z ]{30}\n[a-z ]{30}\n",
     r"[a-z ]{8}length 0\.0 ms\n",
     r"the branch has \d+ tokens more; 1 were heard at first\n",
-    r"text\n(yes|no)\n",
+    r"\{'plant': '(lily|rose|tulip)', 'count': \d+\}\n(yes|no)\n",
     r"(\[\d chunks, \d+ ms late\][a-z ])+\n?",
     r"[a-z ]{12}",
     r"it is ready to answer\n",
