@@ -114,7 +114,9 @@ class AsyncClient:
 
         Args:
             token: that of the session.
-            timeout_s, total_timeout_s, on_resumed: as with :meth:`session`.
+            timeout_s: as with :meth:`session`.
+            total_timeout_s: as with :meth:`session`.
+            on_resumed: as with :meth:`session`.
 
         Raises:
             InvalidArgument: it is no token.

@@ -109,12 +109,14 @@ class AsyncSession(SessionFacts, AsyncIterator[Event]):
 
         Args:
             message: the rest of the user's message, or all of it; as with :meth:`turn`.
-            timeout_s, total_timeout_s: as with :meth:`turn`.
+            timeout_s: as with :meth:`turn`.
+            total_timeout_s: as with :meth:`turn`.
             options: of the answer; see :class:`TurnOptions`.
 
         Raises:
             InvalidArgument: a ``role`` was given.
-            MicroturnError, TypeError: as with :meth:`turn`; the iterator also raises why the message was refused.
+            MicroturnError: as with :meth:`turn`; the iterator also raises why the message was refused.
+            TypeError: as with :meth:`turn`; the iterator also raises why the message was refused.
         """
         tensor = encode_input(message)
         timeouts = self._timeouts.with_said(timeout_s, total_timeout_s)
@@ -198,7 +200,9 @@ class AsyncSession(SessionFacts, AsyncIterator[Event]):
         the turns before it; :meth:`AsyncClient.count_tokens` waits for none.
 
         Args:
-            input, role, parse_special: as with :meth:`append`.
+            input: as with :meth:`append`.
+            role: as with :meth:`append`.
+            parse_special: as with :meth:`append`.
             timeout_s: as with :meth:`append`.
 
         Raises:

@@ -183,6 +183,9 @@ class SessionCore:
         for turn in self.outbox.give_up_unsent():
             turn.fail(closed)
             turn.release()
+            if turn.is_cut:  # what is held for its answer counts
+                for held in self.cuts.is_refused(turn):
+                    self.cuts.write_down(held)
         options = {"max_tokens": 0, "on_overlap": "interrupt"}
         self.end = PendingTurn(encode_input(None), options, self.clock() + timeout_s, role=Role.END)
         self.outbox.put(self.end)

@@ -20,6 +20,7 @@ from microturn_client import (
     Recovery,
     ResourceExhausted,
     Resumed,
+    SessionClosed,
     Tokens,
     TurnEnd,
     Unavailable,
@@ -1032,3 +1033,15 @@ def test_what_was_rebuilt_and_told_to_a_turn_that_nobody_reads_is_told_to_the_ne
     turn = scene.begin([3], max_tokens=2)
     scene.settle()
     assert [event.exact for event in events(turn) if isinstance(event, Resumed)] == [False]
+
+
+def test_a_turn_that_waits_for_a_cut_is_answered_though_the_session_is_closed_before_the_cut_is_sent(scene):
+    """It was held for the cut's answer, which never came: its reader waited for ever."""
+    turn = scene.begin([1, 2], max_tokens=4)
+    cut = scene.core.begin_interrupt(1e9)
+    scene.core.begin_close(1e9)
+    scene.flush()
+    scene.settle()
+    assert isinstance(events(turn)[-1], TurnEnd)
+    with pytest.raises(SessionClosed):
+        events(cut)
