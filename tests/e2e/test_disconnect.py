@@ -262,7 +262,7 @@ def test_a_client_that_closes_during_decode(client: Client, raw: RawStream, admi
 
 
 def test_an_end_that_waits_closes_though_its_client_has_gone(server: str, raw: RawStream, admin_socket: Path) -> None:
-    """B15: END waits behind the turn that runs when the stream goes. That one runs to its end, then the session closes."""
+    """B15: END waits behind the turn that runs when the stream goes. That turn runs to its end; then it closes."""
     session_id = new_id()
     with PipelinedStream(server) as leaving:
         said = [(PROMPT, {"max_tokens": 0}), (ABANDONED, {"max_tokens": 400, "ignore_eos": True}), ((), {})]
