@@ -63,8 +63,8 @@ class GenerationOptions(TypedDict, total=False):
         ignore_eos: go on behind the end of sequence.
         logprobs: each token comes with its natural-log probability; with a number from 1 to 20, so do as many of the
             likeliest tokens in its place.
-        speculate: ``ngram`` verifies what the context has said before as a draft of what it says next: the same tokens
-            in fewer steps where a text repeats itself; ``off``, which is the default.
+        speculate: ``ngram`` verifies what the context has said before as a draft of what it says next: the same
+            answer, up to rounding, in fewer steps where a text repeats itself; ``off``, which is the default.
     """
 
     max_tokens: int
