@@ -2,9 +2,9 @@
 
 A session on the real server takes a text, then one turn generates from it. Sessions with and without speculation take
 turns; whether both answered the same tokens is said for each text, since positions are computed beside each other with
-it, and 8-bit weights round otherwise then. In *code* and *quotation* the answer says again what the text has said; *list*
-has a form that recurs with other words; *prose* is greedy, where a small model soon repeats itself; *drawn* is sampled
-at temperature 1 and repeats nothing.
+it, and 8-bit weights round otherwise then. In *code* and *quotation* the answer says again what the text has said;
+*list* has a form that recurs with other words; *prose* is greedy, where a small model soon repeats itself; *drawn* is
+sampled at temperature 1 and repeats nothing.
 """
 
 from __future__ import annotations
