@@ -14,7 +14,7 @@ from microturn.sessions import speculation
 from support.driver import Driver, model_runner
 from support.oracle import check_incremental
 
-_NUM_RUNS, _NUM_RUNS_FULL = 4, 80
+_NUM_RUNS, _NUM_RUNS_FULL = 2, 80
 
 
 class Recorded:
