@@ -167,6 +167,9 @@ class EngineMachine(RuleBasedStateMachine):
             share_prefixes=share_prefixes,
             host_tier_bytes=host_tier_bytes,
             history_bytes=history_bytes,
+            # Plain lists count no bytes. Behind a window, what an interrupt appends may take more than the longest
+            # context: with little history, the limit that follows from that would refuse some of it.
+            max_session_bytes=Settings.history_bytes,
             window=layer_window,
             eos_ids=EOS_IDS,
             grammars=hash_grammars(EOS_IDS),
