@@ -40,6 +40,7 @@ from microturn_client._retry import Recovery
 from microturn_client._sync import Client
 from microturn_client._sync_session import Session
 from microturn_client._sync_turn import Turn
+from microturn_client._tool_events import ToolArguments, ToolCall, ToolCallBegun, ToolEvent
 from microturn_client._transcript import TranscriptTurn
 from microturn_client._version import __version__ as __version__
 from microturn_client._wire import SessionId
@@ -85,6 +86,10 @@ __all__ = [
     "SupportsDLPack",
     "Timing",
     "Tokens",
+    "ToolArguments",
+    "ToolCall",
+    "ToolCallBegun",
+    "ToolEvent",
     "TranscriptTurn",
     "Turn",
     "TurnEnd",

@@ -21,6 +21,7 @@ from microturn_client._pending_turn import PendingTurn
 from microturn_client._session_core import SessionCore
 from microturn_client._session_facts import SessionFacts
 from microturn_client._session_state import DEFAULT_CLOSE_TIMEOUT_S, Timeouts
+from microturn_client._tool_events import ToolCall, result_text
 from microturn_client._transcript import TranscriptTurn
 from microturn_client._wire import new_session_id
 
@@ -122,6 +123,40 @@ class AsyncSession(SessionFacts, AsyncIterator[Event]):
         timeouts = self._timeouts.with_said(timeout_s, total_timeout_s)
         with self._stream.lock:
             answer = begin_ask(self._core, tensor, options, timeouts)
+            self._stream.flush()
+        return AsyncTurn(self, answer)
+
+    def tool_result(
+        self,
+        call: ToolCall,
+        result: object,
+        /,
+        *,
+        timeout_s: float | None = None,
+        total_timeout_s: float | None = None,
+        **options: Unpack[TurnOptions],
+    ) -> AsyncTurn:
+        """Begins the answer to a tool's result: appends the result as the tool's message, and generates.
+
+        Not awaited itself. Chat templates have no place for the ids of calls: the results of several calls are given in
+        the order of these, all but the last with ``max_tokens=0``. Meanwhile others may be appended, as the user's.
+
+        Args:
+            call: what the tool was called with.
+            result: text; anything else becomes its JSON.
+            timeout_s: as with :meth:`turn`.
+            total_timeout_s: as with :meth:`turn`.
+            options: of the answer; see :class:`TurnOptions`.
+
+        Raises:
+            InvalidArgument: a ``role`` was given, or the result is neither text nor JSON.
+            MicroturnError: as with :meth:`turn`; the iterator also raises why the result was refused, as where the chat
+                template knows no messages of tools.
+        """
+        tensor = encode_input(result_text(call, result))
+        timeouts = self._timeouts.with_said(timeout_s, total_timeout_s)
+        with self._stream.lock:
+            answer = begin_ask(self._core, tensor, options, timeouts, "tool")
             self._stream.flush()
         return AsyncTurn(self, answer)
 

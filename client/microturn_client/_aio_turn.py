@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self
 from microturn_client._errors import MicroturnError
 from microturn_client._events import Answer, Event, Resumed, Status, Tokens, TurnEnd, answer_of
 from microturn_client._pending_turn import PendingTurn
+from microturn_client._tool_events import ToolArguments, ToolCall, ToolCallBegun, ToolEvent
 
 if TYPE_CHECKING:
     from microturn_client._aio_session import AsyncSession
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 class AsyncTurn(AsyncIterator[Event]):
     """The events of one turn as they come: any number of :class:`Tokens`, then one :class:`TurnEnd`.
+
+    In a session with tools the answer's calls come between them: for each a :class:`ToolCallBegun`, its
+    :class:`ToolArguments`, and a :class:`ToolCall`.
 
     The turn is on its way already. Where a failure befell the session and was survived, a :class:`Resumed` says so.
     Leave the turn at any time: the answer is cut behind the last token that was handed out, and the next turn goes on
@@ -69,15 +73,15 @@ class AsyncTurn(AsyncIterator[Event]):
         Raises:
             MicroturnError, ValueError: as :meth:`wait`.
         """
-        tokens: list[Tokens] = []
+        events: list[Tokens | ToolEvent] = []
         while (event := await self._next()) is not None:
             match event:
-                case Tokens():
-                    tokens.append(event)
+                case Tokens() | ToolCallBegun() | ToolArguments() | ToolCall():
+                    events.append(event)
                 case Resumed():
                     self._session._core.news.unread.append(event)
                 case TurnEnd():
-                    return answer_of(tokens, event.status)
+                    return answer_of(events, event.status)
         raise ValueError("the end of this turn was handed out before")
 
     async def _next(self, until_s: float = math.inf) -> Event | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Literal, TypeVar, cast
 
 from microturn_client._errors import ProtocolError
+from microturn_client._tool_events import ToolCall, ToolEvent
 
 TopLogprobs = tuple[tuple[tuple[int, float], ...], ...]
 FinishReason = Literal["length", "stop", "complete", "append", "closed", "cancelled", "interrupted", "deadline"]
@@ -152,6 +153,7 @@ class Answer:
         logprobs: natural-log probability of each id, when the turn asked for them.
         status: how it ended.
         top_logprobs: for each id the likeliest ids in its place, when the turn asked with a number.
+        tool_calls: in their order.
     """
 
     text: str
@@ -159,17 +161,21 @@ class Answer:
     logprobs: tuple[float, ...] | None
     status: Status
     top_logprobs: TopLogprobs | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
-Event = Tokens | TurnEnd | Resumed
+Event = Tokens | ToolEvent | TurnEnd | Resumed
 
 
-def answer_of(tokens: Sequence[Tokens], status: Status) -> Answer:
+def answer_of(events: Sequence[Tokens | ToolEvent], status: Status) -> Answer:
     """A turn as a whole."""
+    tokens = [event for event in events if isinstance(event, Tokens)]
+    calls = tuple(event for event in events if isinstance(event, ToolCall))
     ids = tuple(token_id for event in tokens for token_id in event.ids)
     logprobs = tuple(logprob for event in tokens for logprob in event.logprobs or ())
     top_logprobs = tuple(top for event in tokens for top in event.top_logprobs or ())
-    return Answer("".join(event.text for event in tokens), ids, logprobs or None, status, top_logprobs or None)
+    text = "".join(event.text for event in tokens)
+    return Answer(text, ids, logprobs or None, status, top_logprobs or None, calls)
 
 
 _SPECULATION = ("drafted_tokens", "accepted_tokens")

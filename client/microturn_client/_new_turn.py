@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from microturn_client._errors import InvalidArgument
 from microturn_client._inputs import InputTensor, encode_input
-from microturn_client._options import DEFAULT_MAX_TOKENS
+from microturn_client._options import DEFAULT_MAX_TOKENS, MessageRole
 from microturn_client._pending_turn import PendingTurn
 from microturn_client._requests import Requests
 from microturn_client._session_state import Timeouts
@@ -16,7 +16,7 @@ from microturn_client._session_state import Timeouts
 if TYPE_CHECKING:
     from microturn_client._session_core import SessionCore
 
-# The options of ``ask`` that are about the user's message; the others are about the answer.
+# The options of ``ask`` that are about the message; the others are about the answer.
 _OF_MESSAGE = frozenset(("parse_special", "return_appended_ids", "rewind_to", "on_overlap"))
 
 # Whose messages a program gives; a turn that generates with one of these roles goes on writing that message.
@@ -40,23 +40,40 @@ def new_turn(requests: Requests, tensor: InputTensor, options: Mapping[str, obje
     if options.get("role") in _GIVEN_ROLES and not tensor.is_empty and options["max_tokens"] != 0:
         warnings.warn(_CONTINUES_MESSAGE.format(**options), stacklevel=_STACK_LEVEL)
     shows_ids = bool({**requests.options, **options}.get("return_appended_ids"))
-    return PendingTurn(tensor, options, shows_ids=shows_ids)
+    if requests.tool_names and options["max_tokens"] != 0:
+        options = {"skip_special_tokens": False, **options}
+    return PendingTurn(tensor, options, shows_ids=shows_ids, tool_names=requests.tool_names)
 
 
-def begin_ask(core: SessionCore, tensor: InputTensor, options: Mapping[str, object], timeouts: Timeouts) -> PendingTurn:
-    """Queues the user's message, and behind it its answer, which fails where the message is refused.
+def begin_ask(
+    core: SessionCore,
+    tensor: InputTensor,
+    options: Mapping[str, object],
+    timeouts: Timeouts,
+    role: MessageRole = "user",
+) -> PendingTurn:
+    """Queues a message, and behind it its answer, which fails where the message is refused.
+
+    Args:
+        core: of the session.
+        tensor: the message.
+        options: of both; with ``max_tokens`` 0 it is not answered.
+        timeouts: of each.
+        role: whose message it is.
 
     Raises:
         MicroturnError, TypeError: as ``SessionCore.begin_turn``; nothing is queued.
     """
     if "role" in options:
-        raise InvalidArgument("ask() is the user's message and the assistant's answer: give role= to turn()")
+        raise InvalidArgument("this is a message and the assistant's answer: give role= to turn()")
     of_message = {name: value for name, value in options.items() if name in _OF_MESSAGE}
     of_answer = {name: value for name, value in options.items() if name not in _OF_MESSAGE}
     of_answer["role"] = "assistant"
     of_answer.setdefault("max_tokens", core.requests.options.get("max_tokens", DEFAULT_MAX_TOKENS))
     core.requests.check(of_answer)
-    message = core.begin_turn(tensor, {**of_message, "role": "user", "max_tokens": 0}, *timeouts)
+    message = core.begin_turn(tensor, {**of_message, "role": role, "max_tokens": 0}, *timeouts)
+    if of_answer["max_tokens"] == 0 and role == "tool":
+        return message
     answer = core.begin_turn(encode_input(None), of_answer, *timeouts)
     answer.follows = message
     return answer

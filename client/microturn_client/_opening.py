@@ -54,8 +54,9 @@ def new_key() -> str:
 
 
 def token_of(requests: Requests) -> str:
-    """A session as one text, by which another process can go on with it: its model, id, key, and where it is."""
-    said = {"model": requests.model, "id": requests.session_id, "key": requests.key, "route": requests.route}
+    """A session as one text, by which another process can go on with it: model, id, key, where it is, tools' names."""
+    said: dict[str, object] = {"model": requests.model, "id": requests.session_id, "key": requests.key}
+    said |= {"route": requests.route, "tools": requests.tool_names}
     return base64.urlsafe_b64encode(json.dumps(said).encode()).decode().rstrip("=")
 
 
@@ -72,4 +73,5 @@ def attached_core(token: str, options: Mapping[str, object], recovery: Recovery 
         raise InvalidArgument("this is no token of a session") from error
     core = new_core(str(model), session_id, {**options, "session_key": key, "resume": True}, recovery)
     core.requests.route = route if isinstance(route, str) and route.isascii() else None
+    core.requests.tool_names = tuple(name for name in said.get("tools", ()) if isinstance(name, str))
     return core

@@ -61,6 +61,8 @@ class GenerationOptions(TypedDict, total=False):
         stop_token_ids: token ids that end the turn.
         logit_bias: added to the logits of token ids, from -100 to 100.
         ignore_eos: go on behind the end of sequence.
+        skip_special_tokens: False has special tokens in the text as they are spelled, but for those that end an answer;
+            it is the default of turns in a session with tools, whose marks they may be.
         logprobs: each token comes with its natural-log probability; with a number from 1 to 20, so do as many of the
             likeliest tokens in its place.
         speculate: ``ngram`` verifies what the context has said before as a draft of what it says next: the same
@@ -81,18 +83,21 @@ class GenerationOptions(TypedDict, total=False):
     stop_token_ids: Sequence[int]
     logit_bias: Mapping[int, float]
     ignore_eos: bool
+    skip_special_tokens: bool
     logprobs: bool | int
     speculate: Literal["off", "ngram"]
 
 
 class GrammarOptions(TypedDict, total=False):
-    """What the answer must match, one of the first four. A status with `finish_reason` ``complete`` says that it does.
+    """What the answer must match, one of the first five. A status with `finish_reason` ``complete`` says that it does.
 
     Attributes:
         json_schema: JSON of this schema; ``{}`` is any JSON.
         regex: all of the answer matches it.
         grammar: a grammar in Lark's notation, whose first rule is ``start``.
         choice: one of these texts.
+        tool_choice: ``required`` is one or more calls of the session's tools, the name of a tool one call of it, with
+            arguments that match the tool's schema; ``auto``, the default, leaves it to the model.
         grammar_from: absolute position at which the value began that the answer goes on with; see ``Tokens.position``.
     """
 
@@ -100,6 +105,7 @@ class GrammarOptions(TypedDict, total=False):
     regex: str
     grammar: str
     choice: Sequence[str]
+    tool_choice: str
     grammar_from: int
 
 
@@ -118,7 +124,8 @@ class SessionOptions(GenerationOptions, total=False):
         window_tokens: last tokens that a window keeps.
         history: "whole" keeps all inputs on the server, also those that the window has evicted; see
             :attr:`Status.rebuilt`.
-        tools: tool descriptions for the chat template, as JSON schema.
+        tools: what the model may call, as OpenAI describes functions; the chat template tells the model. Calls come as
+            :class:`ToolCall` and go out of the text.
         session_priority: each step makes the session's turns due 200 ms earlier than others'.
         session_key: nobody may use the session without it; the session says it with every turn.
         fork_of: id of a session, as text, whose context this one goes on from; it takes that one's key.
@@ -173,6 +180,7 @@ DEFAULTS: Mapping[str, object] = {
     "stop_token_ids": (),
     "logit_bias": {},
     "ignore_eos": False,
+    "skip_special_tokens": True,
     "logprobs": False,
     "speculate": "off",
     "parse_special": False,
@@ -182,7 +190,8 @@ DEFAULTS: Mapping[str, object] = {
 }
 
 _SAMPLING_OPTIONS = GenerationOptions.__annotations__.keys() - {
-    *("max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "logprobs", "speculate")
+    *("max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "logprobs", "speculate"),
+    "skip_special_tokens",
 }
 
 

@@ -26,13 +26,15 @@ import copy
 import enum
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Self
 
+from microturn_client._call_reader import CallReader
 from microturn_client._errors import MicroturnError
 from microturn_client._events import REBUILT, Event, Resumed, Status, Tokens, TurnEnd
 from microturn_client._inputs import InputTensor, encode_input
+from microturn_client._tool_events import ToolEvent
 from microturn_client._wire import Response
 
 
@@ -91,6 +93,7 @@ class PendingTurn:
 
     Args:
         shows_ids: its status says what its input became; the others see above.
+        tool_names: of the tools that its answer may call.
     """
 
     def __init__(
@@ -101,6 +104,7 @@ class PendingTurn:
         *,
         role: Role = Role.TURN,
         shows_ids: bool = False,
+        tool_names: Collection[str] = (),
     ) -> None:
         self.tensor = tensor
         self.options = dict(options)
@@ -129,6 +133,8 @@ class PendingTurn:
         self._events: deque[Event] = deque()
         self.handed: list[Tokens] = []
         self._error: MicroturnError | None = None
+        self._tool_names = tool_names
+        self._calls = self._new_call_reader()
 
     @classmethod
     def keepalive(cls) -> Self:
@@ -155,14 +161,32 @@ class PendingTurn:
             num_known = len(response.ids) - len(ids)
             logprobs = response.logprobs and response.logprobs[num_known:]
             top_logprobs = response.top_logprobs and response.top_logprobs[num_known:]
-            self.add(Tokens(text, ids, position, logprobs, top_logprobs))
+            said, calls = (text, []) if self._calls is None else self._calls.feed(text)
+            if ids or said:
+                self.add(Tokens(said, ids, position, logprobs, top_logprobs))
+            for call in calls:
+                self.add(call)
         if response.status is not None:
+            self._end_calls(context_len)
             if response.status.rebuilt:
                 self.tell(REBUILT)
             self.result = response.status
             del self.ids[self._num_ids_again :]  # sent again, it may have been asked for less
             del self.texts[self._num_ids_again :]
             self._end_with(response.status)
+
+    def _new_call_reader(self) -> CallReader | None:
+        return CallReader(self._tool_names) if self._tool_names and self.generates else None
+
+    def _end_calls(self, context_len: int) -> None:
+        """The answer has ended: what was held as the beginning of a call is none."""
+        if self._calls is None:
+            return
+        said, calls = self._calls.end()
+        if said:
+            self.add(Tokens(said, (), context_len if self.start is None else self.start + len(self.ids)))
+        for call in calls:
+            self.add(call)
 
     def _new_ids(self, response: Response) -> tuple[int, ...]:
         before = self._num_ids_again
@@ -195,6 +219,8 @@ class PendingTurn:
 
     def _limited(self, event: Event) -> tuple[Event, ...]:
         """What counts of an event."""
+        if isinstance(event, ToolEvent) and self.limit is not None:
+            return ()  # nobody acts upon an answer that was interrupted
         if not isinstance(event, Tokens) or self.limit is None or self.start is None:
             return (event,)
         room = self.limit - (event.position - self.start)
@@ -321,6 +347,7 @@ class PendingTurn:
         self.is_settled = False
         self.num_undone += 1
         self.limit = None
+        self._calls = self._new_call_reader()
         self.phase = Phase.ENDED
         if self._error is None:
             self.phase = Phase.OPEN

@@ -8,7 +8,7 @@ is the session's key.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from microturn_client._errors import InvalidArgument
 from microturn_client._inputs import InputTensor
@@ -34,6 +34,7 @@ class Requests:
         session_id: integer in [1, 2**63), or a printable text of 1 to 128 bytes.
         options: of the session.
         model_fingerprint: of the model that it was opened with; None before it is known.
+        tool_names: of the tools that its answers may call.
         route: the proxy's word for the session's server; None before it has said one, or where there is no proxy.
 
     Args:
@@ -57,6 +58,7 @@ class Requests:
         self.options = dict(options)
         self.model_fingerprint: str | None = None
         self.route: str | None = None
+        self.tool_names = _tool_names(options.get("tools"))
         self.later_options: dict[str, object] = {}
         self._inherited: dict[str, object] = {}
         self._is_recorded = is_recorded
@@ -128,6 +130,7 @@ class Requests:
         branch = Requests(self.model, session_id, options, is_recorded=self._is_recorded)
         branch.options["fork_of"] = str(self.session_id)
         branch.route = self.route  # its parent's KV is there
+        branch.tool_names = self.tool_names
         branch.later_options = dict(self.later_options)
         branch.model_fingerprint = self.model_fingerprint
         branch._inherited = {**self._inherited, **self.options}
@@ -140,3 +143,12 @@ class Requests:
         if self._is_recorded and not turn.is_end:
             options["return_appended_ids"] = True
         return build_request(self.model, str(next(self._ids)), self.session_id, turn.tensor, options)
+
+
+def _tool_names(tools: object) -> tuple[str, ...]:
+    """The names in descriptions of tools, as far as they have any."""
+    told = tools if isinstance(tools, Sequence) else ()
+    functions = [tool.get("function", tool) for tool in told if isinstance(tool, Mapping)]
+    return tuple(
+        str(function["name"]) for function in functions if isinstance(function, Mapping) and "name" in function
+    )

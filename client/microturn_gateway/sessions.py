@@ -97,13 +97,13 @@ class Sessions:
 
 
 async def events_of(turn: AsyncTurn) -> AsyncIterator[Tokens | TurnEnd]:
-    """The events of a turn, without `Resumed`, as long as the session is still the same.
+    """The tokens and the end of a turn, as long as the session is still the same.
 
     Raises:
         MicroturnError: as iterating over the turn does; `ConnectionLost` also where the session is not the same.
     """
     async for event in turn:
-        if not isinstance(event, Resumed):
+        if isinstance(event, Tokens | TurnEnd):
             yield event
-        elif not event.same_tokens:
+        elif isinstance(event, Resumed) and not event.same_tokens:
             raise ConnectionLost(event.reason)

@@ -58,7 +58,7 @@ class IdsOnly:
     def drop_held(self) -> None:
         pass
 
-    def begin_generation(self, stop: Sequence[str]) -> None:
+    def begin_generation(self, stop: Sequence[str], *, shows_special: bool = False) -> None:
         pass
 
     def accept(self, token_id: int) -> Piece:

@@ -13,10 +13,11 @@ from __future__ import annotations
 import heapq
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
+from typing import Any
 from weakref import ReferenceType, ref
 
 from microturn.engine.answers import abandoned, to_client_error
@@ -30,7 +31,7 @@ from microturn.offload.file_thread import Outcome
 from microturn.sessions.inputs import TextInput
 from microturn.sessions.options import TurnOptions
 from microturn.sessions.table import SessionTable
-from microturn.sessions.turn import SessionId, Turn
+from microturn.sessions.turn import SessionId, Turn, TurnRequest
 from microturn.settings import Settings
 from microturn.snapshots.arrivals import Arrivals
 from microturn.text.codec import CodecFactory, PrepareText
@@ -251,7 +252,7 @@ class Preparation:
             work = partial(self._prepare_text, given.text, parse_special, self._max_context)
             self._texts.submit(work, partial(self._has_prepared, turn))
             yield True
-        if self._grammars.begin_fetch(turn, partial(self._resume, turn)):
+        if self._grammars.begin_fetch(turn, self._tools(request), partial(self._resume, turn)):
             yield True
 
     def _look_up(self, turn: Turn) -> Iterator[bool]:
@@ -277,6 +278,16 @@ class Preparation:
             log.error("a text is tokenized when its turn's time has come", exc_info=outcome.error)
         turn.prepared = outcome.value
         self._resume(turn)
+
+    def _tools(self, request: TurnRequest) -> Sequence[Mapping[str, Any]] | None:
+        """Those of the session that a turn is for; None where it will be refused, or may not know them."""
+        if request.opens and request.session_options.fork_of is None:
+            return request.session_options.tools
+        try:
+            session = self._sessions.parent_of(request) if request.opens else self._sessions.find_owned(request)
+        except MicroturnError:
+            return None
+        return None if session is None else session.codec.tools
 
     def _defaults(self, turn: Turn) -> TurnOptions:
         session = None if turn.request.opens else self._sessions.find(turn.request.session_id)

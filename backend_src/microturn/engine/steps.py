@@ -274,7 +274,7 @@ class Steps:
             turn.first_token_s = self._clock()
         piece = session.codec.accept(sampled.token_id)
         if turn.num_output == turn.options.min_tokens:
-            session.codec.begin_generation(turn.options.stop)
+            session.codec.begin_generation(turn.options.stop, shows_special=not turn.options.skip_special_tokens)
         if piece.stop is not None:
             turn.stop_reason = piece.stop
         elif turn.num_output > turn.options.min_tokens and sampled.token_id in self._stop_ids(turn.options):

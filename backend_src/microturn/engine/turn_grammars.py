@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from microturn.engine.answers import to_client_error
 from microturn.errors import InvalidArgument
@@ -12,6 +13,7 @@ from microturn.offload.file_thread import Outcome
 from microturn.sessions.options import TurnOptions
 from microturn.sessions.turn import Turn
 from microturn.text.grammar import Grammar, Grammars
+from microturn.text.grammar_source import GrammarSource
 
 
 class TurnGrammars:
@@ -26,11 +28,12 @@ class TurnGrammars:
         self._grammars = grammars
         self._compiling = compiling
 
-    def begin_fetch(self, turn: Turn, told: Callable[[], None]) -> bool:
+    def begin_fetch(self, turn: Turn, tools: Sequence[Mapping[str, Any]] | None, told: Callable[[], None]) -> bool:
         """Gets a turn its grammar, or the reason to refuse it, which travels on with it: an END still closes.
 
         Args:
             turn: its options are not known to agree with its session.
+            tools: of its session; None where it will be refused.
             told: called on the engine's thread once that is done, unless it is done now.
 
         Returns:
@@ -43,6 +46,14 @@ class TurnGrammars:
             message = f"option '{source.kind}': grammars need a model with a token that ends an answer"
             turn.refuse(InvalidArgument(message))
             return False
+        if source.kind == "tool_choice":
+            if tools is None:
+                return False
+            try:
+                source = self._calls(source.text, tools)
+            except InvalidArgument as error:
+                turn.refuse(error)
+                return False
         known = self._grammars.find(source)
         if known is not None:
             _hand(turn, Outcome(known, known.fault))
@@ -54,6 +65,15 @@ class TurnGrammars:
 
         self._compiling.submit(partial(self._grammars.compile, source), end)
         return True
+
+    def _calls(self, choice: str, tools: Sequence[Mapping[str, Any]]) -> GrammarSource:
+        assert self._grammars is not None
+        if self._grammars.tool_format is None:
+            raise InvalidArgument(
+                f"tool_choice='{choice[:100]}': this model's chat template does not tell how it writes calls: say "
+                "it as a 'grammar'"
+            )
+        return self._grammars.tool_format.grammar(choice, tools)
 
 
 def _hand(turn: Turn, outcome: Outcome[Grammar]) -> None:

@@ -142,7 +142,8 @@ def _append(session: Session, turn: Turn, max_tokens: int) -> None:
     if max_tokens:
         turn.matcher = None if turn.grammar is None else _begin_value(session, turn, turn.grammar)
         # A stop string does not count before min_tokens.
-        codec.begin_generation(turn.options.stop if turn.options.min_tokens == 0 else ())
+        stop = turn.options.stop if turn.options.min_tokens == 0 else ()
+        codec.begin_generation(stop, shows_special=not turn.options.skip_special_tokens)
 
 
 def _encode(session: Session, turn: Turn, *, generates: bool) -> list[int]:

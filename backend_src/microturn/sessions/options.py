@@ -23,6 +23,7 @@ MAX_STOP_TOKEN_IDS = 256
 MAX_TOP_LOGPROBS = 20
 MAX_CHOICES = 1024
 MAX_LOGIT_BIASES = 1024
+MAX_TOOL_NAME_LEN = 256
 MAX_KEY_LEN = 256
 MAX_DEADLINE_MS = 3_600_000.0
 MAX_PRIORITY = 100
@@ -79,6 +80,11 @@ def _tools(value: Any) -> tuple[dict[str, Any], ...]:
     return tools
 
 
+def _tool_choice(value: Any) -> str:
+    said = text(MAX_TOOL_NAME_LEN)(value)
+    return "" if said == "auto" else said
+
+
 def _option(default: Any, parse: Callable[[Any], Any]) -> Any:
     return field(default=default, metadata={"parse": parse})
 
@@ -125,7 +131,9 @@ class TurnOptions:
     choice: tuple[str, ...] = _option((), _choice)
     grammar_from: int | None = _option(None, integer(0, 2**53))
     logit_bias: tuple[tuple[int, float], ...] = _option((), _logit_bias)
+    tool_choice: str = _option("", _tool_choice)
     ignore_eos: bool = _option(False, boolean)
+    skip_special_tokens: bool = _option(True, boolean)
     logprobs: bool | int = _option(False, _logprobs)
     speculate: str = _option("off", one_of("off", "ngram"))
     return_appended_ids: bool = _option(False, boolean)
@@ -231,6 +239,6 @@ def parse_parameters(parameters: str, *, start: bool) -> tuple[dict[str, Any], S
             parsed[option.name] = option.metadata["parse"](value)
         except ValueError as error:
             raise InvalidArgument(f"option '{name}' is {error}") from None
-    check_names(parsed)
+    check_names([name for name, value in parsed.items() if value != ""])
     session_options = SessionOptions(**{name: value for name, value in parsed.items() if name in _SESSION_OPTIONS})
     return {name: value for name, value in parsed.items() if name in _TURN_OPTIONS}, session_options

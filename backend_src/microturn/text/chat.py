@@ -27,6 +27,7 @@ _FURTHER_PAIRS: tuple[set[Pair], ...] = (
     {("system", "assistant")},
     {("user", "system"), ("assistant", "system")},
     {("assistant", "tool"), ("tool", "assistant")},
+    {("tool", "tool")},
     {("tool", "user")},
     {("user", "tool"), ("system", "tool"), ("tool", "system")},
 )

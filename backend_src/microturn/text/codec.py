@@ -110,8 +110,12 @@ class Codec(Protocol):
         """Drops held text that has no ids yet."""
         ...
 
-    def begin_generation(self, stop: Sequence[str]) -> None:
+    def begin_generation(self, stop: Sequence[str], *, shows_special: bool = False) -> None:
         """Begins a generation with these stop strings.
+
+        Args:
+            stop: texts that end it.
+            shows_special: whether special tokens are text of it, but for those that end an answer.
 
         Errors:
             InvalidArgument: a stop string is empty.

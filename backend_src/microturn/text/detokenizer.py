@@ -32,6 +32,7 @@ class OutputState:
         has_text: whether a token with text came since the last input.
         stop: the stop strings of this generation.
         withheld: text that may be the beginning of a stop string.
+        shows_special: whether special tokens are text in this generation.
     """
 
     partial_char: bytes = b""
@@ -39,6 +40,7 @@ class OutputState:
     has_text: bool = False
     stop: tuple[str, ...] = ()
     withheld: str = ""
+    shows_special: bool = False
 
 
 class Detokenizer:
@@ -51,34 +53,41 @@ class Detokenizer:
         """Handles input between two generations: an incomplete character stays incomplete."""
         return OutputState(replaced=state.replaced + self._replace(state.partial_char))
 
-    def begin(self, state: OutputState, stop: Sequence[str]) -> OutputState:
+    def begin(self, state: OutputState, stop: Sequence[str], *, shows_special: bool) -> OutputState:
         """Begins a generation with these stop strings.
 
         Errors:
             InvalidArgument: a stop string is empty.
         """
         stop_strings(tuple(stop))
-        return replace(state, stop=tuple(stop))
+        return replace(state, stop=tuple(stop), shows_special=shows_special)
 
     def accept(self, state: OutputState, token_id: int) -> tuple[Piece, OutputState]:
         """Takes the next generated token."""
         data = self._vocabulary.text_bytes(token_id)
-        if not data:
-            return Piece(""), state
-        if not state.has_text:
-            data = self._vocabulary.first_text_bytes(token_id)
+        if data:
+            text, state = self._decode_next(
+                state, data if state.has_text else self._vocabulary.first_text_bytes(token_id)
+            )
+        else:
+            # What is read again later, without special tokens, must come to the same state: they leave it as it is.
+            text = self._vocabulary.special_text(token_id) if state.shows_special else ""
+        if not state.stop or not (text or data):
+            return Piece(text), state
+        piece, withheld = stop_strings(state.stop).scan(state.withheld + text)
+        return piece, replace(state, withheld=withheld)
+
+    def end(self, state: OutputState) -> tuple[str, OutputState]:
+        """Ends a generation and returns the withheld text."""
+        return state.withheld, replace(state, stop=(), withheld="", shows_special=False)
+
+    def _decode_next(self, state: OutputState, data: bytes) -> tuple[str, OutputState]:
+        """The text that a token's bytes made certain, and the state behind them."""
         text, partial_char = self._decode(state.partial_char + data)
         replaced = state.replaced
         if text and replaced:
             text, replaced = replaced + text, ""
-        if not state.stop:
-            return Piece(text), OutputState(partial_char, replaced, has_text=True)
-        piece, withheld = stop_strings(state.stop).scan(state.withheld + text)
-        return piece, OutputState(partial_char, replaced, has_text=True, stop=state.stop, withheld=withheld)
-
-    def end(self, state: OutputState) -> tuple[str, OutputState]:
-        """Ends a generation and returns the withheld text."""
-        return state.withheld, replace(state, stop=(), withheld="")
+        return text, replace(state, partial_char=partial_char, replaced=replaced, has_text=True)
 
     def _decode(self, data: bytes) -> tuple[str, bytes]:
         """The text of the complete characters, and the remaining bytes."""

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from microturn.errors import FailedPrecondition, MicroturnError
 from microturn.text.grammar_source import MAX_SOURCE_LEN, GrammarSource, as_llguidance, refusal
 from microturn.text.grammar_vocabulary import TokenTexts, read_vocabulary
+from microturn.text.tool_formats import ToolFormat
 
 MAX_KEPT = 32
 MAX_LEXER_STATES = 10_000  # some 1.5 kB each
@@ -41,9 +42,16 @@ class Grammars:
     Args:
         read_tokens: called with the first grammar.
         eos_ids: tokens that end an answer.
+        tool_format: how the model writes tool calls; None where that is not known.
+
+    Attributes:
+        tool_format: as above.
     """
 
-    def __init__(self, read_tokens: Callable[[], TokenTexts], eos_ids: Collection[int]) -> None:
+    def __init__(
+        self, read_tokens: Callable[[], TokenTexts], eos_ids: Collection[int], tool_format: ToolFormat | None = None
+    ) -> None:
+        self.tool_format = tool_format
         self._read_tokens = read_tokens
         self._eos_ids = sorted(eos_ids)
         self._vocabulary: LLTokenizer | None = None

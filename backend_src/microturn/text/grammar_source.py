@@ -11,14 +11,14 @@ from llguidance import LLMatcher
 
 from microturn.errors import InvalidArgument
 
-KINDS = ("json_schema", "regex", "grammar", "choice")
+KINDS = ("json_schema", "regex", "grammar", "choice", "tool_choice")
 
 MAX_SOURCE_LEN = 1 << 16
 
 _MAX_REASON_LEN = 300
 
 # As json.dumps writes it, which models have seen most. Free whitespace would let a small model write nothing else.
-_JSON_STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+JSON_STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,10 @@ def as_llguidance(source: GrammarSource) -> str:
             case "json_schema":
                 if not isinstance(json.loads(source.text), dict):
                     raise ValueError("a schema is a JSON object")
-                return LLMatcher.grammar_from_json_schema(source.text, defaults=_JSON_STYLE)
+                return LLMatcher.grammar_from_json_schema(source.text, defaults=JSON_STYLE)
             case "regex":
                 return LLMatcher.grammar_from_regex(source.text)
-            case "grammar":
+            case "grammar" | "tool_choice":
                 return LLMatcher.grammar_from_lark(source.text)
             case _:
                 choices = (json.dumps(choice, ensure_ascii=False) for choice in json.loads(source.text))

@@ -22,6 +22,7 @@ from microturn.text.encoder import TextEncoder
 from microturn.text.grammar import Grammars
 from microturn.text.grammar_vocabulary import TokenTexts
 from microturn.text.prepared_text import PreparedText, prepare_text
+from microturn.text.tool_formats import ToolFormat
 from microturn.text.trials import ChatTrial, check_decoding
 from microturn.text.vocabulary import Vocabulary
 
@@ -53,7 +54,10 @@ class ModelText:
         trial = self._begin_chat_trial(tokenizer) if tokenizer.chat_template else None
 
         backend = tokenizer.backend_tokenizer
-        vocabulary = self._vocabulary = Vocabulary(backend)
+        added = backend.get_added_tokens_decoder().items()
+        special_ids = {token.content: token_id for token_id, token in added if token.special}
+        self._tool_format = ToolFormat.of(json.dumps(tokenizer.chat_template, ensure_ascii=False), special_ids)
+        vocabulary = self._vocabulary = Vocabulary(backend, eos_ids)
         self._backend = backend
         check_decoding(backend, vocabulary)
         self.detokenizer = Detokenizer(vocabulary)
@@ -92,7 +96,7 @@ class ModelText:
     def grammars(self, num_ids: int) -> Grammars | None:
         """Grammars over the model's `num_ids` logits; None where no id ends an answer."""
         eos_ids = {token_id for token_id in self.eos_ids if token_id < num_ids}
-        return Grammars(partial(self._token_texts, num_ids), eos_ids) if eos_ids else None
+        return Grammars(partial(self._token_texts, num_ids), eos_ids, self._tool_format) if eos_ids else None
 
     def _token_texts(self, num_ids: int) -> TokenTexts:
         texts = [self._vocabulary.text_bytes(token_id) for token_id in range(num_ids)]

@@ -113,9 +113,10 @@ class SessionText:
     def drop_held(self) -> None:
         self.state = replace(self.state, held=HeldText())
 
-    def begin_generation(self, stop: Sequence[str]) -> None:
+    def begin_generation(self, stop: Sequence[str], *, shows_special: bool = False) -> None:
         assert not self.state.held, "generation would begin before held text is appended"
-        self.state = replace(self.state, output=self._model.detokenizer.begin(self.state.output, stop))
+        output = self._model.detokenizer.begin(self.state.output, stop, shows_special=shows_special)
+        self.state = replace(self.state, output=output)
 
     def accept(self, token_id: int) -> Piece:
         state = self.state
@@ -138,7 +139,7 @@ class SessionText:
             is_context_empty=not state.has_context and last_token_id is None,
             puts_bos=state.role is None and (role is None or bool(state.held)),
         )
-        if role is not None and role != state.role:
+        if role is not None and (role != state.role or role == "tool"):  # each result of a tool is a message
             writer.open_message(self._model.chat_template(self._tools), state.role, role)
         return writer
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from tokenizers import Tokenizer, pre_tokenizers
@@ -26,12 +26,21 @@ def _byte_of_char() -> dict[str, int]:
 
 
 class Vocabulary:
-    """The tokens of a tokenizer as bytes of text."""
+    """The tokens of a tokenizer as bytes of text.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    Args:
+        tokenizer: of the model.
+        eos_ids: tokens that end an answer, and are no text of it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, eos_ids: Collection[int] = ()) -> None:
         kinds = set(_kinds(json.loads(tokenizer.decoder.__getstate__()))) if tokenizer.decoder is not None else set()
         self._tokenizer = tokenizer
-        self._special_ids = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+        added = tokenizer.get_added_tokens_decoder().items()
+        self._special_ids = {token_id for token_id, token in added if token.special}
+        self._special_texts = {
+            token_id: token.content for token_id, token in added if token.special and token_id not in eos_ids
+        }
         self._byte_of_char = _byte_of_char() if "ByteLevel" in kinds else None
         self.has_byte_fallback = "ByteFallback" in kinds
         self._anchor_id = tokenizer.encode("a", add_special_tokens=False).ids[-1]
@@ -47,6 +56,10 @@ class Vocabulary:
         if known is None:
             known = self._bytes_of_id[token_id] = self._find_text_bytes(token_id, is_first=False)
         return known
+
+    def special_text(self, token_id: int) -> str:
+        """A special token as it is spelled; empty for other tokens, and for those that end an answer."""
+        return self._special_texts.get(token_id, "")
 
     def first_text_bytes(self, token_id: int) -> bytes:
         """The same for the first token of a text: some decoders drop its leading space."""

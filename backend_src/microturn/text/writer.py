@@ -105,7 +105,7 @@ class Writer:
         Args:
             template: of the model.
             previous: role of the open message; None if there is none.
-            role: of the next message; differs from `previous`.
+            role: of the next message.
 
         Errors:
             InvalidArgument: the template does not accept such a message there.

@@ -113,7 +113,7 @@ class FragileCodec(IdsOnly):
         self._call("append_text")
         return super().append_text(text, **kwargs)
 
-    def begin_generation(self, stop: Any) -> None:
+    def begin_generation(self, stop: Any, *, shows_special: bool = False) -> None:
         self._call("begin_generation")
 
     def accept(self, token_id: int) -> Piece:

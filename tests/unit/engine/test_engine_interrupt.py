@@ -278,7 +278,7 @@ def test_a_refused_interrupt_leaves_the_text_of_the_answer_alone() -> None:
         state = 0
 
         def __getattr__(self, name: str) -> Any:
-            return {"append_other": lambda **_: [], "begin_generation": lambda _: None}[name]
+            return {"append_other": lambda **_: [], "begin_generation": lambda *_, **_named: None}[name]
 
         def accept(self, token_id: int) -> Any:
             self.state += 1

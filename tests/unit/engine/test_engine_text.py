@@ -59,7 +59,7 @@ class WordCodec:
         held, self.state = self.state.held, replace(self.state, held="")
         return ids_of(held)
 
-    def begin_generation(self, stop: Sequence[str]) -> None:
+    def begin_generation(self, stop: Sequence[str], *, shows_special: bool = False) -> None:
         self.state = replace(self.state, stop=tuple(stop))
 
     def accept(self, token_id: int) -> Piece:

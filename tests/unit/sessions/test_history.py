@@ -31,7 +31,7 @@ class PlainCodec:
     def drop_held(self) -> None:
         self.state = replace(self.state, held="")
 
-    def begin_generation(self, stop: Sequence[str]) -> None:
+    def begin_generation(self, stop: Sequence[str], *, shows_special: bool = False) -> None:
         assert not stop, "a stop string of old would stop what is only read again"
         self.state = replace(self.state, is_open=True)
 

@@ -20,6 +20,7 @@ from microturn.sessions.options import (
     parse_parameters,
     parse_turn_options,
 )
+from microturn.text.grammar_source import GrammarSource
 
 MAX_INT = 2**31 - 1
 LONG_NUMBER = "9" * 5000
@@ -109,7 +110,10 @@ def test_an_integer_too_large_for_a_float_is_refused() -> None:
         turn_option("temperature", 10**400)
 
 
-@pytest.mark.parametrize("name", ["ignore_eos", "return_appended_ids", "parse_special", "count_only"])
+BOOLEANS = ["ignore_eos", "skip_special_tokens", "return_appended_ids", "parse_special", "count_only"]
+
+
+@pytest.mark.parametrize("name", BOOLEANS)
 def test_booleans_are_true_or_false(name: str) -> None:
     for good in (True, "true"):
         assert turn_option(name, good) is True
@@ -118,6 +122,14 @@ def test_booleans_are_true_or_false(name: str) -> None:
     for bad in (1, 0, "1", "True", "yes", "", None, []):
         with pytest.raises(InvalidArgument, match=f"option '{name}' is true or false"):
             turn_option(name, bad)
+
+
+def test_a_tool_choice_that_leaves_it_to_the_model_goes_with_other_grammars() -> None:
+    options, _ = parse_parameters(json.dumps({"tool_choice": "auto", "regex": "a"}), start=False)
+    assert TurnOptions(**options).grammar_source == GrammarSource("regex", "a")
+    assert TurnOptions(tool_choice="required").grammar_source == GrammarSource("tool_choice", "required")
+    with pytest.raises(InvalidArgument, match="'regex' and 'tool_choice' both say what the answer is"):
+        parse_parameters(json.dumps({"tool_choice": "required", "regex": "a"}), start=False)
 
 
 def test_logprobs_are_true_or_false_or_how_many_likely_tokens_come_too() -> None:

@@ -124,6 +124,23 @@ def test_a_template_that_cannot_be_followed_is_refused(source: str, reason: str)
         learn(source)
 
 
+def test_results_of_tools_follow_each_other() -> None:
+    """As Qwen's templates have it: results in a row are one message of the user's."""
+    opens = "{% if m.role == 'tool' and (loop.first or loop.previtem.role != 'tool') %}<|im_start|>user\n{% endif %}"
+    closes = "{% if loop.last or loop.nextitem.role != 'tool' %}<|im_end|>{{ '\\n' }}{% else %}{{ '\\n' }}{% endif %}"
+    source = CHATML.replace("{% for m in messages %}", "{% for m in messages %}{% if m.role == 'tool' %}" + opens)
+    source = source.replace(opens, opens + "<r>{{ m.content }}</r>" + closes + "{% else %}")
+    source = source.replace("{% endfor %}", "{% endif %}{% endfor %}", 1)
+    template = learn(source)
+
+    def between(previous: str, role: str) -> str:
+        return template.transition(previous, role, is_context_empty=False).text
+
+    assert between("assistant", "tool") == "<|im_end|>\n<|im_start|>user\n<r>"
+    assert between("tool", "tool") == "</r>\n<r>"
+    assert between("tool", "assistant") == "</r><|im_end|>\n<|im_start|>assistant\n"
+
+
 def test_a_role_that_is_rewritten_is_refused_alone() -> None:
     """Llama 3.1 writes what a tool says as JSON."""
     template = learn(CHATML.replace("m.content }}", "(m.content | tojson) if m.role == 'tool' else m.content }}"))

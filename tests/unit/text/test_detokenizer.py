@@ -56,6 +56,28 @@ def test_text_comes_back_character_by_character(edge: TextEdge, text: str) -> No
     assert state.partial_char == b""
 
 
+def test_special_tokens_are_text_where_they_are_asked_for_and_change_nothing_else(edge: TextEdge) -> None:
+    detokenizer, oracle = edge.model.detokenizer, edge.oracle
+    words = edge.model.encoder.encode("hello there", begins=True)
+    special = [i for i, token in oracle.added_tokens_decoder.items() if token.special and i not in edge.model.eos_ids]
+    ends = sorted(edge.model.eos_ids)
+    assert special
+    ids = [*special, *words, *special, *ends]
+    shown, state = decode(detokenizer, ids, detokenizer.begin(OutputState(), (), shows_special=True))
+    plain, plain_state = decode(detokenizer, ids)
+    spelled = "".join(oracle.convert_ids_to_tokens(special))
+    assert shown == spelled + plain + spelled
+    assert detokenizer.end(state)[1] == plain_state
+
+
+def test_a_stop_string_may_be_a_special_token_that_is_shown(load_edge) -> None:
+    edge = load_edge("byte_level")
+    (head,) = edge.oracle.convert_tokens_to_ids(["<|head|>"])
+    state = edge.model.detokenizer.begin(OutputState(), ("<|head|>",), shows_special=True)
+    piece, _ = edge.model.detokenizer.accept(state, head)
+    assert (piece.text, piece.stop) == ("", "<|head|>")
+
+
 def test_no_half_character_comes_out(load_edge) -> None:
     edge = load_edge("smollm2")
     ids = edge.oracle("👩‍👩‍👧").input_ids

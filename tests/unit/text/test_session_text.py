@@ -441,6 +441,20 @@ def test_tools_are_told_where_the_template_has_a_place_for_them(load_edge) -> No
     assert context.ids != edge.chat_ids(joined(EXAMPLE))
 
 
+def test_each_result_of_a_tool_is_a_message_of_its_own(load_edge) -> None:
+    edge = load_edge("with_tools")
+    context = edge.open(TOOLS)
+    context.write("hello", role="user")
+    context.write("the fox", role="assistant")
+    context.write("the ", role="tool")
+    context.write("dog")
+    context.write("the lazy dog", role="tool")
+    context.make_way(role="assistant")
+    said = [("user", "hello"), ("assistant", "the fox"), ("tool", "the dog"), ("tool", "the lazy dog")]
+    chat = [{"role": role, "content": content} for role, content in said]
+    assert context.ids == edge.oracle.apply_chat_template(chat, tools=TOOLS, add_generation_prompt=True)["input_ids"]
+
+
 def test_tools_that_the_template_does_not_know_are_refused(load_edge) -> None:
     with pytest.raises(InvalidArgument, match="has no place for tools"):
         load_edge("smollm2").open(TOOLS)

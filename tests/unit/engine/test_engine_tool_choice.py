@@ -1,0 +1,95 @@
+"""Tests of engine: turns whose answer must be a call of their session's tools."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from microturn.text.tool_formats import ToolFormat
+from support.driver import IdsOnly
+from support.fake_runner import FakeDriver
+from support.grammars import FAKE_ENDS, fake_encode, fake_grammars, fake_text
+
+PROMPT = fake_encode("How warm? ")
+WEATHER = {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"enum": ["Bern", "Basel"]}}}}
+STOP = {"type": "function", "function": {"name": "stop"}}
+LLAMA = ToolFormat("llama3_json", {})
+
+
+class WithTools(IdsOnly):
+    def __init__(self, tools: Sequence[Any]) -> None:
+        self.tools = tools
+
+    def fork(self) -> IdsOnly:
+        return WithTools(self.tools)
+
+
+def driver_of(tool_format: ToolFormat | None = LLAMA) -> FakeDriver:
+    grammars = fake_grammars()
+    grammars.tool_format = tool_format
+    return FakeDriver(max_context=256, eos_ids=frozenset(FAKE_ENDS), grammars=grammars, new_codec=WithTools)
+
+
+def call_in(token_ids: list[int]) -> dict[str, Any]:
+    return json.loads(fake_text(token_ids))
+
+
+def test_an_answer_is_a_call_of_one_of_the_tools_or_of_the_one_that_is_named() -> None:
+    driver = driver_of()
+    first = driver.turn(
+        1, PROMPT, start=True, tools=json.dumps([WEATHER, STOP]), max_tokens=100, tool_choice="required"
+    )
+    assert call_in(first.token_ids)["name"] in ("weather", "stop")
+    assert first.status.finish_reason == "complete"
+    for name in ("stop", "weather"):
+        answer = driver.turn(1, PROMPT, max_tokens=100, tool_choice=name)
+        assert call_in(answer.token_ids)["name"] == name
+
+
+def test_the_choice_holds_for_its_turn_alone_and_a_branch_has_its_parents_tools() -> None:
+    driver = driver_of()
+    driver.turn(1, PROMPT, start=True, tools=json.dumps([STOP]), max_tokens=100, tool_choice="stop", session_key="k")
+    free = driver.turn(1, PROMPT, max_tokens=20, ignore_eos=True, session_key="k")
+    assert free.status.finish_reason == "length"
+    branch = driver.turn(2, PROMPT, start=True, fork_of="1", max_tokens=100, tool_choice="stop", session_key="k")
+    assert call_in(branch.token_ids) == {"name": "stop", "parameters": {}}
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice", "reason"),
+    [([], "required", "give them to START"), ([STOP], "weather", "known are: stop")],
+)
+def test_a_tool_that_the_session_does_not_have_is_refused(tools: list[Any], choice: str, reason: str) -> None:
+    driver = driver_of()
+    driver.turn(1, PROMPT, start=True, tools=json.dumps(tools))
+    refused = driver.turn(1, PROMPT, max_tokens=9, tool_choice=choice)
+    assert refused.error is not None
+    assert refused.error.code == "INVALID_ARGUMENT"
+    assert reason in str(refused.error)
+    assert driver.turn(1, PROMPT, max_tokens=3, ignore_eos=True).status.usage["output_tokens"] == 3
+
+
+def test_a_stranger_is_told_nothing_of_the_tools() -> None:
+    driver = driver_of()
+    driver.turn(1, PROMPT, start=True, tools=json.dumps([STOP]), session_key="hers")
+    for options in ({"session_key": "his"}, {}, {"start": True, "fork_of": "1"}):
+        number = 2 if "start" in options else 1
+        refused = driver.turn(number, PROMPT, max_tokens=9, tool_choice="weather", **options)
+        assert refused.error is not None
+        assert refused.error.code == "PERMISSION_DENIED"
+        assert "stop" not in str(refused.error)
+    refused = driver.turn(7, PROMPT, max_tokens=9, tool_choice="weather")
+    assert refused.error is not None
+    assert refused.error.code == "NOT_FOUND"
+
+
+def test_a_model_whose_calls_are_not_known_refuses_to_force_them() -> None:
+    driver = driver_of(None)
+    driver.turn(1, PROMPT, start=True, tools=json.dumps([STOP]))
+    refused = driver.turn(1, PROMPT, max_tokens=9, tool_choice="stop", end=True)
+    assert refused.error is not None
+    assert "chat template does not tell how it writes calls" in str(refused.error)
+    assert driver.engine._sessions.find(1) is None, "END closes all the same"
