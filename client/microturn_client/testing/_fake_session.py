@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,9 +33,9 @@ class FakeTurn:
     values: list[bytes] | None = None
     value: list[int] | None = None
 
-    def read_grammar(self) -> None:
+    def read_grammar(self, tools: Sequence[Mapping[str, Any]]) -> None:
         try:
-            self.values = possible_values(self.request.options)
+            self.values = possible_values(self.request.options, tools)
         except UnknownError as error:
             raise RefusedError(f"INVALID_ARGUMENT: {error}") from None
 
@@ -94,6 +94,7 @@ class FakeSession:
     defaults: dict[str, Any]
     idle_timeout_s: float
     max_context: int
+    tools: Sequence[Mapping[str, Any]] = ()
     is_rebuilt: bool = False
     context: list[int] = field(default_factory=list)
     held: str = ""

@@ -6,6 +6,7 @@ Steps are taken by hand: ``take`` a request, then ``step`` until nothing runs. K
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Callable
 from typing import Any
@@ -124,12 +125,12 @@ class FakeSessions:
         key = request.options.get("session_key")
         if session is not None and session.key != key:
             raise RefusedError("PERMISSION_DENIED: the session belongs to somebody else")
-        turn.read_grammar()
         if request.start and not request.options.get("resume"):
             if session is not None and self._is_repetition(session, turn):
                 return
             self._open(turn, session)
             return
+        turn.read_grammar(() if session is None else session.tools)
         if session is None:
             if request.session_id in self._expired and self._expired[request.session_id] == key:
                 raise RefusedError("EXPIRED: the session was idle for too long")
@@ -160,6 +161,8 @@ class FakeSessions:
                 raise RefusedError(f"NOT_FOUND: no session '{options['fork_of']}' is here: open one with START")
             if parent.key != options.get("session_key"):
                 raise RefusedError("PERMISSION_DENIED: the session belongs to somebody else")
+        tools = json.loads(options.get("tools", "[]")) if parent is None else parent.tools
+        turn.read_grammar(tools)
         defaults = {name: value for name, value in options.items() if name not in _TURN_ALONE}
         session = FakeSession(
             id=request.session_id,
@@ -168,6 +171,7 @@ class FakeSessions:
             defaults=defaults if parent is None else {**parent.defaults, **defaults},
             idle_timeout_s=float(options.get("idle_timeout_s", self._idle_timeout_s)),
             max_context=int(options.get("max_context", self._max_context)),
+            tools=tools,
         )
         if parent is not None:
             state = parent.running.before if parent.running is not None else None

@@ -1,4 +1,4 @@
-"""What the fake server answers where an answer must match something: one of the choices, or a value of the schema.
+"""What the fake server answers where an answer must match something: a choice, a value of the schema, a tool call.
 
 It knows the schemas that programs have most: objects, arrays, texts, numbers, and what is one of some constants. What
 else a real server knows (``regex``, ``grammar``, other keywords) it refuses, rather than answer what does not match.
@@ -12,7 +12,7 @@ from typing import Any
 
 from microturn_client.testing._fake_model import encode, next_token
 
-KINDS = ("json_schema", "regex", "grammar", "choice")
+KINDS = ("json_schema", "regex", "grammar", "choice", "tool_choice")
 GRAMMAR = (*KINDS, "grammar_from")
 
 _ANNOTATIONS = {"title", "description", "default", "examples", "$schema"}
@@ -26,13 +26,17 @@ class UnknownError(ValueError):
     """Why a value cannot be made up; the message says so to a client."""
 
 
-def possible_values(options: Mapping[str, Any]) -> list[bytes] | None:
+def possible_values(options: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> list[bytes] | None:
     """Some of the values that a turn's answer may be; None where it may be anything.
+
+    Args:
+        options: of the turn.
+        tools: of its session.
 
     Raises:
         UnknownError: the options say nothing, too much, or what only a real server knows.
     """
-    said = [kind for kind in KINDS if kind in options]
+    said = [kind for kind in KINDS if options.get(kind, "auto") != "auto"]
     if not said:
         if "grammar_from" in options:
             raise UnknownError(f"'grammar_from' comes with one of {', '.join(KINDS)}")
@@ -40,8 +44,10 @@ def possible_values(options: Mapping[str, Any]) -> list[bytes] | None:
     if len(said) > 1:
         raise UnknownError(f"'{said[0]}' and '{said[1]}' both say what the answer is: give one")
     [kind] = said
+    if kind == "tool_choice":
+        return _calls(options[kind], tools)
     if kind not in ("json_schema", "choice"):
-        raise UnknownError(f"option '{kind}': the fake server knows only json_schema and choice")
+        raise UnknownError(f"option '{kind}': the fake server knows only json_schema, choice and tool_choice")
     try:
         parsed = json.loads(options[kind])
     except ValueError as error:
@@ -63,6 +69,20 @@ def chosen_value(values: Sequence[bytes], context: Sequence[int], start: int, se
     # The one that would have come anyway, if it begins so.
     first = encode(values[next_token(context[:start], seed) % len(values)].decode())
     return (first if first in fitting else fitting[0])[len(so_far) :]
+
+
+def _calls(choice: str, tools: Sequence[Mapping[str, Any]]) -> list[bytes]:
+    """Calls as Hermes and Qwen write them."""
+    functions = [tool.get("function", tool) for tool in tools]
+    chosen = [function for function in functions if choice in ("required", function["name"])]
+    if not chosen:
+        raise UnknownError(f"tool_choice='{choice}', and the session has no such tool")
+    calls = [
+        {"name": function["name"], "arguments": value}
+        for function in chosen
+        for value in _values(function.get("parameters") or {"type": "object"})
+    ]
+    return [f"<tool_call>\n{json.dumps(call)}\n</tool_call>".encode() for call in calls]
 
 
 def _values(schema: Any) -> list[Any]:

@@ -35,5 +35,5 @@ def test_the_defaults_are_those_of_the_protocol_page():
 
 def test_what_has_no_default_to_go_back_to_is_known():
     assert TurnOptions.__annotations__.keys() - DEFAULTS.keys() == {"max_tokens", "seed", *ONE_TURN_OPTIONS}
-    grammars = {"json_schema", "regex", "grammar", "choice", "grammar_from"}
+    grammars = {"json_schema", "regex", "grammar", "choice", "tool_choice", "grammar_from"}
     assert set(ONE_TURN_OPTIONS) == {"role", "traceparent", "turn", "rewind_to", "count_only", *grammars}

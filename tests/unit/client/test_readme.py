@@ -17,6 +17,7 @@ PRINTED = [
     r"[a-z ]{8}length 0\.0 ms\n",
     r"the branch has \d+ tokens more; 1 were heard at first\n",
     r"\{'plant': '(lily|rose|tulip)', 'count': \d+\}\n(yes|no)\n",
+    r"get_weather \{'city': '(Bern|Chur)'\}\n[a-z ]{40}\n",
     r"(\[\d chunks, \d+ ms late\][a-z ])+\n?",
     r"[a-z ]{12}",
     r"it is ready to answer\n",

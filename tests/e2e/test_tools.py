@@ -1,0 +1,74 @@
+"""The contract of tools against the real server, whose model has SmolLM2's weights and a chat template as Qwen's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from microturn.serve.child import running_server
+from microturn_client import AsyncClient, Client
+from support.blocking import blocking
+from support.tool_contract import TOOLS, ToolContract, called_in, context_of
+
+TEMPLATE = """{% if tools %}<|im_start|>system
+You may call: {{ tools | tojson }}
+A call is <tool_call>{"name": "...", "arguments": {}}</tool_call>.<|im_end|>
+{% endif %}{% for m in messages %}{% if m.role == 'tool' %}
+{%- if loop.first or loop.previtem.role != 'tool' %}<|im_start|>user
+{% endif %}<tool_response>
+{{ m.content }}
+</tool_response>
+{%- if loop.last or loop.nextitem.role != 'tool' %}<|im_end|>
+{% else %}{{ '\\n' }}{% endif %}{% else %}<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+@pytest.fixture(scope="module")
+def model_dir(smollm2_dir: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SmolLM2 with that template."""
+    directory = tmp_path_factory.mktemp("with-tools")
+    for file in Path(smollm2_dir).iterdir():
+        (directory / file.name).symlink_to(file)
+    config = json.loads((directory / "tokenizer_config.json").read_text())
+    (directory / "tokenizer_config.json").unlink()
+    (directory / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": TEMPLATE}))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def address(model_dir: Path) -> Iterator[str]:
+    with running_server(str(model_dir), "weights=float32") as address:
+        yield address
+
+
+@pytest.fixture(params=["threads", "asyncio"])
+def client(request: pytest.FixtureRequest, address: str) -> Iterator[Client]:
+    with Client(address) if request.param == "threads" else blocking(lambda: AsyncClient(address)) as client:
+        yield client
+
+
+class TestToolContract(ToolContract):
+    pass
+
+
+def test_the_context_is_what_the_chat_template_makes_of_the_whole_talk(address: str, model_dir: Path) -> None:
+    """Two results in a row, and an answer of the model's: the ids are those of the template rendered at once."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    with Client(address) as client, client.session(tools=TOOLS, return_appended_ids=True) as session:
+        call = called_in(session)
+        session.tool_result(call, "one", max_tokens=0).wait()
+        session.tool_result(call, "two", max_tokens=8).wait()
+        context = context_of(session)
+        answer = tokenizer.decode(session.transcript[1].answer_ids)
+        chat = [("user", "How warm is it in Bern?"), ("assistant", answer), ("tool", "one"), ("tool", "two")]
+        messages = [{"role": role, "content": content} for role, content in chat]
+        expected = tokenizer.apply_chat_template(messages, tools=TOOLS, add_generation_prompt=True)["input_ids"]
+        assert context[: len(expected)] == expected
+        assert len(context) - len(expected) <= 8
