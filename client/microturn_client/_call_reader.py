@@ -48,11 +48,15 @@ class _Call:
 
     Args:
         told: gets its events.
-        call_id: the model's own, if it has told one.
+
+    Attributes:
+        id: the model's own, if it has told one before its name.
+        name: None before it is known.
+        json: its arguments, as far as they have come.
     """
 
-    def __init__(self, told: Callable[[ToolEvent], None], call_id: str | None = None) -> None:
-        self.id = call_id
+    def __init__(self, told: Callable[[ToolEvent], None]) -> None:
+        self.id: str | None = None
         self.name: str | None = None
         self.json = ""
         self._told = told
@@ -70,10 +74,17 @@ class _Call:
         self._tell()
 
     def end(self) -> None:
-        """No more of it comes."""
+        """No more of it comes.
+
+        Raises:
+            MalformedError: it has no name.
+        """
         if self.name is None:
             raise MalformedError
         assert self.id is not None
+        if self.json.startswith('"'):
+            self.json = _text(self.json)
+            self._tell()
         self._told(ToolCall(self.id, self.name, _as_object(self.json or "{}"), self.json or "{}"))
 
     def break_off(self) -> None:
@@ -83,7 +94,7 @@ class _Call:
             self._told(ToolCall(self.id, self.name, None, self.json))
 
     def _tell(self) -> None:
-        # A call without arguments has none to tell, and a text in their place is told once it is whole.
+        # Some models write the JSON as a JSON string: it is told once it is whole.
         if self.name is not None and len(self.json) > self._num_told and not self.json.startswith('"'):
             assert self.id is not None
             self._told(ToolArguments(self.id, self.json[self._num_told :]))
@@ -260,7 +271,7 @@ class CallReader:
     def _learn(self, call: _Call, key: str, said: str, *, of_known: bool) -> None:
         if key == "id":
             call.id = call.id or said
-        elif key == "name":
+        elif key == "name" and call.name is None:
             if of_known and said not in self._names:
                 raise MalformedError
             call.begin(said)
@@ -309,10 +320,9 @@ class CallReader:
 
 
 def _as_object(text: str) -> dict[str, Any] | None:
-    """The object that JSON is, or that the text is which it is."""
+    """The object that JSON is; None where it is none."""
     try:
         value = json.loads(text)
-        value = json.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

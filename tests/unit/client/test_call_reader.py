@@ -179,6 +179,18 @@ def test_arguments_come_as_they_are_written() -> None:
     assert "".join(event.json for event in events if isinstance(event, ToolArguments)) == '"long text", "b": 1}'
 
 
+def test_arguments_that_are_json_within_json_are_told_as_json() -> None:
+    _, events = read(f'<tool_call>{{"name": "add", "arguments": {json.dumps(BERN_JSON)}}}</tool_call>', num_pieces=20)
+    assert [event.json for event in events if isinstance(event, ToolArguments)] == [BERN_JSON]
+    assert [event.json for event in events if isinstance(event, ToolCall)] == [BERN_JSON]
+
+
+def test_a_call_begins_once_though_it_says_its_name_twice() -> None:
+    _, events = read('<tool_call>{"name": "add", "name": "get_weather", "arguments": {}}</tool_call>')
+    assert calls_in(events) == [("add", {})]
+    check_order(events)
+
+
 def test_a_name_comes_before_its_arguments() -> None:
     reader = CallReader(NAMES)
     _, (begun,) = reader.feed('<tool_call>{"name": "add"')
