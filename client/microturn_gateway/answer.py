@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from microturn_client import Status, Tokens
+from microturn_client import Status, Tokens, ToolCall, ToolEvent
+from microturn_gateway.chat_tools import call_text
 from microturn_gateway.client_events import AnswerOptions
 from microturn_gateway.context import Cut, Piece
 from microturn_gateway.conversation import Item, new_id
@@ -24,22 +25,36 @@ _OUTCOMES: dict[str, tuple[str, str | None]] = {
 
 
 class GeneratedText:
-    """The text of an answer and where in the context it stands, for both APIs."""
+    """The text of an answer and where in the context it stands, for both APIs.
+
+    Attributes:
+        text: what was said.
+        calls: what was called.
+    """
 
     def __init__(self) -> None:
         self.text = ""
+        self.calls: list[ToolCall] = []
         self._cuts: list[Cut] = []
 
-    def take(self, tokens: Tokens) -> None:
+    def take(self, event: Tokens | ToolEvent) -> None:
         """Adds what came."""
+        if isinstance(event, ToolCall):
+            self.calls.append(event)
+        if not isinstance(event, Tokens):
+            return
         if not self._cuts:
-            self._cuts.append(Cut(0, tokens.position))
-        if tokens.text:  # without any, a token may be the first half of a character: no place to cut
-            self.text += tokens.text
-            self._cuts.append(Cut(len(self.text), tokens.position + len(tokens.ids)))
+            self._cuts.append(Cut(0, event.position))
+        if event.text:  # without any, a token may be the first half of a character: no place to cut
+            self.text += event.text
+            self._cuts.append(Cut(len(self.text), event.position + len(event.ids)))
 
     def piece(self, status: Status) -> Piece:
         """What stays in the context: of an answer that a stop text ended, what comes before that text."""
+        if self.calls:  # it stays whole, or goes whole
+            content = self.text.strip() + "".join(call_text(call.name, call.json) for call in self.calls)
+            whole = Cut(len(content), status.context_len)
+            return Piece("assistant", content, status.context_len, (*self._cuts[:1], whole))
         if isinstance(status.stop_reason, str) and self._cuts:
             last = self._cuts[-1]
             return Piece("assistant", self.text, last.position, tuple(self._cuts))

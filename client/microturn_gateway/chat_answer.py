@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from microturn_client import Status
+from microturn_client import Status, ToolCall, ToolEvent
 from microturn_gateway.answer import PromptCount
+from microturn_gateway.chat_tools import as_delta, as_openai
 from microturn_gateway.conversation import new_id
 
 _FINISH_REASONS: Mapping[str, str] = {"stop": "stop", "complete": "stop", "interrupted": "stop", "cancelled": "stop"}
@@ -25,14 +26,13 @@ class ChatAnswer:
     def __init__(self, model: str) -> None:
         self._frame = {"id": new_id("chatcmpl"), "created": int(time.time()), "model": model}
 
-    def whole(self, text: str, status: Status, count: PromptCount) -> dict[str, Any]:
+    def whole(self, text: str, calls: Sequence[ToolCall], status: Status, count: PromptCount) -> dict[str, Any]:
         """The answer in one piece."""
-        choice = {
-            "index": 0,
-            "message": {"role": "assistant", "content": text, "refusal": None},
-            "logprobs": None,
-            "finish_reason": _finish_reason(status),
-        }
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if calls:
+            message |= {"content": text or None, "tool_calls": as_openai(calls)}
+        finish_reason = _finish_reason(status, has_called=bool(calls))
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish_reason}
         return {**self._frame, "object": "chat.completion", "choices": [choice], "usage": usage(status, count)}
 
     def begin(self) -> str:
@@ -43,9 +43,14 @@ class ChatAnswer:
         """A chunk with text."""
         return self._chunk({"content": text}, None)
 
-    def end(self, status: Status) -> str:
+    def call_delta(self, event: ToolEvent, index: int) -> str | None:
+        """A chunk with news of a call, its answer's `index`-th; None where an event brings none."""
+        delta = as_delta(event, index)
+        return None if delta is None else self._chunk({"tool_calls": [delta]}, None)
+
+    def end(self, status: Status, *, has_called: bool) -> str:
         """The chunk that says why the answer ended."""
-        return self._chunk({}, _finish_reason(status))
+        return self._chunk({}, _finish_reason(status, has_called=has_called))
 
     def usage(self, status: Status, count: PromptCount) -> str:
         """The chunk with the numbers of tokens."""
@@ -59,7 +64,7 @@ class ChatAnswer:
     def _chunk_frame(self) -> dict[str, Any]:
         return {**self._frame, "object": "chat.completion.chunk"}
 
-    def _chunk(self, delta: Mapping[str, str], finish_reason: str | None) -> str:
+    def _chunk(self, delta: Mapping[str, Any], finish_reason: str | None) -> str:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
         return _as_event({**self._chunk_frame, "choices": [choice]})
 
@@ -75,7 +80,9 @@ def usage(status: Status, count: PromptCount) -> dict[str, Any]:
     }
 
 
-def _finish_reason(status: Status) -> str:
+def _finish_reason(status: Status, *, has_called: bool) -> str:
+    if has_called and status.finish_reason in ("stop", "complete"):
+        return "tool_calls"
     return _FINISH_REASONS.get(status.finish_reason, "length")
 
 

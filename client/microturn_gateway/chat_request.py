@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from microturn_client import MessageRole
+from microturn_gateway.chat_tools import Tools, take_calls, take_tools
 from microturn_gateway.context import Message
 from microturn_gateway.failures import Refusal
 from microturn_gateway.fields import Fields, read_text
@@ -20,9 +21,12 @@ _ROLES: Mapping[str, MessageRole] = {
     "tool": "tool",
 }
 
+# A message without content has no place in the context, and a result must have one.
+_NO_RESULT = "null"
+
 # What frameworks send along and what changes nothing in an answer of ours.
 _WITHOUT_MEANING = (
-    *("store", "metadata", "service_tier", "parallel_tool_calls", "tool_choice", "safety_identifier", "verbosity"),
+    *("store", "metadata", "service_tier", "safety_identifier", "verbosity"),
     *("prompt_cache_key", "prompt_cache_retention", "reasoning_effort", "modalities"),
 )
 
@@ -36,6 +40,7 @@ class ChatRequest:
         messages: the whole conversation.
         max_tokens: most tokens of the answer; None is as many as there is room for.
         generation: options of the turn, as the wire contract names them.
+        tools: that the model may call.
         streams: whether the answer comes as it is made.
         includes_usage: whether the stream ends with the numbers of tokens.
         user: whose session it is, where no header says; None for a session of its own.
@@ -45,6 +50,7 @@ class ChatRequest:
     messages: tuple[Message, ...]
     max_tokens: int | None
     generation: Mapping[str, Any]
+    tools: Tools
     streams: bool
     includes_usage: bool
     user: str | None
@@ -62,7 +68,7 @@ def parse_chat_request(raw: Mapping[str, Any]) -> ChatRequest:
     messages = fields.take("messages", list)
     if not messages:
         raise Refusal("invalid_value", "'messages' must not be empty", param="messages")
-    parsed = _as_lines([_parse_message(message, f"messages.{index}") for index, message in enumerate(messages)])
+    parsed = _as_lines(_parse_messages(messages))
     most = fields.take("max_completion_tokens", int, None)
     older = fields.take("max_tokens", int, None)
     most = older if most is None else most
@@ -72,13 +78,15 @@ def parse_chat_request(raw: Mapping[str, Any]) -> ChatRequest:
     if fields.take("logprobs", bool, False):
         raise Refusal("unsupported_parameter", "'logprobs' is not supported here", param="logprobs")
     grammar = _take_response_format(fields)
+    tools = take_tools(fields)
     stream_options = Fields(fields.take("stream_options", dict, {}), "stream_options")
     stream_options.ignore("include_obfuscation")
     request = ChatRequest(
         model=model,
         messages=tuple(parsed),
         max_tokens=most,
-        generation={**take_generation_options(fields), **grammar},
+        generation={**take_generation_options(fields), **grammar, **tools.options},
+        tools=tools,
         streams=fields.take("stream", bool, False),
         includes_usage=stream_options.take("include_usage", bool, False),
         user=fields.take("user", str, None),
@@ -105,24 +113,52 @@ def _take_response_format(fields: Fields) -> dict[str, Any]:
     return grammar
 
 
-def _parse_message(value: object, path: str) -> Message:
-    fields = Fields(value, path)
-    fields.ignore("name", "refusal", "annotations", "tool_call_id")
+def _parse_messages(values: Sequence[object]) -> list[Message]:
+    """Messages in their order, but results of tools in that of the calls: a chat template does not tell them apart."""
+    messages: list[Message] = []
+    results: list[tuple[int, Message]] = []
+    call_ids: list[str] = []
+    for index, value in enumerate(values):
+        fields = Fields(value, f"messages.{index}")
+        call_id = fields.take("tool_call_id", str, "")
+        ids, message = _parse_message(fields)
+        if message.role == "tool":
+            results.append((call_ids.index(call_id) if call_id in call_ids else len(call_ids), message))
+            continue
+        messages += _in_order(results)
+        results, call_ids = [], ids
+        messages.append(message)
+    return messages + _in_order(results)
+
+
+def _in_order(results: Sequence[tuple[int, Message]]) -> list[Message]:
+    return [message for _, message in sorted(results, key=lambda result: result[0])]
+
+
+def _parse_message(fields: Fields) -> tuple[list[str], Message]:
+    """A message, and the ids of the calls in it."""
+    fields.ignore("name", "refusal", "annotations")
     role = fields.take("role", str)
     if role not in _ROLES:
-        raise Refusal("invalid_value", f"'{path}.role' must be one of {', '.join(_ROLES)}", param=f"{path}.role")
+        path = fields.path("role")
+        raise Refusal("invalid_value", f"'{path}' must be one of {', '.join(_ROLES)}", param=path)
     content = fields.take("content", (str, list), "")
     if isinstance(content, list):
-        content = read_text(content, f"{path}.content", ("text",))
+        content = read_text(content, fields.path("content"), ("text",))
+    ids, calls = take_calls(fields)
+    if calls:
+        content = content.strip() + calls
+    if role == "tool":
+        content = content or _NO_RESULT
     fields.end()
-    return Message(_ROLES[role], content)
+    return ids, Message(_ROLES[role], content)
 
 
 def _as_lines(messages: list[Message]) -> list[Message]:
-    """Messages of one role that follow each other, as lines of one."""
+    """Messages of one role that follow each other, as lines of one; each result of a tool is a message of its own."""
     lined: list[Message] = []
     for message in messages:
-        if message.content and lined and lined[-1].role == message.role:
+        if message.content and lined and lined[-1].role == message.role != "tool":
             lined.append(Message(message.role, f"\n{message.content}"))
         elif message.content:
             lined.append(message)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
 
 from microturn_client import AsyncSession
 from microturn_gateway.context import HeldContext
@@ -23,6 +24,7 @@ class ChatSession:
     Attributes:
         session: on the server.
         context: what it holds.
+        tools: of the session.
         is_lost: its context is unknown: the next request takes another session.
     """
 
@@ -30,15 +32,17 @@ class ChatSession:
         self._sessions = sessions
         self.session: AsyncSession = sessions.open()
         self.context = HeldContext()
+        self.tools: tuple[Mapping[str, Any], ...] = ()
         self.is_lost = False
         self.lock = asyncio.Lock()
         self.num_users = 0
         self.used_at_s = 0.0
 
-    async def renew(self) -> None:
-        """Goes on with another session, which holds nothing yet."""
+    async def renew(self, tools: tuple[Mapping[str, Any], ...] = ()) -> None:
+        """Goes on with another session, which has these tools and holds nothing yet."""
         await self.session.close()
-        self.session, self.context, self.is_lost = self._sessions.open(), HeldContext(), False
+        self.session, self.context, self.is_lost = self._sessions.open(tools=tools), HeldContext(), False
+        self.tools = tools
 
 
 class ChatSessions:

@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from microturn_client import AsyncTurn, MicroturnError, Status, Tokens, TurnEnd
+from microturn_client import AsyncTurn, MicroturnError, Status, Tokens, ToolCallBegun, ToolEvent, TurnEnd
 from microturn_gateway.access import Access
 from microturn_gateway.answer import GeneratedText, PromptCount
 from microturn_gateway.chat_answer import END_OF_STREAM, ChatAnswer
@@ -80,8 +80,9 @@ class _Exchange:
         self._generated = GeneratedText()
         self._count = PromptCount(0)
         self._turn: AsyncTurn | None = None
-        self._events: AsyncIterator[Tokens | TurnEnd] | None = None
+        self._events: AsyncIterator[Tokens | ToolEvent | TurnEnd] | None = None
         self._interrupting: AsyncTurn | None = None
+        self._num_calls = 0
         self._has_sent = False
         self._has_left = False
 
@@ -107,21 +108,23 @@ class _Exchange:
                 raise from_client(error) from error
             await self._send_text(self._answer.error(from_client(error).as_json()), ends=True)
 
-    async def _first_event(self) -> Tokens | TurnEnd:
+    async def _first_event(self) -> Tokens | ToolEvent | TurnEnd:
         """What the answer begins with; where the session has gone meanwhile, that of another one."""
         try:
             return await self._ask()
         except LOST:
-            await self._chat.renew()
+            await self._chat.renew(self._asked.tools.described)
             return await self._ask()
 
-    async def _ask(self) -> Tokens | TurnEnd:
+    async def _ask(self) -> Tokens | ToolEvent | TurnEnd:
         chat, asked = self._chat, self._asked
+        if chat.tools != asked.tools.described:
+            await chat.renew(asked.tools.described)
         target = chat.context.recognised(asked.messages)
         held_len = chat.context.context_len
         missing = chat.context.become(target)
         if missing is None:
-            await chat.renew()
+            await chat.renew(asked.tools.described)
             missing = chat.context.become(target) or []
         self._count = PromptCount(min(held_len, chat.context.end))
         for message in missing:
@@ -145,29 +148,39 @@ class _Exchange:
         rewind_to = self._chat.context.rewind_to
         return {} if rewind_to is None else {"rewind_to": rewind_to}
 
-    async def _tell(self, event: Tokens | TurnEnd) -> None:
+    async def _tell(self, event: Tokens | ToolEvent | TurnEnd) -> None:
         assert self._events is not None
         if self._asked.streams:
             await self._send_start()
             await self._send_text(self._answer.begin())
         while not isinstance(event, TurnEnd):
             self._generated.take(event)
-            if self._asked.streams and event.text:
-                await self._send_text(self._answer.delta(event.text))
+            if self._asked.streams:
+                await self._send_news(event)
             event = await anext(self._events)
         self._turn = None  # there is nothing left to interrupt
         status = event.status
         self._count.take(status)
         self._chat.context.answer(self._generated.piece(status), status.context_len)
         if not self._asked.streams:
-            whole = self._answer.whole(self._generated.text, status, self._count)
+            whole = self._answer.whole(self._generated.text, self._generated.calls, status, self._count)
             self._has_sent = True
             await JSONResponse(whole)({"type": "http"}, _nothing, self._send)
             return
-        await self._send_text(self._answer.end(status))
+        await self._send_text(self._answer.end(status, has_called=bool(self._generated.calls)))
         if self._asked.includes_usage:
             await self._send_text(self._answer.usage(status, self._count))
         await self._send_text(END_OF_STREAM, ends=True)
+
+    async def _send_news(self, event: Tokens | ToolEvent) -> None:
+        if isinstance(event, ToolCallBegun):
+            self._num_calls += 1
+        if not isinstance(event, Tokens):
+            text = self._answer.call_delta(event, self._num_calls - 1)
+        else:
+            text = self._answer.delta(event.text) if event.text else None
+        if text is not None:
+            await self._send_text(text)
 
     async def _send_start(self) -> None:
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]

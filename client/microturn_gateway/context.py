@@ -150,6 +150,8 @@ class HeldContext:
             rest = message.content[offset:]
             if piece.role != message.role or type(rest) is not type(piece.content):
                 return num_kept, reached, None
+            if piece.role == "tool" and piece.content != rest:
+                return num_kept, reached, None  # each result is a message, which nothing can be added to
             if rest[: len(piece.content)] != piece.content:
                 return num_kept, reached, _shortened(piece, rest)
             offset += len(piece.content)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from microturn_client import (
     AsyncClient,
@@ -19,6 +20,7 @@ from microturn_client import (
     Resumed,
     SessionClosed,
     Tokens,
+    ToolEvent,
     TurnEnd,
     TurnTimeout,
     Unavailable,
@@ -86,24 +88,25 @@ class Sessions:
         except ConnectionLost:
             return await self._client.model_info()
 
-    def open(self, session_id: str | None = None) -> AsyncSession:
-        """A new session; the server hears of it with its first turn."""
+    def open(self, session_id: str | None = None, tools: Sequence[Mapping[str, Any]] = ()) -> AsyncSession:
+        """A new session, with tools for the model; the server hears of it with its first turn."""
         return self._client.session(
             session_id=session_id or new_id("sess"),
             timeout_s=TURN_TIMEOUT_S,
             idle_timeout_s=_IDLE_TIMEOUT_S,
             session_key=secrets.token_urlsafe(24),
+            tools=tools,
         )
 
 
-async def events_of(turn: AsyncTurn) -> AsyncIterator[Tokens | TurnEnd]:
-    """The tokens and the end of a turn, as long as the session is still the same.
+async def events_of(turn: AsyncTurn) -> AsyncIterator[Tokens | ToolEvent | TurnEnd]:
+    """The events of a turn, without `Resumed`, as long as the session is still the same.
 
     Raises:
         MicroturnError: as iterating over the turn does; `ConnectionLost` also where the session is not the same.
     """
     async for event in turn:
-        if isinstance(event, Tokens | TurnEnd):
+        if not isinstance(event, Resumed):
             yield event
-        elif isinstance(event, Resumed) and not event.same_tokens:
+        elif not event.same_tokens:
             raise ConnectionLost(event.reason)

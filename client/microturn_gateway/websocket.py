@@ -12,7 +12,7 @@ from collections.abc import Coroutine
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from microturn_client import AsyncSession, AsyncTurn, MicroturnError, Tokens
+from microturn_client import AsyncSession, AsyncTurn, MicroturnError, Tokens, TurnEnd
 from microturn_gateway.failures import Refusal, from_client
 from microturn_gateway.outbox import Outbox
 from microturn_gateway.realtime import Realtime, Step
@@ -127,7 +127,7 @@ class RealtimeSocket:
                 elapsed_ms = (loop.time() - begun_s) * 1e3
                 if isinstance(event, Tokens):
                     self._realtime.tokens(event, elapsed_ms)
-                else:
+                elif isinstance(event, TurnEnd):
                     self._realtime.ended(event.status, elapsed_ms)
                 self._flush()
         except MicroturnError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,32 +11,12 @@ from microturn.serve.child import running_server
 from microturn_client import AsyncClient, Client
 from support.blocking import blocking
 from support.tool_contract import TOOLS, ToolContract, called_in, context_of
-
-TEMPLATE = """{% if tools %}<|im_start|>system
-You may call: {{ tools | tojson }}
-A call is <tool_call>{"name": "...", "arguments": {}}</tool_call>.<|im_end|>
-{% endif %}{% for m in messages %}{% if m.role == 'tool' %}
-{%- if loop.first or loop.previtem.role != 'tool' %}<|im_start|>user
-{% endif %}<tool_response>
-{{ m.content }}
-</tool_response>
-{%- if loop.last or loop.nextitem.role != 'tool' %}<|im_end|>
-{% else %}{{ '\\n' }}{% endif %}{% else %}<|im_start|>{{ m.role }}
-{{ m.content }}<|im_end|>
-{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
+from support.tool_model_dir import write_tool_model
 
 
 @pytest.fixture(scope="module")
 def model_dir(smollm2_dir: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """SmolLM2 with that template."""
-    directory = tmp_path_factory.mktemp("with-tools")
-    for file in Path(smollm2_dir).iterdir():
-        (directory / file.name).symlink_to(file)
-    config = json.loads((directory / "tokenizer_config.json").read_text())
-    (directory / "tokenizer_config.json").unlink()
-    (directory / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": TEMPLATE}))
-    return directory
+    return write_tool_model(Path(smollm2_dir), tmp_path_factory.mktemp("with-tools"))
 
 
 @pytest.fixture(scope="module")

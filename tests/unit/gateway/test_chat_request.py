@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from microturn_gateway.chat_request import ChatRequest, parse_chat_request
+from microturn_gateway.chat_tools import Tools
 from microturn_gateway.context import Message
 from microturn_gateway.failures import Refusal
 
@@ -38,6 +39,7 @@ def test_all_that_means_something_here() -> None:
         messages=(Message("user", "Hello"),),
         max_tokens=9,
         generation={"temperature": 0, "top_p": 0.5, "ignore_eos": True, "stop": ["END"]},
+        tools=Tools(),
         streams=True,
         includes_usage=True,
         user="somebody",
@@ -79,13 +81,17 @@ def test_messages_of_all_roles_and_of_parts() -> None:
         ),
         (
             {"messages": [{"role": "assistant", "tool_calls": [{}]}]},
-            "unsupported_parameter",
-            "messages.0.tool_calls",
+            "missing_parameter",
+            "messages.0.tool_calls.0.function",
         ),
         ({"n": 2}, "invalid_value", "n"),
         ({"max_tokens": 0}, "invalid_value", "max_tokens"),
         ({"logprobs": True}, "unsupported_parameter", "logprobs"),
-        ({"tools": [{}]}, "unsupported_parameter", "tools"),
+        ({"tools": [{}]}, "missing_parameter", "tools.0.function"),
+        ({"tools": [{"type": "web_search"}]}, "unsupported_parameter", "tools.0.type"),
+        ({"tool_choice": "required"}, "invalid_value", "tool_choice"),
+        ({"tool_choice": "always"}, "invalid_value", "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "add"}}}, "invalid_value", "tool_choice"),
         ({"response_format": {"type": "xml"}}, "invalid_value", "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "missing_parameter", "response_format.json_schema"),
         (
@@ -126,3 +132,48 @@ def test_a_response_format_is_a_grammar_of_the_answer(response_format: dict[str,
 
 def test_biases_are_handed_on() -> None:
     assert parsed(logit_bias={"50": -100}).generation == {"logit_bias": {"50": -100}}
+
+
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "tools"),
+    [
+        ("auto", Tools((ADD,))),
+        ("none", Tools()),
+        ("required", Tools((ADD,), "required")),
+        ({"type": "function", "function": {"name": "add"}}, Tools((ADD,), "add")),
+    ],
+)
+def test_tools_and_the_choice_among_them(choice: Any, tools: Tools) -> None:
+    asked = parsed(tools=[ADD], tool_choice=choice, parallel_tool_calls=True)
+    assert asked.tools == tools
+    assert asked.generation == tools.options
+
+
+def call(call_id: str, arguments: str) -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": "add", "arguments": arguments}}
+
+
+def test_calls_are_part_of_what_was_said_however_their_json_is_written() -> None:
+    texts = []
+    for arguments in ('{"a": 1, "b": "ü"}', '{"a":1,"b":"\\u00fc"}'):
+        message = {"role": "assistant", "content": "Let me see. ", "tool_calls": [call("x", arguments)]}
+        (said,) = parsed(messages=[message]).messages
+        texts.append(said.content)
+    expected = 'Let me see.\n<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": "ü"}}\n</tool_call>'
+    assert texts == [expected, expected]
+
+
+def test_results_are_messages_of_their_own_in_the_order_of_the_calls() -> None:
+    calls = {"role": "assistant", "content": None, "tool_calls": [call("x", "{}"), call("y", "{}")]}
+    results = [("y", "two"), ("x", "one"), ("z", "")]
+    told = [{"role": "tool", "tool_call_id": call_id, "content": content} for call_id, content in results]
+    messages = parsed(messages=[calls, *told, {"role": "user", "content": "So?"}]).messages
+    assert [(message.role, message.content) for message in messages[1:]] == [
+        ("tool", "one"),
+        ("tool", "two"),
+        ("tool", "null"),
+        ("user", "So?"),
+    ]

@@ -1,0 +1,97 @@
+"""The unmodified OpenAI SDK has the model call tools, and tells it their results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import openai as sdk
+import pytest
+from openai import AsyncOpenAI
+
+from microturn.serve.child import running_server
+from support.gateway import running_gateway
+from support.tool_contract import CITIES, STOP, WEATHER
+from support.tool_model_dir import write_tool_model
+
+TOOLS = [WEATHER, {"type": "function", "function": STOP}]
+QUESTION: list[Any] = [{"role": "user", "content": "How warm is it in Bern?"}]
+FORCED = {"type": "function", "function": {"name": "get_weather"}}
+
+
+@pytest.fixture(scope="module")
+def tool_gateway(smollm2_dir: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    model_dir = write_tool_model(Path(smollm2_dir), tmp_path_factory.mktemp("with-tools"))
+    with running_server(str(model_dir), "weights=float32") as server, running_gateway(server) as address:
+        yield address
+
+
+@pytest.fixture
+async def openai(tool_gateway: str) -> AsyncIterator[AsyncOpenAI]:
+    async with AsyncOpenAI(api_key="any", base_url=f"http://{tool_gateway}/v1", max_retries=0, timeout=60) as client:
+        yield client
+
+
+async def ask(openai: AsyncOpenAI, messages: list[Any], **options: Any) -> Any:
+    options = {"max_tokens": 100, "tools": TOOLS, **options}
+    model = (await openai.models.list()).data[0].id
+    return await openai.chat.completions.create(model=model, messages=messages, **options)
+
+
+async def test_a_forced_call_matches_its_schema(openai: AsyncOpenAI) -> None:
+    [choice] = (await ask(openai, QUESTION, tool_choice=FORCED)).choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content is None
+    [call] = choice.message.tool_calls
+    assert (call.type, call.function.name) == ("function", "get_weather")
+    arguments = json.loads(call.function.arguments)
+    assert arguments["city"] in CITIES
+    assert 1 <= arguments["days"] <= 9
+
+
+async def test_a_call_streams(openai: AsyncOpenAI) -> None:
+    [whole] = (await ask(openai, QUESTION, tool_choice=FORCED)).choices[0].message.tool_calls
+    stream = await ask(openai, QUESTION, tool_choice=FORCED, stream=True)
+    choices = [choice async for chunk in stream for choice in chunk.choices]
+    deltas = [delta for choice in choices for delta in choice.delta.tool_calls or []]
+    assert (deltas[0].index, deltas[0].function.name) == (0, "get_weather")
+    assert deltas[0].id
+    assert len(deltas) > 2
+    assert "".join(delta.function.arguments for delta in deltas) == whole.function.arguments
+    assert choices[-1].finish_reason == "tool_calls"
+
+
+async def test_a_result_is_all_that_is_computed_of_the_second_request(openai: AsyncOpenAI) -> None:
+    headers = {"x-session-id": "tools"}
+    first = await ask(openai, QUESTION, tool_choice=FORCED, extra_headers=headers)
+    message = first.choices[0].message
+    result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "21 degrees"}
+    history = [*QUESTION, message.model_dump(exclude_none=True), result]
+    second = await ask(openai, history, max_tokens=8, extra_headers=headers)
+    assert second.usage.prompt_tokens_details.cached_tokens >= first.usage.total_tokens - 2
+    assert second.usage.prompt_tokens - first.usage.total_tokens < 40
+    assert second.choices[0].message.content
+
+
+async def test_without_a_session_the_calls_are_told_again(openai: AsyncOpenAI) -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "stop_music", "arguments": "{}"}}
+    history = [*QUESTION, {"role": "assistant", "tool_calls": [call]}]
+    results = [{"role": "tool", "tool_call_id": "a", "content": "done"}]
+    answer = await ask(openai, [*history, *results], max_tokens=8)
+    assert answer.usage.completion_tokens == 8
+
+
+async def test_no_tool_is_called_where_none_may_be(openai: AsyncOpenAI) -> None:
+    answer = await ask(openai, QUESTION, tool_choice="none", max_tokens=8)
+    assert answer.choices[0].message.tool_calls is None
+    with pytest.raises(sdk.BadRequestError, match="must be one of the 'tools'"):
+        await ask(openai, QUESTION, tool_choice={"type": "function", "function": {"name": "get_money"}})
+
+
+async def test_a_model_without_a_place_for_tools_refuses_them(server: str) -> None:
+    with running_gateway(server) as address:
+        async with AsyncOpenAI(api_key="any", base_url=f"http://{address}/v1", max_retries=0) as openai:
+            with pytest.raises(sdk.BadRequestError, match="has no place for tools"):
+                await ask(openai, QUESTION)

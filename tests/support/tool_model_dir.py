@@ -1,0 +1,30 @@
+"""A model directory whose chat template has tools: real weights, and a template of the kind that Qwen's have."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+TEMPLATE = """{% if tools %}<|im_start|>system
+You may call: {{ tools | tojson }}
+A call is <tool_call>{"name": "...", "arguments": {}}</tool_call>.<|im_end|>
+{% endif %}{% for m in messages %}{% if m.role == 'tool' %}
+{%- if loop.first or loop.previtem.role != 'tool' %}<|im_start|>user
+{% endif %}<tool_response>
+{{ m.content }}
+</tool_response>
+{%- if loop.last or loop.nextitem.role != 'tool' %}<|im_end|>
+{% else %}{{ '\\n' }}{% endif %}{% else %}<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+def write_tool_model(model_dir: Path, directory: Path) -> Path:
+    """Writes a model's directory with that template; its weights are links."""
+    for file in model_dir.iterdir():
+        if file.name != "tokenizer_config.json":
+            (directory / file.name).symlink_to(file)
+    config = json.loads((model_dir / "tokenizer_config.json").read_text())
+    (directory / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": TEMPLATE}))
+    return directory
