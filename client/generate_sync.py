@@ -16,6 +16,7 @@ PACKAGE = Path(__file__).parent / "microturn_client"
 NAMES = {
     "_aio.py": "_sync.py",
     "_aio_session.py": "_sync_session.py",
+    "_aio_turns.py": "_sync_turns.py",
     "_aio_turn.py": "_sync_turn.py",
     "_aio_beat.py": "_sync_beat.py",
 }

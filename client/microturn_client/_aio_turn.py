@@ -14,7 +14,7 @@ from microturn_client._pending_turn import PendingTurn
 from microturn_client._tool_events import ToolArguments, ToolCall, ToolCallBegun, ToolEvent
 
 if TYPE_CHECKING:
-    from microturn_client._aio_session import AsyncSession
+    from microturn_client._aio_turns import AsyncTurns
 
 
 class AsyncTurn(AsyncIterator[Event]):
@@ -29,7 +29,7 @@ class AsyncTurn(AsyncIterator[Event]):
     leave it at once; a ``break`` does so when the program holds the turn no more.
     """
 
-    def __init__(self, session: AsyncSession, pending: PendingTurn) -> None:
+    def __init__(self, session: AsyncTurns, pending: PendingTurn) -> None:
         self._session = session
         self._pending = pending
         self._missed: deque[Resumed] | None = None

@@ -13,16 +13,14 @@ and only where it names a tool of the session.
 
 from __future__ import annotations
 
-import ast
-import json
 import re
-import secrets
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection
 from contextlib import suppress
-from typing import Any
 
 from microturn_client._answer_reader import AnswerEndedError, AnswerReader, MalformedError, Reading
-from microturn_client._tool_events import ToolArguments, ToolCall, ToolCallBegun, ToolEvent
+from microturn_client._growing_call import GrowingCall, string_of
+from microturn_client._python_call import keywords_as_json
+from microturn_client._tool_events import ToolEvent
 
 _HERMES, _HERMES_END = "<tool_call>", "</tool_call>"
 _MISTRAL, _CALL_ID, _ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
@@ -34,71 +32,6 @@ _RECIPIENT = re.compile(r"to=(?:functions\.)?([^\s<]+)")
 
 _ARGUMENT_KEYS = ("arguments", "parameters")
 _CALL_KEYS = ("name", "id", "type", *_ARGUMENT_KEYS)
-_WORDS = {"true": True, "false": False, "null": None}
-_ID_LEN = 9  # of letters and digits, as Mistral's templates want it
-
-
-def new_call_id() -> str:
-    """A random id."""
-    return secrets.token_hex(_ID_LEN)[:_ID_LEN]
-
-
-class _Call:
-    """A call as it is read.
-
-    Args:
-        told: gets its events.
-
-    Attributes:
-        id: the model's own, if it has told one before its name.
-        name: None before it is known.
-        json: its arguments, as far as they have come.
-    """
-
-    def __init__(self, told: Callable[[ToolEvent], None]) -> None:
-        self.id: str | None = None
-        self.name: str | None = None
-        self.json = ""
-        self._told = told
-        self._num_told = 0
-
-    def begin(self, name: str) -> None:
-        self.name = name
-        self.id = self.id or new_call_id()
-        self._told(ToolCallBegun(self.id, name))
-        self._tell()
-
-    def add(self, text: str) -> None:
-        """More of its arguments."""
-        self.json += text
-        self._tell()
-
-    def end(self) -> None:
-        """No more of it comes.
-
-        Raises:
-            MalformedError: it has no name.
-        """
-        if self.name is None:
-            raise MalformedError
-        assert self.id is not None
-        if self.json.startswith('"'):
-            self.json = _text(self.json)
-            self._tell()
-        self._told(ToolCall(self.id, self.name, _as_object(self.json or "{}"), self.json or "{}"))
-
-    def break_off(self) -> None:
-        """It is cut short, or no call."""
-        if self.name is not None:
-            assert self.id is not None
-            self._told(ToolCall(self.id, self.name, None, self.json))
-
-    def _tell(self) -> None:
-        # Some models write the JSON as a JSON string: it is told once it is whole.
-        if self.name is not None and len(self.json) > self._num_told and not self.json.startswith('"'):
-            assert self.id is not None
-            self._told(ToolArguments(self.id, self.json[self._num_told :]))
-            self._num_told = len(self.json)
 
 
 class CallReader:
@@ -204,7 +137,7 @@ class CallReader:
 
     def _named_call(self) -> Reading[None]:
         """Mistral's newer notation."""
-        call = _Call(self._tell)
+        call = GrowingCall(self._tell)
         name = (yield from self._answer.until("[{")).strip()
         if (yield from self._answer.peek()) == "[":
             if (yield from self._answer.optional(_CALL_ID)):
@@ -223,7 +156,7 @@ class CallReader:
                 return None
             mark = following
         recipient = _RECIPIENT.search("".join(header))
-        call = _Call(self._tell)
+        call = GrowingCall(self._tell)
         if recipient is not None:
             call.begin(recipient[1])
         told = _drop if "analysis" in "".join(header).split() else self._say
@@ -246,12 +179,12 @@ class CallReader:
 
     def _object(self, *, of_known: bool = False) -> Reading[None]:
         """A call as a JSON object."""
-        answer, call = self._answer, _Call(self._tell)
+        answer, call = self._answer, GrowingCall(self._tell)
         try:
             yield from answer.expect("{")
             yield from answer.skip_space()
             while (yield from answer.peek()) != "}":
-                key = _text((yield from answer.value()))
+                key = string_of((yield from answer.value()))
                 if of_known and key not in _CALL_KEYS:
                     raise MalformedError
                 yield from answer.skip_space()
@@ -260,7 +193,7 @@ class CallReader:
                 if key in _ARGUMENT_KEYS:
                     yield from answer.value(call.add)
                 else:
-                    self._learn(call, key, _text((yield from answer.value())), of_known=of_known)
+                    self._learn(call, key, string_of((yield from answer.value())), of_known=of_known)
                 yield from answer.skip_space(",")
             answer.take()
             call.end()
@@ -268,7 +201,7 @@ class CallReader:
             call.break_off()
             raise
 
-    def _learn(self, call: _Call, key: str, said: str, *, of_known: bool) -> None:
+    def _learn(self, call: GrowingCall, key: str, said: str, *, of_known: bool) -> None:
         if key == "id":
             call.id = call.id or said
         elif key == "name" and call.name is None:
@@ -276,7 +209,7 @@ class CallReader:
                 raise MalformedError
             call.begin(said)
 
-    def _arguments_of(self, call: _Call) -> Reading[None]:
+    def _arguments_of(self, call: GrowingCall) -> Reading[None]:
         try:
             yield from self._answer.skip_space()
             yield from self._answer.value(call.add)
@@ -296,10 +229,10 @@ class CallReader:
             if not name.replace(".", "_").isidentifier() or (of_known and name not in self._names):
                 raise MalformedError
             yield from self._answer.expect("(")
-            call = _Call(self._tell)
+            call = GrowingCall(self._tell)
             call.begin(name)
             try:
-                call.add(_keywords((yield from self._python_arguments())))
+                call.add(keywords_as_json((yield from self._python_arguments())))
             except (MalformedError, AnswerEndedError):
                 call.break_off()
                 raise
@@ -317,54 +250,6 @@ class CallReader:
     def _tell(self, event: ToolEvent) -> None:
         self._has_called = True
         self._events.append(event)
-
-
-def _as_object(text: str) -> dict[str, Any] | None:
-    """The object that JSON is; None where it is none."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def _text(value: str) -> str:
-    """A JSON string's text; of other values, how they are written."""
-    try:
-        said = json.loads(value)
-    except ValueError:
-        raise MalformedError from None
-    return said if isinstance(said, str) else value
-
-
-def _keywords(text: str) -> str:
-    """Python's keyword arguments as a JSON object.
-
-    Raises:
-        MalformedError: they are none, or no plain values.
-    """
-    try:
-        call = ast.parse(f"f({text})", mode="eval").body
-        assert isinstance(call, ast.Call)
-        if call.args:
-            raise MalformedError
-        return json.dumps(dict(_items(call)), ensure_ascii=False)
-    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
-        raise MalformedError from None
-
-
-def _items(call: ast.Call) -> Iterator[tuple[str, Any]]:
-    for keyword in call.keywords:
-        if keyword.arg is None:
-            raise MalformedError
-        yield keyword.arg, ast.literal_eval(_Words().visit(keyword.value))
-
-
-class _Words(ast.NodeTransformer):
-    """JSON's words among Python's values."""
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        return ast.Constant(_WORDS[node.id]) if node.id in _WORDS else node
 
 
 def _drop(_text: str) -> None:

@@ -22,7 +22,8 @@ from microturn_client._heard import position_after
 from microturn_client._inputs import encode_input
 from microturn_client._options import sampling_of
 from microturn_client._outbox import Outbox
-from microturn_client._pending_turn import PendingTurn, Role
+from microturn_client._pending_turn import PendingTurn
+from microturn_client._phase import Role
 from microturn_client._transcript import Transcript
 
 # How an input was meant, which is said again with it.

@@ -1,65 +1,21 @@
-"""One turn: what was asked, what has come for it, and what of that was handed out. Knows no session and no stream.
-
-A turn may be sent more than once: on another stream, to another server. What comes again is recognised by how much has
-come before, so its reader gets each token and each character once. Its phase says what its reader may still get:
-
-            hold: a cut that may undo it is on its way
-    OPEN ◄───────────────────────────────────────────► HELD
-     │            release: the cut was refused          │
-     │ the answer ended, or an error                    │ the answer ended, or an error
-     ▼                                                  ▼
-    ENDED ◄──────────────────────────────────────► HELD_ENDED
-                         hold, release
-
-    redo: the cut has undone it ──► OPEN, or ENDED after an error
-
-What comes while it is held is kept back. In any phase it may be besides
-
-- *left*: its reader left, and what was handed out is all that is wanted of it;
-- *settled*: a cut behind what is wanted of it was sent or is to be;
-- *limited*: an interrupt said how much of it was heard, and the rest does not count.
-"""
+"""One turn: what was asked, what has come for it, and what of that was handed out. Knows no session and no stream."""
 
 from __future__ import annotations
 
 import copy
-import enum
 import math
 from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Self
 
-from microturn_client._call_reader import CallReader
 from microturn_client._errors import MicroturnError
 from microturn_client._events import REBUILT, Event, Resumed, Status, Tokens, TurnEnd
 from microturn_client._inputs import InputTensor, encode_input
+from microturn_client._phase import ENDED, HELD, RELEASED, Phase, Role
+from microturn_client._received_answer import ReceivedAnswer
 from microturn_client._tool_events import ToolEvent
 from microturn_client._wire import Response
-
-
-class Role(enum.Enum):
-    """What a turn is for. Only the role of the program's turns changes, between the first two."""
-
-    TURN = "the program's"
-    SILENT = "the program's, and an interrupt came before its answer: its input is appended, and nothing generated"
-    CUT = "interrupts and cuts the context, and does nothing else"
-    END = "closes the session"
-    PASSING = "the library's, a keep-alive or a part of a replay: it has no number and is never repeated"
-
-
-class Phase(enum.Enum):
-    """See above."""
-
-    OPEN = "open"
-    HELD = "held"
-    HELD_ENDED = "held, and its answer ended"
-    ENDED = "ended"
-
-
-_HELD = {Phase.OPEN: Phase.HELD, Phase.ENDED: Phase.HELD_ENDED}
-_RELEASED = {held: free for free, held in _HELD.items()}
-_ENDED = {Phase.OPEN: Phase.ENDED, Phase.HELD: Phase.HELD_ENDED}
 
 
 class PendingTurn:
@@ -76,15 +32,12 @@ class PendingTurn:
         refusal: why the server had no room for it when it was sent last; None when it was not refused.
         number: under which it was sent; None when it was not, or its number is void.
         role: what it is for.
-        phase: see above.
-        is_left: see above.
-        is_settled: see above.
+        phase: see ``_phase``.
+        is_left: likewise.
+        is_settled: likewise.
         num_undone: how often a cut has undone it. The server took it once, so it must not be refused for want of room:
             few turns that were undone are sent at a time.
         limit: tokens that count; None is all.
-        start: absolute position of its first token; None before that has come.
-        ids: all tokens that have come.
-        texts: the text that came with each of these.
         num_handed: tokens that were handed out.
         result: its status once it has ended well on the server.
         num_faults: how often the server has failed at it.
@@ -119,22 +72,16 @@ class PendingTurn:
         self.is_left = self.is_settled = False
         self.num_undone = 0
         self.limit: int | None = None
-        self.start: int | None = None
-        self.ids: list[int] = []
-        self.texts: list[str] = []
         self.num_handed = 0
         self.result: Status | None = None
         self.num_faults = 0
         self.resumed: list[Resumed] = []
-        self._num_chars = 0
-        self._num_ids_again = self._num_chars_again = 0
         self._shows_ids = shows_ids
-        self._has_diverged = False
         self._events: deque[Event] = deque()
         self.handed: list[Tokens] = []
         self._error: MicroturnError | None = None
         self._tool_names = tool_names
-        self._calls = self._new_call_reader()
+        self._received = ReceivedAnswer(tool_names)
 
     @classmethod
     def keepalive(cls) -> Self:
@@ -148,64 +95,20 @@ class PendingTurn:
         if response.error is not None:
             self.fail(response.error)
             return
-        ids, text = self._new_ids(response), self._new_text(response)
-        if ids or text:
-            position = context_len if self.start is None else self.start + len(self.ids)
-            if ids and self.start is None:
-                assert response.position is not None
-                self.start = position = response.position
-            self.ids += ids
-            self.texts += [""] * len(ids)
-            if self.texts:
-                self.texts[-1] += text
-            num_known = len(response.ids) - len(ids)
-            logprobs = response.logprobs and response.logprobs[num_known:]
-            top_logprobs = response.top_logprobs and response.top_logprobs[num_known:]
-            said, calls = (text, []) if self._calls is None else self._calls.feed(text)
-            if ids or said:
-                self.add(Tokens(said, ids, position, logprobs, top_logprobs))
-            for call in calls:
-                self.add(call)
+        had_diverged = self._received.has_diverged
+        events = self._received.take_in(response, context_len)
+        if self._received.has_diverged and not had_diverged:
+            differs = "what the server says now differs from what it had said"
+            self.tell(Resumed(same_tokens=False, same_numerics=False, reason=differs))
+        for event in events:
+            self.add(event)
         if response.status is not None:
-            self._end_calls(context_len)
+            for event in self._received.end(context_len):
+                self.add(event)
             if response.status.rebuilt:
                 self.tell(REBUILT)
             self.result = response.status
-            del self.ids[self._num_ids_again :]  # sent again, it may have been asked for less
-            del self.texts[self._num_ids_again :]
             self._end_with(response.status)
-
-    def _new_call_reader(self) -> CallReader | None:
-        return CallReader(self._tool_names) if self._tool_names and self.generates else None
-
-    def _end_calls(self, context_len: int) -> None:
-        """The answer has ended: what was held as the beginning of a call is none."""
-        if self._calls is None:
-            return
-        said, calls = self._calls.end()
-        if said:
-            self.add(Tokens(said, (), context_len if self.start is None else self.start + len(self.ids)))
-        for call in calls:
-            self.add(call)
-
-    def _new_ids(self, response: Response) -> tuple[int, ...]:
-        before = self._num_ids_again
-        self._num_ids_again += len(response.ids)
-        num_known = max(0, min(len(response.ids), len(self.ids) - before))
-        known, again = self.ids[before : before + num_known], list(response.ids[:num_known])
-        self.ids[before : before + num_known] = again
-        if again != known and not self._has_diverged:
-            self._has_diverged = True
-            differs = "what the server says now differs from what it had said"
-            self.tell(Resumed(same_tokens=False, same_numerics=False, reason=differs))
-        return response.ids[num_known:]
-
-    def _new_text(self, response: Response) -> str:
-        before = self._num_chars_again
-        self._num_chars_again += len(response.text)
-        text = response.text[max(0, self._num_chars - before) :]
-        self._num_chars += len(text)
-        return text
 
     def tell(self, event: Resumed) -> None:
         """Something befell its session: its status says so too."""
@@ -238,13 +141,13 @@ class PendingTurn:
         if self.resumed:
             status = replace(status, resumed=tuple(self.resumed))
         self.add(TurnEnd(status))
-        self.phase = _ENDED.get(self.phase, self.phase)
+        self.phase = ENDED.get(self.phase, self.phase)
 
     def fail(self, error: MicroturnError) -> None:
         """Ends the turn with an error of its own, unless it has ended: the first end stands."""
-        if self.phase in _ENDED:
+        if self.phase in ENDED:
             self._error = None if self.is_left else copy.copy(error)
-            self.phase = _ENDED[self.phase]
+            self.phase = ENDED[self.phase]
 
     # ---- what is handed out --------------------------------------------------------------------------------------
 
@@ -273,7 +176,7 @@ class PendingTurn:
     @property
     def is_held(self) -> bool:
         """Whether a cut that may undo it is on its way."""
-        return self.phase in _RELEASED
+        return self.phase in RELEASED
 
     @property
     def error(self) -> MicroturnError | None:
@@ -283,7 +186,7 @@ class PendingTurn:
     @property
     def has_reader(self) -> bool:
         """Whether what comes will be handed out."""
-        return not self.is_left and self.phase in _ENDED
+        return not self.is_left and self.phase in ENDED
 
     @property
     def generates(self) -> bool:
@@ -291,9 +194,24 @@ class PendingTurn:
         return self.options.get("max_tokens") != 0
 
     @property
+    def start(self) -> int | None:
+        """Absolute position of its first token; None before that has come."""
+        return self._received.start
+
+    @property
+    def ids(self) -> list[int]:
+        """All tokens that have come."""
+        return self._received.ids
+
+    @property
+    def texts(self) -> list[str]:
+        """The text that came with each of them."""
+        return self._received.texts
+
+    @property
     def is_behind(self) -> bool:
         """Whether it was sent again and its answer has not yet come as far as before."""
-        return self._num_ids_again < len(self.ids)
+        return self._received.is_behind
 
     @property
     def end(self) -> int:
@@ -328,31 +246,29 @@ class PendingTurn:
 
     def hold(self) -> None:
         """A cut that may undo it is on its way."""
-        self.phase = _HELD.get(self.phase, self.phase)
+        self.phase = HELD.get(self.phase, self.phase)
 
     def release(self) -> None:
         """No cut will undo it."""
-        self.phase = _RELEASED.get(self.phase, self.phase)
+        self.phase = RELEASED.get(self.phase, self.phase)
 
     def send_again(self) -> None:
         """It will be sent once more as it was, or where the session was opened anew; its answer begins anew."""
-        self._num_ids_again = self._num_chars_again = 0
+        self._received.begin_again()
 
     def redo(self) -> None:
         """It was undone by an interrupt of a turn before it, and begins from nothing."""
-        self.number, self.start, self.result = None, None, None
-        self.ids, self.texts, self._num_chars = [], [], 0
+        self.number, self.result = None, None
+        self._received = ReceivedAnswer(self._tool_names)
         self.num_handed = 0
         self.handed.clear()
         self.is_settled = False
         self.num_undone += 1
         self.limit = None
-        self._calls = self._new_call_reader()
         self.phase = Phase.ENDED
         if self._error is None:
             self.phase = Phase.OPEN
             self._events.clear()
-        self.send_again()
 
     def has_input_there(self) -> None:
         """Its input is in the context already; to be done again, it only goes on."""

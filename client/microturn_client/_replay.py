@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from microturn_client._entries import EMBEDDING
 from microturn_client._inputs import InputTensor
-from microturn_client._pending_turn import PendingTurn, Role
+from microturn_client._pending_turn import PendingTurn
+from microturn_client._phase import Role
 from microturn_client._transcript import Transcript
 
 

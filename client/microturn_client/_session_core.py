@@ -37,7 +37,8 @@ from microturn_client._messages_pb2 import ModelInferRequest, ModelStreamInferRe
 from microturn_client._new_turn import new_turn
 from microturn_client._news import News
 from microturn_client._outbox import Outbox
-from microturn_client._pending_turn import PendingTurn, Role
+from microturn_client._pending_turn import PendingTurn
+from microturn_client._phase import Role
 from microturn_client._refusals import refused
 from microturn_client._requests import Requests
 from microturn_client._retry import Recovery

@@ -15,7 +15,7 @@ from microturn_client._pending_turn import PendingTurn
 from microturn_client._tool_events import ToolArguments, ToolCall, ToolCallBegun, ToolEvent
 
 if TYPE_CHECKING:
-    from microturn_client._sync_session import Session
+    from microturn_client._sync_turns import Turns
 
 
 class Turn(Iterator[Event]):
@@ -30,7 +30,7 @@ class Turn(Iterator[Event]):
     leave it at once; a ``break`` does so when the program holds the turn no more.
     """
 
-    def __init__(self, session: Session, pending: PendingTurn) -> None:
+    def __init__(self, session: Turns, pending: PendingTurn) -> None:
         self._session = session
         self._pending = pending
         self._missed: deque[Resumed] | None = None

@@ -12,11 +12,7 @@ MAX_LINES = 300
 # module that has become short enough.
 LONGER = {
     "client/microturn_client/_aio_runtime.py": 321,
-    "client/microturn_client/_aio_session.py": 344,
-    "client/microturn_client/_pending_turn.py": 347,
     "client/microturn_client/_session_core.py": 374,
-    "client/microturn_client/_sync_session.py": 337,
-    "client/microturn_client/testing/_fake_sessions.py": 335,
 }
 
 

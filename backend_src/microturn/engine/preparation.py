@@ -135,13 +135,8 @@ class Preparation:
             self._lines[turn.request.session_id] = line
             self._go_on(line)
         elif len(line.turns) > self._settings.max_queued_turns:
-            num_waiting = len(line.turns) - 1
-            line.refuse(
-                turn,
-                ResourceExhausted(
-                    f"{num_waiting} turns wait in this session already: wait for an answer", retry_after_ms=200
-                ),
-            )
+            waiting = f"{len(line.turns) - 1} turns wait in this session already: wait for an answer"
+            line.refuse(turn, ResourceExhausted(waiting, retry_after_ms=200))
         else:
             line.turns.append(turn)
             self._mind_deadline(turn)
@@ -252,7 +247,7 @@ class Preparation:
             work = partial(self._prepare_text, given.text, parse_special, self._max_context)
             self._texts.submit(work, partial(self._has_prepared, turn))
             yield True
-        if self._grammars.begin_fetch(turn, self._tools(request), partial(self._resume, turn)):
+        if self._grammars.begin_fetch(turn, partial(self._tools, request), partial(self._resume, turn)):
             yield True
 
     def _look_up(self, turn: Turn) -> Iterator[bool]:
@@ -291,7 +286,7 @@ class Preparation:
 
     def _defaults(self, turn: Turn) -> TurnOptions:
         session = None if turn.request.opens else self._sessions.find(turn.request.session_id)
-        return TurnOptions() if session is None else session.defaults
+        return session.defaults if session else TurnOptions()
 
 
 def _no_answer(turn: Turn) -> Unavailable:

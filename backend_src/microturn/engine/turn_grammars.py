@@ -15,6 +15,8 @@ from microturn.sessions.turn import Turn
 from microturn.text.grammar import Grammar, Grammars
 from microturn.text.grammar_source import GrammarSource
 
+FindTools = Callable[[], Sequence[Mapping[str, Any]] | None]
+
 
 class TurnGrammars:
     """Gets turns their grammars.
@@ -28,12 +30,12 @@ class TurnGrammars:
         self._grammars = grammars
         self._compiling = compiling
 
-    def begin_fetch(self, turn: Turn, tools: Sequence[Mapping[str, Any]] | None, told: Callable[[], None]) -> bool:
+    def begin_fetch(self, turn: Turn, find_tools: FindTools, told: Callable[[], None]) -> bool:
         """Gets a turn its grammar, or the reason to refuse it, which travels on with it: an END still closes.
 
         Args:
             turn: its options are not known to agree with its session.
-            tools: of its session; None where it will be refused.
+            find_tools: those of its session; None where it will be refused.
             told: called on the engine's thread once that is done, unless it is done now.
 
         Returns:
@@ -47,7 +49,7 @@ class TurnGrammars:
             turn.refuse(InvalidArgument(message))
             return False
         if source.kind == "tool_choice":
-            if tools is None:
+            if (tools := find_tools()) is None:
                 return False
             try:
                 source = self._calls(source.text, tools)

@@ -14,9 +14,10 @@ from typing import Any
 from microturn_client._messages_pb2 import ModelInferRequest
 from microturn_client._wire import SessionId
 from microturn_client.testing._fake_model import decode
+from microturn_client.testing._fake_repetitions import is_repetition, remember
 from microturn_client.testing._fake_session import FakeSession, FakeTurn, RefusedError, Send
 from microturn_client.testing._fake_values import GRAMMAR
-from microturn_client.testing._messages import FakeRequest, answer, error, read_request
+from microturn_client.testing._messages import answer, error, read_request
 
 _START_OPTIONS = (
     *("fork_of", "idle_timeout_s", "max_context", "overflow", "sink_tokens", "window_tokens", "history", "tools"),
@@ -126,7 +127,7 @@ class FakeSessions:
         if session is not None and session.key != key:
             raise RefusedError("PERMISSION_DENIED: the session belongs to somebody else")
         if request.start and not request.options.get("resume"):
-            if session is not None and self._is_repetition(session, turn):
+            if session is not None and is_repetition(session, turn):
                 return
             self._open(turn, session)
             return
@@ -135,7 +136,7 @@ class FakeSessions:
             if request.session_id in self._expired and self._expired[request.session_id] == key:
                 raise RefusedError("EXPIRED: the session was idle for too long")
             raise RefusedError(f"NOT_FOUND: no session '{request.session_id}' is here: open one with START")
-        if self._is_repetition(session, turn):
+        if is_repetition(session, turn):
             return
         turn.options = {**session.defaults, **request.options}
         session.check_number(turn, session.num_turns + sum(not waiting.is_keepalive for waiting in session.queue))
@@ -184,41 +185,6 @@ class FakeSessions:
                 self._tell_end(replaced, open_turn, "cancelled")
         self._sessions[session.id] = session
         self._begin(session, turn)
-
-    def _is_repetition(self, session: FakeSession, turn: FakeTurn) -> bool:
-        request = turn.request
-        number = request.options.get("turn")
-        if number is None:
-            return False
-        for earlier in [*([session.running] if session.running else []), *session.queue]:
-            if earlier.is_numbered and earlier.request.options["turn"] == number:
-                self._check_same(request, earlier.request.content)
-                request_id, send = turn.sinks[0]
-                if earlier.output:
-                    start = len(session.context) - len(earlier.output)
-                    told: dict[str, Any] = {
-                        "token_ids": earlier.output,
-                        "position": start,
-                        "text": decode(earlier.output),
-                    }
-                    send(answer(request_id, **told, **earlier.logprobs_of(earlier.output)))
-                earlier.sinks.append((request_id, send))
-                return True
-        if number in session.results:
-            content, told = session.results[number]
-            self._check_same(request, content)
-            request_id, send = turn.sinks[0]
-            send(answer(request_id, **{**told, "status": {**told["status"], "replayed": True}}))
-            return True
-        if number < session.num_turns:
-            raise RefusedError(
-                f"FAILED_PRECONDITION: the answer to turn {number} is not kept [turn={session.num_turns}]"
-            )
-        return False
-
-    def _check_same(self, request: FakeRequest, content: tuple[object, ...]) -> None:
-        if request.content != content:
-            raise RefusedError(f"INVALID_ARGUMENT: turn {request.options['turn']} came before with other content")
 
     # ---- turns run and end ---------------------------------------------------------------------------------------
 
@@ -305,7 +271,6 @@ class FakeSessions:
         if turn.request.start and not turn.request.options.get("resume"):
             status["model_fingerprint"] = self.model_fingerprint
         ids = turn.appended if turn.options.get("return_appended_ids") else None
-        start = (len(turn.before[0]) if turn.before else 0) + turn.num_input
         tail = [] if last is None else [last]
         position = len(session.context) - 1
         for request_id, send in turn.sinks:
@@ -318,15 +283,7 @@ class FakeSessions:
             send(answer(request_id, **last_piece, status=status, appended_ids=ids))
         self.num_turns_done += reason != "cancelled"
         if turn.is_numbered:
-            rewound = turn.request.options.get("rewind_to")
-            start = (
-                start if rewound is None or turn.before is None else min(rewound, len(turn.before[0])) + turn.num_input
-            )
-            told: dict[str, Any] = {"token_ids": turn.output, "position": start, "text": decode(turn.output)}
-            told |= turn.logprobs_of(turn.output)
-            session.results[turn.number] = (turn.request.content, {**told, "status": status, "appended_ids": ids})
-            for number in sorted(session.results)[: -self.max_queued_turns - 1]:
-                del session.results[number]
+            remember(session, turn, status, ids, max_kept=self.max_queued_turns + 1)
 
     def _end(self, session: FakeSession) -> None:
         self._sessions.pop(session.id, None)

@@ -2,7 +2,8 @@ import pytest
 
 from microturn_client import InvalidArgument, NotFound, Tokens, TurnEnd
 from microturn_client._inputs import encode_input
-from microturn_client._pending_turn import PendingTurn, Phase
+from microturn_client._pending_turn import PendingTurn
+from microturn_client._phase import Phase
 from microturn_client._wire import Response, read_response
 
 
