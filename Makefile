@@ -17,7 +17,7 @@ export GOMP_SPINCOUNT ?= 10000
 # How many processes run the tests of parts, and those of real servers (0: pytest's own alone). The processors are shared
 # out among them; the oracles have all of them, for kernels with several threads.
 WORKERS ?= 2
-E2E_WORKERS ?= 0
+E2E_WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help

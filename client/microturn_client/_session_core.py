@@ -24,13 +24,7 @@ from collections.abc import Callable, Mapping
 
 from microturn_client import _log
 from microturn_client._cuts import Cuts
-from microturn_client._errors import (
-    ConnectionLost,
-    InvalidArgument,
-    MicroturnError,
-    SessionClosed,
-    TurnTimeout,
-)
+from microturn_client._errors import ConnectionLost, InvalidArgument, MicroturnError, SessionClosed, TurnTimeout
 from microturn_client._events import REBUILT
 from microturn_client._inputs import InputTensor, encode_input
 from microturn_client._messages_pb2 import ModelInferRequest, ModelStreamInferResponse

@@ -28,6 +28,10 @@ from microturn_client import (
     Status,
     Timing,
     Tokens,
+    ToolArguments,
+    ToolCall,
+    ToolCallBegun,
+    ToolEvent,
     Turn,
     TurnEnd,
     TurnInput,
@@ -38,14 +42,27 @@ from microturn_client.testing import FakeServer
 
 
 def told(event: Event) -> str:
-    """What an event says: a type checker knows that there is no fourth kind."""
+    """What an event says: a type checker knows that there is no other kind."""
     if isinstance(event, Tokens):
         position: int = event.position
         logprobs: tuple[float, ...] | None = event.logprobs
         return f"{position}: {event.text} {event.ids} {logprobs}"
     if isinstance(event, Resumed):
         return f"{event.exact}: {event.reason}"
+    if isinstance(event, ToolEvent):
+        return told_call(event)
     return told_end(event)
+
+
+def told_call(event: ToolCallBegun | ToolArguments | ToolCall) -> str:
+    """What comes of a tool call."""
+    match event:
+        case ToolCallBegun():
+            return f"{event.id} {event.name}"
+        case ToolArguments():
+            return event.json
+        case ToolCall():
+            return f"{event.name}({event.arguments})"
 
 
 def told_end(end: TurnEnd) -> str:

@@ -23,6 +23,7 @@ import psutil
 import pytest
 from transformers import PreTrainedModel
 
+from microturn.serve.child import running_server
 from microturn_client import Client, NotFound, Session, Tokens
 from microturn_client._errors import from_wire
 from support.listed import wait_for_session, wait_until_gone
@@ -243,22 +244,31 @@ def test_the_idle_time_begins_when_the_turn_was_undone(client: Client, raw: RawS
     assert raw.ask(session_id, input_ids=ids()).code == "EXPIRED"
 
 
-def test_a_client_that_closes_during_decode(client: Client, raw: RawStream, admin_socket: Path) -> None:
-    """What runs is interrupted, and nothing of the session is left."""
-    session = client.session(session_id=new_id())
-    session_id = str(session.id)
-    session.append(PROMPT)
-    turn = session.turn(ABANDONED, **ENDLESS)
-    next(turn)
-    with full(raw):
+def test_a_client_that_closes_during_decode(smollm2_dir: str, tmp_path: Path) -> None:
+    """What runs is interrupted, and nothing of the session is left: a server without room has room for one more."""
+    socket = tmp_path / "admin.sock"
+    with (
+        running_server(smollm2_dir, "max_sessions=4", arguments=(f"--admin-socket={socket}",)) as server,
+        Client(server, recovery=None) as client,
+        RawStream(server) as raw,
+    ):
+        session = client.session(session_id=new_id())
+        session_id = str(session.id)
+        session.append(PROMPT)
+        turn = session.turn(ABANDONED, **ENDLESS)
+        next(turn)
+        others = [new_id() for _ in range(3)]
+        for other in others:
+            raw.ask(other, start=True, input_ids=ids(1), options={"max_tokens": 0})
+        assert not has_room(raw)
         status = session.close(timeout_s=5.0)
         assert status is not None
         assert status.finish_reason == "closed"
-        wait_until_gone(admin_socket, session_id)
+        wait_until_gone(socket, session_id)
         assert has_room(raw)
         assert isinstance(from_wire(raw.ask(session_id, input_ids=ids()).error or ""), NotFound)
-    anew = raw.ask(session_id, start=True, input_ids=ids(5, 6), options={"max_tokens": 0})
-    assert context_len(anew) == 2
+        anew = raw.ask(session_id, start=True, input_ids=ids(5, 6), options={"max_tokens": 0})
+        assert context_len(anew) == 2
 
 
 def test_an_end_that_waits_closes_though_its_client_has_gone(server: str, raw: RawStream, admin_socket: Path) -> None:
@@ -283,20 +293,6 @@ def has_room(raw: RawStream) -> bool:
     code = raw.ask(new_id(), start=True, end=True, input_ids=ids(1), options={"max_tokens": 0}).code
     assert code in (None, "RESOURCE_EXHAUSTED")
     return code is None
-
-
-@contextmanager
-def full(raw: RawStream) -> Iterator[None]:
-    """The server has no room for one session more, so that it shows when one ends."""
-    others = []
-    while has_room(raw):
-        others.append(new_id())
-        raw.ask(others[-1], start=True, input_ids=ids(1), options={"max_tokens": 0})
-    try:
-        yield
-    finally:
-        for other in others:
-            raw.ask(other, end=True, input_ids=ids())
 
 
 @pytest.fixture(scope="module")

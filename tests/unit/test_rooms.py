@@ -12,7 +12,7 @@ MAX_LINES = 300
 # module that has become short enough.
 LONGER = {
     "client/microturn_client/_aio_runtime.py": 321,
-    "client/microturn_client/_session_core.py": 374,
+    "client/microturn_client/_session_core.py": 369,
 }
 
 
