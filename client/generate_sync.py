@@ -4,7 +4,7 @@
     python client/generate_sync.py --check    says which are out of date; exit status 1 if any is
 
 Why not `unasync` or `unasyncd`: the first leaves docstrings as they are, and ours name the classes; the second brings
-libcst and six more packages. All that differs by more than a word is in `_aio_runtime.py` and `_sync_runtime.py`.
+libcst and six more packages. All that differs by more than a word is in `_connection.py` and `_stream.py` of either.
 """
 
 import re

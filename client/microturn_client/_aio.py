@@ -8,7 +8,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from microturn_client._aio_runtime import AsyncConnection
+from microturn_client._aio_connection import AsyncConnection
 from microturn_client._aio_session import AsyncSession, OnResumed
 from microturn_client._endpoint import endpoint
 from microturn_client._errors import NotFound, SessionClosed, TurnTimeout, Unavailable, from_failure

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterable, AsyncIterator
 from typing import Unpack
 
 from microturn_client._aio_beat import turns_on_the_beat
-from microturn_client._aio_runtime import AsyncStream
+from microturn_client._aio_stream import AsyncStream
 from microturn_client._aio_turn import AsyncTurn
 from microturn_client._beat import Beat
 from microturn_client._errors import MicroturnError

@@ -16,7 +16,7 @@ from microturn_client._session_core import SessionCore
 from microturn_client._session_facts import SessionFacts
 from microturn_client._session_state import Timeouts
 from microturn_client._sync_beat import turns_on_the_beat
-from microturn_client._sync_runtime import Stream
+from microturn_client._sync_stream import Stream
 from microturn_client._sync_turn import Turn
 from microturn_client._tool_events import ToolCall, result_text
 

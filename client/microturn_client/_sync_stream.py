@@ -1,6 +1,6 @@
-"""What the client does differently for threads than for asyncio: its channel, the streams of a session, its timer.
+"""The streams of a session, for threads. The same names as in ``_aio_stream``.
 
-The same names as in ``_aio_runtime``. One thread per stream reads what comes. The stream's lock guards the core, and
+One thread per stream reads what comes. The stream's lock guards the core, and
 wakes the threads that wait for an event. The reader always ends by telling the core why, so nobody waits for a thread
 that died. Where a stream broke, the next one is a call of its own with a reader of its own.
 """
@@ -11,84 +11,26 @@ import math
 import queue
 import threading
 import time
-import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from microturn_client._endpoint import Endpoint
 from microturn_client._errors import ConnectionLost, InternalError, MicroturnError, from_failure
 from microturn_client._events import Event, Resumed
 from microturn_client._messages_pb2 import ModelInferRequest
 from microturn_client._pending_turn import PendingTurn
 from microturn_client._session_core import SessionCore
 from microturn_client._session_state import SessionState
-from microturn_client._stub import InferenceStub
-from microturn_client._timer import TimerThread
 from microturn_client._wire import Metadata, read_route
 
 if TYPE_CHECKING:
-    import grpc
-
-    from microturn_client._sync_session import Session
+    pass
 
 # After END is answered the server ends the stream by itself; a server that does not is not waited for.
 _STREAM_END_S = 1.0
 
 OpenCall = Callable[[Metadata, Iterator[ModelInferRequest]], Any]
 TellRef = Callable[[], Callable[[Resumed], object] | None]
-
-
-class Connection:
-    """The gRPC channel of a client, and the sessions on it, which it holds weakly.
-
-    Attributes:
-        stub: for calls of the server.
-
-    Args:
-        endpoint: the server.
-    """
-
-    def __init__(self, endpoint: Endpoint) -> None:
-        import grpc  # with the first client, since it takes longer than all that is here
-
-        options = endpoint.channel_options
-        if endpoint.credentials is None:
-            channel = grpc.insecure_channel(endpoint.address, options=options)
-        else:
-            channel = grpc.secure_channel(endpoint.address, endpoint.credentials, options=options)
-        self.stub = InferenceStub(channel)
-        self._timer = TimerThread()
-        self._release = weakref.finalize(self, _release, self._timer, channel)
-
-    @property
-    def is_closed(self) -> bool:
-        return not self._release.alive
-
-    def stream(self, core: SessionCore, open_call: OpenCall, tell: TellRef) -> Stream:
-        """Streams for one session, which is told what befalls it."""
-        return Stream(core, open_call, tell, self._timer.wake_at)
-
-    def watch(self, session: Session) -> None:
-        """Adds a session."""
-        self._timer.watch(session)
-
-    def sessions(self) -> list[Session]:
-        """The sessions that the program still holds."""
-        return self._timer.sessions()
-
-    def close(self, closing: Iterable[Callable[[], object]]) -> None:
-        """Closes the channel once each of ``closing`` has returned or raised."""
-        with ExitStack() as stack:
-            stack.callback(self._release)
-            for close in closing:
-                stack.callback(close)
-
-
-def _release(timer: TimerThread, channel: grpc.Channel) -> None:
-    timer.stop()
-    channel.close()
 
 
 class _Call:

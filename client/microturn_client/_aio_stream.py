@@ -1,7 +1,4 @@
-"""What the client does differently for asyncio than for threads: its channel, the streams of a session, its timers.
-
-``_sync_runtime`` has the same names for threads. ``_aio``, ``_aio_session`` and ``_aio_beat`` rely on these names, so
-their ``_sync`` twins are generated from them (``client/generate_sync.py``).
+"""The streams of a session, for asyncio. ``_sync_stream`` has the same names for threads.
 
 One task per stream reads what comes. Everything happens on one event loop, so nothing is locked. The reader always ends
 by telling the core why, so no task waits for one that died. A timer wakes the core when it has something to do: keep an
@@ -15,88 +12,27 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from microturn_client._endpoint import Endpoint
 from microturn_client._errors import ConnectionLost, InternalError, MicroturnError, from_failure
 from microturn_client._events import Event, Resumed
 from microturn_client._messages_pb2 import ModelInferRequest
 from microturn_client._pending_turn import PendingTurn
 from microturn_client._session_core import SessionCore
 from microturn_client._session_state import SessionState
-from microturn_client._stub import InferenceStub
 from microturn_client._wire import Metadata, read_route
 
 if TYPE_CHECKING:
-    import grpc
-
-    from microturn_client._aio_session import AsyncSession
+    pass
 
 # After END is answered the server ends the stream by itself; a server that does not is not waited for.
 _STREAM_END_S = 1.0
 
 OpenCall = Callable[[Metadata, AsyncIterator[ModelInferRequest]], Any]
 TellRef = Callable[[], Callable[[Resumed], object] | None]
-
-
-class AsyncConnection:
-    """The gRPC channel of a client, and the sessions on it, which it holds weakly.
-
-    Attributes:
-        is_closed: ``close`` was called.
-
-    Args:
-        endpoint: the server.
-    """
-
-    def __init__(self, endpoint: Endpoint) -> None:
-        import grpc.aio  # noqa: F401  # here and not on the event loop: it takes a while
-
-        self.is_closed = False
-        self._endpoint = endpoint
-        self._channel: grpc.aio.Channel | None = None
-        self._sessions: weakref.WeakSet[AsyncSession] = weakref.WeakSet()
-
-    @property
-    def stub(self) -> InferenceStub:
-        """For calls of the server."""
-        if self._channel is None:  # made late, since it belongs to the event loop that runs now
-            import grpc
-
-            to = self._endpoint
-            if to.credentials is None:
-                self._channel = grpc.aio.insecure_channel(to.address, options=to.channel_options)
-            else:
-                self._channel = grpc.aio.secure_channel(to.address, to.credentials, options=to.channel_options)
-        return InferenceStub(self._channel)
-
-    def stream(self, core: SessionCore, open_call: OpenCall, tell: TellRef) -> AsyncStream:
-        """Streams for one session, which is told what befalls it."""
-        return AsyncStream(core, open_call, tell)
-
-    def watch(self, session: AsyncSession) -> None:
-        """Adds a session."""
-        self._sessions.add(session)
-
-    def sessions(self) -> list[AsyncSession]:
-        """The sessions that the program still holds."""
-        return list(self._sessions)
-
-    async def close(self, closing: Iterable[Callable[[], Awaitable[object]]]) -> None:
-        """Closes the channel once each of ``closing`` has returned; they run at the same time."""
-        self.is_closed = True
-        try:
-            outcomes = await asyncio.gather(*(close() for close in closing), return_exceptions=True)
-        finally:
-            if self._channel is not None:
-                await self._channel.close()
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
 
 
 class _Call:
