@@ -78,6 +78,10 @@ You have: {{ tools | tojson }}<|end|>
 {% endfor %}{% if add_generation_prompt %}<|head|>assistant
 {% endif %}"""
 
+TOOLS_AS_JSON = WITH_TOOLS.replace(
+    "{{ message.content }}", "{{ message.content | tojson if message.role == 'tool' else message.content }}"
+)
+
 _SPECIALS = ["<s>", "</s>", "<|head|>", "<|/head|>", "<|end|>"]
 
 

@@ -3,13 +3,15 @@
 A template renders a whole conversation; a session needs to know what to append when the next message begins. So short
 conversations with recognisable contents are rendered, in every order of roles that the template accepts, and the text
 between two contents is the transition between their roles. It must depend on those two roles only, contents must appear
-unchanged (except for whitespace around them), and a longer conversation must begin like the shorter one: a template
-that violates this rewrites text that was already appended, and the roles concerned are refused.
+unchanged (except for whitespace around them; Llama 3.1 writes results of tools as JSON strings), and a longer
+conversation must begin like the shorter one: a template that violates this rewrites text that was already appended, and
+the roles concerned are refused.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 
@@ -43,11 +45,18 @@ class Transition:
         text: the end of the message before and the beginning of the next.
         drops_space_before: whether whitespace at the end of the content before is dropped.
         drops_space_after: whether whitespace at the beginning of the content after is dropped.
+        escapes: whether the content after is written as within a JSON string.
     """
 
     text: str
     drops_space_before: bool
     drops_space_after: bool
+    escapes: bool = False
+
+
+def escaped(text: str) -> str:
+    """A text within a JSON string."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +66,15 @@ class _Learnt:
     Attributes:
         texts: the text between two contents.
         drops_space: whether whitespace is dropped at the end of the first and at the beginning of the second content.
+        escapes: by role, whether contents are written as within a JSON string.
     """
 
     texts: dict[Pair, str] = field(default_factory=dict)
     drops_space: dict[Pair, tuple[bool, bool]] = field(default_factory=dict)
+    escapes: dict[str, bool] = field(default_factory=dict)
+
+    def copy(self) -> _Learnt:
+        return _Learnt(dict(self.texts), dict(self.drops_space), dict(self.escapes))
 
 
 class _Rewrites(Exception):
@@ -118,7 +132,12 @@ class ChatTemplate:
             reason = self._refusals.get(pair, "it has no such message there")
             raise InvalidArgument(f"role '{role}' {where}, which this model's chat template does not take: {reason}")
         text = self._learnt.texts[pair]
-        return Transition(text if is_context_empty else text.removeprefix(self._bos), *self._learnt.drops_space[pair])
+        text = text if is_context_empty else text.removeprefix(self._bos)
+        return Transition(text, *self._learnt.drops_space[pair], self.escapes(role))
+
+    def escapes(self, role: str) -> bool:
+        """Whether contents of a role are written as within a JSON string."""
+        return self._learnt.escapes.get(role, False)
 
     def _try_to_learn(self, pairs: set[Pair]) -> None:
         """Learns these pairs of roles if the template is consistent about them, and refuses them otherwise."""
@@ -129,7 +148,7 @@ class ChatTemplate:
 
     def _learn(self, pairs: set[Pair]) -> None:
         """Learns pairs of roles, all of them or none."""
-        learnt = _Learnt(dict(self._learnt.texts), dict(self._learnt.drops_space))
+        learnt = self._learnt.copy()
         orders = [order for order in _orders(pairs | learnt.texts.keys()) if not pairs.isdisjoint(_pairs(order))]
         for order in orders:
             self._learn_texts(order, learnt)
@@ -158,15 +177,21 @@ class ChatTemplate:
         rendered = self._try_render(order, [f"{space}{content}{space}" for content in contents])
         if rendered is None:
             return
-        end = 0
+        end, space_before = 0, space
         for index, (pair, content) in enumerate(zip(_pairs(order), contents, strict=True)):
+            role, space_after = order[index], space
             at = rendered.find(content, end)
+            if is_escaped := at < 0 and role == "tool":
+                content, space_after = escaped(content), escaped(space)
+                at = rendered.find(content, end)
             if at < 0 and index == len(order) - 1 and f"{self._marker}{index}" not in rendered:
                 break
-            drops_space = _dropped_space(rendered[end:at], learnt.texts.get(pair), space)
-            if at < 0 or drops_space is None or learnt.drops_space.setdefault(pair, drops_space) != drops_space:
-                raise _Rewrites(f"changes what the message of role '{order[index]}' says ({_names(order)})")
-            end = at + len(content)
+            drops_space = _dropped_space(rendered[end:at], learnt.texts.get(pair), space_before, space_after)
+            is_same = drops_space is not None and learnt.drops_space.setdefault(pair, drops_space) == drops_space
+            is_trimmed = is_escaped and drops_space is not None and drops_space[1]
+            if at < 0 or not is_same or is_trimmed or learnt.escapes.setdefault(role, is_escaped) != is_escaped:
+                raise _Rewrites(f"changes what the message of role '{role}' says ({_names(order)})")
+            end, space_before = at + len(content), space_after
 
     def _learn_answer_space(self) -> str:
         content = f"{self._marker}0."
@@ -190,10 +215,10 @@ class ChatTemplate:
             return None
 
 
-def _dropped_space(between: str, text: str | None, space: str) -> tuple[bool, bool] | None:
+def _dropped_space(between: str, text: str | None, before: str, after: str) -> tuple[bool, bool] | None:
     """Whether whitespace is missing before and after a transition's text; None if it isn't that text."""
     for drops_before, drops_after in itertools.product((False, True), repeat=2):
-        if text is not None and between == space * (not drops_before) + text + space * (not drops_after):
+        if text is not None and between == before * (not drops_before) + text + after * (not drops_after):
             return drops_before, drops_after
     return None
 

@@ -92,7 +92,8 @@ class SessionText:
         prepared: PreparedText | None = None,
     ) -> list[int]:
         writer = self._writer(role, last_token_id)
-        if prepared is not None and prepared.ids and prepared.parse_special == parse_special:
+        is_prepared = prepared is not None and prepared.ids and prepared.parse_special == parse_special
+        if prepared is not None and is_prepared and not self._escapes(role):
             writer.write(prepared.head, parse_special=parse_special)
             writer.go_on(prepared.ids, prepared.held)
         else:
@@ -138,10 +139,16 @@ class SessionText:
             last_token_id,
             is_context_empty=not state.has_context and last_token_id is None,
             puts_bos=state.role is None and (role is None or bool(state.held)),
+            escapes=self._escapes(None),
         )
         if role is not None and (role != state.role or role == "tool"):  # each result of a tool is a message
             writer.open_message(self._model.chat_template(self._tools), state.role, role)
         return writer
+
+    def _escapes(self, role: str | None) -> bool:
+        """Whether the content of a message of this role, or of the open one, is written as within a JSON string."""
+        role = role or self.state.role
+        return role is not None and self._model.chat_template(self._tools).escapes(role)
 
     def _answer_space(self, role: str | None) -> str:
         is_answer = (role or self.state.role) == "assistant"

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from microturn.text.chat import ChatTemplate
+from microturn.text.chat import ChatTemplate, escaped
 from microturn.text.encoder import TextEncoder
 from microturn.text.special_tokens import SpecialToken
 
@@ -53,16 +53,25 @@ class Writer:
         last_id: the last token of the context; None if there is none or it is an embedding.
         is_context_empty: whether the context is empty.
         puts_bos: whether to begin an empty context with the model's BOS.
+        escapes: whether the content of the open message is written as within a JSON string.
     """
 
     def __init__(
-        self, encoder: TextEncoder, held: HeldText, last_id: int | None, *, is_context_empty: bool, puts_bos: bool
+        self,
+        encoder: TextEncoder,
+        held: HeldText,
+        last_id: int | None,
+        *,
+        is_context_empty: bool,
+        puts_bos: bool,
+        escapes: bool = False,
     ) -> None:
         self.ids: list[int] = []
         self._encoder = encoder
         self._last_id = last_id
         self._is_context_empty = is_context_empty
         self._puts_bos = puts_bos
+        self._escapes = escapes
         self._template, self._content, self._undecided = held.template, held.content, held.undecided
         self._is_trimmed, self._is_eaten = held.is_trimmed, held.is_eaten
         self._num_scanned = _num_scanned(held)
@@ -79,6 +88,7 @@ class Writer:
 
     def write(self, text: str, *, parse_special: bool) -> None:
         """Writes content."""
+        text = escaped(text) if self._escapes else text
         if parse_special:
             self._parse(self._undecided + text, is_complete=False)
         else:
@@ -118,6 +128,7 @@ class Writer:
         self.write_template(transition.text)
         if transition.drops_space_after:
             self.drop_space_after()
+        self._escapes = transition.escapes
 
     def write_template(self, text: str) -> None:
         """Writes text of the chat template.

@@ -20,6 +20,7 @@ _TINY = {
     "spelled_out": (tiny.byte_level, tiny.SPELLED_OUT, True),
     "crossing": (tiny.crossing, tiny.TRIMMING, True),
     "with_tools": (tiny.byte_level, tiny.WITH_TOOLS, True),
+    "tools_as_json": (tiny.byte_level, tiny.TOOLS_AS_JSON, True),
     "plain": (tiny.word_piece, None, False),
     "forgetful": (tiny.byte_level, tiny.FORGETFUL, True),
 }

@@ -1,5 +1,8 @@
 """Templates of many habits, rendered by Jinja as transformers does it."""
 
+import json
+from functools import partial
+
 import pytest
 from jinja2 import Environment, TemplateError
 
@@ -14,7 +17,9 @@ CHATML = """{% for m in messages %}<|im_start|>{{ m.role }}
 
 
 def learn(source: str) -> ChatTemplate:
-    template = Environment(trim_blocks=True, lstrip_blocks=True, autoescape=False).from_string(source)
+    environment = Environment(trim_blocks=True, lstrip_blocks=True, autoescape=False)
+    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
+    template = environment.from_string(source)
 
     def fail(message: str) -> None:
         raise TemplateError(message)
@@ -141,9 +146,20 @@ def test_results_of_tools_follow_each_other() -> None:
     assert between("tool", "assistant") == "</r><|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_a_role_that_is_rewritten_is_refused_alone() -> None:
-    """Llama 3.1 writes what a tool says as JSON."""
+def test_results_of_tools_may_be_written_as_json() -> None:
+    """As Llama 3.1 does."""
     template = learn(CHATML.replace("m.content }}", "(m.content | tojson) if m.role == 'tool' else m.content }}"))
+    opens = template.transition("assistant", "tool", is_context_empty=False)
+    assert opens == Transition('<|im_end|>\n<|im_start|>tool\n"', False, False, escapes=True)
+    closes = template.transition("tool", "assistant", is_context_empty=False)
+    assert closes == Transition('"<|im_end|>\n<|im_start|>assistant\n', False, False)
+    assert template.escapes("tool")
+    assert not template.escapes("user")
+
+
+@pytest.mark.parametrize("content", ["m.content | trim | tojson", "m.content | replace('b', 'c')", "m.content[:20]"])
+def test_a_role_that_is_rewritten_is_refused_alone(content: str) -> None:
+    template = learn(CHATML.replace("m.content }}", f"({content}) if m.role == 'tool' else m.content }}}}"))
     assert template.transition("user", "assistant", is_context_empty=False).text
     with pytest.raises(InvalidArgument, match=r"'tool' follows role 'assistant'.* changes what the message"):
         template.transition("assistant", "tool", is_context_empty=False)

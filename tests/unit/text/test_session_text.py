@@ -455,6 +455,21 @@ def test_each_result_of_a_tool_is_a_message_of_its_own(load_edge) -> None:
     assert context.ids == edge.oracle.apply_chat_template(chat, tools=TOOLS, add_generation_prompt=True)["input_ids"]
 
 
+def test_a_result_is_written_as_a_json_string_where_the_template_does_so(load_edge) -> None:
+    edge = load_edge("tools_as_json")
+    context = edge.open(TOOLS)
+    context.write("hello", role="user")
+    context.write("the fox", role="assistant")
+    chunks = ['the "quick" ', "fox\\ \n\n", "jumps, 你好 ", '"over"']
+    context.write(chunks[0], role="tool")
+    for chunk in chunks[1:]:
+        context.write(chunk)
+    context.make_way(role="assistant")
+    said = [("user", "hello"), ("assistant", "the fox"), ("tool", "".join(chunks))]
+    chat = [{"role": role, "content": content} for role, content in said]
+    assert context.ids == edge.oracle.apply_chat_template(chat, tools=TOOLS, add_generation_prompt=True)["input_ids"]
+
+
 def test_tools_that_the_template_does_not_know_are_refused(load_edge) -> None:
     with pytest.raises(InvalidArgument, match="has no place for tools"):
         load_edge("smollm2").open(TOOLS)
