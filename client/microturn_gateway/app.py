@@ -121,6 +121,8 @@ class _Gateway:
         """A secret for a browser."""
         fields = Fields(await read_body(request, self._settings.max_body_bytes))
         session = parse_session(fields.take("session", dict, {}))
+        if session.refused:  # nothing is lost that way: the request is answered, and can be sent again without it
+            raise Refusal.of_parts(session.refused)
         expiry = Fields(fields.take("expires_after", dict, {}), "expires_after")
         expiry.ignore("anchor")
         lifetime_s = expiry.take_int("seconds", _LEAST_SECRET_S, _MOST_SECRET_S, _USUAL_SECRET_S)
