@@ -23,7 +23,12 @@ _ROLES: Mapping[str, MessageRole] = {
 # What frameworks send along and what changes nothing in an answer of ours.
 _WITHOUT_MEANING = (
     *("store", "metadata", "service_tier", "parallel_tool_calls", "tool_choice", "safety_identifier", "verbosity"),
-    *("prompt_cache_key", "prompt_cache_retention", "reasoning_effort", "modalities"),
+    *("prompt_cache_key", "prompt_cache_retention", "reasoning_effort"),
+    *("prompt_cache_options", "prediction", "audio", "chat_template_kwargs", "priority", "request_id"),
+)
+_WITHOUT_MEANING_IN_A_MESSAGE = (
+    *("name", "refusal", "annotations", "tool_call_id", "cache_control", "provider_specific_fields"),
+    *("reasoning", "reasoning_content", "reasoning_details", "thinking_blocks"),  # templates leave out what was thought
 )
 
 
@@ -71,6 +76,10 @@ def parse_chat_request(raw: Mapping[str, Any]) -> ChatRequest:
     fields.take_int("n", 1, 1, 1)
     if fields.take("logprobs", bool, False):
         raise Refusal("unsupported_parameter", "'logprobs' is not supported here", param="logprobs")
+    if fields.take("top_logprobs", int, 0):
+        raise Refusal("unsupported_parameter", "'top_logprobs' is not supported here", param="top_logprobs")
+    if fields.take("modalities", list, ["text"]) != ["text"]:
+        raise Refusal("unsupported_parameter", "'modalities' must be [\"text\"]: answers are text", param="modalities")
     grammar = _take_response_format(fields)
     stream_options = Fields(fields.take("stream_options", dict, {}), "stream_options")
     stream_options.ignore("include_obfuscation")
@@ -107,7 +116,7 @@ def _take_response_format(fields: Fields) -> dict[str, Any]:
 
 def _parse_message(value: object, path: str) -> Message:
     fields = Fields(value, path)
-    fields.ignore("name", "refusal", "annotations", "tool_call_id")
+    fields.ignore(*_WITHOUT_MEANING_IN_A_MESSAGE)
     role = fields.take("role", str)
     if role not in _ROLES:
         raise Refusal("invalid_value", f"'{path}.role' must be one of {', '.join(_ROLES)}", param=f"{path}.role")
