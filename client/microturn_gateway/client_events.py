@@ -171,7 +171,9 @@ def parse_session(value: object) -> UpdateSession:
         fields.refuse("unsupported_parameter", "'session.type' must be 'realtime'", "type")
     instructions = fields.take("instructions", str, None)
     tool_choice = _take_tool_choice(fields)
-    inert = fields.take_inert(*_INERT_IN_SESSION) | ({} if tool_choice is None else {"tool_choice": tool_choice})
+    inert = _without_turn_detection(fields.take_inert(*_INERT_IN_SESSION))
+    if tool_choice is not None:
+        inert["tool_choice"] = tool_choice
     answers = _take_answers(fields)
     fields.end()
     return UpdateSession(instructions, answers, inert, tuple(refused))
@@ -237,6 +239,14 @@ def _take_answers(fields: Fields) -> AnswerOptions:
     generation = take_generation_options(ours)
     ours.end()
     return AnswerOptions(most, generation)
+
+
+def _without_turn_detection(inert: dict[str, Any]) -> dict[str, Any]:
+    """Nothing hears when a speaker begins, and who reads that something does leaves the interrupting to it."""
+    match inert:
+        case {"audio": {"input": {"turn_detection": _} as heard} as audio}:
+            return {**inert, "audio": {**audio, "input": {**heard, "turn_detection": None}}}
+    return inert
 
 
 def _take_tool_choice(fields: Fields) -> str | None:

@@ -37,7 +37,9 @@ async def test_a_session_is_set_up_but_for_its_tools(openai: AsyncOpenAI) -> Non
         await connection.session.update(session=SESSION)
         updated = SessionUpdatedEvent.model_validate((await connection.recv()).model_dump(exclude_unset=True))
         assert updated.session.instructions == "Be brief."
-        assert updated.session.audio.model_dump(exclude_unset=True) == SESSION["audio"]
+        assert updated.session.audio.output.voice == "ash"
+        assert updated.session.audio.input.format.rate == 24000
+        assert updated.session.audio.input.turn_detection is None
         assert (updated.session.tool_choice, updated.session.tools) == ("auto", [])
         refused = await connection.recv()
         assert isinstance(refused, RealtimeErrorEvent)

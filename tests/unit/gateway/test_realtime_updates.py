@@ -33,6 +33,20 @@ def test_what_is_inert_for_text_is_echoed(driver: Driver) -> None:
     assert updated["session"].items() >= {**INERT, "tracing": None, "tool_choice": "none"}.items()
 
 
+@pytest.mark.parametrize("turn_detection", [None, {"type": "server_vad", "interrupt_response": True}])
+def test_nobody_is_told_that_somebody_else_interrupts(driver: Driver, turn_detection: object) -> None:
+    """Where turn detection interrupts, the Agents SDK's `interrupt()` cancels no answer."""
+    heard = {"format": {"type": "audio/pcm", "rate": 24000}, "turn_detection": turn_detection}
+    [updated] = update(driver, audio={"input": heard, "output": {"voice": "ash"}})
+    assert updated["session"]["audio"] == {"input": {**heard, "turn_detection": None}, "output": {"voice": "ash"}}
+
+
+@pytest.mark.parametrize("audio", [None, "loud", {"input": "loud"}, {"output": {"voice": "ash"}}])
+def test_audio_of_any_shape_is_shown_as_it_came(driver: Driver, audio: object) -> None:
+    [updated] = update(driver, audio=audio)
+    assert updated["session"]["audio"] == audio
+
+
 @pytest.mark.parametrize(
     ("bad", "code", "params"),
     [
