@@ -9,11 +9,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.staticfiles import StaticFiles
-from starlette.types import Scope
+from starlette.types import ASGIApp, Scope
 from starlette.websockets import WebSocket
 
 from microturn_client import AsyncClient
@@ -23,9 +24,10 @@ from microturn_gateway.client_events import AnswerOptions, UpdateSession, parse_
 from microturn_gateway.client_secrets import ClientSecrets
 from microturn_gateway.completions import Completions
 from microturn_gateway.conversation import new_id
+from microturn_gateway.cors import Cors
 from microturn_gateway.failures import Refusal
 from microturn_gateway.fields import Fields
-from microturn_gateway.http import read_body, refused
+from microturn_gateway.http import ERROR_HANDLERS, read_body, refused
 from microturn_gateway.realtime import Realtime
 from microturn_gateway.session_config import SessionConfig
 from microturn_gateway.sessions import Sessions
@@ -48,7 +50,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 def build_app(settings: GatewaySettings) -> Starlette:
     """The application; it speaks to the server from its start to its end."""
     client = AsyncClient(settings.server)
-    sessions = Sessions(client)
+    sessions = Sessions(client, settings.served_model_names)
     chats = ChatSessions(sessions, settings.max_sessions, settings.idle_timeout_s)
     client_secrets = ClientSecrets(time.time)
     gateway = _Gateway(settings, sessions, client_secrets)
@@ -62,11 +64,21 @@ def build_app(settings: GatewaySettings) -> Starlette:
             reaping.cancel()
             await client.close()
 
+    endpoints = [
+        WebSocketRoute("/realtime", gateway.realtime),
+        WebSocketRoute("/{path:path}", gateway.no_session),
+        Route("/realtime/client_secrets", gateway.guarded(gateway.create_secret), methods=["POST"]),
+        Route("/models", gateway.guarded(gateway.models), methods=["GET"]),
+        Route("/models/{model:path}", gateway.guarded(gateway.model), methods=["GET"]),
+        Route("/chat/completions", Completions(gateway.access, sessions, chats, settings), methods=["POST"]),
+    ]
+    # An application of its own, so that whatever is wrong with a request to it is said in OpenAI's shape.
+    api: ASGIApp = Starlette(routes=endpoints, exception_handlers=ERROR_HANDLERS)
+    if settings.allowed_origins:
+        api = Cors(api, settings.allowed_origins)
     routes = [
-        WebSocketRoute("/v1/realtime", gateway.realtime),
-        Route("/v1/realtime/client_secrets", gateway.guarded(gateway.create_secret), methods=["POST"]),
-        Route("/v1/models", gateway.guarded(gateway.models), methods=["GET"]),
-        Route("/v1/chat/completions", Completions(gateway.access, sessions, chats, settings), methods=["POST"]),
+        Mount("/v1", api),
+        Route("/health", gateway.health, methods=["GET"]),
         Mount("/", _Page(directory=_PAGE_DIR, html=True)),
     ]
     return Starlette(routes=routes, lifespan=lifespan)
@@ -111,16 +123,30 @@ class _Gateway:
 
         return answer
 
+    async def health(self, _request: Request) -> Response:
+        """Whether requests can be answered now; anybody may ask, since probes have no token."""
+        if await self._sessions.are_possible():
+            return JSONResponse({"status": "ok"})
+        return refused(Refusal("unavailable", "the server behind this gateway is not ready", http_status=503))
+
     async def models(self, _request: Request) -> Response:
-        """The one model, in OpenAI's list."""
-        model = await self._sessions.model()
-        about = {"id": model.name, "object": "model", "created": 0, "owned_by": "microturn"}
-        return JSONResponse({"object": "list", "data": [{**about, "max_context": model.max_context}]})
+        """The one model, under each of its names, in OpenAI's list."""
+        models = await self._sessions.models()
+        return JSONResponse({"object": "list", "data": [model.as_json() for model in models]})
+
+    async def model(self, request: Request) -> Response:
+        """The model under one of its names."""
+        name = request.path_params["model"]
+        if not name:
+            raise HTTPException(404)
+        return JSONResponse((await self._sessions.model(name)).as_json())
 
     async def create_secret(self, request: Request) -> Response:
         """A secret for a browser."""
         fields = Fields(await read_body(request, self._settings.max_body_bytes))
         session = parse_session(fields.take("session", dict, {}))
+        if session.refused:  # nothing is lost that way: the request is answered, and can be sent again without it
+            raise Refusal.of_parts(session.refused)
         expiry = Fields(fields.take("expires_after", dict, {}), "expires_after")
         expiry.ignore("anchor")
         lifetime_s = expiry.take_int("seconds", _LEAST_SECRET_S, _MOST_SECRET_S, _USUAL_SECRET_S)
@@ -131,6 +157,11 @@ class _Gateway:
         config = self._config(new_id("sess"), model.name, model.max_context).updated(session)
         told = {"value": secret.value, "expires_at": int(secret.expires_at_s), "session": config.as_json()}
         return JSONResponse(told, headers={"cache-control": "no-store"})
+
+    async def no_session(self, websocket: WebSocket) -> None:
+        """A WebSocket to where there is none."""
+        refusal = Refusal("unknown_url", f"there is no WebSocket at {websocket.url.path} here", http_status=404)
+        await websocket.send_denial_response(refused(refusal))
 
     async def realtime(self, websocket: WebSocket) -> None:
         """One session."""

@@ -22,6 +22,7 @@ def add_gateway_arguments(parser: argparse.ArgumentParser) -> None:
     add("--port", type=int, default=_DEFAULTS.port, help="to listen on (%(default)s); 0 takes a free one")
     add("--token-file", type=Path, metavar="FILE", help=f"holds the token of clients; else ${TOKEN_VARIABLE}")
     add("--allow-origin", action="append", default=[], metavar="URL", help="pages that may connect besides ours")
+    add("--served-model-name", action="append", default=[], metavar="NAME", help="the model's, besides the server's")
     add("--beat-ms", type=float, default=_DEFAULTS.beat_ms, help="between micro-turns (%(default)g)")
     add("--max-sessions", type=int, default=_DEFAULTS.max_sessions, help="at once (%(default)s)")
     add("--idle-timeout-s", type=float, default=_DEFAULTS.idle_timeout_s, help="silence that ends one (%(default)g)")
@@ -43,4 +44,5 @@ def settings_from(arguments: argparse.Namespace) -> GatewaySettings:
         **{name: value for name, value in vars(arguments).items() if name in _NAMES},
         token=token.strip() or None,
         allowed_origins=tuple(arguments.allow_origin),
+        served_model_names=tuple(arguments.served_model_name),
     )

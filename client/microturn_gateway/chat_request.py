@@ -27,7 +27,12 @@ _NO_RESULT = "null"
 # What frameworks send along and what changes nothing in an answer of ours.
 _WITHOUT_MEANING = (
     *("store", "metadata", "service_tier", "safety_identifier", "verbosity"),
-    *("prompt_cache_key", "prompt_cache_retention", "reasoning_effort", "modalities"),
+    *("prompt_cache_key", "prompt_cache_retention", "reasoning_effort"),
+    *("prompt_cache_options", "prediction", "audio", "chat_template_kwargs", "priority", "request_id"),
+)
+_WITHOUT_MEANING_IN_A_MESSAGE = (
+    *("name", "refusal", "annotations", "cache_control", "provider_specific_fields"),
+    *("reasoning", "reasoning_content", "reasoning_details", "thinking_blocks"),  # templates leave out what was thought
 )
 
 
@@ -77,6 +82,10 @@ def parse_chat_request(raw: Mapping[str, Any]) -> ChatRequest:
     fields.take_int("n", 1, 1, 1)
     if fields.take("logprobs", bool, False):
         raise Refusal("unsupported_parameter", "'logprobs' is not supported here", param="logprobs")
+    if fields.take("top_logprobs", int, 0):
+        raise Refusal("unsupported_parameter", "'top_logprobs' is not supported here", param="top_logprobs")
+    if fields.take("modalities", list, ["text"]) != ["text"]:
+        raise Refusal("unsupported_parameter", "'modalities' must be [\"text\"]: answers are text", param="modalities")
     grammar = _take_response_format(fields)
     tools = take_tools(fields)
     stream_options = Fields(fields.take("stream_options", dict, {}), "stream_options")
@@ -137,7 +146,7 @@ def _in_order(results: Sequence[tuple[int, Message]]) -> list[Message]:
 
 def _parse_message(fields: Fields) -> tuple[list[str], Message]:
     """A message, and the ids of the calls in it."""
-    fields.ignore("name", "refusal", "annotations")
+    fields.ignore(*_WITHOUT_MEANING_IN_A_MESSAGE)
     role = fields.take("role", str)
     if role not in _ROLES:
         path = fields.path("role")

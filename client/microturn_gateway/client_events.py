@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from microturn_gateway.context import Content
@@ -15,6 +15,10 @@ from microturn_gateway.options import take_generation_options
 _ROLES = ("user", "system", "assistant", "tool")
 _PART_TYPES = ("input_text", "output_text", "text")
 _MAX_ID_LEN = 128
+
+# What frameworks send along and what changes nothing where only text is heard and said.
+_INERT_IN_SESSION = ("audio", "include", "parallel_tool_calls", "reasoning", "tracing", "truncation")
+_INERT_IN_RESPONSE = ("audio", "parallel_tool_calls", "reasoning")
 
 
 @dataclass(frozen=True)
@@ -32,10 +36,17 @@ class AnswerOptions:
 
 @dataclass(frozen=True)
 class UpdateSession:
-    """Changes how the session answers; None leaves it."""
+    """Changes how the session answers; None leaves it.
+
+    Attributes:
+        inert: what changes nothing in a session of text, as it came, for the client to find it again.
+        refused: what is wrong with the rest of it.
+    """
 
     instructions: str | None
     answers: AnswerOptions
+    inert: Mapping[str, Any] = field(default_factory=dict)
+    refused: tuple[Refusal, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -88,6 +99,17 @@ class ClearBuffer:
 
 
 @dataclass(frozen=True)
+class ClearAudio:
+    """Takes back audio that was not committed, of which there is never any.
+
+    Attributes:
+        buffer: the client's (`input_audio_buffer`) or the one that plays (`output_audio_buffer`).
+    """
+
+    buffer: str
+
+
+@dataclass(frozen=True)
 class CreateResponse:
     """Asks for an answer."""
 
@@ -111,6 +133,7 @@ ClientEvent = (
     | AppendBuffer
     | CommitBuffer
     | ClearBuffer
+    | ClearAudio
     | CreateResponse
     | CancelResponse
 )
@@ -122,7 +145,9 @@ def parse_event(raw: Mapping[str, Any]) -> ClientEvent:
     Raises:
         Refusal: it is none that this gateway knows, or not of the right shape.
     """
-    fields = Fields(raw)
+    refused: list[Refusal] = []
+    # Only of a session is anything left when a part of it is refused: any other event is done, or is not.
+    fields = Fields(raw, refused=refused if raw.get("type") == "session.update" else None)
     fields.ignore("event_id")
     kind = fields.take("type", str)
     parse = _PARSERS.get(kind)
@@ -130,21 +155,28 @@ def parse_event(raw: Mapping[str, Any]) -> ClientEvent:
         raise Refusal("unknown_event", f"this gateway has no event '{kind}'", param="type")
     event = parse(fields)
     fields.end()
-    return event
+    return replace(event, refused=(*event.refused, *refused)) if isinstance(event, UpdateSession) else event
 
 
 def parse_session(value: object) -> UpdateSession:
-    """Reads a session object, of `session.update` or of a client secret.
+    """Reads a session object, of `session.update` or of a client secret: what is known of it, and what is refused.
 
     Raises:
-        Refusal: it asks for what is not here.
+        Refusal: it is no object.
     """
-    fields = Fields(value, "session")
-    fields.ignore("type", "object", "id", "model", "expires_at")
+    refused: list[Refusal] = []
+    fields = Fields(value, "session", refused)
+    fields.ignore("object", "id", "model", "expires_at")
+    if fields.take("type", str, "realtime") != "realtime":
+        fields.refuse("unsupported_parameter", "'session.type' must be 'realtime'", "type")
     instructions = fields.take("instructions", str, None)
+    tool_choice = _take_tool_choice(fields)
+    inert = _without_turn_detection(fields.take_inert(*_INERT_IN_SESSION))
+    if tool_choice is not None:
+        inert["tool_choice"] = tool_choice
     answers = _take_answers(fields)
     fields.end()
-    return UpdateSession(instructions, answers)
+    return UpdateSession(instructions, answers, inert, tuple(refused))
 
 
 def _parse_create_item(fields: Fields) -> CreateItem:
@@ -183,6 +215,10 @@ def _parse_create_response(fields: Fields) -> CreateResponse:
     given = Fields(fields.take("response", dict, {}), "response")
     if given.take("conversation", str, "auto") != "auto":
         raise Refusal("unsupported_parameter", "a response belongs to the conversation", param="response.conversation")
+    if given.take("input", list, None) is not None:  # an empty list too: the answer would be to nothing
+        given.refuse("unsupported_parameter", "a response answers the whole conversation", "input")
+    given.ignore(*_INERT_IN_RESPONSE)
+    _take_tool_choice(given)
     answers, metadata = _take_answers(given), given.take("metadata", dict, None)
     given.end()
     return CreateResponse(answers, metadata)
@@ -191,18 +227,36 @@ def _parse_create_response(fields: Fields) -> CreateResponse:
 def _take_answers(fields: Fields) -> AnswerOptions:
     modalities = fields.take("output_modalities", list, ["text"])
     if modalities != ["text"]:
-        raise Refusal("unsupported_parameter", "answers are text", param=fields.path("output_modalities"))
-    if fields.take("tool_choice", str, "none") not in ("none", "auto"):
-        raise Refusal("unsupported_parameter", "tools are not supported", param=fields.path("tool_choice"))
+        path = fields.path("output_modalities")
+        fields.refuse("unsupported_parameter", f"'{path}' must be [\"text\"]: answers are text", "output_modalities")
     most = fields.take("max_output_tokens", (int, str), None)
     if (isinstance(most, str) and most != "inf") or (isinstance(most, int) and most < 1):
         path = fields.path("max_output_tokens")
-        raise Refusal("invalid_value", f"'{path}' must be an integer of 1 or more, or 'inf'", param=path)
-    ours = Fields(fields.take("microturn", dict, {}), fields.path("microturn"))
+        fields.refuse("invalid_value", f"'{path}' must be an integer of 1 or more, or 'inf'", "max_output_tokens")
+        most = None
+    ours = fields.take_object("microturn")
     ours.ignore("beat_ms", "max_context")  # what a client was told of its session it may send back
     generation = take_generation_options(ours)
     ours.end()
     return AnswerOptions(most, generation)
+
+
+def _without_turn_detection(inert: dict[str, Any]) -> dict[str, Any]:
+    """Nothing hears when a speaker begins, and who reads that something does leaves the interrupting to it."""
+    match inert:
+        case {"audio": {"input": {"turn_detection": _} as heard} as audio}:
+            return {**inert, "audio": {**audio, "input": {**heard, "turn_detection": None}}}
+    return inert
+
+
+def _take_tool_choice(fields: Fields) -> str | None:
+    """Without tools the model calls none, whether it may or not."""
+    choice: str | None = fields.take("tool_choice", (str, dict), None)
+    if choice not in (None, "none", "auto"):
+        message = f"'{fields.path('tool_choice')}' must be 'auto' or 'none': tools are not supported"
+        fields.refuse("unsupported_parameter", message, "tool_choice")
+        return None
+    return choice
 
 
 def _checked_id(value: str, param: str) -> str:
@@ -220,6 +274,8 @@ _PARSERS: Mapping[str, Callable[[Fields], ClientEvent]] = {
     "input_text_buffer.append": _parse_append,
     "input_text_buffer.commit": lambda _: CommitBuffer(),
     "input_text_buffer.clear": lambda _: ClearBuffer(),
+    "input_audio_buffer.clear": lambda _: ClearAudio("input_audio_buffer"),
+    "output_audio_buffer.clear": lambda _: ClearAudio("output_audio_buffer"),
     "response.create": _parse_create_response,
     "response.cancel": lambda fields: CancelResponse(fields.take("response_id", str, None)),
 }

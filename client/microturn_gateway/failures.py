@@ -5,7 +5,7 @@ One vocabulary of codes: those of the wire contract in lower case, and beside th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from microturn_client import MicroturnError
@@ -57,6 +57,12 @@ class Refusal(Exception):
         if self.http_status == 429:
             return "rate_limit_error"
         return "server_error" if self.http_status >= 500 else "invalid_request_error"
+
+    @classmethod
+    def of_parts(cls, refused: Sequence[Refusal]) -> Refusal:
+        """What is wrong with several fields, in one sentence for each; `param` is the first of them."""
+        first, message = refused[0], "; ".join(refusal.message for refusal in refused)
+        return cls(first.code, message, param=first.param)
 
     def as_json(self) -> dict[str, Any]:
         """The `error` object of a response, an event or a failed answer."""

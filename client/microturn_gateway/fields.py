@@ -47,20 +47,34 @@ class Fields:
     Args:
         value: as it came.
         path: of the object within its message, for error messages.
+        refused: gets what is wrong with a field, which then counts as absent and takes no other field with it; None
+            raises it.
 
     Raises:
         Refusal: it is no object.
     """
 
-    def __init__(self, value: object, path: str = "") -> None:
+    def __init__(self, value: object, path: str = "", refused: list[Refusal] | None = None) -> None:
         if not isinstance(value, Mapping):
             raise Refusal("invalid_type", f"'{path}' must be an object", param=path or None)
         self._rest: dict[str, Any] = dict(value)
         self._path = path
+        self._refused = refused
 
     def path(self, name: str) -> str:
         """The path of a field."""
         return f"{self._path}.{name}" if self._path else name
+
+    def refuse(self, code: str, message: str, name: str) -> None:
+        """Refuses a field.
+
+        Raises:
+            Refusal: the field takes the others with it.
+        """
+        refusal = Refusal(code, message, param=self.path(name))
+        if self._refused is None:
+            raise refusal
+        self._refused.append(refusal)
 
     def take(self, name: str, kind: type | tuple[type, ...], default: Any = _MISSING) -> Any:
         """A field of this type; null counts as absent.
@@ -76,8 +90,24 @@ class Fields:
         kinds = kind if isinstance(kind, tuple) else (kind,)
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             names = " or ".join(kind.__name__ for kind in kinds)
-            raise Refusal("invalid_type", f"'{self.path(name)}' must be of type {names}", param=self.path(name))
+            message = f"'{self.path(name)}' must be of type {names}"
+            if default is _MISSING:  # nothing can stand for it
+                raise Refusal("invalid_type", message, param=self.path(name))
+            self.refuse("invalid_type", message, name)
+            return default
         return value
+
+    def take_object(self, name: str) -> Fields:
+        """The fields of a field that is an object, and none where it is absent.
+
+        Raises:
+            Refusal: it is no object.
+        """
+        return Fields(self.take(name, dict, {}), self.path(name), self._refused)
+
+    def take_inert(self, *names: str) -> dict[str, Any]:
+        """Those fields that are there and change nothing here, as they came."""
+        return {name: self._rest.pop(name) for name in names if name in self._rest}
 
     def take_ids(self, name: str) -> tuple[int, ...]:
         """A field of token ids; empty where it is absent.
@@ -114,9 +144,7 @@ class Fields:
         """
         for name, value in self._rest.items():
             if value not in (None, [], {}, ""):
-                raise Refusal(
-                    "unsupported_parameter", f"'{self.path(name)}' is not supported here", param=self.path(name)
-                )
+                self.refuse("unsupported_parameter", f"'{self.path(name)}' is not supported here", name)
 
 
 def read_text(parts: list[object], path: str, kinds: Collection[str]) -> str:
@@ -136,5 +164,6 @@ def read_text(parts: list[object], path: str, kinds: Collection[str]) -> str:
         if fields.take("type", str) not in kinds:
             raise Refusal("unsupported_parameter", "content is text", param=fields.path("type"))
         texts.append(fields.take("text", str))
+        fields.ignore("cache_control")  # what comes again is cached without being asked
         fields.end()
     return "".join(texts)

@@ -1,13 +1,14 @@
-"""What the HTTP endpoints share: a body within its limit, and a refusal as a response."""
+"""What the HTTP endpoints share: a body within its limit, and errors of every kind as responses of OpenAI's shape."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 
 from microturn_gateway.failures import Refusal
 from microturn_gateway.fields import parse_object
@@ -35,3 +36,25 @@ def refused(refusal: Refusal) -> JSONResponse:
     if refusal.http_status == 401:
         headers["www-authenticate"] = "Bearer"
     return JSONResponse({"error": refusal.as_json()}, refusal.http_status, headers)
+
+
+async def _not_served(request: Request, error: Exception) -> Response:
+    """What the router says of a path or a method that is not here."""
+    assert isinstance(error, HTTPException)
+    code = "method_not_supported" if error.status_code == 405 else "unknown_url"
+    message = f"there is no {request.method} {request.url.path} here"
+    response = refused(Refusal(code, message, http_status=error.status_code))
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _failed(_request: Request, _error: Exception) -> Response:
+    """A fault of ours: the log has what it was."""
+    return refused(Refusal("internal", "the gateway failed: its log says why", http_status=500))
+
+
+# How an application answers where no endpoint does.
+ERROR_HANDLERS: Mapping[Any, Callable[[Request, Exception], Awaitable[Response]]] = {
+    HTTPException: _not_served,
+    Exception: _failed,
+}

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from microturn_gateway.failures import Refusal
 from microturn_gateway.fields import Fields
 
 # Options of a turn that are neither OpenAI's nor the gateway's own business; see PROTOCOL.md.
@@ -42,7 +41,8 @@ def take_generation_options(fields: Fields) -> dict[str, Any]:
     if isinstance(stop, str):
         stop = [stop]
     if stop is not None and not all(isinstance(text, str) for text in stop):
-        raise Refusal("invalid_type", f"'{fields.path('stop')}' must be texts", param=fields.path("stop"))
+        fields.refuse("invalid_type", f"'{fields.path('stop')}' must be texts", "stop")
+        stop = None
     options |= {"stop": stop or None, "logit_bias": fields.take("logit_bias", dict, None)}
     return {name: value for name, value in options.items() if value is not None}
 

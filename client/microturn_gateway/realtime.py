@@ -182,6 +182,11 @@ class Realtime:
         if isinstance(event, ask.UpdateSession):
             self.config = self.config.updated(event)
             self._emit({"type": "session.updated", "session": self.config.as_json()})
+            if event.refused:
+                self.complain(Refusal.of_parts(event.refused), event_id)
+            return
+        if isinstance(event, ask.ClearAudio):
+            self._emit({"type": f"{event.buffer}.cleared"})
             return
         if isinstance(event, ask.CancelResponse):
             self._cancel(event.response_id)

@@ -21,6 +21,7 @@ class SessionConfig:
         generation: options of answers, as the wire contract names them.
         beat_ms: least time between two micro-turns in milliseconds.
         max_context: longest context in tokens; None where the server does not say.
+        inert: what a client set that changes nothing here.
     """
 
     id: str
@@ -30,6 +31,7 @@ class SessionConfig:
     generation: Mapping[str, Any] = field(default_factory=dict)
     beat_ms: float = 200.0
     max_context: int | None = None
+    inert: Mapping[str, Any] = field(default_factory=dict)
 
     def updated(self, event: UpdateSession) -> SessionConfig:
         """With what an event says, and otherwise as it was."""
@@ -40,6 +42,7 @@ class SessionConfig:
             instructions=self.instructions if event.instructions is None else event.instructions,
             max_output_tokens=answers.max_output_tokens,
             generation=answers.generation,
+            inert={**self.inert, **event.inert},
         )
 
     def answers_with(self, options: AnswerOptions) -> AnswerOptions:
@@ -59,5 +62,6 @@ class SessionConfig:
             "max_output_tokens": self.max_output_tokens,
             "tools": [],
             "tool_choice": "none",
+            **self.inert,
             "microturn": {**self.generation, "beat_ms": self.beat_ms, "max_context": self.max_context},
         }

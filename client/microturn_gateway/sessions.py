@@ -50,19 +50,33 @@ class Model:
     name: str
     max_context: int | None
 
+    def as_json(self) -> dict[str, Any]:
+        """The model in the shape of OpenAI's API; `max_context` is ours."""
+        about = {"id": self.name, "object": "model", "created": 0, "owned_by": "microturn"}
+        return {**about, "max_context": self.max_context}
+
 
 class Sessions:
     """Where sessions come from.
 
     Args:
         client: of the server.
+        aliases: what clients may call the model besides what the server calls it.
     """
 
-    def __init__(self, client: AsyncClient) -> None:
+    def __init__(self, client: AsyncClient, aliases: Sequence[str] = ()) -> None:
         self._client = client
+        self._aliases = aliases
+
+    async def are_possible(self) -> bool:
+        """Whether the server is there and its model takes turns."""
+        try:
+            return await self._client.ready()
+        except MicroturnError:
+            return False
 
     async def model(self, asked_for: str | None = None) -> Model:
-        """The server's model.
+        """The server's model, under the name that it was asked for.
 
         Args:
             asked_for: a client's idea of its name.
@@ -70,16 +84,28 @@ class Sessions:
         Raises:
             Refusal: the server is not there, or has another one.
         """
+        models = await self.models()
+        if not asked_for:
+            return models[0]
+        for model in models:
+            if model.name == asked_for:
+                return model
+        names = ", ".join(f"'{model.name}'" for model in models)
+        message = f"there is no model '{asked_for}' here, but {names}"
+        raise Refusal("model_not_found", message, param="model", http_status=404)
+
+    async def models(self) -> list[Model]:
+        """The server's model under each of its names, the server's own first.
+
+        Raises:
+            Refusal: the server is not there.
+        """
         try:
             info = await self._model_info()
         except MicroturnError as error:
             raise from_client(error) from error
-        name = info.model_name or "streaming_llm"
-        if asked_for not in (None, "", name):
-            raise Refusal(
-                "model_not_found", f"there is no model '{asked_for}' here, but '{name}'", param="model", http_status=404
-            )
-        return Model(name, info.limits.max_context)
+        names = dict.fromkeys((info.model_name or "streaming_llm", *self._aliases))
+        return [Model(name, info.limits.max_context) for name in names]
 
     async def _model_info(self) -> ModelInfo:
         """Asks once more where the connection broke meanwhile: to ask changes nothing."""

@@ -17,6 +17,7 @@ class GatewaySettings:
         port: to listen on; 0 takes a free one.
         token: what clients must come with; None lets every program of this machine in.
         allowed_origins: of pages besides our own.
+        served_model_names: what clients may call the model besides what the server calls it.
         beat_ms: least time between two micro-turns of a session, milliseconds.
         max_sessions: realtime sessions at once, and kept chat sessions as many again.
         idle_timeout_s: silence of a client after which its session ends, seconds.
@@ -34,6 +35,7 @@ class GatewaySettings:
     port: int = 8080
     token: str | None = None
     allowed_origins: tuple[str, ...] = ()
+    served_model_names: tuple[str, ...] = ()
     beat_ms: float = 200.0
     max_sessions: int = 64
     idle_timeout_s: float = 900.0
@@ -47,6 +49,8 @@ class GatewaySettings:
             raise ValueError(f"'{self.host}' can be reached from outside: give a token (--token-file)")
         if self.token is not None and len(self.token) < 16:
             raise ValueError("a token has 16 characters or more")
+        if not all(name.strip() for name in self.served_model_names):
+            raise ValueError("a model's name is not empty (--served-model-name)")
         for name in ("max_sessions", "idle_timeout_s", "max_answer_tokens", "send_timeout_s"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0")

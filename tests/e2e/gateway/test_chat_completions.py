@@ -134,6 +134,19 @@ async def test_what_is_refused_says_why(openai: AsyncOpenAI) -> None:
 
 async def test_the_models_are_listed(openai: AsyncOpenAI) -> None:
     assert [model.id async for model in openai.models.list()] == [MODEL]
+    assert (await openai.models.retrieve(MODEL)).id == MODEL
+    with pytest.raises(sdk.NotFoundError) as unknown:
+        await openai.models.retrieve("gpt-8")
+    assert unknown.value.code == "model_not_found"
+
+
+async def test_an_api_that_is_not_here_is_said_so(openai: AsyncOpenAI) -> None:
+    with pytest.raises(sdk.NotFoundError) as unknown:
+        await openai.embeddings.create(model=MODEL, input="Hello")
+    assert unknown.value.code == "unknown_url"
+    with pytest.raises(sdk.APIStatusError) as wrong:
+        await openai.get("/chat/completions", cast_to=object)
+    assert (wrong.value.status_code, wrong.value.code) == (405, "method_not_supported")
 
 
 async def test_the_token_is_asked_for(openai: AsyncOpenAI) -> None:

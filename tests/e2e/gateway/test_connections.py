@@ -61,6 +61,19 @@ async def test_a_model_that_is_not_here_is_refused(gateway: str, bearer: dict[st
     assert refused.value.response.status_code == 404
 
 
+async def test_a_session_under_another_name_of_the_model(server: str) -> None:
+    with running_gateway(server, served_model_names=("gpt-realtime",)) as address:
+        async with AsyncOpenAI(api_key="none", base_url=f"http://{address}/v1", max_retries=0, timeout=60) as openai:
+            assert [model.id async for model in openai.models.list()] == ["smollm2-135m", "gpt-realtime"]
+            assert (await openai.models.retrieve("gpt-realtime")).id == "gpt-realtime"
+            async with openai.realtime.connect(model="gpt-realtime") as connection:
+                assert (await connection.recv()).session.model == "gpt-realtime"
+            answer = await openai.chat.completions.create(
+                model="gpt-realtime", messages=[{"role": "user", "content": "Hello"}], max_tokens=2
+            )
+            assert answer.model == "gpt-realtime"
+
+
 async def test_a_message_that_is_too_long_ends_the_connection(gateway: str, bearer: dict[str, str]) -> None:
     async with connected(gateway, additional_headers=bearer) as socket:
         await received(socket)

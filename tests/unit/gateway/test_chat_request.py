@@ -69,6 +69,44 @@ def test_messages_of_all_roles_and_of_parts() -> None:
 
 
 @pytest.mark.parametrize(
+    "inert",
+    [
+        {"chat_template_kwargs": {"enable_thinking": False}},
+        {"logprobs": False, "top_logprobs": 0},
+        {"tool_choice": "auto", "parallel_tool_calls": True},
+        {"tool_choice": "none", "tools": [], "functions": None},
+        {"modalities": ["text"], "audio": {"voice": "cedar", "format": "wav"}},
+        {"prediction": {"type": "content", "content": "Hi"}, "prompt_cache_options": {"ttl": "30m"}},
+        {"prompt_cache_key": "talk", "safety_identifier": "ann", "reasoning_effort": "low", "verbosity": "low"},
+        {"priority": 1, "request_id": "r"},
+    ],
+)
+def test_what_changes_no_answer_is_accepted(inert: dict[str, Any]) -> None:
+    assert parsed(**inert) == parsed()
+
+
+def test_what_changes_no_message_is_accepted() -> None:
+    part = {"type": "text", "text": "One.", "cache_control": {"type": "ephemeral"}}
+    asked = parsed(
+        messages=[
+            {"role": "user", "content": [part], "cache_control": {"type": "ephemeral"}},
+            {
+                "role": "assistant",
+                "content": "Two.",
+                "reasoning_content": "The number behind one.",
+                "reasoning": "The same.",
+                "thinking_blocks": [{"type": "thinking", "thinking": "The same."}],
+                "provider_specific_fields": {"refusal": None},
+                "tool_calls": [],
+                "function_call": None,
+                "audio": None,
+            },
+        ]
+    )
+    assert asked.messages == (Message("user", "One."), Message("assistant", "Two."))
+
+
+@pytest.mark.parametrize(
     ("fields", "code", "param"),
     [
         ({"messages": []}, "invalid_value", "messages"),
@@ -92,6 +130,9 @@ def test_messages_of_all_roles_and_of_parts() -> None:
         ({"tool_choice": "required"}, "invalid_value", "tool_choice"),
         ({"tool_choice": "always"}, "invalid_value", "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "add"}}}, "invalid_value", "tool_choice"),
+        ({"top_logprobs": 2}, "unsupported_parameter", "top_logprobs"),
+        ({"modalities": ["text", "audio"]}, "unsupported_parameter", "modalities"),
+        ({"prompt": {"id": "pmpt_1"}}, "unsupported_parameter", "prompt"),
         ({"response_format": {"type": "xml"}}, "invalid_value", "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "missing_parameter", "response_format.json_schema"),
         (

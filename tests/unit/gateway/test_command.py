@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import socket
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from microturn_gateway.arguments import add_gateway_arguments, settings_from
 from microturn_gateway.command import main
 
 
@@ -18,6 +20,7 @@ from microturn_gateway.command import main
         (["--host", "0.0.0.0"], "can be reached from outside"),
         (["--max-sessions", "0"], "max_sessions must be above 0"),
         (["--token-file", "/nowhere"], "No such file"),
+        (["--served-model-name", "gpt-4o", "--served-model-name", ""], "a model's name is not empty"),
     ],
 )
 def test_settings_that_are_wrong(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -33,6 +36,15 @@ def test_a_token_that_is_none(tmp_path: Path, token: str, said: str, capsys: pyt
     (tmp_path / "token").write_text(token)
     assert main(["--token-file", str(tmp_path / "token")]) == 1
     assert said in capsys.readouterr().err
+
+
+def test_options_that_are_given_again() -> None:
+    parser = argparse.ArgumentParser()
+    add_gateway_arguments(parser)
+    names = ["--served-model-name", "gpt-4o", "--served-model-name", "org/model"]
+    settings = settings_from(parser.parse_args([*names, "--allow-origin", "https://app.example"]))
+    assert settings.served_model_names == ("gpt-4o", "org/model")
+    assert settings.allowed_origins == ("https://app.example",)
 
 
 def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
