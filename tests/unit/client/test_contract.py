@@ -1,10 +1,11 @@
-"""The contract suite against the fake server, for threads and for asyncio; tests/e2e runs it against the real one."""
+"""The contract suites against the fake server, for threads and for asyncio; tests/e2e runs them against the real one."""
 
 import pytest
 
 from microturn_client.testing import FakeServer
 from support.blocking import blocking
 from support.client_contract import ClientContract
+from support.tool_contract import ToolContract
 
 
 @pytest.fixture(params=["threads", "asyncio"])
@@ -19,4 +20,8 @@ def client(request):
 
 
 class TestContract(ClientContract):
+    pass
+
+
+class TestToolContract(ToolContract):
     pass
