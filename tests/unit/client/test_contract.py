@@ -1,4 +1,4 @@
-"""The contract suites against the fake server, for threads and for asyncio; tests/e2e runs them against the real one."""
+"""The contract suites against the fake server, for threads and for asyncio; tests/e2e runs them against real ones."""
 
 import pytest
 
