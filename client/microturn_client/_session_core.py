@@ -289,6 +289,8 @@ class SessionCore:
         self._take_in(turn, response)
         if turn is self.end:
             self.state = SessionState.CLOSED
+            # END is answered last: answers to what was sent before it, and has none, were lost.
+            self.fail_all(SessionClosed("the session was closed before the turn was answered"))
         elif self.cuts.has_ended(turn):
             if response.status.rebuilt and not turn.is_passing:
                 _log.goes_on(self.id, is_same=REBUILT.exact, reason=REBUILT.reason)

@@ -34,6 +34,7 @@ class Track:
         num_sinks: first tokens, never evicted; whole pages.
         num_evicted: tokens behind the sinks that are no longer in the cache; whole pages.
         origin: position of the first token behind the sinks, as if there had been none between; 0 is the beginning.
+        num_shown: last tokens, itself included, that the session's window always shows a token; 0 is no window.
     """
 
     num_groups: int = 1
@@ -42,6 +43,7 @@ class Track:
     num_sinks: int = 0
     num_evicted: int = 0
     origin: int = 0
+    num_shown: int = 0
 
     @classmethod
     def of(cls, kind: LayerKind, window: Window | None, slack: int, page_size: int) -> Self:
@@ -60,7 +62,9 @@ class Track:
         # release is rounded to pages, and the session cannot be cut back further anyway.
         if kind.window is not None and window is not None and kind.window + page_size <= window.length:
             return cls(kind.num_groups, kind.window, 2 * window.slack)
-        return cls(kind.num_groups, num_sinks=0 if window is None else window.num_sinks)
+        if window is None:
+            return cls(kind.num_groups)
+        return cls(kind.num_groups, num_sinks=window.num_sinks, num_shown=window.length)
 
     # ---- pages ---------------------------------------------------------------------------------------------------
 
@@ -101,7 +105,10 @@ class Track:
             return True
         if self.num_evicted == self.num_hidden:
             return kv_len >= self.origin
-        return kv_len >= self.num_evicted + (self.num_sinks if self.window is None else self.window - 1)
+        if self.window is not None:
+            return kv_len >= self.num_evicted + self.window - 1
+        # A token before this one sees some of what is evicted, since the session's window slides by positions.
+        return kv_len >= self.num_sinks + self.num_evicted + max(0, self.num_shown - 1)
 
     def cut(self, kv_len: int) -> Self:
         """The track after every token from position `kv_len` on is dropped; requires `reaches(kv_len)`."""

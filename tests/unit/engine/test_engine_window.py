@@ -144,6 +144,26 @@ def test_a_branch_has_the_window_of_its_parent() -> None:
         assert driver.turn(3, [6], start=True, fork_of="1", **values).code == "INVALID_ARGUMENT"
 
 
+@pytest.mark.parametrize("length", [8, 9, 10, 11])
+def test_a_cut_into_a_page_that_is_shared_computes_all_again_that_saw_what_is_gone(length: int) -> None:
+    """The page goes whole, and the tokens before the cut that stood in it see more than is left."""
+    driver, window = new_driver(), Window(num_sinks=4, length=length, slack=4)
+    options = {**OPTIONS, "window_tokens": length}
+    history = [3, 1, 4, 1, 5, 9, 2, 6]
+    history += driver.turn(1, history, max_tokens=3, **options).token_ids
+    history += [9, *driver.turn(1, [9], max_tokens=9).token_ids]
+    history += [7, *driver.turn(2, [7], start=True, fork_of="1", max_tokens=6).token_ids]
+    refused = driver.turn(2, [8], max_tokens=3, rewind_to=5)
+    least = refused.error.details["position"]
+    for cut_at in range(least, least + 4):
+        answer = driver.turn(3 + cut_at, [8], start=True, fork_of="2", max_tokens=3, rewind_to=cut_at)
+        assert answer.token_ids == expected_tokens([*history[:cut_at], 8], 3, window=window)
+    for cut_at in range(least + 3, least - 1, -1):
+        answer = driver.turn(2, [8], max_tokens=3, rewind_to=cut_at)
+        assert answer.token_ids == expected_tokens([*history[:cut_at], 8], 3, window=window)
+        history = [*history[:cut_at], 8, *answer.token_ids]
+
+
 def test_preempted_sessions_walk_through_their_history_again() -> None:
     """Three sessions that keep five pages each, on a pool for one and a half."""
     driver = new_driver(num_pages=10)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from microturn.kv.layer_groups import LayerKind
@@ -13,7 +15,7 @@ SLIDING = LayerKind(window=20, num_groups=2)
 
 def test_layers_that_see_all_keep_what_their_session_shows() -> None:
     assert Track.of(LayerKind(), None, 8, 4) == Track()
-    assert Track.of(LayerKind(num_groups=3), Window(8, 30, 8), 8, 4) == Track(3, num_sinks=8)
+    assert Track.of(LayerKind(num_groups=3), Window(8, 30, 8), 8, 4) == Track(3, num_sinks=8, num_shown=30)
 
 
 def test_layers_with_a_window_keep_that_and_the_slack_in_whole_pages() -> None:
@@ -23,7 +25,8 @@ def test_layers_with_a_window_keep_that_and_the_slack_in_whole_pages() -> None:
 @pytest.mark.parametrize(("length", "is_its_own"), [(30, True), (24, True), (23, False), (5, False)])
 def test_a_sessions_window_counts_where_it_is_not_longer_by_a_page(length: int, is_its_own: bool) -> None:
     track = Track.of(SLIDING, Window(8, length, 8), 100, 4)
-    assert track == (Track(2, window=20, slack=16) if is_its_own else Track(2, num_sinks=8))
+    shared = Track(2, num_sinks=8, num_shown=length)
+    assert track == (Track(2, window=20, slack=16) if is_its_own else shared)
 
 
 @pytest.mark.parametrize(
@@ -59,6 +62,15 @@ def test_a_cut_reaches_where_all_is_kept_that_is_seen_behind_it() -> None:
     track = Track(num_sinks=4, num_evicted=8)
     assert [kv_len for kv_len in range(20) if track.reaches(kv_len)] == [0, 1, 2, 3, 4, *range(12, 20)]
     assert Track(window=5).reaches(1)
+
+
+@pytest.mark.parametrize("length", [1, 5, 8, 10, 15])
+def test_a_sessions_window_is_reached_where_no_token_sees_what_is_evicted(length: int) -> None:
+    window = Window(num_sinks=4, length=length, slack=4)
+    for num_evicted in (4, 8, 12):
+        track = replace(Track.of(LayerKind(), window, 0, 4), num_evicted=num_evicted)
+        for kv_len in range(window.num_sinks + 1, 60):
+            assert track.reaches(kv_len) == (window.evicted(kv_len) >= num_evicted)
 
 
 def test_pages_are_numbered_as_if_none_had_gone() -> None:
