@@ -5,12 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from microturn_client import _log
-from microturn_client._errors import Expired, FailedPrecondition, MicroturnError, NotFound, ResourceExhausted
+from microturn_client._errors import (
+    Expired,
+    FailedPrecondition,
+    MicroturnError,
+    NotFound,
+    ResourceExhausted,
+    SessionClosed,
+)
 from microturn_client._pending_turn import PendingTurn
 from microturn_client._session_state import SessionState
 
 if TYPE_CHECKING:
     from microturn_client._session_core import SessionCore
+
+CLOSED_BEFORE = "the session was closed before the turn was answered"
 
 
 def refused(core: SessionCore, turn: PendingTurn, request_id: str, error: MicroturnError) -> None:
@@ -21,7 +30,12 @@ def refused(core: SessionCore, turn: PendingTurn, request_id: str, error: Microt
     expected = error.details.get("turn") if isinstance(error, FailedPrecondition) else None
     if turn.number is not None and expected is None and _must_wait_for_room(core, turn, error):
         expected = turn.number
-    if turn.number is not None and expected is not None and (expected < turn.number or turn.refusal is error):
+    is_sent_again = (
+        expected is not None and turn.number is not None and (expected < turn.number or turn.refusal is error)
+    )
+    if is_sent_again and core.end is not None:
+        error = SessionClosed(CLOSED_BEFORE)  # END is before it now
+    elif is_sent_again and expected is not None:
         # The server has not taken it: there is nothing that an interrupt could undo.
         core.outbox.left_gap(turn, expected)
         turn.release()

@@ -33,7 +33,7 @@ from microturn_client._news import News
 from microturn_client._outbox import Outbox
 from microturn_client._pending_turn import PendingTurn
 from microturn_client._phase import Role
-from microturn_client._refusals import refused
+from microturn_client._refusals import CLOSED_BEFORE, refused
 from microturn_client._requests import Requests
 from microturn_client._retry import Recovery
 from microturn_client._session_state import KEEPALIVE_SHARE, SessionState
@@ -170,7 +170,7 @@ class SessionCore:
         """
         if self.end is not None or self.state is SessionState.CLOSED:
             return self.end
-        closed = SessionClosed("the session was closed before the turn was answered")
+        closed = SessionClosed(CLOSED_BEFORE)
         if not self._has_begun or self.state in (SessionState.LOST, SessionState.BROKEN):
             self.fail_all(closed)
             self.state = SessionState.CLOSED
@@ -290,7 +290,7 @@ class SessionCore:
         if turn is self.end:
             self.state = SessionState.CLOSED
             # END is answered last: answers to what was sent before it, and has none, were lost.
-            self.fail_all(SessionClosed("the session was closed before the turn was answered"))
+            self.fail_all(SessionClosed(CLOSED_BEFORE))
         elif self.cuts.has_ended(turn):
             if response.status.rebuilt and not turn.is_passing:
                 _log.goes_on(self.id, is_same=REBUILT.exact, reason=REBUILT.reason)

@@ -148,6 +148,7 @@ class Drawn:
             max_queued_turns=knobs.max_queued_turns,
             window_slack=knobs.window_slack,
             history_bytes=knobs.history_bytes,
+            max_session_bytes=Settings.history_bytes,  # plain lists count no bytes: see test_engine_random.py
             idle_timeout_s=knobs.idle_timeout_s,
             share_prefixes=knobs.share_prefixes,
             host_tier_bytes=knobs.host_tier_pages * size * _PAGE_BYTES,

@@ -244,6 +244,21 @@ class TestEnds:
         assert open_core.state is SessionState.CLOSED
         assert events(end)[0].status.finish_reason == "closed"
 
+    def test_what_has_no_answer_when_end_is_answered_gets_none(self, open_core, wire):
+        """The answer to a cut was lost: whoever waited for it, or was held for it, waited for ever."""
+        turn = begin(open_core)
+        [request] = open_core.requests_to_send()
+        open_core.receive(wire.message(request.id, ids=(5, 6), position=9))
+        assert len(events(turn)) == 1
+        cut = open_core.begin_interrupt(math.inf, heard_tokens=1)
+        assert len(open_core.requests_to_send()) == 1
+        open_core.begin_close(5.0)
+        [closing] = open_core.requests_to_send()
+        open_core.receive(wire.message(closing.id, end=wire.status(finish_reason="closed")))
+        for waiting in (turn, cut):
+            with pytest.raises(SessionClosed):
+                events(waiting)
+
     def test_a_closing_session_takes_no_turns(self, open_core):
         open_core.begin_close(5.0)
         with pytest.raises(SessionClosed):

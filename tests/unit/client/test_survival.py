@@ -608,6 +608,30 @@ class TestRoom:
         scene.wait()
         assert len(scene.up) == 1
 
+    def test_what_finds_no_room_is_not_sent_behind_end(self, scene):
+        """It opened the session once more, for a program that had closed it."""
+        scene.sessions.max_queued_turns = 1
+        scene.begin([1], max_tokens=0)
+        scene.settle()
+        turns = [scene.begin([number], max_tokens=50) for number in range(4)]
+        for _ in range(4):
+            scene.deliver_up()
+        end = scene.core.begin_close(5.0)
+        scene.flush()
+        while scene.down:
+            scene.deliver_down()
+        scene.now_s += 1.0
+        scene.core.tick()
+        scene.flush()
+        assert len(scene.up) == 1, "END, and nothing behind it"
+        scene.settle()
+        assert events(end)[-1].status.finish_reason == "closed"
+        for turn in turns[:2]:  # the one that ran, and the one that waited
+            assert events(turn)[-1].status.finish_reason == "interrupted"
+        for turn in turns[2:]:
+            with pytest.raises(SessionClosed):
+                events(turn)
+
     def test_an_interrupt_does_not_wait_for_room(self, scene):
         scene.sessions.max_queued_turns = 1
         scene.begin([1, 2], max_tokens=0)
