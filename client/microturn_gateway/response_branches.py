@@ -123,6 +123,9 @@ class Branches:
             return  # the session that was opened is told everything
         finally:
             source.is_busy = False
+            if not source.response_ids:  # they were deleted meanwhile
+                await self.close(source)
+        await branch.session.close()  # nothing was said on it
         branch.session, branch.context = forked, source.context.branched()
 
     def _use(self, branch: Branch) -> None:

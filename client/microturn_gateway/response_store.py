@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from microturn_gateway.failures import Refusal
@@ -27,6 +28,7 @@ class StoredResponse:
         shown: as clients see it.
         items: the whole conversation up to its end, without instructions.
         branch: that it was made on.
+        num_chars: how much it takes; what responses of one conversation share counts for each.
         used_at_s: when it was asked for last.
     """
 
@@ -34,7 +36,11 @@ class StoredResponse:
     shown: Mapping[str, Any]
     items: tuple[ConversationItem, ...]
     branch: Branch
+    num_chars: int = field(init=False)
     used_at_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.num_chars = num_chars_of(self.items) + len(json.dumps(self.shown))
 
 
 class ResponseStore:
@@ -78,14 +84,14 @@ class ResponseStore:
         stored.used_at_s = _now_s()
         self._kept[response_id] = stored
         stored.branch.response_ids.append(response_id)
-        self._num_chars += num_chars_of(stored.items)
+        self._num_chars += stored.num_chars
         while len(self._kept) > 1 and (len(self._kept) > self._max_responses or self._num_chars > _MAX_CHARS):
             await self.forget(next(iter(self._kept)))
 
     async def forget(self, response_id: str) -> None:
         """Gives up a response, and its session where it was the last one on it."""
         stored = self._kept.pop(response_id)
-        self._num_chars -= num_chars_of(stored.items)
+        self._num_chars -= stored.num_chars
         branch = stored.branch
         branch.response_ids.remove(response_id)
         if not branch.response_ids and not branch.is_busy:

@@ -19,6 +19,8 @@ from support.tool_model_dir import write_tool_model
 
 INSTRUCTIONS = "You answer in one short sentence, and you never say more than you know."
 QUESTION = "What is the capital of France?"
+# A branch shares whole pages of KV, and computes what of its last page the conversation before it has.
+PAGE_TOKENS = 16
 TOOL: dict[str, Any] = {"type": "function", "strict": True, **WEATHER["function"]}
 
 
@@ -80,7 +82,7 @@ async def test_branches_of_a_response_answer_as_conversations_of_their_own(opena
     questions = ("And of Spain?", "Name a river there.", "Who lives in it?")
     branches = [await ask(openai, question, first) for question in questions]
     for question, branch in zip(questions, branches, strict=True):
-        assert cached(branch) >= first.usage.total_tokens - 2
+        assert cached(branch) >= first.usage.total_tokens - 2 - PAGE_TOKENS
         fresh = await ask(openai, [user(QUESTION), *as_input(first), user(question)])
         assert branch.output_text == fresh.output_text
     after = await ask(openai, "Why?", branches[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -10,11 +11,14 @@ import httpx2
 import openai as sdk
 import pytest
 from openai import AsyncOpenAI
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
 
 from microturn_client.testing import FakeServer
 from microturn_gateway import app
 from microturn_gateway.settings import GatewaySettings
 
+_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 QUESTION = "What should I plant in a small garden?"
 WEATHER: dict[str, Any] = {
     "type": "function",
@@ -33,14 +37,21 @@ MAX_SESSIONS = 3
 
 
 @pytest.fixture
-def server() -> FakeServer:
-    return FakeServer()
+def server(request: pytest.FixtureRequest) -> FakeServer:
+    return FakeServer(token_s=getattr(request, "param", 0.0))
 
 
 @pytest.fixture
-async def openai(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[AsyncOpenAI]:
+def idle_timeout_s() -> float:
+    return 900.0
+
+
+@pytest.fixture
+async def openai(
+    server: FakeServer, idle_timeout_s: float, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[AsyncOpenAI]:
     monkeypatch.setattr(app, "AsyncClient", lambda _address: server.async_client())
-    gateway = app.build_app(GatewaySettings(max_sessions=MAX_SESSIONS))
+    gateway = app.build_app(GatewaySettings(max_sessions=MAX_SESSIONS, idle_timeout_s=idle_timeout_s))
     http = httpx2.AsyncClient(transport=httpx2.ASGITransport(gateway))
     async with (
         gateway.router.lifespan_context(gateway),
@@ -100,6 +111,57 @@ async def test_events_tell_the_response_as_it_comes(openai: AsyncOpenAI) -> None
     assert {event.item_id for event in events if hasattr(event, "item_id")} == {last.output[0].id}
     assert events[0].response.id == last.id
     assert (events[0].response.status, events[0].response.output) == ("in_progress", [])
+
+
+@pytest.mark.parametrize("calls", [False, True])
+async def test_events_and_responses_have_all_that_the_types_of_the_sdk_want(openai: AsyncOpenAI, calls: bool) -> None:
+    """It does not check them itself."""
+    options: Any = {"tools": [WEATHER], "tool_choice": FORCED, "max_output_tokens": 200} if calls else {}
+    events = [event async for event in await ask(openai, stream=True, **options)]
+    for event in events:
+        _EVENT.validate_python(event.to_dict(), strict=True)
+    Response.model_validate((await ask(openai, **options)).to_dict(), strict=True)
+
+
+@pytest.mark.parametrize("server", [0.005], indirect=True)
+async def test_an_answer_that_fails_says_so(server: FakeServer, openai: AsyncOpenAI) -> None:
+    first = await ask(openai)
+
+    def change() -> None:
+        server.model_fingerprint = "another model"
+        server.restart()
+
+    asyncio.get_running_loop().call_later(0.3, change)
+    events = [event async for event in await ask(openai, "And now?", first, stream=True, max_output_tokens=2000)]
+    assert "response.output_text.delta" in [event.type for event in events]
+    assert (events[-1].type, events[-1].response.status) == ("response.failed", "failed")
+    assert events[-1].response.error.message
+    with pytest.raises(sdk.NotFoundError):
+        await openai.responses.retrieve(events[-1].response.id)
+    again = await ask(openai, "And now?", first)
+    assert again.usage.input_tokens > first.usage.total_tokens
+    assert cached(again) == 0
+
+
+@pytest.mark.parametrize("server", [0.005], indirect=True)
+async def test_requests_at_once_have_a_session_each_as_long_as_there_is_room(openai: AsyncOpenAI) -> None:
+    first = await ask(openai)
+    answers = await asyncio.gather(
+        *(ask(openai, "And now?", first, max_output_tokens=60) for _ in range(MAX_SESSIONS + 1)), return_exceptions=True
+    )
+    refused = [answer for answer in answers if isinstance(answer, sdk.RateLimitError)]
+    assert [refusal.code for refusal in refused] == ["too_many_sessions"]
+    lengths = {answer.usage.input_tokens for answer in answers if not isinstance(answer, BaseException)}
+    assert len(lengths) == 1
+    assert (await ask(openai, "And now?", first)).status == "incomplete"
+
+
+@pytest.mark.parametrize("idle_timeout_s", [0.2])
+async def test_unused_responses_are_given_up(openai: AsyncOpenAI) -> None:
+    first = await ask(openai)
+    await asyncio.sleep(0.7)  # to look is to use it
+    with pytest.raises(sdk.NotFoundError):
+        await openai.responses.retrieve(first.id)
 
 
 async def test_the_next_turn_computes_only_what_is_new(openai: AsyncOpenAI) -> None:
