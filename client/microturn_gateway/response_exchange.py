@@ -75,13 +75,8 @@ class ResponseExchange:
         Raises:
             Refusal: it was refused, and nothing has been sent yet.
         """
-        source, previous_id = None, self._asked.previous_id
-        if previous_id is not None:
-            previous = self._store.find(previous_id, self._caller)
-            if previous is None:
-                message = f"there is no response '{previous_id}' here"
-                raise Refusal("previous_response_not_found", message, param="previous_response_id", http_status=404)
-            source, self._items = previous.branch, (*previous.items, *self._asked.items)
+        previous = self._previous()
+        source, previous_id = (None, None) if previous is None else (previous.branch, previous.id)
         tools, keeps = self._asked.tools.described, self._asked.is_stored
         try:
             async with self._branches.hold(source, previous_id, tools, keeps=keeps) as branch:
@@ -97,6 +92,24 @@ class ResponseExchange:
         else:
             await JSONResponse(self._answer.as_json())({"type": "http"}, _nothing, self._send)
 
+    def _previous(self) -> StoredResponse | None:
+        """The response that is gone on from: the one that is named, or that the whole conversation begins with.
+
+        Raises:
+            Refusal: there is none of this name.
+        """
+        previous_id = self._asked.previous_id
+        if previous_id is None:
+            if not self._asked.is_stored:
+                return None
+            return self._store.beginning_of(self._asked.items, self._asked.instructions, self._caller)
+        previous = self._store.find(previous_id, self._caller)
+        if previous is None:
+            message = f"there is no response '{previous_id}' here"
+            raise Refusal("previous_response_not_found", message, param="previous_response_id", http_status=404)
+        self._items = (*previous.items, *self._asked.items)
+        return previous
+
     async def _answered_on(self, branch: Branch) -> list[Event]:
         """Answers and stores; the events that are still to be told."""
         try:
@@ -110,7 +123,7 @@ class ResponseExchange:
         if self._asked.is_stored:
             conversation = (*self._items, *self._answer.items)
             stored = StoredResponse(self._caller, self._answer.as_json(), conversation, branch)
-            await self._store.keep(self._answer.id, stored)
+            await self._store.keep(stored)
         return last
 
     async def _generate(self, branch: Branch) -> Status:

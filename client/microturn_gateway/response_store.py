@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +41,12 @@ class StoredResponse:
 
     def __post_init__(self) -> None:
         self.num_chars = num_chars_of(self.items) + len(json.dumps(self.shown))
+
+    @property
+    def id(self) -> str:
+        """Of the response."""
+        response_id: str = self.shown["id"]
+        return response_id
 
 
 class ResponseStore:
@@ -79,11 +85,26 @@ class ResponseStore:
             raise Refusal("response_not_found", f"there is no response '{response_id}' here", http_status=404)
         return stored
 
-    async def keep(self, response_id: str, stored: StoredResponse) -> None:
+    def beginning_of(
+        self, items: Sequence[ConversationItem], instructions: str | None, caller: bytes
+    ) -> StoredResponse | None:
+        """The response that a conversation goes on from which is sent as a whole; None where it is a new one."""
+        begun = [
+            stored
+            for stored in self._kept.values()
+            if stored.caller == caller
+            and stored.shown["instructions"] == instructions
+            and len(stored.items) < len(items)
+            and stored.items == items[: len(stored.items)]
+        ]
+        longest = max(begun, key=lambda stored: len(stored.items), default=None)
+        return None if longest is None else self.find(longest.id, caller)
+
+    async def keep(self, stored: StoredResponse) -> None:
         """Stores a response; those unused for longest make way."""
         stored.used_at_s = _now_s()
-        self._kept[response_id] = stored
-        stored.branch.response_ids.append(response_id)
+        self._kept[stored.id] = stored
+        stored.branch.response_ids.append(stored.id)
         self._num_chars += stored.num_chars
         while len(self._kept) > 1 and (len(self._kept) > self._max_responses or self._num_chars > _MAX_CHARS):
             await self.forget(next(iter(self._kept)))

@@ -71,7 +71,7 @@ async def test_the_second_turn_computes_only_what_is_new(openai: AsyncOpenAI) ->
     second = await ask(openai, "And of Spain?", first)
     assert cached(second) >= first.usage.total_tokens - 2
     assert second.usage.input_tokens - first.usage.total_tokens < 20
-    fresh = await ask(openai, [user(QUESTION), *as_input(first), user("And of Spain?")])
+    fresh = await ask(openai, [user(QUESTION), *as_input(first), user("And of Spain?")], store=False)
     assert cached(fresh) == 0
     assert fresh.usage.input_tokens == second.usage.input_tokens
     assert fresh.output_text == second.output_text
@@ -83,12 +83,20 @@ async def test_branches_of_a_response_answer_as_conversations_of_their_own(opena
     branches = [await ask(openai, question, first) for question in questions]
     for question, branch in zip(questions, branches, strict=True):
         assert cached(branch) >= first.usage.total_tokens - 2 - PAGE_TOKENS
-        fresh = await ask(openai, [user(QUESTION), *as_input(first), user(question)])
+        fresh = await ask(openai, [user(QUESTION), *as_input(first), user(question)], store=False)
         assert branch.output_text == fresh.output_text
     after = await ask(openai, "Why?", branches[0])
     assert cached(after) >= branches[0].usage.total_tokens - 2
     told = [user(QUESTION), *as_input(first), user(questions[0]), *as_input(branches[0]), user("Why?")]
-    assert after.output_text == (await ask(openai, told)).output_text
+    assert after.output_text == (await ask(openai, told, store=False)).output_text
+
+
+async def test_a_conversation_that_is_sent_as_a_whole_finds_its_session(openai: AsyncOpenAI) -> None:
+    """So agent frameworks send it by default."""
+    first = await ask(openai, [user(QUESTION)])
+    second = await ask(openai, [user(QUESTION), *as_input(first), user("And of Spain?")])
+    assert second.previous_response_id is None
+    assert cached(second) >= first.usage.total_tokens - 2
 
 
 async def test_branches_that_are_asked_for_at_once(openai: AsyncOpenAI) -> None:
@@ -114,7 +122,7 @@ async def test_a_tool_is_called_and_its_result_told(openai: AsyncOpenAI) -> None
     assert cached(second) >= first.usage.total_tokens - 2
     assert second.usage.input_tokens - first.usage.total_tokens < 40
     assert second.output_text
-    fresh = await ask(openai, [user(QUESTION), *as_input(first), result], tools=[TOOL])
+    fresh = await ask(openai, [user(QUESTION), *as_input(first), result], tools=[TOOL], store=False)
     assert fresh.usage.output_tokens == second.usage.output_tokens
 
 

@@ -33,7 +33,7 @@ WEATHER: dict[str, Any] = {
     "strict": True,
 }
 FORCED = {"type": "function", "name": "get_weather"}
-MAX_SESSIONS = 3
+MAX_SESSIONS = 4
 
 
 @pytest.fixture
@@ -189,6 +189,24 @@ async def test_where_the_conversation_branches_each_branch_keeps_what_it_shares(
     for latest in (one, other):
         after = await ask(openai, "Why?", latest)
         assert cached(after) >= latest.usage.total_tokens - 2
+
+
+async def test_a_conversation_that_is_sent_as_a_whole_finds_its_session(openai: AsyncOpenAI) -> None:
+    """So agent frameworks send it by default."""
+    said: list[Any] = [{"role": "user", "content": QUESTION}]
+    first = await ask(openai, said)
+    said += [first.output[0].to_dict(), {"role": "user", "content": "And in the shade?"}]
+    stranger = openai.with_options(api_key="other")
+    strange: list[tuple[AsyncOpenAI, Any]] = [
+        (stranger, {}),
+        (openai, {"instructions": "Be brief."}),
+        (openai, {"store": False}),
+    ]
+    for asking, options in strange:
+        assert cached(await ask(asking, said, **options)) == 0
+    second = await ask(openai, said)
+    assert second.previous_response_id is None
+    assert cached(second) >= first.usage.total_tokens - 2
 
 
 async def test_nothing_is_kept_of_what_is_not_stored(openai: AsyncOpenAI) -> None:
