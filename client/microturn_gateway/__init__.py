@@ -1,7 +1,7 @@
 """A gateway for browsers and for what speaks OpenAI's APIs: one WebSocket is one Microturn session.
 
-`realtime`, `context` and their like are pure: they know events, items and positions, and do no I/O. `app`, `websocket`
-and `completions` are the shell around them: Starlette on one side, `microturn_client` on the other.
+`realtime`, `context` and their like are pure: they know events, items and positions, and do no I/O. `app`, `websocket`,
+`completions` and `responses` are the shell around them: Starlette on one side, `microturn_client` on the other.
 """
 
 from importlib import metadata as _metadata

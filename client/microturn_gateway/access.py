@@ -8,6 +8,7 @@ host       without a token only loopback names, so that no page can rebind its o
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
@@ -78,6 +79,11 @@ class Access:
         if self._token is not None and not _is_same(key, self._token):
             raise Refusal("invalid_api_key", "come with the token or a client secret", http_status=401)
         return None
+
+
+def caller_of(headers: Mapping[str, str]) -> bytes:
+    """Who asks, as far as a bearer token tells callers apart; the token cannot be read from it."""
+    return hashlib.sha256(_bearer(headers).encode()).digest()
 
 
 def _name(host: str) -> str | None:

@@ -29,6 +29,7 @@ from microturn_gateway.failures import Refusal
 from microturn_gateway.fields import Fields
 from microturn_gateway.http import ERROR_HANDLERS, read_body, refused
 from microturn_gateway.realtime import Realtime
+from microturn_gateway.responses import Responses
 from microturn_gateway.session_config import SessionConfig
 from microturn_gateway.sessions import Sessions
 from microturn_gateway.settings import GatewaySettings
@@ -54,14 +55,16 @@ def build_app(settings: GatewaySettings) -> Starlette:
     chats = ChatSessions(sessions, settings.max_sessions, settings.idle_timeout_s)
     client_secrets = ClientSecrets(time.time)
     gateway = _Gateway(settings, sessions, client_secrets)
+    responses = Responses(gateway.access, sessions, settings)
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        reaping = asyncio.create_task(chats.reap())
+        reaping = [asyncio.create_task(chats.reap()), asyncio.create_task(responses.reap())]
         try:
             yield
         finally:
-            reaping.cancel()
+            for task in reaping:
+                task.cancel()
             await client.close()
 
     endpoints = [
@@ -71,6 +74,9 @@ def build_app(settings: GatewaySettings) -> Starlette:
         Route("/models", gateway.guarded(gateway.models), methods=["GET"]),
         Route("/models/{model:path}", gateway.guarded(gateway.model), methods=["GET"]),
         Route("/chat/completions", Completions(gateway.access, sessions, chats, settings), methods=["POST"]),
+        Route("/responses", responses, methods=["POST"]),
+        Route("/responses/{response_id}", gateway.guarded(responses.retrieve), methods=["GET"]),
+        Route("/responses/{response_id}", gateway.guarded(responses.delete), methods=["DELETE"]),
     ]
     # An application of its own, so that whatever is wrong with a request to it is said in OpenAI's shape.
     api: ASGIApp = Starlette(routes=endpoints, exception_handlers=ERROR_HANDLERS)

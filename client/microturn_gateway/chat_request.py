@@ -22,7 +22,7 @@ _ROLES: Mapping[str, MessageRole] = {
 }
 
 # A message without content has no place in the context, and a result must have one.
-_NO_RESULT = "null"
+NO_RESULT = "null"
 
 # What frameworks send along and what changes nothing in an answer of ours.
 _WITHOUT_MEANING = (
@@ -73,7 +73,7 @@ def parse_chat_request(raw: Mapping[str, Any]) -> ChatRequest:
     messages = fields.take("messages", list)
     if not messages:
         raise Refusal("invalid_value", "'messages' must not be empty", param="messages")
-    parsed = _as_lines(_parse_messages(messages))
+    parsed = as_lines(_parse_messages(messages))
     most = fields.take("max_completion_tokens", int, None)
     older = fields.take("max_tokens", int, None)
     most = older if most is None else most
@@ -158,12 +158,12 @@ def _parse_message(fields: Fields) -> tuple[list[str], Message]:
     if calls:
         content = content.strip() + calls
     if role == "tool":
-        content = content or _NO_RESULT
+        content = content or NO_RESULT
     fields.end()
     return ids, Message(_ROLES[role], content)
 
 
-def _as_lines(messages: list[Message]) -> list[Message]:
+def as_lines(messages: list[Message]) -> list[Message]:
     """Messages of one role that follow each other, as lines of one; each result of a tool is a message of its own."""
     lined: list[Message] = []
     for message in messages:

@@ -90,6 +90,12 @@ class HeldContext:
         """Where the next turn must cut the server's context; None when it holds nothing too much."""
         return None if self.end == self.context_len else self.end
 
+    def branched(self) -> HeldContext:
+        """The context of a session that was forked from this one."""
+        branch = HeldContext()
+        branch.pieces, branch.context_len = list(self.pieces), self.context_len
+        return branch
+
     def become(self, target: Sequence[Message]) -> list[Message] | None:
         """Lets go of what does not begin the target, and says what to append behind the rest.
 

@@ -1,0 +1,144 @@
+"""The items of a conversation as the Responses API has them, and the messages that they are for the model.
+
+items       user "Weather?"   call a   call b   result b   result a   assistant "Fine."
+messages    user              assistant         tool a     tool b     assistant
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from microturn_client import MessageRole
+from microturn_gateway.chat_request import NO_RESULT, as_lines
+from microturn_gateway.chat_tools import call_text
+from microturn_gateway.context import Message
+from microturn_gateway.failures import Refusal
+from microturn_gateway.fields import Fields, read_text
+
+_ROLES: dict[str, MessageRole] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+}
+_PART_TYPES = ("input_text", "output_text", "text")
+# Of an item, what a client sends back as it came and what no chat template reads.
+_WITHOUT_MEANING = ("id", "status", "phase", "namespace", "caller")
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A message."""
+
+    role: MessageRole
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """The model's call of a function, with its arguments as JSON."""
+
+    call_id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """What a function gave back."""
+
+    call_id: str
+    text: str
+
+
+ConversationItem = Said | Called | Returned
+
+
+def parse_input(value: str | list[object]) -> tuple[ConversationItem, ...]:
+    """The input of a request: a user's text, or items.
+
+    Raises:
+        Refusal: an item is of a kind that is not here, or not of the right shape.
+    """
+    if isinstance(value, str):
+        return (Said("user", value),)
+    parsed = (_parse_item(Fields(item, f"input.{index}")) for index, item in enumerate(value))
+    return tuple(item for item in parsed if item is not None)
+
+
+def num_chars_of(items: Sequence[ConversationItem]) -> int:
+    """How much text they hold."""
+    return sum(len(item.arguments) if isinstance(item, Called) else len(item.text) for item in items)
+
+
+def messages_of(instructions: str | None, items: Sequence[ConversationItem]) -> list[Message]:
+    """What the model's context shall hold.
+
+    What the model said and called in one answer is one message; results are in the order of the calls, since a chat
+    template does not tell them apart.
+    """
+    messages = [Message("system", instructions)] if instructions else []
+    call_ids: list[str] = []
+    for kind, group in groupby(items, _kind):
+        run = list(group)
+        if kind == "answer":
+            call_ids = [item.call_id for item in run if isinstance(item, Called)]
+            messages += _answer(run)
+        elif kind == "results":
+            messages += _results(run, call_ids)
+        else:
+            messages += [Message(item.role, item.text) for item in run if isinstance(item, Said)]
+    return as_lines(messages)
+
+
+def _parse_item(fields: Fields) -> ConversationItem | None:
+    """An item; None for one that no chat template shows to the model."""
+    fields.ignore(*_WITHOUT_MEANING)
+    kind = fields.take("type", str, "message")
+    item: ConversationItem
+    if kind == "message":
+        role = fields.take("role", str)
+        if role not in _ROLES:
+            path = fields.path("role")
+            raise Refusal("invalid_value", f"'{path}' must be one of {', '.join(_ROLES)}", param=path)
+        item = Said(_ROLES[role], _take_text(fields, "content"))
+    elif kind == "function_call":
+        item = Called(fields.take("call_id", str), fields.take("name", str), fields.take("arguments", str))
+    elif kind == "function_call_output":
+        item = Returned(fields.take("call_id", str), _take_text(fields, "output"))
+    elif kind == "reasoning":
+        return None
+    else:
+        path = fields.path("type")
+        raise Refusal("unsupported_parameter", f"items of type '{kind}' are not supported here", param=path)
+    fields.end()
+    return item
+
+
+def _take_text(fields: Fields, name: str) -> str:
+    value: str | list[object] = fields.take(name, (str, list))
+    return value if isinstance(value, str) else read_text(value, fields.path(name), _PART_TYPES)
+
+
+def _kind(item: ConversationItem) -> str:
+    if isinstance(item, Returned):
+        return "results"
+    return "answer" if isinstance(item, Called) or item.role == "assistant" else "others"
+
+
+def _answer(run: Sequence[ConversationItem]) -> Iterator[Message]:
+    """The messages of an answer; one with calls is written as `GeneratedText.piece` has it."""
+    texts = [item.text for item in run if isinstance(item, Said)]
+    calls = [call_text(item.name, item.arguments) for item in run if isinstance(item, Called)]
+    if calls:
+        yield Message("assistant", "".join(texts).strip() + "".join(calls))
+    else:
+        yield from (Message("assistant", text) for text in texts)
+
+
+def _results(run: Sequence[ConversationItem], call_ids: Sequence[str]) -> Iterator[Message]:
+    returned = [item for item in run if isinstance(item, Returned)]
+    returned.sort(key=lambda item: call_ids.index(item.call_id) if item.call_id in call_ids else len(call_ids))
+    yield from (Message("tool", item.text or NO_RESULT) for item in returned)

@@ -1,0 +1,162 @@
+"""A request of the Responses API, read into typed values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from microturn_gateway.chat_tools import Tools, take_tools
+from microturn_gateway.failures import Refusal
+from microturn_gateway.fields import Fields
+from microturn_gateway.options import take_generation_options
+from microturn_gateway.response_items import ConversationItem, parse_input
+
+# What changes no answer of ours, shown in the response as it came, or else as here.
+_INERT: Mapping[str, Any] = {
+    "max_tool_calls": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "prompt_cache_key": None,
+    "prompt_cache_retention": None,
+    "reasoning": None,
+    "safety_identifier": None,
+    "service_tier": "default",
+    "truncation": "disabled",
+    "user": None,
+}
+_SHOWN_OPTIONS: Mapping[str, float] = {
+    "temperature": 0.0,
+    "top_p": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+_LOGPROBS = "message.output_text.logprobs"
+
+
+@dataclass(frozen=True)
+class ResponseRequest:
+    """What is asked for.
+
+    Attributes:
+        model: that is asked for; None for whichever there is.
+        items: new ones of the conversation.
+        instructions: of this response alone: those of the one before do not count.
+        previous_id: of the response that this one goes on from; None begins a conversation.
+        max_tokens: most tokens of the answer; None is as many as there is room for.
+        generation: options of the turn, as the wire contract names them.
+        tools: that the model may call.
+        streams: whether the answer comes as it is made.
+        is_stored: whether the response is kept, to go on from it.
+        shown: fields of the request that its response shows.
+    """
+
+    model: str | None
+    items: tuple[ConversationItem, ...]
+    instructions: str | None
+    previous_id: str | None
+    max_tokens: int | None
+    generation: Mapping[str, Any]
+    tools: Tools
+    streams: bool
+    is_stored: bool
+    shown: Mapping[str, Any]
+
+
+def parse_response_request(raw: Mapping[str, Any]) -> ResponseRequest:
+    """Reads a request.
+
+    Raises:
+        Refusal: it asks for what is not here.
+    """
+    fields = Fields(raw)
+    if fields.take("background", bool, False):
+        raise Refusal("unsupported_parameter", "'background' is not supported here", param="background")
+    if _LOGPROBS in fields.take("include", list, []):
+        raise Refusal("unsupported_parameter", f"'{_LOGPROBS}' is not supported here", param="include")
+    fields.take_int("top_logprobs", 0, 0, 0)
+    stream_options = fields.take_object("stream_options")
+    stream_options.ignore("include_obfuscation")
+    stream_options.end()
+    inert = {name: value for name, value in fields.take_inert(*_INERT).items() if value is not None}
+    asked_input = fields.take("input", (str, list))
+    if not asked_input:
+        raise Refusal("invalid_value", "'input' must not be empty", param="input")
+    most = fields.take("max_output_tokens", int, None)
+    if most is not None and most < 1:
+        raise Refusal("invalid_value", "'max_output_tokens' must be 1 or more", param="max_output_tokens")
+    grammar = _take_text_format(fields)
+    tools = _take_tools(fields)
+    options = take_generation_options(fields)
+    request = ResponseRequest(
+        model=fields.take("model", str, None),
+        items=parse_input(asked_input),
+        instructions=fields.take("instructions", str, None),
+        previous_id=fields.take("previous_response_id", str, None),
+        max_tokens=most,
+        generation={**options, **grammar, **tools.options},
+        tools=tools,
+        streams=fields.take("stream", bool, False),
+        is_stored=fields.take("store", bool, True),
+        shown={
+            **_INERT,
+            **inert,
+            **{name: options.get(name, usual) for name, usual in _SHOWN_OPTIONS.items()},
+            "text": {"format": {"type": "text"}, **(raw.get("text") or {})},
+            "tools": raw.get("tools") or [],
+            "tool_choice": raw.get("tool_choice") or "auto",
+            "top_logprobs": 0,
+        },
+    )
+    fields.end()
+    return request
+
+
+def _take_text_format(fields: Fields) -> dict[str, Any]:
+    """What the answer must match, as the wire contract names it."""
+    text = fields.take_object("text")
+    text.ignore("verbosity")
+    asked = text.take_object("format")
+    kind = asked.take("type", str, "text")
+    if kind not in ("text", "json_object", "json_schema"):
+        message = "'text.format.type' must be text, json_object or json_schema"
+        raise Refusal("invalid_value", message, param="text.format.type")
+    grammar: dict[str, Any] = {"json_object": {"json_schema": {"type": "object"}}}.get(kind, {})
+    if kind == "json_schema":
+        asked.ignore("name", "description", "strict")  # it is always enforced
+        grammar = {"json_schema": asked.take("schema", dict)}
+    asked.end()
+    text.end()
+    return grammar
+
+
+def _take_tools(fields: Fields) -> Tools:
+    """The tools of a request, in the shape that chat completions and chat templates have them."""
+    described = [_as_in_chat(tool, f"tools.{index}") for index, tool in enumerate(fields.take("tools", list, []))]
+    choice = fields.take("tool_choice", (str, dict), "auto")
+    if isinstance(choice, Mapping):
+        asked = Fields(choice, "tool_choice")
+        _check_function(asked)
+        choice = {"type": "function", "function": {"name": asked.take("name", str)}}
+        asked.end()
+    return take_tools(Fields({"tools": described, "tool_choice": choice}))
+
+
+def _as_in_chat(tool: object, path: str) -> dict[str, Any]:
+    asked = Fields(tool, path)
+    _check_function(asked)
+    asked.ignore("strict", "allowed_callers", "defer_loading", "output_schema")
+    function = {"name": asked.take("name", str)}
+    for name, kind in (("description", str), ("parameters", dict)):
+        value = asked.take(name, kind, None)
+        if value is not None:
+            function[name] = value
+    asked.end()
+    return {"type": "function", "function": function}
+
+
+def _check_function(fields: Fields) -> None:
+    kind = fields.take("type", str)
+    if kind != "function":
+        path = fields.path("type")
+        raise Refusal("unsupported_parameter", f"'{kind}' is not supported here: '{path}' must be function", param=path)

@@ -1,0 +1,72 @@
+"""`/v1/responses`: a request brings what is new in a conversation, and names the response that it goes on from.
+
+An ASGI application of its own, since it listens for the client's leaving while it answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from microturn_gateway.access import Access, caller_of
+from microturn_gateway.failures import Refusal
+from microturn_gateway.http import read_body, refused
+from microturn_gateway.response_branches import Branches
+from microturn_gateway.response_exchange import ResponseExchange
+from microturn_gateway.response_request import parse_response_request
+from microturn_gateway.response_store import ResponseStore
+from microturn_gateway.sessions import Sessions
+from microturn_gateway.settings import GatewaySettings
+
+
+class Responses:
+    """The endpoints."""
+
+    def __init__(self, access: Access, sessions: Sessions, settings: GatewaySettings) -> None:
+        self._access = access
+        self._sessions = sessions
+        self._settings = settings
+        self._branches = Branches(sessions, settings.max_sessions)
+        self._store = ResponseStore(self._branches, settings.max_sessions, settings.idle_timeout_s)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request."""
+        request = Request(scope, receive)
+        try:
+            self._access.check_place(request.headers)
+            self._access.check_token(request.headers)
+            asked = parse_response_request(await read_body(request, self._settings.max_body_bytes))
+            model = await self._sessions.model(asked.model)
+            caller = caller_of(request.headers)
+            exchange = ResponseExchange(asked, caller, model, self._branches, self._store, self._settings, send)
+            leaving = asyncio.create_task(exchange.watch(receive))
+            try:
+                await exchange.run()
+            finally:
+                leaving.cancel()
+                await asyncio.gather(leaving, return_exceptions=True)
+        except ClientDisconnect:
+            return  # before it had said all
+        except Refusal as refusal:
+            await refused(refusal)(scope, receive, send)
+
+    async def reap(self) -> None:
+        """Gives up unused responses, for as long as the gateway runs."""
+        await self._store.reap()
+
+    async def retrieve(self, request: Request) -> Response:
+        """A stored response."""
+        if request.query_params.get("stream", "false") != "false":
+            raise Refusal("unsupported_parameter", "a stored response does not stream", param="stream")
+        stored = self._store.get(request.path_params["response_id"], caller_of(request.headers))
+        return JSONResponse(stored.shown)
+
+    async def delete(self, request: Request) -> Response:
+        """Gives up a stored response."""
+        response_id = request.path_params["response_id"]
+        self._store.get(response_id, caller_of(request.headers))
+        await self._store.forget(response_id)
+        return JSONResponse({"id": response_id, "object": "response", "deleted": True})

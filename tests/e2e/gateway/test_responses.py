@@ -1,0 +1,179 @@
+"""The unmodified OpenAI SDK asks the real server for responses, each going on from the one before."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import openai as sdk
+import pytest
+from openai import AsyncOpenAI
+
+from microturn.serve.child import running_server
+from support.gateway import running_gateway
+from support.tool_contract import CITIES, WEATHER
+from support.tool_model_dir import write_tool_model
+
+INSTRUCTIONS = "You answer in one short sentence, and you never say more than you know."
+QUESTION = "What is the capital of France?"
+# A branch shares whole pages of KV, and computes what of its last page the conversation before it has.
+PAGE_TOKENS = 16
+TOOL: dict[str, Any] = {"type": "function", "strict": True, **WEATHER["function"]}
+
+
+@pytest.fixture(scope="module")
+def tool_gateway(smollm2_dir: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    model_dir = write_tool_model(Path(smollm2_dir), tmp_path_factory.mktemp("with-tools"))
+    with running_server(str(model_dir), "weights=float32") as server, running_gateway(server) as address:
+        yield address
+
+
+@pytest.fixture
+async def openai(tool_gateway: str) -> AsyncIterator[AsyncOpenAI]:
+    async with AsyncOpenAI(api_key="any", base_url=f"http://{tool_gateway}/v1", max_retries=0, timeout=60) as client:
+        yield client
+
+
+async def ask(openai: AsyncOpenAI, said: Any, previous: Any = None, **options: Any) -> Any:
+    options = {"max_output_tokens": 8, "instructions": INSTRUCTIONS, **options}
+    if previous is not None:
+        options["previous_response_id"] = previous.id
+    model = (await openai.models.list()).data[0].id
+    return await openai.responses.create(model=model, input=said, **options)
+
+
+def cached(response: Any) -> int:
+    return int(response.usage.input_tokens_details.cached_tokens)
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def as_input(response: Any) -> list[Any]:
+    return [item.model_dump(exclude_none=True) for item in response.output]
+
+
+async def test_an_answer_streams(openai: AsyncOpenAI) -> None:
+    whole = await ask(openai, QUESTION)
+    events = [event async for event in await ask(openai, QUESTION, stream=True)]
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert len(deltas) > 3
+    assert "".join(deltas) == events[-1].response.output_text == whole.output_text
+    assert events[-1].response.usage.output_tokens == whole.usage.output_tokens
+
+
+async def test_the_second_turn_computes_only_what_is_new(openai: AsyncOpenAI) -> None:
+    first = await ask(openai, QUESTION)
+    second = await ask(openai, "And of Spain?", first)
+    assert cached(second) >= first.usage.total_tokens - 2
+    assert second.usage.input_tokens - first.usage.total_tokens < 20
+    fresh = await ask(openai, [user(QUESTION), *as_input(first), user("And of Spain?")], store=False)
+    assert cached(fresh) == 0
+    assert fresh.usage.input_tokens == second.usage.input_tokens
+    assert fresh.output_text == second.output_text
+
+
+async def test_branches_of_a_response_answer_as_conversations_of_their_own(openai: AsyncOpenAI) -> None:
+    first = await ask(openai, QUESTION)
+    questions = ("And of Spain?", "Name a river there.", "Who lives in it?")
+    branches = [await ask(openai, question, first) for question in questions]
+    for question, branch in zip(questions, branches, strict=True):
+        assert cached(branch) >= first.usage.total_tokens - 2 - PAGE_TOKENS
+        fresh = await ask(openai, [user(QUESTION), *as_input(first), user(question)], store=False)
+        assert branch.output_text == fresh.output_text
+    after = await ask(openai, "Why?", branches[0])
+    assert cached(after) >= branches[0].usage.total_tokens - 2
+    told = [user(QUESTION), *as_input(first), user(questions[0]), *as_input(branches[0]), user("Why?")]
+    assert after.output_text == (await ask(openai, told, store=False)).output_text
+
+
+async def test_a_conversation_that_is_sent_as_a_whole_finds_its_session(openai: AsyncOpenAI) -> None:
+    """So agent frameworks send it by default."""
+    first = await ask(openai, [user(QUESTION)])
+    second = await ask(openai, [user(QUESTION), *as_input(first), user("And of Spain?")])
+    assert second.previous_response_id is None
+    assert cached(second) >= first.usage.total_tokens - 2
+
+
+async def test_branches_that_are_asked_for_at_once(openai: AsyncOpenAI) -> None:
+    first = await ask(openai, QUESTION)
+    questions = ("And of Spain?", "Name a river there.", "Who lives in it?")
+    together = await asyncio.gather(*(ask(openai, question, first) for question in questions))
+    alone = [await ask(openai, question, first) for question in questions]
+    assert [one.usage.input_tokens for one in together] == [one.usage.input_tokens for one in alone]
+    assert all(one.output_text for one in together)
+
+
+async def test_a_tool_is_called_and_its_result_told(openai: AsyncOpenAI) -> None:
+    options = {"tools": [TOOL], "max_output_tokens": 100}
+    forced = {"type": "function", "name": "get_weather"}
+    events = [event async for event in await ask(openai, QUESTION, tool_choice=forced, stream=True, **options)]
+    first = events[-1].response
+    [call] = first.output
+    deltas = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
+    assert (first.status, call.name, "".join(deltas)) == ("completed", "get_weather", call.arguments)
+    assert json.loads(call.arguments)["city"] in CITIES
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "21 degrees"}
+    second = await ask(openai, [result], first, tools=[TOOL])
+    assert cached(second) >= first.usage.total_tokens - 2
+    assert second.usage.input_tokens - first.usage.total_tokens < 40
+    assert second.output_text
+    fresh = await ask(openai, [user(QUESTION), *as_input(first), result], tools=[TOOL], store=False)
+    assert fresh.usage.output_tokens == second.usage.output_tokens
+
+
+async def test_an_answer_matches_a_schema(openai: AsyncOpenAI) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"city": {"enum": CITIES}},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+    text: Any = {"format": {"type": "json_schema", "name": "place", "schema": schema, "strict": True}}
+    response = await ask(openai, QUESTION, text=text, max_output_tokens=40)
+    assert json.loads(response.output_text)["city"] in CITIES
+    assert response.status == "completed"
+
+
+async def test_who_leaves_interrupts_and_may_go_on(openai: AsyncOpenAI) -> None:
+    stream = await ask(openai, QUESTION, max_output_tokens=1500, stream=True, extra_body={"ignore_eos": True})
+    heard, begun = "", None
+    async for event in stream:
+        begun = begun or event.response
+        heard += event.delta if event.type == "response.output_text.delta" else ""
+        if len(heard) > 10:
+            break
+    await stream.close()
+    async with asyncio.timeout(20):  # 1,500 tokens would take longer
+        while True:
+            try:
+                left = await openai.responses.retrieve(begun.id)
+                break
+            except sdk.NotFoundError:
+                await asyncio.sleep(0.1)
+    assert left.output_text.startswith(heard)
+    assert (left.status, left.incomplete_details.reason) == ("incomplete", "interrupted")
+    assert cached(await ask(openai, "Go on.", left)) > 20
+
+
+async def test_what_is_refused_says_why(openai: AsyncOpenAI) -> None:
+    image = [{"role": "user", "content": [{"type": "input_image", "image_url": "data:,", "detail": "auto"}]}]
+    for said, options, param in (
+        (image, {}, "input.0.content.0.type"),
+        (QUESTION, {"tools": [{"type": "web_search"}]}, "tools.0.type"),
+        (QUESTION, {"background": True}, "background"),
+        (QUESTION, {"conversation": "conv_1"}, "conversation"),
+    ):
+        with pytest.raises(sdk.BadRequestError) as refused:
+            await ask(openai, said, **options)
+        assert (refused.value.code, refused.value.param) == ("unsupported_parameter", param)
+    with pytest.raises(sdk.BadRequestError) as too_long:
+        await ask(openai, QUESTION, max_output_tokens=10_000_000)
+    assert too_long.value.code == "context_full"
+    with pytest.raises(sdk.NotFoundError) as unknown:
+        await ask(openai, QUESTION, previous_response_id="resp_of_nobody")
+    assert unknown.value.code == "previous_response_not_found"
