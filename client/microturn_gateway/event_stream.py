@@ -38,7 +38,11 @@ class EventStream:
         """Sends events, each under the name that is its type."""
         text = "".join(f"event: {event['type']}\ndata: {json.dumps(event, ensure_ascii=False)}\n\n" for event in events)
         if text or ends:
-            await self._take({"type": "http.response.body", "body": text.encode(), "more_body": not ends})
+            await self.write(text, ends=ends)
+
+    async def write(self, text: str, *, ends: bool = False) -> None:
+        """Sends events as they are written."""
+        await self._take({"type": "http.response.body", "body": text.encode(), "more_body": not ends})
 
     async def _take(self, message: dict[str, Any]) -> None:
         if self.is_broken:

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator
+from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Send
 
-from microturn_client import AsyncTurn, MicroturnError, Status, Tokens, ToolEvent, TurnEnd
-from microturn_gateway.answer import GeneratedText, PromptCount
+from microturn_client import MicroturnError, Tokens, ToolEvent, TurnEnd
 from microturn_gateway.event_stream import EventStream
+from microturn_gateway.exchange import Exchange, Question
 from microturn_gateway.failures import Refusal, from_client
-from microturn_gateway.options import room_for_answer
 from microturn_gateway.response_answer import Event, ResponseAnswer
 from microturn_gateway.response_branches import Branch, Branches
 from microturn_gateway.response_items import messages_of
 from microturn_gateway.response_request import ResponseRequest
 from microturn_gateway.response_store import ResponseStore, StoredResponse
-from microturn_gateway.sessions import LOST, Model, events_of
+from microturn_gateway.sessions import LOST, Model
 from microturn_gateway.settings import GatewaySettings
 
 
@@ -48,26 +47,18 @@ class ResponseExchange:
     ) -> None:
         self._asked = asked
         self._caller = caller
-        self._model = model
         self._branches = branches
         self._store = store
-        self._settings = settings
         self._send = send
         self._stream = EventStream(send, settings.send_timeout_s)
         self._answer = ResponseAnswer(asked, model.name)
         self._items = asked.items
-        self._generated = GeneratedText()
-        self._count = PromptCount(0)
-        self._branch: Branch | None = None
-        self._turn: AsyncTurn | None = None
-        self._interrupting: AsyncTurn | None = None
-        self._has_left = False
+        self._exchange = Exchange(model, settings)
 
     async def watch(self, receive: Receive) -> None:
         """Waits for the client to leave."""
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self._leave()
+        await self._exchange.watch(receive)
+        self._stream.is_broken = True
 
     async def run(self) -> None:
         """Answers.
@@ -80,7 +71,6 @@ class ResponseExchange:
         tools, keeps = self._asked.tools.described, self._asked.is_stored
         try:
             async with self._branches.hold(source, previous_id, tools, keeps=keeps) as branch:
-                self._branch = branch
                 last = await self._answered_on(branch)
         except MicroturnError as error:
             if not self._stream.has_begun:
@@ -112,86 +102,38 @@ class ResponseExchange:
 
     async def _answered_on(self, branch: Branch) -> list[Event]:
         """Answers and stores; the events that are still to be told."""
+        question = Question(
+            lambda _: messages_of(self._asked.instructions, self._items),
+            self._asked.generation,
+            self._asked.max_tokens,
+            partial(self._branches.renew, branch),
+        )
         try:
-            status = await self._generate(branch)
-            if self._interrupting is not None:
-                await self._interrupting.wait()
+            async with aclosing(self._exchange.answer(branch, question)) as events:
+                async for event in events:
+                    if self._asked.streams and not self._stream.has_begun:
+                        await self._stream.begin()
+                        await self._stream.tell(self._answer.begin())
+                    if isinstance(event, TurnEnd):
+                        status = event.status
+                    else:
+                        await self._tell(event)
         except MicroturnError as error:
             branch.is_lost = isinstance(error, LOST)
             raise
-        last = self._answer.end(status, self._count)
+        last = self._answer.end(status, self._exchange.count)
         if self._asked.is_stored:
             conversation = (*self._items, *self._answer.items)
             stored = StoredResponse(self._caller, self._answer.as_json(), conversation, branch)
             await self._store.keep(stored)
         return last
 
-    async def _generate(self, branch: Branch) -> Status:
-        try:
-            events = await self._ask(branch)
-            event = await anext(events)
-        except LOST:
-            await self._branches.renew(branch)
-            events = await self._ask(branch)
-            event = await anext(events)
+    async def _tell(self, event: Tokens | ToolEvent) -> None:
+        news = self._answer.take(event)
         if self._asked.streams:
-            await self._stream.begin()
-            await self._stream.tell(self._answer.begin())
-        while not isinstance(event, TurnEnd):
-            self._generated.take(event)
-            news = self._answer.take(event)
-            if self._asked.streams:
-                await self._stream.tell(news)
-                if self._stream.is_broken:
-                    self._leave()
-            event = await anext(events)
-        self._turn = None  # there is nothing left to interrupt
-        self._count.take(event.status)
-        branch.context.answer(self._generated.piece(event.status), event.status.context_len)
-        return event.status
-
-    async def _ask(self, branch: Branch) -> AsyncIterator[Tokens | ToolEvent | TurnEnd]:
-        """Begins the answer, behind what of the conversation the session does not hold yet."""
-        target = messages_of(self._asked.instructions, self._items)
-        held_len = branch.context.context_len
-        missing = branch.context.become(target)
-        if missing is None:
-            await self._branches.renew(branch)
-            missing = branch.context.become(target) or []
-        context = branch.context
-        self._count = PromptCount(min(held_len, context.end))
-        for message in missing:
-            turn = branch.session.turn(message.content, role=message.role, max_tokens=0, **_rewinding(branch))
-            status = await _status_of(turn)
-            context.append(message, status.context_len)
-            self._count.take(status)
-        most = self._asked.max_tokens
-        if most is None:
-            most = room_for_answer(context.end, self._model.max_context, self._settings.max_answer_tokens)
-        options: dict[str, Any] = {**self._asked.generation, **_rewinding(branch), "max_tokens": most}
-        self._turn = branch.session.turn(None, role="assistant", **options)
-        if self._has_left:
-            self._leave()
-        return events_of(self._turn)
-
-    def _leave(self) -> None:
-        """Interrupts the turn: the client has closed the connection."""
-        self._has_left = self._stream.is_broken = True
-        if self._turn is not None and self._branch is not None and self._interrupting is None:
-            with contextlib.suppress(MicroturnError):  # what befell the session its turn says too
-                self._interrupting = self._branch.session.turn(None, max_tokens=0, on_overlap="interrupt")
-
-
-def _rewinding(branch: Branch) -> dict[str, Any]:
-    rewind_to = branch.context.rewind_to
-    return {} if rewind_to is None else {"rewind_to": rewind_to}
-
-
-async def _status_of(turn: AsyncTurn) -> Status:
-    """How a turn ends that generates nothing."""
-    *_, end = [event async for event in events_of(turn)]
-    assert isinstance(end, TurnEnd)
-    return end.status
+            await self._stream.tell(news)
+            if self._stream.is_broken and not self._exchange.has_left:
+                self._exchange.leave()
 
 
 async def _nothing() -> Any:

@@ -5,13 +5,12 @@ An ASGI application of its own, since it listens for the client's leaving while 
 
 from __future__ import annotations
 
-import asyncio
-
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from microturn_gateway.access import Access, caller_of
+from microturn_gateway.exchange import watched
 from microturn_gateway.failures import Refusal
 from microturn_gateway.http import read_body, refused
 from microturn_gateway.response_branches import Branches
@@ -42,12 +41,8 @@ class Responses:
             model = await self._sessions.model(asked.model)
             caller = caller_of(request.headers)
             exchange = ResponseExchange(asked, caller, model, self._branches, self._store, self._settings, send)
-            leaving = asyncio.create_task(exchange.watch(receive))
-            try:
+            async with watched(exchange.watch(receive)):
                 await exchange.run()
-            finally:
-                leaving.cancel()
-                await asyncio.gather(leaving, return_exceptions=True)
         except ClientDisconnect:
             return  # before it had said all
         except Refusal as refusal:
