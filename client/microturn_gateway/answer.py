@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from microturn_client import Status, Tokens, ToolCall, ToolEvent
+from microturn_client import Status, Tokens, ToolArguments, ToolCall, ToolCallBegun, ToolEvent
 from microturn_gateway.chat_tools import call_text
 from microturn_gateway.client_events import AnswerOptions
 from microturn_gateway.context import Cut, Piece
-from microturn_gateway.conversation import Item, new_id
+from microturn_gateway.conversation import Item, called, new_id
 from microturn_gateway.failures import Refusal
 
 Event = dict[str, Any]
@@ -93,9 +93,10 @@ class Response:
         options: those of its own event over those of the session.
         metadata: the client's, given back as it is.
         conversation_id: of the one conversation.
+        has_tools: the answer may be calls, of which the message holds nothing.
     """
 
-    def __init__(self, options: AnswerOptions, metadata: Any, conversation_id: str) -> None:
+    def __init__(self, options: AnswerOptions, metadata: Any, conversation_id: str, *, has_tools: bool) -> None:
         self.id = new_id("resp")
         self.item_id = new_id("item")
         self.options = options
@@ -103,49 +104,103 @@ class Response:
         self._metadata = metadata
         self._conversation_id = conversation_id
         self._generated = GeneratedText()
+        self._has_tools = has_tools
         self._has_begun = False
+        self._held: list[Event] = []
+        self._index = 0
+        self._num_outputs = 0
+        self._calls: list[tuple[Item, int]] = []
         self._first_text_ms: float | None = None
 
     def created(self) -> list[Event]:
         """It was asked for."""
         return [{"type": "response.created", "response": self._as_json("in_progress")}]
 
-    def take(self, tokens: Tokens, elapsed_ms: float, previous_id: str | None) -> list[Event]:
-        """Tokens came.
+    def take(self, event: Tokens | ToolEvent, elapsed_ms: float, previous_id: str | None) -> list[Event]:
+        """Tokens came, or what they say of a call.
 
         Args:
-            tokens: they.
+            event: they.
             elapsed_ms: since its turn was sent.
             previous_id: of the item before it.
         """
-        events = [] if self._has_begun else self._begin(previous_id)
-        self._generated.take(tokens)
-        if tokens.text and self._first_text_ms is None:
+        self._generated.take(event)
+        if not isinstance(event, Tokens):
+            return self._take_call(event, previous_id)
+        if event.text and self._first_text_ms is None:
             self._first_text_ms = elapsed_ms
-        told = {"token_ids": list(tokens.ids), "position": tokens.position}
-        return [*events, {"type": "response.output_text.delta", **self._place, "delta": tokens.text, "microturn": told}]
+        told = {"token_ids": list(event.ids), "position": event.position}
+        self._held.append({"delta": event.text, "microturn": told})
+        # Tokens of a call have no text, nor is a blank before one a message.
+        if self._has_tools and not self._generated.text.strip():
+            return []
+        return self._say_held(previous_id)
 
     def ended(
         self, status: Status, count: PromptCount, report: dict[str, Any], previous_id: str | None
-    ) -> tuple[list[Event], Piece, Item | None]:
-        """Its turn has ended: the events, what stays in the context, and the item that it became, if any."""
+    ) -> tuple[list[Event], Piece, list[Item]]:
+        """Its turn has ended: the events, what stays in the context, and the items that it became."""
         outcome, reason = _OUTCOMES.get(status.finish_reason, ("incomplete", status.finish_reason))
-        text = self._generated.text
-        item = None
-        events = []
+        said = self._generated
+        events = self._say_held(previous_id) if self._held and not said.calls else []
+        items, outputs = [], [(item, index) for item, index in self._calls]
         if self._has_begun:
+            text = said.text.strip() if said.calls else said.text  # as it stands in the context
             item = Item(self.item_id, "assistant", text, "completed" if outcome == "completed" else "incomplete")
             part = {"type": "text", "text": text}
-            events = [
+            events += [
                 {"type": "response.output_text.done", **self._place, "text": text},
                 {"type": "response.content_part.done", **self._place, "part": part},
                 {"type": "response.output_item.done", **self._output, "item": item.as_json()},
                 {"type": "conversation.item.done", "previous_item_id": previous_id, "item": item.as_json()},
             ]
-        done = self._as_json(outcome, reason, item)
+            items.append(item)
+            outputs.append((item, self._index))
+        for call, index in self._calls:
+            before = items[-1].id if items else previous_id
+            output = {"response_id": self.id, "output_index": index}
+            events += [
+                {"type": "response.output_item.done", **output, "item": call.as_json()},
+                {"type": "conversation.item.done", "previous_item_id": before, "item": call.as_json()},
+            ]
+            items.append(call)
+        done = self._as_json(outcome, reason, tuple(item for item, _ in sorted(outputs, key=lambda output: output[1])))
         done["usage"] = _usage(status, count)
         done["microturn"] = {**report, "first_text_ms": self._first_text_ms}
-        return [*events, {"type": "response.done", "response": done}], self._generated.piece(status), item
+        return [*events, {"type": "response.done", "response": done}], said.piece(status), items
+
+    def _say_held(self, previous_id: str | None) -> list[Event]:
+        events = [] if self._has_begun else self._begin(previous_id)
+        held, self._held = self._held, []
+        return [*events, *({"type": "response.output_text.delta", **self._place, **delta} for delta in held)]
+
+    def _take_call(self, event: ToolEvent, previous_id: str | None) -> list[Event]:
+        if isinstance(event, ToolCallBegun):
+            item = Item(new_id("item"), "assistant", "", "in_progress", event.id, event.name)
+            before = self._calls[-1][0].id if self._calls else self.item_id if self._has_begun else previous_id
+            self._calls.append((item, self._num_outputs))
+            self._num_outputs += 1
+            return [
+                {
+                    "type": "response.output_item.added",
+                    "response_id": self.id,
+                    "output_index": self._calls[-1][1],
+                    "item": item.as_json(),
+                },
+                {"type": "conversation.item.added", "previous_item_id": before, "item": item.as_json()},
+            ]
+        if isinstance(event, ToolArguments):
+            place = self._place_of_call()
+            return [{"type": "response.function_call_arguments.delta", **place, "delta": event.json}]
+        item, index = self._calls[-1]
+        status = "incomplete" if event.arguments is None else "completed"
+        self._calls[-1] = (called(item.id, event.id, event.name, event.json, status), index)
+        told = {"name": event.name, "arguments": event.json}
+        return [{"type": "response.function_call_arguments.done", **self._place_of_call(), **told}]
+
+    def _place_of_call(self) -> Event:
+        item, index = self._calls[-1]
+        return {"response_id": self.id, "output_index": index, "item_id": item.id, "call_id": item.call_id}
 
     def cancelled(self) -> list[Event]:
         """It was cancelled before its turn began."""
@@ -159,6 +214,7 @@ class Response:
 
     def _begin(self, previous_id: str | None) -> list[Event]:
         self._has_begun = True
+        self._index, self._num_outputs = self._num_outputs, self._num_outputs + 1
         item = {**Item(self.item_id, "assistant", "", "in_progress").as_json(), "content": []}
         part = {"type": "text", "text": ""}
         return [
@@ -169,20 +225,20 @@ class Response:
 
     @property
     def _output(self) -> Event:
-        return {"response_id": self.id, "output_index": 0}
+        return {"response_id": self.id, "output_index": self._index}
 
     @property
     def _place(self) -> Event:
         return {**self._output, "item_id": self.item_id, "content_index": 0}
 
-    def _as_json(self, status: str, reason: str | None = None, item: Item | None = None) -> dict[str, Any]:
+    def _as_json(self, status: str, reason: str | None = None, items: tuple[Item, ...] = ()) -> dict[str, Any]:
         return {
             "id": self.id,
             "object": "realtime.response",
             "conversation_id": self._conversation_id,
             "status": status,
             "status_details": None if status in ("in_progress", "completed") else {"type": status, "reason": reason},
-            "output": [] if item is None else [item.as_json()],
+            "output": [item.as_json() for item in items],
             "output_modalities": ["text"],
             "max_output_tokens": self.options.max_output_tokens,
             "metadata": self._metadata,

@@ -17,7 +17,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Scope
 from starlette.websockets import WebSocket
 
-from microturn_client import AsyncClient
+from microturn_client import AsyncClient, AsyncSession
 from microturn_gateway.access import SUBPROTOCOL, Access
 from microturn_gateway.chat_sessions import ChatSessions
 from microturn_gateway.client_events import AnswerOptions, UpdateSession, parse_session
@@ -29,6 +29,7 @@ from microturn_gateway.failures import Refusal
 from microturn_gateway.fields import Fields
 from microturn_gateway.http import ERROR_HANDLERS, read_body, refused
 from microturn_gateway.realtime import Realtime
+from microturn_gateway.realtime_tools import described
 from microturn_gateway.responses import Responses
 from microturn_gateway.session_config import SessionConfig
 from microturn_gateway.sessions import Sessions
@@ -184,14 +185,19 @@ class _Gateway:
         try:
             model = await self._sessions.model(websocket.query_params.get("model"))
             await websocket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
-            config = self._config(new_id("sess"), model.name, model.max_context).updated(asked or _AS_EVER)
+            config = self._config(new_id("sess"), model.name, model.max_context)
+            config = config.updated(config.possible(asked or _AS_EVER, are_tools_fixed=False))
             realtime = Realtime(
                 config,
                 max_context=model.max_context,
                 max_answer_tokens=self._settings.max_answer_tokens,
                 beat_s=self._settings.beat_ms / 1e3,
             )
-            await RealtimeSocket(websocket, realtime, self._sessions.open(config.id), self._settings).serve()
+
+            def open_session() -> AsyncSession:
+                return self._sessions.open(config.id, described(realtime.config.tools))
+
+            await RealtimeSocket(websocket, realtime, open_session, self._settings).serve()
         except Refusal as refusal:
             await websocket.send_denial_response(refused(refusal))
         finally:

@@ -6,15 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from microturn_gateway.client_items import parse_item
 from microturn_gateway.context import Content
-from microturn_gateway.conversation import Item, new_id
+from microturn_gateway.conversation import Item
 from microturn_gateway.failures import Refusal
-from microturn_gateway.fields import Fields, read_text
+from microturn_gateway.fields import Fields
 from microturn_gateway.options import take_generation_options
-
-_ROLES = ("user", "system", "assistant", "tool")
-_PART_TYPES = ("input_text", "output_text", "text")
-_MAX_ID_LEN = 128
+from microturn_gateway.realtime_tools import ToolChoice, Tools, take_choice, take_tools
 
 # What frameworks send along and what changes nothing where only text is heard and said.
 _INERT_IN_SESSION = ("audio", "include", "parallel_tool_calls", "reasoning", "tracing", "truncation")
@@ -28,10 +26,12 @@ class AnswerOptions:
     Attributes:
         max_output_tokens: "inf" is as many as there is room for.
         generation: options of the turn, as the wire contract names them.
+        tool_choice: as the client wrote it.
     """
 
     max_output_tokens: int | str | None
     generation: Mapping[str, Any]
+    tool_choice: ToolChoice | None = None
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,14 @@ class UpdateSession:
 
     Attributes:
         inert: what changes nothing in a session of text, as it came, for the client to find it again.
+        tools: functions, as they came.
         refused: what is wrong with the rest of it.
     """
 
     instructions: str | None
     answers: AnswerOptions
     inert: Mapping[str, Any] = field(default_factory=dict)
+    tools: Tools | None = None
     refused: tuple[Refusal, ...] = ()
 
 
@@ -115,6 +117,7 @@ class CreateResponse:
 
     answers: AnswerOptions
     metadata: Mapping[str, str] | None
+    tools: Tools | None = None
 
 
 @dataclass(frozen=True)
@@ -170,29 +173,15 @@ def parse_session(value: object) -> UpdateSession:
     if fields.take("type", str, "realtime") != "realtime":
         fields.refuse("unsupported_parameter", "'session.type' must be 'realtime'", "type")
     instructions = fields.take("instructions", str, None)
-    tool_choice = _take_tool_choice(fields)
+    tools = take_tools(fields)
     inert = _without_turn_detection(fields.take_inert(*_INERT_IN_SESSION))
-    if tool_choice is not None:
-        inert["tool_choice"] = tool_choice
     answers = _take_answers(fields)
     fields.end()
-    return UpdateSession(instructions, answers, inert, tuple(refused))
+    return UpdateSession(instructions, answers, inert, tools, tuple(refused))
 
 
 def _parse_create_item(fields: Fields) -> CreateItem:
-    given = Fields(fields.take("item", dict), "item")
-    given.ignore("object", "status")
-    if given.take("type", str) != "message":
-        raise Refusal("unsupported_parameter", "only items of type 'message' are supported", param="item.type")
-    role = given.take("role", str)
-    if role not in _ROLES:
-        raise Refusal("invalid_value", f"'item.role' must be one of {', '.join(_ROLES)}", param="item.role")
-    text = read_text(given.take("content", list), "item.content", _PART_TYPES)
-    if not text:
-        raise Refusal("missing_parameter", "an item needs text", param="item.content")
-    item = Item(_checked_id(given.take("id", str, new_id("item")), "item.id"), role, text)
-    given.end()
-    return CreateItem(item, fields.take("previous_item_id", str, None))
+    return CreateItem(parse_item(fields.take("item", dict)), fields.take("previous_item_id", str, None))
 
 
 def _parse_truncate(fields: Fields) -> TruncateItem:
@@ -218,10 +207,10 @@ def _parse_create_response(fields: Fields) -> CreateResponse:
     if given.take("input", list, None) is not None:  # an empty list too: the answer would be to nothing
         given.refuse("unsupported_parameter", "a response answers the whole conversation", "input")
     given.ignore(*_INERT_IN_RESPONSE)
-    _take_tool_choice(given)
+    tools = take_tools(given)
     answers, metadata = _take_answers(given), given.take("metadata", dict, None)
     given.end()
-    return CreateResponse(answers, metadata)
+    return CreateResponse(answers, metadata, tools)
 
 
 def _take_answers(fields: Fields) -> AnswerOptions:
@@ -234,11 +223,12 @@ def _take_answers(fields: Fields) -> AnswerOptions:
         path = fields.path("max_output_tokens")
         fields.refuse("invalid_value", f"'{path}' must be an integer of 1 or more, or 'inf'", "max_output_tokens")
         most = None
+    choice = take_choice(fields)
     ours = fields.take_object("microturn")
     ours.ignore("beat_ms", "max_context")  # what a client was told of its session it may send back
     generation = take_generation_options(ours)
     ours.end()
-    return AnswerOptions(most, generation)
+    return AnswerOptions(most, generation, choice)
 
 
 def _without_turn_detection(inert: dict[str, Any]) -> dict[str, Any]:
@@ -247,22 +237,6 @@ def _without_turn_detection(inert: dict[str, Any]) -> dict[str, Any]:
         case {"audio": {"input": {"turn_detection": _} as heard} as audio}:
             return {**inert, "audio": {**audio, "input": {**heard, "turn_detection": None}}}
     return inert
-
-
-def _take_tool_choice(fields: Fields) -> str | None:
-    """Without tools the model calls none, whether it may or not."""
-    choice: str | None = fields.take("tool_choice", (str, dict), None)
-    if choice not in (None, "none", "auto"):
-        message = f"'{fields.path('tool_choice')}' must be 'auto' or 'none': tools are not supported"
-        fields.refuse("unsupported_parameter", message, "tool_choice")
-        return None
-    return choice
-
-
-def _checked_id(value: str, param: str) -> str:
-    if not 1 <= len(value) <= _MAX_ID_LEN or value == "root":
-        raise Refusal("invalid_value", f"'{param}' must have 1 to {_MAX_ID_LEN} characters", param=param)
-    return value
 
 
 _PARSERS: Mapping[str, Callable[[Fields], ClientEvent]] = {

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from microturn_client import MessageRole
+from microturn_gateway.chat_tools import call_text
 from microturn_gateway.context import Content, Message
 from microturn_gateway.failures import Refusal
 
@@ -19,31 +20,41 @@ def new_id(kind: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One message.
+    """One message, call or result of a call.
 
     Attributes:
         status: `completed`, `incomplete` (cut short) or `in_progress` (the text buffer's, not committed yet).
+        call_id: of a call and of its result; empty for a message.
+        name: of what is called; empty for all but calls.
+        arguments: of a call, as the model wrote them.
     """
 
     id: str
     role: MessageRole
     content: Content
     status: str = "completed"
+    call_id: str = ""
+    name: str = ""
+    arguments: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """The item in the shape of the Realtime API; token ids are a content part of our own."""
+        of_item = {"id": self.id, "object": "realtime.item", "status": self.status}
+        if self.name:
+            told = {"call_id": self.call_id, "name": self.name, "arguments": self.arguments}
+            return {**of_item, "type": "function_call", **told}
+        if self.call_id:
+            return {**of_item, "type": "function_call_output", "call_id": self.call_id, "output": self.content}
         kind = "output_text" if self.role == "assistant" else "input_text"
         part: Mapping[str, object] = {"type": kind, "text": self.content}
         if not isinstance(self.content, str):
             part = {"type": "input_tokens", "token_ids": list(self.content)}
-        return {
-            "id": self.id,
-            "object": "realtime.item",
-            "type": "message",
-            "role": self.role,
-            "status": self.status,
-            "content": [part],
-        }
+        return {**of_item, "type": "message", "role": self.role, "content": [part]}
+
+
+def called(item_id: str, call_id: str, name: str, arguments: str, status: str = "completed") -> Item:
+    """A call, which stands in the context as `GeneratedText.piece` has it."""
+    return Item(item_id, "assistant", call_text(name, arguments), status, call_id, name, arguments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +67,17 @@ class Conversation:
         """What the model's context shall hold.
 
         Items of one role that follow each other are lines of one message; answers go on where the one before ended.
+        Calls are of one piece with the answer before them, and each result is a message.
         """
         told = [Item("", "system", instructions)] if instructions else []
         messages: list[Message] = []
         for item in (*told, *self.items):
             content = item.content
-            if messages and messages[-1].role == item.role != "assistant" and isinstance(content, str):
+            before = messages[-1].content if messages and messages[-1].role == item.role else None
+            if item.name and isinstance(before, str) and isinstance(content, str):
+                messages[-1] = Message("assistant", before + content)
+                continue
+            if before is not None and item.role not in ("assistant", "tool") and isinstance(content, str):
                 content = "\n" + content
             if item.content:
                 messages.append(Message(item.role, content))

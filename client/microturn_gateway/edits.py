@@ -125,7 +125,7 @@ def _appended(conversation: Conversation, event: ask.AppendBuffer) -> Conversati
 
 
 def _truncated(item: Item, event: ask.TruncateItem, context: HeldContext) -> Item:
-    if item.role != "assistant" or not isinstance(item.content, str):
+    if item.role != "assistant" or item.call_id or not isinstance(item.content, str):
         raise Refusal("invalid_value", "only an answer can be truncated", param="item_id")
     num_chars = event.text_end_chars
     if num_chars is None:

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from microturn_client import Status, Tokens
+from microturn_client import Status, Tokens, ToolEvent
 from microturn_gateway import client_events as ask
 from microturn_gateway.answer import Event, PromptCount, Response
 from microturn_gateway.context import HeldContext, Message, joined
@@ -25,7 +25,9 @@ from microturn_gateway.conversation import Conversation, new_id
 from microturn_gateway.edits import edited, tell
 from microturn_gateway.failures import Refusal
 from microturn_gateway.fields import parse_object
+from microturn_gateway.jobs import Job
 from microturn_gateway.options import room_for_answer
+from microturn_gateway.realtime_tools import check_choice, choice_options
 from microturn_gateway.report import report_of
 from microturn_gateway.session_config import SessionConfig
 
@@ -48,17 +50,6 @@ class Step:
     response: Response | None = None
 
 
-@dataclass
-class _Job:
-    event: ask.ClientEvent
-    event_id: str | None
-    response: Response | None = None
-    is_implied: bool = False
-    latency_ms: float = 0.0
-    status: Status | None = None
-    before: Conversation | None = None
-
-
 class Realtime:
     """One session.
 
@@ -79,8 +70,8 @@ class Realtime:
         self._max_answer_tokens = max_answer_tokens
         self._beat_s = beat_s
         self._conversation_id = new_id("conv")
-        self._jobs: deque[_Job] = deque()
-        self._job: _Job | None = None
+        self._jobs: deque[Job] = deque()
+        self._job: Job | None = None
         self._messages: deque[Message] = deque()
         self._needs_turn = False
         self._step: Step | None = None
@@ -88,6 +79,7 @@ class Realtime:
         self._beat_at_s = 0.0
         self._is_buffer_open = False
         self._must_interrupt = False
+        self._has_begun = False
         self._events: list[Event] = []
         self._emit({"type": "session.created", "session": self.config.as_json()})
 
@@ -108,6 +100,7 @@ class Realtime:
                 return None
             if self._job is not None:
                 self._step = self._next_of_job(self._job)
+        self._has_begun = True
         return self._step
 
     @property
@@ -120,7 +113,7 @@ class Realtime:
         """Whether the running step generates."""
         return self._step is not None and self._step.response is not None
 
-    def tokens(self, tokens: Tokens, elapsed_ms: float) -> None:
+    def tokens(self, tokens: Tokens | ToolEvent, elapsed_ms: float) -> None:
         """The running step has generated this, so many milliseconds after it was sent."""
         assert self._step is not None
         assert self._step.response is not None
@@ -139,9 +132,9 @@ class Realtime:
         self._count.take(status)
         if step.response is not None:
             report = report_of(status, elapsed_ms)
-            events, piece, item = step.response.ended(status, self._count, report, self._last_id)
+            events, piece, items = step.response.ended(status, self._count, report, self._last_id)
             self.context.answer(piece, status.context_len)
-            if item is not None:
+            for item in items:
                 self.conversation = self.conversation.with_item(item)
             self._emit(*events)
 
@@ -180,6 +173,7 @@ class Realtime:
 
     def _accept(self, event: ask.ClientEvent, event_id: str | None) -> None:
         if isinstance(event, ask.UpdateSession):
+            event = self.config.possible(event, are_tools_fixed=self._has_begun)
             self.config = self.config.updated(event)
             self._emit({"type": "session.updated", "session": self.config.as_json()})
             if event.refused:
@@ -199,15 +193,19 @@ class Realtime:
         if isinstance(event, ask.CreateResponse):
             if any(not response.is_cancelled for response in self._responses):
                 raise Refusal("conversation_already_has_active_response", "a response is under way: wait, or cancel it")
-            response = Response(self.config.answers_with(event.answers), event.metadata, self._conversation_id)
+            if event.tools and event.tools != self.config.tools:
+                raise Refusal("unsupported_parameter", "tools are those of the session", param="response.tools")
+            answers, tools = self.config.answers_with(event.answers), self.config.tools
+            check_choice(answers.tool_choice, tools, "response.tool_choice")
+            response = Response(answers, event.metadata, self._conversation_id, has_tools=bool(tools))
             self._emit(*response.created())
         if isinstance(event, ask.CreateItem | ask.CreateResponse) and self._is_buffer_open:
-            self._jobs.append(_Job(ask.CommitBuffer(), event_id, is_implied=True))
+            self._jobs.append(Job(ask.CommitBuffer(), event_id, is_implied=True))
         if isinstance(event, ask.TruncateItem):
             self._stop_saying(event.item_id)
         if not isinstance(event, ask.RetrieveItem | ask.DeleteItem | ask.TruncateItem):
             self._is_buffer_open = isinstance(event, ask.AppendBuffer)
-        self._jobs.append(_Job(event, event_id, response))
+        self._jobs.append(Job(event, event_id, response))
 
     def _joins_waiting(self, event: ask.AppendBuffer) -> bool:
         """Adds to text or ids that wait for their beat already."""
@@ -262,7 +260,7 @@ class Realtime:
         self._job = job
         return True
 
-    def _next_of_job(self, job: _Job) -> Step | None:
+    def _next_of_job(self, job: Job) -> Step | None:
         rewind = {} if self.context.rewind_to is None else {"rewind_to": self.context.rewind_to}
         if self._messages:
             message = self._messages.popleft()
@@ -284,9 +282,10 @@ class Realtime:
         most = response.options.max_output_tokens
         if not isinstance(most, int):
             most = room_for_answer(self.context.end, self._max_context, self._max_answer_tokens)
-        return {**response.options.generation, "max_tokens": most}
+        choice = choice_options(response.options.tool_choice, self.config.tools)
+        return {**response.options.generation, **choice, "max_tokens": most}
 
-    def _give_up(self, job: _Job, refusal: Refusal) -> None:
+    def _give_up(self, job: Job, refusal: Refusal) -> None:
         if job.response is not None:
             self._emit(*job.response.failed(refusal))
         else:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from microturn_gateway.client_events import AnswerOptions, UpdateSession
+from microturn_gateway.failures import Refusal
+from microturn_gateway.realtime_tools import ToolChoice, Tools, check_choice
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,8 @@ class SessionConfig:
         generation: options of answers, as the wire contract names them.
         beat_ms: least time between two micro-turns in milliseconds.
         max_context: longest context in tokens; None where the server does not say.
+        tools: functions that the model may call.
+        tool_choice: which of them an answer calls; None where no client has said so.
         inert: what a client set that changes nothing here.
     """
 
@@ -31,6 +35,8 @@ class SessionConfig:
     generation: Mapping[str, Any] = field(default_factory=dict)
     beat_ms: float = 200.0
     max_context: int | None = None
+    tools: Tools = ()
+    tool_choice: ToolChoice | None = None
     inert: Mapping[str, Any] = field(default_factory=dict)
 
     def updated(self, event: UpdateSession) -> SessionConfig:
@@ -42,13 +48,29 @@ class SessionConfig:
             instructions=self.instructions if event.instructions is None else event.instructions,
             max_output_tokens=answers.max_output_tokens,
             generation=answers.generation,
+            tools=self.tools if event.tools is None else event.tools,
+            tool_choice=answers.tool_choice,
             inert={**self.inert, **event.inert},
         )
 
     def answers_with(self, options: AnswerOptions) -> AnswerOptions:
         """How an answer is made whose own event says this."""
         most = self.max_output_tokens if options.max_output_tokens is None else options.max_output_tokens
-        return AnswerOptions(most, {**self.generation, **options.generation})
+        choice = self.tool_choice if options.tool_choice is None else options.tool_choice
+        return AnswerOptions(most, {**self.generation, **options.generation}, choice)
+
+    def possible(self, event: UpdateSession, *, are_tools_fixed: bool) -> UpdateSession:
+        """What of an event can be had with these tools; the rest of it is refused."""
+        if event.tools is not None and are_tools_fixed and event.tools != self.tools:
+            message = "'session.tools' are fixed with the first turn: open another session"
+            refusal = Refusal("unsupported_parameter", message, param="session.tools")
+            event = replace(event, tools=None, refused=(*event.refused, refusal))
+        try:
+            tools = self.tools if event.tools is None else event.tools
+            check_choice(event.answers.tool_choice, tools, "session.tool_choice")
+        except Refusal as refusal:
+            event = replace(event, answers=replace(event.answers, tool_choice=None), refused=(*event.refused, refusal))
+        return event
 
     def as_json(self) -> dict[str, Any]:
         """The session object of the Realtime API; what is ours is under `microturn`."""
@@ -60,8 +82,8 @@ class SessionConfig:
             "output_modalities": ["text"],
             "instructions": self.instructions,
             "max_output_tokens": self.max_output_tokens,
-            "tools": [],
-            "tool_choice": "none",
+            "tools": list(self.tools),
+            "tool_choice": self.tool_choice or ("auto" if self.tools else "none"),
             **self.inert,
             "microturn": {**self.generation, "beat_ms": self.beat_ms, "max_context": self.max_context},
         }

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from microturn_client import AsyncSession, AsyncTurn, MicroturnError, Tokens, TurnEnd
+from microturn_client import AsyncSession, AsyncTurn, MicroturnError, TurnEnd
 from microturn_gateway.failures import Refusal, from_client
 from microturn_gateway.outbox import Outbox
 from microturn_gateway.realtime import Realtime, Step
@@ -41,16 +41,21 @@ class RealtimeSocket:
     Args:
         websocket: accepted.
         realtime: the protocol, new.
-        session: on the server, new.
+        open_session: one on the server, with the tools that hold when its first turn is made.
         settings: the gateway's.
     """
 
     def __init__(
-        self, websocket: WebSocket, realtime: Realtime, session: AsyncSession, settings: GatewaySettings
+        self,
+        websocket: WebSocket,
+        realtime: Realtime,
+        open_session: Callable[[], AsyncSession],
+        settings: GatewaySettings,
     ) -> None:
         self._websocket = websocket
         self._realtime = realtime
-        self._session = session
+        self._open_session = open_session
+        self._session: AsyncSession | None = None
         self._settings = settings
         self._outbox = Outbox()
         self._has_events = asyncio.Event()
@@ -72,7 +77,8 @@ class RealtimeSocket:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await self._session.close()
+            if self._session is not None:
+                await self._session.close()
         if ending is not None:
             await self._say_goodbye(ending)
         elif errors:
@@ -101,6 +107,8 @@ class RealtimeSocket:
             self._flush()
 
     def _interrupt(self) -> None:
+        if self._session is None:
+            return
         with contextlib.suppress(MicroturnError):  # what befell the session the worker hears too
             self._interrupting = self._session.turn(None, max_tokens=0, on_overlap="interrupt")
 
@@ -121,14 +129,16 @@ class RealtimeSocket:
     async def _run(self, step: Step) -> None:
         loop = asyncio.get_running_loop()
         begun_s = loop.time()
+        if self._session is None:
+            self._session = self._open_session()
         try:
             content = None if step.message is None else step.message.content
             async for event in events_of(self._session.turn(content, **step.options)):
                 elapsed_ms = (loop.time() - begun_s) * 1e3
-                if isinstance(event, Tokens):
-                    self._realtime.tokens(event, elapsed_ms)
-                elif isinstance(event, TurnEnd):
+                if isinstance(event, TurnEnd):
                     self._realtime.ended(event.status, elapsed_ms)
+                else:
+                    self._realtime.tokens(event, elapsed_ms)
                 self._flush()
         except MicroturnError as error:
             self._realtime.failed(from_client(error))

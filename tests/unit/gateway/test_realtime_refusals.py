@@ -87,7 +87,7 @@ def test_what_waits_is_bounded(driver: Driver) -> None:
             "response.microturn.heat",
         ),
         (
-            '{"type": "conversation.item.create", "item": {"type": "function_call"}}',
+            '{"type": "conversation.item.create", "item": {"type": "mcp_call"}}',
             "unsupported_parameter",
             "item.type",
         ),

@@ -50,7 +50,7 @@ def test_audio_of_any_shape_is_shown_as_it_came(driver: Driver, audio: object) -
 @pytest.mark.parametrize(
     ("bad", "code", "params"),
     [
-        ({"tools": [{"type": "function", "name": "f"}]}, "unsupported_parameter", ["session.tools"]),
+        ({"tools": [{"type": "mcp", "name": "f"}]}, "unsupported_parameter", ["session.tools"]),
         ({"output_modalities": ["audio"]}, "unsupported_parameter", ["session.output_modalities"]),
         ({"tool_choice": "required"}, "unsupported_parameter", ["session.tool_choice"]),
         ({"tool_choice": {"type": "function", "name": "f"}}, "unsupported_parameter", ["session.tool_choice"]),
@@ -58,7 +58,7 @@ def test_audio_of_any_shape_is_shown_as_it_came(driver: Driver, audio: object) -
         ({"prompt": {"id": "pmpt_1"}}, "unsupported_parameter", ["session.prompt"]),
         ({"microturn": {"seed": 3, "heat": 1}}, "unsupported_parameter", ["session.microturn.heat"]),
         ({"microturn": {"seed": 3, "stop": [1]}}, "invalid_type", ["session.microturn.stop"]),
-        ({"tools": 5, "voice": "cedar"}, "unsupported_parameter", ["session.tools", "session.voice"]),
+        ({"tools": 5, "voice": "cedar"}, "invalid_type", ["session.tools", "session.voice"]),
     ],
 )
 def test_one_field_that_is_refused_takes_no_other_with_it(

@@ -1,0 +1,30 @@
+"""What one event of a realtime client makes its session do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from microturn_client import Status
+from microturn_gateway.answer import Response
+from microturn_gateway.client_events import ClientEvent
+from microturn_gateway.conversation import Conversation
+
+
+@dataclass
+class Job:
+    """An event that waits, or is being done.
+
+    Attributes:
+        is_implied: another event brought it with it.
+        latency_ms: of its turns until now.
+        status: of the last of them.
+        before: the conversation without it.
+    """
+
+    event: ClientEvent
+    event_id: str | None
+    response: Response | None = None
+    is_implied: bool = False
+    latency_ms: float = 0.0
+    status: Status | None = None
+    before: Conversation | None = None

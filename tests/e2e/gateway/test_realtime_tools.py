@@ -1,0 +1,98 @@
+"""The unmodified OpenAI SDK has a realtime session call tools, and tells it their results."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI
+from openai.resources.realtime.realtime import AsyncRealtimeConnection
+
+from microturn.serve.child import running_server
+from support.gateway import running_gateway
+from support.tool_contract import CITIES, WEATHER
+from support.tool_model_dir import write_tool_model
+
+TOOL: dict[str, Any] = {"type": "function", **WEATHER["function"]}
+FORCED: dict[str, Any] = {"type": "function", "name": "get_weather"}
+
+
+@pytest.fixture(scope="module")
+def tool_gateway(smollm2_dir: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    model_dir = write_tool_model(Path(smollm2_dir), tmp_path_factory.mktemp("with-tools"))
+    with running_server(str(model_dir), "weights=float32") as server, running_gateway(server) as address:
+        yield address
+
+
+@pytest.fixture
+async def connection(tool_gateway: str) -> AsyncIterator[AsyncRealtimeConnection]:
+    async with AsyncOpenAI(api_key="any", base_url=f"http://{tool_gateway}/v1", max_retries=0) as openai:
+        model = (await openai.models.list()).data[0].id
+        async with openai.realtime.connect(model=model) as connection:
+            await connection.session.update(session={"type": "realtime", "tools": [TOOL], "max_output_tokens": 100})
+            updated = (await until(connection, "session.updated"))[-1]
+            assert updated.session.tools[0].name == "get_weather"
+            yield connection
+
+
+async def until(connection: AsyncRealtimeConnection, kind: str) -> list[Any]:
+    """The events up to the next one of this type."""
+    events: list[Any] = []
+    async with asyncio.timeout(60):
+        while not events or events[-1].type != kind:
+            events.append(await connection.recv())
+    return events
+
+
+async def call(connection: AsyncRealtimeConnection) -> list[Any]:
+    """The events of an answer that has to call."""
+    content: Any = [{"type": "input_text", "text": "How warm is it in Bern?"}]
+    await connection.conversation.item.create(item={"type": "message", "role": "user", "content": content})
+    await connection.response.create(response={"tool_choice": FORCED})  # type: ignore[typeddict-item]
+    return await until(connection, "response.done")
+
+
+async def test_a_forced_call_streams_and_matches_its_schema(connection: AsyncRealtimeConnection) -> None:
+    events = await call(connection)
+    response = events[-1].response
+    assert response.status == "completed"
+    [item] = response.output
+    assert (item.type, item.name, item.status) == ("function_call", "get_weather", "completed")
+    deltas = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
+    assert len(deltas) > 1
+    assert "".join(deltas) == item.arguments
+    arguments = json.loads(item.arguments)
+    assert arguments["city"] in CITIES
+    assert 1 <= arguments["days"] <= 9
+
+
+async def test_after_a_result_only_the_result_and_the_template_are_computed(
+    connection: AsyncRealtimeConnection,
+) -> None:
+    first = (await call(connection))[-1].response
+    result: Any = {"type": "function_call_output", "call_id": first.output[0].call_id, "output": "21 degrees"}
+    await connection.conversation.item.create(item=result)
+    await connection.response.create(response={"max_output_tokens": 8})
+    events = await until(connection, "response.done")
+    told = next(event for event in events if event.type == "conversation.item.done")
+    assert told.item.type == "function_call_output"
+    second = events[-1].response
+    assert second.usage.input_tokens - first.usage.total_tokens < 40
+    assert second.microturn["kv"] == "in place"
+    assert second.microturn["computed_tokens"] - second.usage.output_tokens < 40
+    assert second.usage.output_tokens > 0
+
+
+async def test_tools_are_refused_after_the_first_turn_and_the_rest_applies(
+    connection: AsyncRealtimeConnection,
+) -> None:
+    await call(connection)
+    other: Any = {"type": "function", "name": "other"}
+    await connection.session.update(session={"type": "realtime", "tools": [other], "max_output_tokens": 7})
+    updated, error = await until(connection, "error")
+    assert (updated.session.tools[0].name, updated.session.max_output_tokens) == ("get_weather", 7)
+    assert error.error.param == "session.tools"
