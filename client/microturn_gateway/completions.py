@@ -10,7 +10,7 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
@@ -19,10 +19,9 @@ from microturn_gateway.access import Access
 from microturn_gateway.chat_answer import END_OF_STREAM, ChatAnswer
 from microturn_gateway.chat_request import ChatRequest, parse_chat_request
 from microturn_gateway.chat_sessions import ChatSession, ChatSessions
-from microturn_gateway.event_stream import EventStream
-from microturn_gateway.exchange import Exchange, Question, watched
+from microturn_gateway.exchange import Exchange, Question
 from microturn_gateway.failures import Refusal, from_client
-from microturn_gateway.http import read_body, refused
+from microturn_gateway.http import read_body, serve
 from microturn_gateway.sessions import LOST, Model, Sessions
 from microturn_gateway.settings import GatewaySettings
 
@@ -41,26 +40,19 @@ class Completions:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
-        request = Request(scope, receive)
-        try:
-            self._access.check_place(request.headers)
-            self._access.check_token(request.headers)
-            asked = parse_chat_request(await read_body(request, self._settings.max_body_bytes))
-            model = await self._sessions.model(asked.model)
-            name = request.headers.get(SESSION_HEADER) or asked.user
-            if name is not None and len(name) > _MAX_NAME_LEN:
-                raise Refusal("invalid_value", f"a session's name has at most {_MAX_NAME_LEN} characters")
-            async with self._chats.hold(name) as chat:
-                exchange = _Exchange(chat, asked, model, self._settings, send)
-                async with watched(exchange.watch(receive)):
-                    await exchange.run()
-        except ClientDisconnect:
-            return  # before it had said all
-        except Refusal as refusal:
-            await refused(refusal)(scope, receive, send)
+        await serve(self._access, self._answer, scope, receive, send)
+
+    async def _answer(self, request: Request, send: Send) -> None:
+        asked = parse_chat_request(await read_body(request, self._settings.max_body_bytes))
+        model = await self._sessions.model(asked.model)
+        name = request.headers.get(SESSION_HEADER) or asked.user
+        if name is not None and len(name) > _MAX_NAME_LEN:
+            raise Refusal("invalid_value", f"a session's name has at most {_MAX_NAME_LEN} characters")
+        async with self._chats.hold(name) as chat:
+            await _ChatExchange(chat, asked, model, self._settings, send).run(request.receive)
 
 
-class _Exchange:
+class _ChatExchange:
     """One request on its session."""
 
     def __init__(
@@ -69,17 +61,12 @@ class _Exchange:
         self._chat = chat
         self._asked = asked
         self._send = send
-        self._stream = EventStream(send, settings.send_timeout_s)
         self._answer = ChatAnswer(model.name)
-        self._exchange = Exchange(model, settings)
+        self._exchange = Exchange(model, settings, send)
+        self._stream = self._exchange.stream
         self._num_calls = 0
 
-    async def watch(self, receive: Receive) -> None:
-        """Waits for the client to leave."""
-        await self._exchange.watch(receive)
-        self._stream.is_broken = True
-
-    async def run(self) -> None:
+    async def run(self, receive: Receive) -> None:
         """Brings the context to the conversation, answers, and notes what stays.
 
         Raises:
@@ -95,7 +82,7 @@ class _Exchange:
             partial(chat.renew, tools),
         )
         try:
-            async with aclosing(self._exchange.answer(chat, question)) as events:
+            async with self._exchange.watched(receive), aclosing(self._exchange.answer(chat, question)) as events:
                 async for event in events:
                     if isinstance(event, TurnEnd):
                         await self._end(event.status)
@@ -117,8 +104,6 @@ class _Exchange:
             text = self._answer.delta(event.text) if event.text else None
         if text is not None:
             await self._stream.write(text)
-        if self._stream.is_broken and not self._exchange.has_left:
-            self._exchange.leave()
 
     async def _begin(self) -> None:
         if not self._stream.has_begun:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from starlette.types import Receive
+from starlette.types import Receive, Send
 
 from microturn_client import AsyncSession, AsyncTurn, MicroturnError, Tokens, ToolEvent, TurnEnd
 from microturn_gateway.answer import GeneratedText, PromptCount
 from microturn_gateway.context import HeldContext, Message
+from microturn_gateway.event_stream import EventStream
 from microturn_gateway.options import room_for_answer
 from microturn_gateway.sessions import LOST, Model, events_of
 from microturn_gateway.settings import GatewaySettings
@@ -48,32 +49,42 @@ class Exchange:
     Attributes:
         generated: what was answered so far.
         count: of the prompt's tokens.
-        has_left: whether the client has gone: what was said until then stays in the context.
+        stream: to the client. Once that takes no more, what was said until then stays in the context.
 
     Args:
         model: that answers.
         settings: of the gateway.
+        send: of the ASGI request.
     """
 
-    def __init__(self, model: Model, settings: GatewaySettings) -> None:
+    def __init__(self, model: Model, settings: GatewaySettings, send: Send) -> None:
         self.generated = GeneratedText()
         self.count = PromptCount(0)
-        self.has_left = False
+        self.stream = EventStream(send, settings.send_timeout_s)
         self._model = model
         self._settings = settings
         self._session: AsyncSession | None = None
         self._turn: AsyncTurn | None = None
         self._interrupting: AsyncTurn | None = None
 
-    async def watch(self, receive: Receive) -> None:
-        """Waits for the client to leave."""
+    @contextlib.asynccontextmanager
+    async def watched(self, receive: Receive) -> AsyncIterator[None]:
+        """While the block runs, a client that closes the connection interrupts the turn."""
+        leaving = asyncio.create_task(self._watch(receive))
+        try:
+            yield
+        finally:
+            leaving.cancel()
+            await asyncio.gather(leaving, return_exceptions=True)
+
+    async def _watch(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        self.leave()
+        self.stream.is_broken = True
+        self._interrupt()
 
-    def leave(self) -> None:
-        """Interrupts the turn: the client has closed the connection."""
-        self.has_left = True
+    def _interrupt(self) -> None:
+        """Ends the turn, if there is one: nobody reads it."""
         if self._turn is not None and self._session is not None and self._interrupting is None:
             with contextlib.suppress(MicroturnError):  # what befell the session its turn says too
                 self._interrupting = self._session.turn(None, max_tokens=0, on_overlap="interrupt")
@@ -96,6 +107,8 @@ class Exchange:
         while not isinstance(event, TurnEnd):
             self.generated.take(event)
             yield event
+            if self.stream.is_broken:
+                self._interrupt()
             event = await anext(events)
         self._turn = None  # there is nothing left to interrupt
         self.count.take(event.status)
@@ -125,20 +138,9 @@ class Exchange:
         options: dict[str, Any] = {**question.generation, **_rewinding(context), "max_tokens": most}
         self._session = held.session
         self._turn = held.session.turn(None, role="assistant", **options)
-        if self.has_left:
-            self.leave()
+        if self.stream.is_broken:
+            self._interrupt()
         return events_of(self._turn)
-
-
-@contextlib.asynccontextmanager
-async def watched(watch: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Has a client watched while the block answers it."""
-    leaving = asyncio.create_task(watch)
-    try:
-        yield
-    finally:
-        leaving.cancel()
-        await asyncio.gather(leaving, return_exceptions=True)
 
 
 def _rewinding(context: HeldContext) -> Any:

@@ -7,9 +7,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
 
+from microturn_gateway.access import Access
 from microturn_gateway.failures import Refusal
 from microturn_gateway.fields import parse_object
 
@@ -36,6 +38,21 @@ def refused(refusal: Refusal) -> JSONResponse:
     if refusal.http_status == 401:
         headers["www-authenticate"] = "Bearer"
     return JSONResponse({"error": refusal.as_json()}, refusal.http_status, headers)
+
+
+async def serve(
+    access: Access, answer: Callable[[Request, Send], Awaitable[None]], scope: Scope, receive: Receive, send: Send
+) -> None:
+    """Has a request answered, if whoever sends it may; a refusal becomes its answer."""
+    request = Request(scope, receive)
+    try:
+        access.check_place(request.headers)
+        access.check_token(request.headers)
+        await answer(request, send)
+    except ClientDisconnect:
+        return  # before it had said all
+    except Refusal as refusal:
+        await refused(refusal)(scope, receive, send)
 
 
 async def _not_served(request: Request, error: Exception) -> Response:

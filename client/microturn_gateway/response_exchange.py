@@ -10,7 +10,6 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Send
 
 from microturn_client import MicroturnError, Tokens, ToolEvent, TurnEnd
-from microturn_gateway.event_stream import EventStream
 from microturn_gateway.exchange import Exchange, Question
 from microturn_gateway.failures import Refusal, from_client
 from microturn_gateway.response_answer import Event, ResponseAnswer
@@ -50,17 +49,12 @@ class ResponseExchange:
         self._branches = branches
         self._store = store
         self._send = send
-        self._stream = EventStream(send, settings.send_timeout_s)
         self._answer = ResponseAnswer(asked, model.name)
         self._items = asked.items
-        self._exchange = Exchange(model, settings)
+        self._exchange = Exchange(model, settings, send)
+        self._stream = self._exchange.stream
 
-    async def watch(self, receive: Receive) -> None:
-        """Waits for the client to leave."""
-        await self._exchange.watch(receive)
-        self._stream.is_broken = True
-
-    async def run(self) -> None:
+    async def run(self, receive: Receive) -> None:
         """Answers.
 
         Raises:
@@ -70,7 +64,10 @@ class ResponseExchange:
         source, previous_id = (None, None) if previous is None else (previous.branch, previous.id)
         tools, keeps = self._asked.tools.described, self._asked.is_stored
         try:
-            async with self._branches.hold(source, previous_id, tools, keeps=keeps) as branch:
+            async with (
+                self._exchange.watched(receive),
+                self._branches.hold(source, previous_id, tools, keeps=keeps) as branch,
+            ):
                 last = await self._answered_on(branch)
         except MicroturnError as error:
             if not self._stream.has_begun:
@@ -132,8 +129,6 @@ class ResponseExchange:
         news = self._answer.take(event)
         if self._asked.streams:
             await self._stream.tell(news)
-            if self._stream.is_broken and not self._exchange.has_left:
-                self._exchange.leave()
 
 
 async def _nothing() -> Any:

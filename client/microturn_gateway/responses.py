@@ -5,14 +5,13 @@ An ASGI application of its own, since it listens for the client's leaving while 
 
 from __future__ import annotations
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from microturn_gateway.access import Access, caller_of
-from microturn_gateway.exchange import watched
 from microturn_gateway.failures import Refusal
-from microturn_gateway.http import read_body, refused
+from microturn_gateway.http import read_body, serve
 from microturn_gateway.response_branches import Branches
 from microturn_gateway.response_exchange import ResponseExchange
 from microturn_gateway.response_request import parse_response_request
@@ -33,20 +32,14 @@ class Responses:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
-        request = Request(scope, receive)
-        try:
-            self._access.check_place(request.headers)
-            self._access.check_token(request.headers)
-            asked = parse_response_request(await read_body(request, self._settings.max_body_bytes))
-            model = await self._sessions.model(asked.model)
-            caller = caller_of(request.headers)
-            exchange = ResponseExchange(asked, caller, model, self._branches, self._store, self._settings, send)
-            async with watched(exchange.watch(receive)):
-                await exchange.run()
-        except ClientDisconnect:
-            return  # before it had said all
-        except Refusal as refusal:
-            await refused(refusal)(scope, receive, send)
+        await serve(self._access, self._answer, scope, receive, send)
+
+    async def _answer(self, request: Request, send: Send) -> None:
+        asked = parse_response_request(await read_body(request, self._settings.max_body_bytes))
+        model = await self._sessions.model(asked.model)
+        caller = caller_of(request.headers)
+        exchange = ResponseExchange(asked, caller, model, self._branches, self._store, self._settings, send)
+        await exchange.run(request.receive)
 
     async def reap(self) -> None:
         """Gives up unused responses, for as long as the gateway runs."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 from openai import AsyncOpenAI
 
+from microturn.serve.child import running_server
 from support.gateway import running_gateway
+from support.tool_model_dir import write_tool_model
 
 
 @pytest.fixture(scope="session")
@@ -26,4 +29,19 @@ def gateway(server: str, token: str) -> Iterator[str]:
 async def openai(gateway: str, token: str) -> AsyncIterator[AsyncOpenAI]:
     """The unmodified SDK."""
     async with AsyncOpenAI(api_key=token, base_url=f"http://{gateway}/v1", max_retries=0, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def tool_gateway(smollm2_dir: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a gateway whose model has a chat template with tools; it wants no token."""
+    model_dir = write_tool_model(Path(smollm2_dir), tmp_path_factory.mktemp("with-tools"))
+    with running_server(str(model_dir), "weights=float32") as server, running_gateway(server) as address:
+        yield address
+
+
+@pytest.fixture
+async def tool_openai(tool_gateway: str) -> AsyncIterator[AsyncOpenAI]:
+    """The unmodified SDK, before that gateway."""
+    async with AsyncOpenAI(api_key="any", base_url=f"http://{tool_gateway}/v1", max_retries=0, timeout=60) as client:
         yield client

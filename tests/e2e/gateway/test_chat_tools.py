@@ -3,35 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import openai as sdk
 import pytest
 from openai import AsyncOpenAI
 
-from microturn.serve.child import running_server
 from support.gateway import running_gateway
 from support.tool_contract import CITIES, STOP, WEATHER
-from support.tool_model_dir import write_tool_model
 
 TOOLS = [WEATHER, {"type": "function", "function": STOP}]
 QUESTION: list[Any] = [{"role": "user", "content": "How warm is it in Bern?"}]
 FORCED = {"type": "function", "function": {"name": "get_weather"}}
 
 
-@pytest.fixture(scope="module")
-def tool_gateway(smollm2_dir: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    model_dir = write_tool_model(Path(smollm2_dir), tmp_path_factory.mktemp("with-tools"))
-    with running_server(str(model_dir), "weights=float32") as server, running_gateway(server) as address:
-        yield address
-
-
 @pytest.fixture
-async def openai(tool_gateway: str) -> AsyncIterator[AsyncOpenAI]:
-    async with AsyncOpenAI(api_key="any", base_url=f"http://{tool_gateway}/v1", max_retries=0, timeout=60) as client:
-        yield client
+def openai(tool_openai: AsyncOpenAI) -> AsyncOpenAI:
+    return tool_openai
 
 
 async def ask(openai: AsyncOpenAI, messages: list[Any], **options: Any) -> Any:

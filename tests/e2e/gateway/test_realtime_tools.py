@@ -4,28 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from openai import AsyncOpenAI
 from openai.resources.realtime.realtime import AsyncRealtimeConnection
 
-from microturn.serve.child import running_server
-from support.gateway import running_gateway
 from support.tool_contract import CITIES, WEATHER
-from support.tool_model_dir import write_tool_model
 
 TOOL: dict[str, Any] = {"type": "function", **WEATHER["function"]}
 FORCED: dict[str, Any] = {"type": "function", "name": "get_weather"}
-
-
-@pytest.fixture(scope="module")
-def tool_gateway(smollm2_dir: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    model_dir = write_tool_model(Path(smollm2_dir), tmp_path_factory.mktemp("with-tools"))
-    with running_server(str(model_dir), "weights=float32") as server, running_gateway(server) as address:
-        yield address
 
 
 @pytest.fixture

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import openai as sdk
 import pytest
 from openai import AsyncOpenAI
 
-from microturn.serve.child import running_server
-from support.gateway import running_gateway
 from support.tool_contract import CITIES, WEATHER
-from support.tool_model_dir import write_tool_model
 
 INSTRUCTIONS = "You answer in one short sentence, and you never say more than you know."
 QUESTION = "What is the capital of France?"
@@ -24,17 +19,9 @@ PAGE_TOKENS = 16
 TOOL: dict[str, Any] = {"type": "function", "strict": True, **WEATHER["function"]}
 
 
-@pytest.fixture(scope="module")
-def tool_gateway(smollm2_dir: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    model_dir = write_tool_model(Path(smollm2_dir), tmp_path_factory.mktemp("with-tools"))
-    with running_server(str(model_dir), "weights=float32") as server, running_gateway(server) as address:
-        yield address
-
-
 @pytest.fixture
-async def openai(tool_gateway: str) -> AsyncIterator[AsyncOpenAI]:
-    async with AsyncOpenAI(api_key="any", base_url=f"http://{tool_gateway}/v1", max_retries=0, timeout=60) as client:
-        yield client
+def openai(tool_openai: AsyncOpenAI) -> AsyncOpenAI:
+    return tool_openai
 
 
 async def ask(openai: AsyncOpenAI, said: Any, previous: Any = None, **options: Any) -> Any:
