@@ -8,6 +8,7 @@ DEPLOY_INSTALLED := .venv/.deploy-installed
 # What `make sbom` runs: in an environment of its own, so that it does not list itself.
 SBOM_INSTALLED := .venv/sbom/.installed
 TOOLS := $(or $(MICROTURN_CACHE),$(HOME)/.cache/microturn)/tools
+AXE := $(TOOLS)/axe.min.js
 # Quiet but for warnings and errors.
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
@@ -79,7 +80,19 @@ test-oracles: model  ## what "correct" means: the engine against plain transform
 # Without npm or apt-get there are no deploy tools: their tests are skipped, and say so.
 test-e2e: model $(DEPLOY_INSTALLED)  ## the real server over real gRPC
 	-@deploy/tools.sh $(TOOLS)
+	-@$(MAKE) --silent axe
 	$(PYTEST) -n $(E2E_WORKERS) --dist loadfile tests/e2e
+
+.PHONY: axe page-pictures
+axe: $(AXE)
+
+# For tests only (MPL-2.0): it is no part of what we ship.
+$(AXE):
+	@work=$$(mktemp -d) && trap 'rm -rf "$$work"' EXIT && cd "$$work" && npm pack --silent axe-core@4.14.1 >/dev/null && \
+	  tar -xzf ./*.tgz package/axe.min.js && install -D package/axe.min.js $@
+
+page-pictures: model  ## draw the pictures of the page in docs/gateway.md anew, in a real browser
+	MICROTURN_PAGE_PICTURES=docs $(PYTEST) tests/e2e/gateway/test_page.py -k 'request_per_turn or in_the_docs'
 
 simulate: setup  ## engine, adapter, wire and clients with faults under a virtual clock; SEEDS=0:10000, or SEEDS=17 to see it
 	@PYTHONPATH=tests $(BIN)/python -m simulation $(or $(SEEDS),0:1000) $(ARGS)

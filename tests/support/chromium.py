@@ -21,7 +21,7 @@ _FLAGS = (
     *("--disable-dev-shm-usage", "--disable-extensions", "--mute-audio", "--hide-scrollbars"),
 )
 _WAIT_S = 60.0
-_KEYS = {"Enter": (13, "\r"), "Escape": (27, ""), "Tab": (9, ""), "Backspace": (8, "")}
+_KEYS = {"Enter": (13, "\r"), "Escape": (27, ""), "Tab": (9, ""), " ": (32, " "), "Backspace": (8, "")}
 
 
 class Page:
@@ -65,12 +65,26 @@ class Page:
             self._call("Input.insertText", text=character)
             time.sleep(0.02)
 
-    def press(self, key: str) -> None:
+    def press(self, key: str, *, shift: bool = False) -> None:
         """Presses and releases a key."""
         code, text = _KEYS[key]
-        about = {"key": key, "code": key, "windowsVirtualKeyCode": code}
+        about = {"key": key, "code": key, "windowsVirtualKeyCode": code, "modifiers": 8 if shift else 0}
         self._call("Input.dispatchKeyEvent", type="keyDown", text=text, **about)
         self._call("Input.dispatchKeyEvent", type="keyUp", **about)
+
+    def click(self, selector: str) -> None:
+        """Scrolls to an element where need be, and clicks into its middle."""
+        x, y = self.value(
+            f"(element => {{ element.scrollIntoViewIfNeeded(); const box = element.getBoundingClientRect();"
+            f" return [box.x + box.width / 2, box.y + box.height / 2]; }})"
+            f"(document.querySelector({json.dumps(selector)}))"
+        )
+        for kind in ("mousePressed", "mouseReleased"):
+            self._call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
+    def run_before(self, script: str) -> None:
+        """From the next address on, runs a script before those of the page."""
+        self._call("Page.addScriptToEvaluateOnNewDocument", source=script)
 
     def resize(self, width: int, height: int, *, is_phone: bool = False) -> None:
         """Gives the page this many CSS pixels."""
@@ -83,8 +97,8 @@ class Page:
         self._call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
     def screenshot(self) -> bytes:
-        """A PNG of what is seen."""
-        return base64.b64decode(self._call("Page.captureScreenshot", format="png")["data"])
+        """A WebP of what is seen."""
+        return base64.b64decode(self._call("Page.captureScreenshot", format="webp", quality=80)["data"])
 
     def _call(self, method: str, **params: Any) -> dict[str, Any]:
         number = next(self._numbers)

@@ -1,145 +1,225 @@
-// The page: what is typed goes to the session, what the session says is shown.
+// The page: what is typed or spoken goes to the session, what the session says is shown, and compared.
 
-import { StripChart } from "./chart.js";
-import { openSession } from "./session.js";
+import { Connection } from "./connection.js";
+import { inWords } from "./errors.js";
+import { inMs, Measurements } from "./measurements.js";
+import { Microphone } from "./microphone.js";
+import { requestPerTurn } from "./request.js";
+import { APPEND } from "./session.js";
+import { Settings } from "./settings.js";
+import { Talk } from "./talk.js";
 import { Typing } from "./typing.js";
 
+const LATE_MS = 200;
+const NOT_SENT = "not sent, since the other answer did not come to its end";
+
 const at = (id) => document.getElementById(id);
-const chart = new StripChart(at("chart"));
 const input = at("input");
-let session = null;
-let typing = null;
-let current = null; // id of the response that was asked for last, until it is done
-const answers = new Map(); // of responses that are not done: their elements, by id
-let maxContext = null;
+const talk = new Talk(at("messages"), at("heard"));
+const measurements = new Measurements(at);
+let about = null; // what the gateway said of the session
+let typing = null; // while there is a session
+let asked = []; // exchanges whose answer is under way, the last one last
+let comparison = null; // stops the request that runs for comparison
+const answering = new Map(); // exchanges by the id of their response
 
-function say(role, text) {
-  at("hint").hidden = true;
-  const message = document.createElement("li");
-  message.className = role;
-  message.textContent = text;
-  at("messages").append(message);
-  scroll();
-  return message;
-}
-
-function scroll() {
-  at("talk").scrollTop = at("talk").scrollHeight;
-}
-
-function setState(text, isWrong = false) {
-  at("state").textContent = text;
-  at("state").classList.toggle("wrong", isWrong);
-}
-
-function setCurrent(id) {
-  current = id;
-  at("interrupt").disabled = id === null;
-  setState(id === null ? "ready" : "answering");
-}
-
-function showContext({ context_len: length, kv }) {
-  at("context").textContent = maxContext ? `${length} of ${maxContext} tokens` : `${length} tokens`;
-  at("room").value = maxContext ? length / maxContext : 0;
-  at("kv").textContent = kv;
-}
-
-const on = {
-  "session.created"({ session: told }) {
-    maxContext = told.microturn.max_context;
-    at("model").textContent = told.model;
-    typing = new Typing(() => input.value, session, told.microturn.beat_ms);
+const connection = new Connection(prepare, {
+  opened() {
+    typing = new Typing(() => input.value, connection.session, about.beat_ms);
+    if (input.value) typing.changed();
+    const wasOff = input.disabled;
     input.disabled = at("send").disabled = false;
-    input.focus();
-    setState("ready");
+    if (wasOff) input.focus();
+    trouble(null);
+    showState();
+  },
+
+  lost(failure, isTriedAgain) {
+    leave("the connection was lost");
+    if (failure.code === "invalid_api_key") askForToken(failure);
+    else trouble(inWords(failure) + (isTriedAgain ? " Trying again …" : ""), true);
+    if (!isTriedAgain) at("state").textContent = "not connected";
   },
 
   "input_text_buffer.appended"({ text, microturn }) {
     const chunk = document.createElement("span");
     chunk.textContent = text;
     chunk.title = `${microturn.latency_ms} ms, ${microturn.input_tokens} tokens`;
-    chunk.classList.toggle("late", microturn.latency_ms > 200);
+    chunk.classList.toggle("late", microturn.latency_ms > LATE_MS);
     at("landed").append(chunk);
-    at("last").textContent = `${Math.round(microturn.latency_ms)} ms`;
-    chart.add(microturn.latency_ms, "typed");
-    at("within").textContent = chart.summary;
-    showContext(microturn);
+    measurements.landed(microturn);
+    measurements.showContext(microturn, about.max_context);
   },
 
-  "input_text_buffer.cleared"() {
-    at("landed").replaceChildren();
-  },
+  "input_text_buffer.cleared": () => at("landed").replaceChildren(),
+  "input_text_buffer.committed": () => at("landed").replaceChildren(),
 
-  "input_text_buffer.committed"() {
-    at("landed").replaceChildren();
-  },
-
-  "response.created"({ response }) {
-    setCurrent(response.id);
+  "response.created"({ response: { id, metadata } }) {
+    answering.set(id, asked.find(({ number }) => number === metadata.number));
   },
 
   "response.output_text.delta"({ response_id: id, delta }) {
-    if (!answers.has(id)) answers.set(id, say("assistant", ""));
-    answers.get(id).append(delta);
-    scroll();
+    const exchange = answering.get(id);
+    exchange.firstMs ??= performance.now() - exchange.askedAt;
+    follow(() => exchange.session.append(delta));
   },
 
   "response.done"({ response }) {
-    const { id, microturn, status, usage } = response;
-    if (status === "cancelled") answers.get(id)?.classList.add("cut");
-    if (status === "failed") say("note", response.status_details.error.message);
-    if (microturn) {
-      showContext(microturn);
-      const numTokens = usage.output_tokens;
-      at("speed").textContent = (numTokens / (microturn.latency_ms / 1e3)).toFixed(1);
-      if (microturn.first_text_ms !== null) chart.add(microturn.first_text_ms, "first");
-      at("within").textContent = chart.summary;
-    }
-    answers.delete(id);
-    if (id === current) setCurrent(null);
+    const exchange = answering.get(response.id);
+    answering.delete(response.id);
+    asked = asked.filter((other) => other !== exchange);
+    showState();
+    answered(exchange, response);
   },
 
   error({ error }) {
     // An interrupt that came when the answer had just ended is none.
-    if (error.code !== "response_cancel_not_active") say("note", error.message);
+    if (error.code === "response_cancel_not_active") return;
+    if (error.event_id === APPEND) typing?.takeBack();
+    trouble(inWords(error));
   },
+});
 
-  closed(reason) {
-    session = null;
-    input.disabled = at("send").disabled = at("interrupt").disabled = true;
-    setState(`closed: ${reason}. Reload to begin anew.`, true);
-  },
-};
+const settings = new Settings(at("settings"), (isOtherPrompt) => {
+  // With another beginning nothing of the context stays: another session is told the conversation.
+  if (isOtherPrompt) reopen();
+  else connection.session?.update(settings.session);
+});
 
-async function connect(token) {
-  try {
-    session = await openSession(token, on);
-  } catch (error) {
-    if (error.code === "invalid_api_key") {
-      at("door").showModal();
-    } else {
-      setState(error.message, true);
-    }
+const microphone = new Microphone(at("microphone"), input, { changed: () => typing?.changed(), failed: trouble });
+
+async function prepare(session, { session: told }) {
+  about = told.microturn;
+  at("model").textContent = told.model;
+  session.update(settings.session);
+  for (const message of talk.messages()) await session.tell(message);
+}
+
+// Another session goes on with the conversation.
+function reopen() {
+  comparison?.abort();
+  connection.open();
+  leave("another session goes on");
+}
+
+// The session is gone, and with it what was under way there.
+function leave(why) {
+  typing?.stop();
+  typing = null;
+  at("landed").replaceChildren();
+  for (const { session, request } of asked) {
+    session.cut(why);
+    request?.cut(NOT_SENT);
   }
+  asked = [];
+  answering.clear();
+  at("send").disabled = true;
+  showState();
+}
+
+function showState() {
+  at("interrupt").disabled = asked.length === 0 && comparison === null;
+  const state = asked.length > 0 ? "answering" : comparison ? "comparing" : "ready";
+  at("state").textContent = connection.session === null ? "connecting …" : state;
+}
+
+// What is wrong, and whether reconnecting may help; null for nothing.
+function trouble(words, canReconnect = false) {
+  at("trouble").hidden = words === null;
+  at("reconnect").hidden = !canReconnect;
+  at("trouble-words").textContent = words ?? "";
+}
+
+function askForToken(failure) {
+  at("door-words").textContent = connection.token ? inWords(failure) : "";
+  at("door").showModal();
+}
+
+// Does something that makes the conversation longer; whoever reads at its end stays there.
+function follow(change) {
+  const view = at("talk");
+  const isAtEnd = view.scrollHeight - view.scrollTop - view.clientHeight < 40;
+  const result = change();
+  if (isAtEnd) view.scrollTop = view.scrollHeight;
+  return result;
 }
 
 function ask() {
   const text = input.value;
+  const { session } = connection;
   if (!session || !text.trim()) return;
-  if (current !== null) session.interrupt();
+  trouble(null);
+  microphone.stop();
+  interrupt();
+  at("hint").hidden = true;
+  const exchange = talk.begin(text);
+  exchange.number = crypto.randomUUID();
+  if (settings.compares) exchange.compare().remark("waits for the other answer, so that neither slows the other");
+  at("talk").scrollTop = at("talk").scrollHeight;
+  asked.push(exchange);
+  measurements.asked();
+  exchange.askedAt = performance.now();
   typing.flush();
-  say("user", text);
-  session.answer({});
+  session.answer({ number: exchange.number });
   input.value = "";
   typing.reset();
+  showState();
 }
 
 function interrupt() {
-  if (session && current !== null) session.interrupt();
-  input.focus();
+  if (asked.length > 0) connection.session.interrupt();
+  comparison?.abort();
 }
 
-input.addEventListener("input", () => typing.changed());
+function answered(exchange, { status, status_details: details, usage, microturn }) {
+  const { session: answer, request, firstMs = null } = exchange;
+  const isWhole = status !== "cancelled" && status !== "failed";
+  if (status === "failed") {
+    answer.cut(inWords(details.error));
+    trouble(inWords(details.error));
+  } else if (microturn) {
+    const cost = { firstMs, promptLen: usage.input_tokens, cachedLen: usage.input_token_details.cached_tokens };
+    measurements.answered("session", cost);
+    measurements.showContext(microturn, about.max_context);
+    measurements.showSpeed(usage.output_tokens / (microturn.latency_ms / 1e3));
+    if (isWhole) answer.remark(inShort(cost));
+    else answer.cut(`interrupted · ${inShort(cost)}`);
+    talk.say(`${answer.text} (${isWhole ? "" : "interrupted; "}${inShort(cost)})`);
+  } else {
+    answer.cut("interrupted before it began");
+  }
+  if (request && isWhole) compare(exchange);
+  else request?.cut(NOT_SENT);
+}
+
+const inShort = ({ firstMs, promptLen, cachedLen }) =>
+  `first word after ${inMs(firstMs)} with ${cachedLen} of ${promptLen} tokens already there`;
+
+async function compare(exchange) {
+  const stop = (comparison = new AbortController());
+  const { request: answer } = exchange;
+  answer.remark("waiting for the first word …");
+  showState();
+  try {
+    const cost = await requestPerTurn({
+      token: connection.token,
+      instructions: settings.instructions,
+      messages: talk.messages(exchange),
+      options: settings.options,
+      signal: stop.signal,
+      onText: (delta) => follow(() => answer.append(delta)),
+    });
+    measurements.answered("request", cost);
+    follow(() => answer.remark(inShort(cost)));
+    talk.say(`The same as a request per turn: ${inShort(cost)}`);
+  } catch (failure) {
+    answer.cut(stop.signal.aborted ? "stopped" : inWords(failure));
+  }
+  if (comparison === stop) comparison = null;
+  showState();
+}
+
+input.addEventListener("input", () => typing?.changed());
 input.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
     event.preventDefault();
@@ -147,17 +227,32 @@ input.addEventListener("keydown", (event) => {
   }
 });
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && !at("door").open) interrupt();
+  if (event.key === "Escape" && !document.querySelector("dialog[open]")) interrupt();
 });
 at("composer").addEventListener("submit", (event) => {
   event.preventDefault();
   ask();
 });
-at("interrupt").addEventListener("click", interrupt);
-at("door").addEventListener("close", () => {
-  const token = at("token").value;
-  at("token").value = "";
-  connect(token);
+at("interrupt").addEventListener("click", () => {
+  interrupt();
+  input.focus();
 });
-new ResizeObserver(scroll).observe(at("talk"));
-connect("");
+at("reconnect").addEventListener("click", reopen);
+at("new").addEventListener("click", () => {
+  talk.clear();
+  at("hint").hidden = false;
+  reopen();
+  input.focus();
+});
+at("open-settings").addEventListener("click", () => at("settings").showModal());
+at("open-table").addEventListener("click", () => {
+  measurements.fillTable();
+  at("table").showModal();
+});
+at("door").addEventListener("close", () => {
+  connection.token = at("token").value;
+  at("token").value = "";
+  connection.open();
+});
+new ResizeObserver(() => (at("talk").scrollTop = at("talk").scrollHeight)).observe(at("talk"));
+connection.open();

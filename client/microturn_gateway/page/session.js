@@ -1,55 +1,120 @@
 // One realtime session over a WebSocket. Knows the gateway's events; knows nothing of the page.
 
-// Fetches a client secret: the page never puts the token itself into a WebSocket.
-async function fetchSecret(token) {
-  const headers = { "content-type": "application/json" };
-  if (token) headers.authorization = `Bearer ${token}`;
-  const response = await fetch("v1/realtime/client_secrets", { method: "POST", headers, body: "{}" });
-  const said = await response.json();
-  if (!response.ok) throw Object.assign(new Error(said.error.message), { code: said.error.code });
-  return said.value;
+// What `error.event_id` is where text could not be appended.
+export const APPEND = "append";
+
+export class Failure extends Error {
+  constructor(code, message = code) {
+    super(message);
+    this.code = code;
+  }
 }
 
-// Resolves when the session is there. `on` has a function for each type of event that is of interest, and `closed`.
+// Asks the gateway; what it refuses, and that it cannot be reached, is a `Failure`.
+export async function ask(path, token, body, signal) {
+  const headers = { "content-type": "application/json" };
+  if (token) headers.authorization = `Bearer ${token}`;
+  let response;
+  try {
+    response = await fetch(path, { method: "POST", headers, body: JSON.stringify(body), signal });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Failure("unreachable");
+  }
+  if (response.ok) return response;
+  const said = await response.json().catch(() => null); // a proxy's own words are no JSON
+  throw said ? new Failure(said.error.code, said.error.message) : new Failure("unreachable");
+}
+
+// `on` has a function for each type of event that is of interest, and `closed`, which gets a `Failure`.
+// The page never puts the token itself into a WebSocket: it fetches a client secret.
 export async function openSession(token, on) {
-  const secret = await fetchSecret(token);
+  const response = await ask("v1/realtime/client_secrets", token, {});
+  const { value: secret } = await response.json();
   const url = new URL("v1/realtime", document.baseURI);
   url.protocol = url.protocol.replace("http", "ws");
-  const socket = new WebSocket(url, ["realtime", `openai-insecure-api-key.${secret}`]);
-  socket.addEventListener("message", (message) => {
-    const event = JSON.parse(message.data);
-    on[event.type]?.(event);
-  });
-  socket.addEventListener("close", (event) => on.closed(event.reason || `code ${event.code}`));
-  return new Session(socket);
+  return new Session(new WebSocket(url, ["realtime", `openai-insecure-api-key.${secret}`]), on);
 }
 
 class Session {
   #socket;
+  #on;
+  #wasOpen = false;
+  #told = new Map(); // items that are not confirmed: what to call, by id
 
-  constructor(socket) {
+  constructor(socket, on) {
     this.#socket = socket;
+    this.#on = on;
+    socket.addEventListener("open", () => (this.#wasOpen = true));
+    socket.addEventListener("message", (message) => this.#receive(JSON.parse(message.data)));
+    socket.addEventListener("close", (event) => this.#closed(event.reason));
+  }
+
+  update(session) {
+    this.#send({ type: "session.update", session: { type: "realtime", ...session } });
   }
 
   append(text) {
-    this.#send({ type: "input_text_buffer.append", text });
+    this.#send({ type: "input_text_buffer.append", event_id: APPEND, text });
   }
 
   clear() {
     this.#send({ type: "input_text_buffer.clear" });
   }
 
-  // Ends the message and asks for its answer; an answer that still runs is talked over.
-  answer(options) {
+  // A message that was said before. Resolves when the server's context holds it.
+  tell({ role, text }) {
+    const id = `item_${crypto.getRandomValues(new Uint32Array(2)).join("")}`;
+    const content = [{ type: role === "user" ? "input_text" : "output_text", text }];
+    const item = { id, type: "message", role, content };
+    return new Promise((resolve, reject) => {
+      this.#told.set(id, { resolve, reject });
+      this.#send({ type: "conversation.item.create", event_id: id, item });
+    });
+  }
+
+  // Ends the message and asks for its answer; its events have the metadata.
+  answer(metadata) {
     this.#send({ type: "input_text_buffer.commit" });
-    this.#send({ type: "response.create", response: options });
+    this.#send({ type: "response.create", response: { metadata } });
   }
 
   interrupt() {
     this.#send({ type: "response.cancel" });
   }
 
+  // Leaves it: nothing more is heard of it.
+  close() {
+    this.#on = {};
+    this.#socket.close();
+    this.#giveUp(new Failure("broken"));
+  }
+
   #send(event) {
     if (this.#socket.readyState === WebSocket.OPEN) this.#socket.send(JSON.stringify(event));
+  }
+
+  #receive(event) {
+    if (event.type === "conversation.item.done") this.#taken(event.item.id)?.resolve();
+    const refused = event.type === "error" ? this.#taken(event.error.event_id) : undefined;
+    if (refused) refused.reject(new Failure(event.error.code, event.error.message));
+    else this.#on[event.type]?.(event);
+  }
+
+  #taken(id) {
+    const told = this.#told.get(id);
+    this.#told.delete(id);
+    return told;
+  }
+
+  #closed(reason) {
+    const failure = new Failure(reason || (this.#wasOpen ? "broken" : "not_taken"));
+    this.#giveUp(failure);
+    this.#on.closed?.(failure);
+  }
+
+  #giveUp(failure) {
+    for (const { reject } of this.#told.values()) reject(failure);
+    this.#told.clear();
   }
 }

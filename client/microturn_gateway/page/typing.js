@@ -18,19 +18,27 @@ export class Typing {
 
   // Sends what is new now. What was sent and has been taken back is cleared; the common beginning keeps its KV.
   flush() {
-    clearTimeout(this.#timer);
-    this.#timer = null;
+    this.stop();
     const text = this.read();
-    if (!text.startsWith(this.#sent)) {
-      this.session.clear();
-      this.#sent = "";
-    }
+    if (!text.startsWith(this.#sent)) this.takeBack();
     if (text.length > this.#sent.length) this.session.append(text.slice(this.#sent.length));
     this.#sent = text;
+  }
+
+  // Nothing of the message is on the server any more: what is there of it goes again with the next change.
+  takeBack() {
+    this.session.clear();
+    this.#sent = "";
   }
 
   // The message has ended; the next one begins.
   reset() {
     this.#sent = "";
+  }
+
+  // Sends nothing by itself any more.
+  stop() {
+    clearTimeout(this.#timer);
+    this.#timer = null;
   }
 }

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import microturn_gateway
 
+ROOT = Path(__file__).parents[3]
 PAGE = Path(microturn_gateway.__file__).parent / "page"
 FILES = {file.name: file.read_text() for file in PAGE.iterdir()}
 
@@ -18,20 +19,33 @@ def test_nothing_comes_from_elsewhere() -> None:
         assert "style=" not in text, f"{name}: the page's policy allows no styles in place"
 
 
-def test_every_element_that_the_script_names_is_there() -> None:
-    named = set(re.findall(r'\bat\("([\w-]+)"\)', FILES["page.js"]))
+def test_every_element_that_the_scripts_name_is_there() -> None:
+    named = set(re.findall(r'\bat\("([\w-]+)"\)', "".join(FILES.values())))
     there = set(re.findall(r'id="([\w-]+)"', FILES["index.html"]))
-    assert len(named) > 10
+    assert len(named) > 20
     assert named <= there
 
 
-def test_every_file_that_is_asked_for_is_there() -> None:
+def test_every_file_that_is_asked_for_is_there_and_no_other() -> None:
     asked_for = re.findall(r'(?:href|src)="([^"]+)"', FILES["index.html"])
     asked_for += re.findall(r'from "\./([^"]+)"', "".join(FILES.values()))
-    assert {"page.js", "style.css", "chart.js"} <= set(asked_for) <= FILES.keys()
+    assert {"index.html", *asked_for} == FILES.keys()
 
 
 def test_every_field_has_a_label() -> None:
     fields = re.findall(r'<(?:textarea|input) id="([\w-]+)"', FILES["index.html"])
-    assert fields == ["input", "token"]
+    assert {"input", "token", "instructions", "temperature"} <= set(fields)
     assert all(f'<label for="{field}"' in FILES["index.html"] for field in fields)
+
+
+def test_every_error_that_has_words_is_one_of_the_gateways_or_the_pages_own() -> None:
+    explained = set(re.findall(r"^  (\w+): ", FILES["errors.js"], re.MULTILINE))
+    of_page = {"unreachable", "not_taken", "broken"}
+    documented = set(re.findall(r"`([a-z_]+)`", (ROOT / "docs" / "gateway.md").read_text()))
+    documented |= {code.lower() for code in re.findall(r"`([A-Z_]+)`", (ROOT / "client" / "PROTOCOL.md").read_text())}
+    assert of_page < explained
+    assert explained - of_page <= documented
+
+
+def test_files_are_short() -> None:
+    assert all(text.count("\n") <= 300 for text in FILES.values())
