@@ -1,11 +1,11 @@
 // Keeps a session open: opens another one where it is lost, and brings it to where the conversation was.
 
-import { openSession } from "./session.js";
+import { Failure, openSession } from "./session.js";
 
 const FIRST_WAIT_S = 1;
 const MOST_WAIT_S = 15;
 // Trying again by itself would change nothing, or hold a place that nobody uses.
-const FINAL = ["session_idle", "host_not_allowed", "origin_not_allowed", "invalid_api_key"];
+const FINAL = ["session_idle", "context_full", "host_not_allowed", "origin_not_allowed", "invalid_api_key"];
 
 export class Connection {
   session = null; // while it is ready
@@ -43,6 +43,7 @@ export class Connection {
       this.#waitS = FIRST_WAIT_S;
       this.on.opened();
     } catch (failure) {
+      if (!(failure instanceof Failure)) throw failure;
       if (isCurrent()) this.#lost(failure);
     }
   }

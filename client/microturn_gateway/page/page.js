@@ -27,9 +27,9 @@ const connection = new Connection(prepare, {
   opened() {
     typing = new Typing(() => input.value, connection.session, about.beat_ms);
     if (input.value) typing.changed();
-    const wasOff = input.disabled;
+    const needsFocus = input.disabled || document.activeElement === at("reconnect"); // which goes now
     input.disabled = at("send").disabled = false;
-    if (wasOff) input.focus();
+    if (needsFocus) input.focus();
     trouble(null);
     showState();
   },
@@ -55,7 +55,7 @@ const connection = new Connection(prepare, {
   "input_text_buffer.committed": () => at("landed").replaceChildren(),
 
   "response.created"({ response: { id, metadata } }) {
-    answering.set(id, asked.find(({ number }) => number === metadata.number));
+    answering.set(id, asked.find((exchange) => exchange.id === metadata.exchange));
   },
 
   "response.output_text.delta"({ response_id: id, delta }) {
@@ -153,14 +153,13 @@ function ask() {
   interrupt();
   at("hint").hidden = true;
   const exchange = talk.begin(text);
-  exchange.number = crypto.randomUUID();
   if (settings.compares) exchange.compare().remark("waits for the other answer, so that neither slows the other");
   at("talk").scrollTop = at("talk").scrollHeight;
   asked.push(exchange);
   measurements.asked();
   exchange.askedAt = performance.now();
   typing.flush();
-  session.answer({ number: exchange.number });
+  session.answer({ exchange: exchange.id });
   input.value = "";
   typing.reset();
   showState();
@@ -172,7 +171,7 @@ function interrupt() {
 }
 
 function answered(exchange, { status, status_details: details, usage, microturn }) {
-  const { session: answer, request, firstMs = null } = exchange;
+  const { session: answer, request, firstMs } = exchange;
   const isWhole = status !== "cancelled" && status !== "failed";
   if (status === "failed") {
     answer.cut(inWords(details.error));

@@ -28,7 +28,7 @@ async function* events(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
-    const { value, done } = await reader.read();
+    const { value, done } = await reader.read().catch(() => ({ done: true }));
     if (done) return;
     const blocks = (rest + value).split("\n\n");
     rest = blocks.pop();

@@ -40,6 +40,7 @@ class Session {
   #socket;
   #on;
   #wasOpen = false;
+  #numTold = 0;
   #told = new Map(); // items that are not confirmed: what to call, by id
 
   constructor(socket, on) {
@@ -64,7 +65,7 @@ class Session {
 
   // A message that was said before. Resolves when the server's context holds it.
   tell({ role, text }) {
-    const id = `item_${crypto.getRandomValues(new Uint32Array(2)).join("")}`;
+    const id = `told_${(this.#numTold += 1)}`;
     const content = [{ type: role === "user" ? "input_text" : "output_text", text }];
     const item = { id, type: "message", role, content };
     return new Promise((resolve, reject) => {

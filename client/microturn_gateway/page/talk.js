@@ -4,6 +4,7 @@ const NUM_HEARD = 4; // in the log: what was read out is not needed any more
 
 export class Talk {
   #exchanges = [];
+  #numBegun = 0; // cleared ones too, so that each has an id of its own
 
   constructor(list, log) {
     this.list = list;
@@ -12,7 +13,7 @@ export class Talk {
 
   // The user has said something; its answers come.
   begin(question) {
-    const exchange = new Exchange(question);
+    const exchange = new Exchange(String((this.#numBegun += 1)), question);
     this.#exchanges.push(exchange);
     this.list.append(exchange.element);
     return exchange;
@@ -48,7 +49,11 @@ export class Talk {
 }
 
 class Exchange {
-  constructor(question) {
+  askedAt = null; // by the page's clock
+  firstMs = null; // from then to the first word of the session
+
+  constructor(id, question) {
+    this.id = id;
     this.question = question;
     this.element = make("li", "exchange");
     this.session = new Answer("session", "Streaming session");

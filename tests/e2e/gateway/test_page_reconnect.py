@@ -39,6 +39,7 @@ def test_a_restarted_gateway_is_told_the_talk_again(server: str, tmp_path: Path)
             page.click("#reconnect")
             page.wait_for(f"{STATE} === 'ready' && document.getElementById('trouble').hidden")
             page.wait_for("document.getElementById('landed').textContent === 'And in the shade?'")
+            assert page.value("document.activeElement.id") == "input"
             # Behind the talk, which another session holds now, as long as it was.
             assert held <= number(page, "#context") < held + 20
             page.press("Enter")
