@@ -52,6 +52,11 @@ class FakeSessions:
         self.model_fingerprint = "fake"
         self.num_turns_done = 0
 
+    @property
+    def num_sessions(self) -> int:
+        """How many live."""
+        return len(self._sessions)
+
     def context_of(self, session_id: SessionId) -> list[int]:
         """The token ids that a session has; -1 for an embedding."""
         return list(self._sessions[session_id].context)
