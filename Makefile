@@ -23,7 +23,8 @@ PYTEST := $(BIN)/python -m pytest
 .DEFAULT_GOAL := help
 .PHONY: help setup model demo serve gateway simulate test test-fast test-all test-unit test-oracles test-e2e check client-sync client-messages sbom check-deploy deploy-tools image-test clean \
 	bench-overhead bench-turns bench-beat bench-peers llama-server bench-engine bench-prefixes bench-endless bench-kv \
-	bench-weights bench-parked bench-client bench-telemetry bench-grammars bench-plan bench-host bench-speculation gpu-report fleet soak load load-ui capacity
+	bench-weights bench-parked bench-client bench-telemetry bench-grammars bench-plan bench-host bench-speculation \
+	bench-tool-loop gpu-report fleet soak load load-ui capacity
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -172,6 +173,9 @@ bench-parked: model  ## 500 parked sessions on a pool for 20 (half an hour): rig
 
 bench-grammars: model  ## what a grammar costs an answer's tokens, with two vocabularies
 	@$(BIN)/python -m load_tests.bench grammars $(ARGS)
+
+bench-tool-loop: model  ## a loop of twenty tool calls through the gateway, with kept sessions and without
+	@$(BIN)/python -m load_tests.bench tool-loop $(ARGS)
 
 bench-telemetry: model  ## what metrics, log lines and spans take of a step, on and off in one server
 	@$(BIN)/python -m load_tests.bench telemetry $(ARGS)
