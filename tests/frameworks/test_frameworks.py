@@ -66,9 +66,9 @@ class Seen:
 
 
 @pytest.fixture(scope="module")
-def seen_by(endpoint: dict[str, str]) -> Callable[[str], Seen]:
+def seen_by(base_url: str) -> Callable[[str], Seen]:
     """Runs a program, once."""
-    return cache(partial(_run, endpoint))
+    return cache(partial(_run, base_url))
 
 
 @pytest.fixture(params=PROGRAMS)
@@ -76,11 +76,11 @@ def seen(request: pytest.FixtureRequest, seen_by: Callable[[str], Seen]) -> Seen
     return seen_by(request.param)
 
 
-def _run(endpoint: dict[str, str], program: str) -> Seen:
+def _run(base_url: str, program: str) -> Seen:
     python = needed(_ROOT / ".frameworks" / PROGRAMS[program] / "bin" / "python", "make setup-frameworks")
     done = subprocess.run(
         [python, _PROGRAMS / f"{program}.py"],
-        env={**os.environ, **_OFFLINE, **endpoint, "OPENAI_CUSTOM_HEADERS": f"x-session-id: {program}"},
+        env={**os.environ, **_OFFLINE, "OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": program},
         capture_output=True,
         text=True,
         timeout=_PROGRAM_S,

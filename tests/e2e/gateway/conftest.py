@@ -33,6 +33,13 @@ async def openai(gateway: str, token: str) -> AsyncIterator[AsyncOpenAI]:
 
 
 @pytest.fixture(scope="session")
+def unguarded(server: str) -> Iterator[str]:
+    """The address of a gateway without a token, whose callers are told apart by whatever they come with."""
+    with running_gateway(server) as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
 def tool_gateway(smollm2_dir: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a gateway whose model has a chat template with tools; it wants no token."""
     model_dir = write_tool_model(Path(smollm2_dir), tmp_path_factory.mktemp("with-tools"))
