@@ -11,5 +11,5 @@ rm -rf "$env"
 .venv/bin/python -m venv --without-pip "$env"
 # Most of what comes is never imported: what is, is compiled then.
 .venv/bin/python -m pip --python "$env/bin/python" install --quiet --disable-pip-version-check --no-compile \
-  --requirement "$pins"
+  --requirement "$pins" || { rm -rf "$env"; exit 1; }
 cp "$pins" "$env/installed.txt"

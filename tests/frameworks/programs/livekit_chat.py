@@ -4,7 +4,8 @@ import asyncio
 import json
 from typing import Literal
 
-from livekit.agents import Agent, AgentSession, function_tool
+from livekit.agents import Agent, AgentSession, APIConnectOptions, function_tool
+from livekit.agents.voice.agent_session import SessionConnectOptions
 from livekit.plugins import openai
 
 calls, pieces, usage = [], [], []
@@ -30,7 +31,9 @@ class Weather(Agent):
 
 
 async def main():
-    async with AgentSession(llm=openai.LLM(model="smollm2-135m", max_completion_tokens=64)) as session:
+    llm = openai.LLM(model="smollm2-135m", max_completion_tokens=64)
+    patient = SessionConnectOptions(llm_conn_options=APIConnectOptions(timeout=60.0))  # the machine may be busy
+    async with AgentSession(llm=llm, conn_options=patient) as session:
         await session.start(Weather())
         forced = {"type": "function", "function": {"name": "get_weather"}}
         await session.generate_reply(user_input="How is the weather in Bern?", tool_choice=forced)
