@@ -19,7 +19,7 @@ from starlette.websockets import WebSocket
 
 from microturn_client import AsyncClient, AsyncSession
 from microturn_gateway.access import SUBPROTOCOL, Access
-from microturn_gateway.chat_sessions import ChatSessions
+from microturn_gateway.branches import Branches
 from microturn_gateway.client_events import AnswerOptions, UpdateSession, parse_session
 from microturn_gateway.client_secrets import ClientSecrets
 from microturn_gateway.completions import Completions
@@ -53,14 +53,14 @@ def build_app(settings: GatewaySettings) -> Starlette:
     """The application; it speaks to the server from its start to its end."""
     client = AsyncClient(settings.server)
     sessions = Sessions(client, settings.served_model_names)
-    chats = ChatSessions(sessions, settings.max_sessions, settings.idle_timeout_s)
+    branches = Branches(sessions, settings.max_sessions, settings.idle_timeout_s)
     client_secrets = ClientSecrets(time.time)
     gateway = _Gateway(settings, sessions, client_secrets)
-    responses = Responses(gateway.access, sessions, settings)
+    responses = Responses(gateway.access, sessions, branches, settings)
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        reaping = [asyncio.create_task(chats.reap()), asyncio.create_task(responses.reap())]
+        reaping = [asyncio.create_task(branches.reap()), asyncio.create_task(responses.reap())]
         try:
             yield
         finally:
@@ -74,7 +74,7 @@ def build_app(settings: GatewaySettings) -> Starlette:
         Route("/realtime/client_secrets", gateway.guarded(gateway.create_secret), methods=["POST"]),
         Route("/models", gateway.guarded(gateway.models), methods=["GET"]),
         Route("/models/{model:path}", gateway.guarded(gateway.model), methods=["GET"]),
-        Route("/chat/completions", Completions(gateway.access, sessions, chats, settings), methods=["POST"]),
+        Route("/chat/completions", Completions(gateway.access, sessions, branches, settings), methods=["POST"]),
         Route("/responses", responses, methods=["POST"]),
         Route("/responses/{response_id}", gateway.guarded(responses.retrieve), methods=["GET"]),
         Route("/responses/{response_id}", gateway.guarded(responses.delete), methods=["DELETE"]),
@@ -186,7 +186,7 @@ class _Gateway:
             model = await self._sessions.model(websocket.query_params.get("model"))
             await websocket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
             config = self._config(new_id("sess"), model.name, model.max_context)
-            config = config.updated(config.possible(asked or _AS_EVER, are_tools_fixed=False))
+            config = config.updated(config.possible(asked or _AS_EVER))
             realtime = Realtime(
                 config,
                 max_context=model.max_context,
@@ -194,8 +194,10 @@ class _Gateway:
                 beat_s=self._settings.beat_ms / 1e3,
             )
 
+            ids = iter((config.id,))  # a later session has an id of its own: the end of this one may be under way
+
             def open_session() -> AsyncSession:
-                return self._sessions.open(config.id, described(realtime.config.tools))
+                return self._sessions.open(next(ids, None), described(realtime.tools))
 
             await RealtimeSocket(websocket, realtime, open_session, self._settings).serve()
         except Refusal as refusal:

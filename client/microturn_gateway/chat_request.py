@@ -26,7 +26,7 @@ NO_RESULT = "null"
 
 # What frameworks send along and what changes nothing in an answer of ours.
 _WITHOUT_MEANING = (
-    *("store", "metadata", "service_tier", "safety_identifier", "verbosity"),
+    *("user", "store", "metadata", "service_tier", "safety_identifier", "verbosity"),
     *("prompt_cache_key", "prompt_cache_retention", "reasoning_effort"),
     *("prompt_cache_options", "prediction", "audio", "chat_template_kwargs", "priority", "request_id"),
 )
@@ -48,7 +48,6 @@ class ChatRequest:
         tools: that the model may call.
         streams: whether the answer comes as it is made.
         includes_usage: whether the stream ends with the numbers of tokens.
-        user: whose session it is, where no header says; None for a session of its own.
     """
 
     model: str | None
@@ -58,7 +57,6 @@ class ChatRequest:
     tools: Tools
     streams: bool
     includes_usage: bool
-    user: str | None
 
 
 def parse_chat_request(raw: Mapping[str, Any]) -> ChatRequest:
@@ -98,7 +96,6 @@ def parse_chat_request(raw: Mapping[str, Any]) -> ChatRequest:
         tools=tools,
         streams=fields.take("stream", bool, False),
         includes_usage=stream_options.take("include_usage", bool, False),
-        user=fields.take("user", str, None),
     )
     stream_options.end()
     fields.end()

@@ -6,8 +6,6 @@ interrupts, so that what was said until then stays in the context and nothing mo
 
 from __future__ import annotations
 
-from contextlib import aclosing
-from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -15,27 +13,24 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from microturn_client import MicroturnError, Status, Tokens, ToolCallBegun, ToolEvent, TurnEnd
-from microturn_gateway.access import Access
+from microturn_gateway.access import Access, caller_of
+from microturn_gateway.branches import Branches
 from microturn_gateway.chat_answer import END_OF_STREAM, ChatAnswer
 from microturn_gateway.chat_request import ChatRequest, parse_chat_request
-from microturn_gateway.chat_sessions import ChatSession, ChatSessions
 from microturn_gateway.exchange import Exchange, Question
-from microturn_gateway.failures import Refusal, from_client
+from microturn_gateway.failures import from_client
 from microturn_gateway.http import read_body, serve
-from microturn_gateway.sessions import LOST, Model, Sessions
+from microturn_gateway.sessions import Model, Sessions
 from microturn_gateway.settings import GatewaySettings
-
-SESSION_HEADER = "x-session-id"
-_MAX_NAME_LEN = 256
 
 
 class Completions:
     """The endpoint."""
 
-    def __init__(self, access: Access, sessions: Sessions, chats: ChatSessions, settings: GatewaySettings) -> None:
+    def __init__(self, access: Access, sessions: Sessions, branches: Branches, settings: GatewaySettings) -> None:
         self._access = access
         self._sessions = sessions
-        self._chats = chats
+        self._branches = branches
         self._settings = settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -45,54 +40,43 @@ class Completions:
     async def _answer(self, request: Request, send: Send) -> None:
         asked = parse_chat_request(await read_body(request, self._settings.max_body_bytes))
         model = await self._sessions.model(asked.model)
-        name = request.headers.get(SESSION_HEADER) or asked.user
-        if name is not None and len(name) > _MAX_NAME_LEN:
-            raise Refusal("invalid_value", f"a session's name has at most {_MAX_NAME_LEN} characters")
-        async with self._chats.hold(name) as chat:
-            await _ChatExchange(chat, asked, model, self._settings, send).run(request.receive)
+        exchange = Exchange(self._branches, caller_of(request.headers), model, self._settings, send)
+        await _ChatExchange(asked, model, exchange, send).run(request.receive)
 
 
 class _ChatExchange:
-    """One request on its session."""
+    """One request."""
 
-    def __init__(
-        self, chat: ChatSession, asked: ChatRequest, model: Model, settings: GatewaySettings, send: Send
-    ) -> None:
-        self._chat = chat
+    def __init__(self, asked: ChatRequest, model: Model, exchange: Exchange, send: Send) -> None:
         self._asked = asked
         self._send = send
         self._answer = ChatAnswer(model.name)
-        self._exchange = Exchange(model, settings, send)
-        self._stream = self._exchange.stream
+        self._exchange = exchange
+        self._stream = exchange.stream
         self._num_calls = 0
 
     async def run(self, receive: Receive) -> None:
-        """Brings the context to the conversation, answers, and notes what stays.
+        """Answers.
 
         Raises:
             Refusal: it was refused, and nothing has been sent yet.
         """
-        chat, asked, tools = self._chat, self._asked, self._asked.tools.described
-        if chat.tools != tools:
-            await chat.renew(tools)
-        question = Question(
-            lambda context: context.recognised(asked.messages),
-            asked.generation,
-            asked.max_tokens,
-            partial(chat.renew, tools),
-        )
+        asked = self._asked
+        question = Question(asked.messages, asked.tools.described, asked.generation, asked.max_tokens)
         try:
-            async with self._exchange.watched(receive), aclosing(self._exchange.answer(chat, question)) as events:
+            async with self._exchange.answer(question, receive) as events:
                 async for event in events:
                     if isinstance(event, TurnEnd):
-                        await self._end(event.status)
+                        status = event.status
                     elif asked.streams:
                         await self._tell(event)
         except MicroturnError as error:
-            chat.is_lost = isinstance(error, LOST)
             if not self._stream.has_begun:
                 raise from_client(error) from error
             await self._stream.write(self._answer.error(from_client(error).as_json()), ends=True)
+            return
+        # The session is free by now, for the request that the client sends when it reads this.
+        await self._end(status)
 
     async def _tell(self, event: Tokens | ToolEvent) -> None:
         await self._begin()

@@ -79,6 +79,7 @@ class HeldContext:
     def __init__(self) -> None:
         self.pieces: list[Piece] = []
         self.context_len = 0
+        self._may_be_longer = False
 
     @property
     def end(self) -> int:
@@ -88,13 +89,27 @@ class HeldContext:
     @property
     def rewind_to(self) -> int | None:
         """Where the next turn must cut the server's context; None when it holds nothing too much."""
-        return None if self.end == self.context_len else self.end
+        return None if self.end == self.context_len and not self._may_be_longer else self.end
 
-    def branched(self) -> HeldContext:
-        """The context of a session that was forked from this one."""
+    def branched(self, *, is_answering: bool) -> HeldContext:
+        """The context of a session that is forked from this one.
+
+        Args:
+            is_answering: the answer to it may be in the fork.
+        """
         branch = HeldContext()
-        branch.pieces, branch.context_len = list(self.pieces), self.context_len
+        branch.pieces, branch.context_len, branch._may_be_longer = list(self.pieces), self.context_len, is_answering
         return branch
+
+    def shared_len(self, target: Sequence[Message]) -> int:
+        """How long the context stays where it becomes a conversation, in tokens."""
+        kept, _ = self._beginning_of(target)
+        return kept[-1].end if kept else 0
+
+    def goes_on_with(self, target: Sequence[Message]) -> bool:
+        """Whether all of it stays where it becomes a conversation, but for what of the last answer was not heard."""
+        kept, _ = self._beginning_of(target)
+        return len(kept) == len(self.pieces)
 
     def become(self, target: Sequence[Message]) -> list[Message] | None:
         """Lets go of what does not begin the target, and says what to append behind the rest.
@@ -103,17 +118,10 @@ class HeldContext:
             What is missing, in its order; None when only a new session can become it: the server cannot cut off what
             has left no token.
         """
-        num_kept, reached, answer = self._common_prefix(target)
-        while 0 < num_kept < len(self.pieces) and self.pieces[num_kept].end == self.pieces[num_kept - 1].end:
-            # A rewind keeps every turn that had ended there, this one too: go on from a place before both.
-            num_kept, answer = num_kept - 1, None
-            reached -= len(self.pieces[num_kept].content)
-        if num_kept == 0 and answer is None and self.pieces and self.pieces[0].end == 0:
+        kept, reached = self._beginning_of(target)
+        if not kept and self.pieces and self.pieces[0].end == 0:
             return None
-        del self.pieces[num_kept:]
-        if answer is not None:
-            self.pieces.append(answer)
-            reached += len(answer.content)
+        self.pieces = kept
         return _behind(target, reached)
 
     def recognised(self, messages: Sequence[Message]) -> list[Message]:
@@ -133,16 +141,27 @@ class HeldContext:
     def append(self, message: Message, context_len: int) -> None:
         """A turn has appended this, and the server's context has this length now."""
         self.pieces.append(Piece(message.role, message.content, context_len))
-        self.context_len = context_len
+        self.rewound(context_len)
 
     def answer(self, piece: Piece, context_len: int) -> None:
         """A turn has generated this, and the server's context has this length now."""
         self.pieces.append(piece)
-        self.context_len = context_len
+        self.rewound(context_len)
 
     def rewound(self, context_len: int) -> None:
         """A turn that appended nothing has ended."""
-        self.context_len = context_len
+        self.context_len, self._may_be_longer = context_len, False
+
+    def _beginning_of(self, target: Sequence[Message]) -> tuple[list[Piece], int]:
+        """What stays for a target, and how much of the target's content that is."""
+        num_kept, reached, answer = self._common_prefix(target)
+        while 0 < num_kept < len(self.pieces) and self.pieces[num_kept].end == self.pieces[num_kept - 1].end:
+            # A rewind keeps every turn that had ended there, this one too: go on from a place before both.
+            num_kept, answer = num_kept - 1, None
+            reached -= len(self.pieces[num_kept].content)
+        if answer is None:
+            return self.pieces[:num_kept], reached
+        return [*self.pieces[:num_kept], answer], reached + len(answer.content)
 
     def _common_prefix(self, target: Sequence[Message]) -> tuple[int, int, Piece | None]:
         """How many pieces the target begins with, how much of its content they are, and what is left of an answer."""

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.types import Receive, Send
 
 from microturn_client import AsyncSession, AsyncTurn, MicroturnError, Tokens, ToolEvent, TurnEnd
 from microturn_gateway.answer import GeneratedText, PromptCount
+from microturn_gateway.branches import Branch, Branches, Described
 from microturn_gateway.context import HeldContext, Message
 from microturn_gateway.event_stream import EventStream
 from microturn_gateway.options import room_for_answer
 from microturn_gateway.sessions import LOST, Model, events_of
 from microturn_gateway.settings import GatewaySettings
 
-
-class Held(Protocol):
-    """A session, and what is known of its context."""
-
-    session: AsyncSession
-    context: HeldContext
+Events = AsyncGenerator[Tokens | ToolEvent | TurnEnd]
 
 
 @dataclass(frozen=True)
@@ -31,16 +27,18 @@ class Question:
     """What is to be answered.
 
     Attributes:
-        conversation: what the context shall be, by what it is.
+        conversation: what the context shall be.
+        tools: that the model may call.
         generation: options of the answer, as the wire contract names them.
         max_tokens: most tokens of it; None is as many as there is room for.
-        renew: gives the holder another session, which holds nothing.
+        keeps: whether the next request may find what it left.
     """
 
-    conversation: Callable[[HeldContext], Sequence[Message]]
+    conversation: Sequence[Message]
+    tools: Described
     generation: Mapping[str, Any]
     max_tokens: int | None
-    renew: Callable[[], Awaitable[None]]
+    keeps: bool = True
 
 
 class Exchange:
@@ -52,15 +50,19 @@ class Exchange:
         stream: to the client. Once that takes no more, what was said until then stays in the context.
 
     Args:
+        branches: to answer on.
+        caller: who asks.
         model: that answers.
         settings: of the gateway.
         send: of the ASGI request.
     """
 
-    def __init__(self, model: Model, settings: GatewaySettings, send: Send) -> None:
+    def __init__(self, branches: Branches, caller: bytes, model: Model, settings: GatewaySettings, send: Send) -> None:
         self.generated = GeneratedText()
         self.count = PromptCount(0)
         self.stream = EventStream(send, settings.send_timeout_s)
+        self._branches = branches
+        self._caller = caller
         self._model = model
         self._settings = settings
         self._session: AsyncSession | None = None
@@ -68,11 +70,30 @@ class Exchange:
         self._interrupting: AsyncTurn | None = None
 
     @contextlib.asynccontextmanager
-    async def watched(self, receive: Receive) -> AsyncIterator[None]:
-        """While the block runs, a client that closes the connection interrupts the turn."""
+    async def answer(self, question: Question, receive: Receive) -> AsyncIterator[Events]:
+        """The events of the answer, the last a `TurnEnd`. A client that closes the connection interrupts it.
+
+        Args:
+            question: what is to be answered.
+            receive: of the ASGI request.
+
+        Raises:
+            MicroturnError: as iterating over a turn does.
+            Refusal: there is no room for a session.
+        """
         leaving = asyncio.create_task(self._watch(receive))
         try:
-            yield
+            async with (
+                self._branches.hold(
+                    self._caller, question.tools, question.conversation, keeps=question.keeps
+                ) as branch,
+                contextlib.aclosing(self._events(branch, question)) as events,
+            ):
+                try:
+                    yield events
+                except LOST:
+                    branch.is_lost = True
+                    raise
         finally:
             leaving.cancel()
             await asyncio.gather(leaving, return_exceptions=True)
@@ -89,20 +110,18 @@ class Exchange:
             with contextlib.suppress(MicroturnError):  # what befell the session its turn says too
                 self._interrupting = self._session.turn(None, max_tokens=0, on_overlap="interrupt")
 
-    async def answer(self, held: Held, question: Question) -> AsyncGenerator[Tokens | ToolEvent | TurnEnd]:
+    async def _events(self, branch: Branch, question: Question) -> Events:
         """Brings the context to the conversation, and yields the events of the answer.
 
         Where the session has gone meanwhile, another one answers, as long as nothing was yielded.
-
-        Raises:
-            MicroturnError: as iterating over a turn does.
         """
         try:
-            events = await self._ask(held, question)
+            events = await self._ask(branch, question)
             event = await anext(events)
         except LOST:
-            await question.renew()
-            events = await self._ask(held, question)
+            branch.is_told = False
+            await branch.renew()
+            events = await self._ask(branch, question)
             event = await anext(events)
         while not isinstance(event, TurnEnd):
             self.generated.take(event)
@@ -112,22 +131,22 @@ class Exchange:
             event = await anext(events)
         self._turn = None  # there is nothing left to interrupt
         self.count.take(event.status)
-        held.context.answer(self.generated.piece(event.status), event.status.context_len)
+        branch.context.answer(self.generated.piece(event.status), event.status.context_len)
         if self._interrupting is not None:
             await self._interrupting.wait()
         yield event
 
-    async def _ask(self, held: Held, question: Question) -> AsyncIterator[Tokens | ToolEvent | TurnEnd]:
+    async def _ask(self, branch: Branch, question: Question) -> AsyncIterator[Tokens | ToolEvent | TurnEnd]:
         """Begins the answer, behind what of the conversation the session does not hold yet."""
-        held_len = held.context.context_len
-        missing = held.context.become(question.conversation(held.context))
+        held_len = branch.context.context_len
+        missing = branch.context.become(branch.context.recognised(question.conversation))
         if missing is None:
-            await question.renew()
-            missing = held.context.become(question.conversation(held.context)) or []
-        context = held.context
+            await branch.renew()
+            missing = branch.context.become(question.conversation) or []
+        context = branch.context
         self.count = PromptCount(min(held_len, context.end))
         for message in missing:
-            turn = held.session.turn(message.content, role=message.role, max_tokens=0, **_rewinding(context))
+            turn = branch.session.turn(message.content, role=message.role, max_tokens=0, **_rewinding(context))
             *_, end = [event async for event in events_of(turn)]
             assert isinstance(end, TurnEnd)
             context.append(message, end.status.context_len)
@@ -136,8 +155,9 @@ class Exchange:
         if most is None:
             most = room_for_answer(context.end, self._model.max_context, self._settings.max_answer_tokens)
         options: dict[str, Any] = {**question.generation, **_rewinding(context), "max_tokens": most}
-        self._session = held.session
-        self._turn = held.session.turn(None, role="assistant", **options)
+        branch.is_told = True
+        self._session = branch.session
+        self._turn = branch.session.turn(None, role="assistant", **options)
         if self.stream.is_broken:
             self._interrupt()
         return events_of(self._turn)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from microturn_gateway.failures import Refusal
-from microturn_gateway.response_branches import Branch, Branches
 from microturn_gateway.response_items import ConversationItem, num_chars_of
 
 _REAP_EVERY_S = 5.0
@@ -27,7 +26,6 @@ class StoredResponse:
         caller: who asked for it.
         shown: as clients see it.
         items: the whole conversation up to its end, without instructions.
-        branch: that it was made on.
         num_chars: how much it takes; what responses of one conversation share counts for each.
         used_at_s: when it was asked for last.
     """
@@ -35,7 +33,6 @@ class StoredResponse:
     caller: bytes
     shown: Mapping[str, Any]
     items: tuple[ConversationItem, ...]
-    branch: Branch
     num_chars: int = field(init=False)
     used_at_s: float = 0.0
 
@@ -53,13 +50,11 @@ class ResponseStore:
     """All of them.
 
     Args:
-        branches: that they were made on.
-        max_sessions: how many branches there are at once.
+        max_sessions: how many sessions are kept at once.
         idle_timeout_s: how long an unused one is kept, seconds.
     """
 
-    def __init__(self, branches: Branches, max_sessions: int, idle_timeout_s: float) -> None:
-        self._branches = branches
+    def __init__(self, max_sessions: int, idle_timeout_s: float) -> None:
         self._max_responses = max_sessions * _MAX_RESPONSES_OF_PLACE
         self._idle_timeout_s = idle_timeout_s
         self._kept: OrderedDict[str, StoredResponse] = OrderedDict()  # the one unused for longest first
@@ -85,48 +80,26 @@ class ResponseStore:
             raise Refusal("response_not_found", f"there is no response '{response_id}' here", http_status=404)
         return stored
 
-    def beginning_of(
-        self, items: Sequence[ConversationItem], instructions: str | None, caller: bytes
-    ) -> StoredResponse | None:
-        """The response that a conversation goes on from which is sent as a whole; None where it is a new one."""
-        begun = [
-            stored
-            for stored in self._kept.values()
-            if stored.caller == caller
-            and stored.shown["instructions"] == instructions
-            and len(stored.items) < len(items)
-            and stored.items == items[: len(stored.items)]
-        ]
-        longest = max(begun, key=lambda stored: len(stored.items), default=None)
-        return None if longest is None else self.find(longest.id, caller)
-
-    async def keep(self, stored: StoredResponse) -> None:
+    def keep(self, stored: StoredResponse) -> None:
         """Stores a response; those unused for longest make way."""
         stored.used_at_s = _now_s()
         self._kept[stored.id] = stored
-        stored.branch.response_ids.append(stored.id)
         self._num_chars += stored.num_chars
         while len(self._kept) > 1 and (len(self._kept) > self._max_responses or self._num_chars > _MAX_CHARS):
-            await self.forget(next(iter(self._kept)))
+            self.forget(next(iter(self._kept)))
 
-    async def forget(self, response_id: str) -> None:
-        """Gives up a response, and its session where it was the last one on it."""
-        stored = self._kept.pop(response_id)
-        self._num_chars -= stored.num_chars
-        branch = stored.branch
-        branch.response_ids.remove(response_id)
-        if not branch.response_ids and not branch.is_busy:
-            await self._branches.close(branch)
+    def forget(self, response_id: str) -> None:
+        """Gives up a response."""
+        self._num_chars -= self._kept.pop(response_id).num_chars
 
     async def reap(self) -> None:
         """Gives up unused ones, for as long as the gateway runs."""
         while True:
             await asyncio.sleep(min(_REAP_EVERY_S, self._idle_timeout_s))
             oldest_s = _now_s() - self._idle_timeout_s
-            old = [response_id for response_id, stored in self._kept.items() if stored.used_at_s < oldest_s]
-            for response_id in old:
-                if response_id in self._kept:
-                    await self.forget(response_id)
+            for stored in list(self._kept.values()):
+                if stored.used_at_s < oldest_s:
+                    self.forget(stored.id)
 
 
 def _now_s() -> float:

@@ -10,9 +10,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from microturn_gateway.access import Access, caller_of
+from microturn_gateway.branches import Branches
+from microturn_gateway.exchange import Exchange
 from microturn_gateway.failures import Refusal
 from microturn_gateway.http import read_body, serve
-from microturn_gateway.response_branches import Branches
 from microturn_gateway.response_exchange import ResponseExchange
 from microturn_gateway.response_request import parse_response_request
 from microturn_gateway.response_store import ResponseStore
@@ -23,12 +24,12 @@ from microturn_gateway.settings import GatewaySettings
 class Responses:
     """The endpoints."""
 
-    def __init__(self, access: Access, sessions: Sessions, settings: GatewaySettings) -> None:
+    def __init__(self, access: Access, sessions: Sessions, branches: Branches, settings: GatewaySettings) -> None:
         self._access = access
         self._sessions = sessions
         self._settings = settings
-        self._branches = Branches(sessions, settings.max_sessions)
-        self._store = ResponseStore(self._branches, settings.max_sessions, settings.idle_timeout_s)
+        self._branches = branches
+        self._store = ResponseStore(settings.max_sessions, settings.idle_timeout_s)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
@@ -38,8 +39,8 @@ class Responses:
         asked = parse_response_request(await read_body(request, self._settings.max_body_bytes))
         model = await self._sessions.model(asked.model)
         caller = caller_of(request.headers)
-        exchange = ResponseExchange(asked, caller, model, self._branches, self._store, self._settings, send)
-        await exchange.run(request.receive)
+        exchange = Exchange(self._branches, caller, model, self._settings, send)
+        await ResponseExchange(asked, caller, model, exchange, self._store, send).run(request.receive)
 
     async def reap(self) -> None:
         """Gives up unused responses, for as long as the gateway runs."""
@@ -56,5 +57,5 @@ class Responses:
         """Gives up a stored response."""
         response_id = request.path_params["response_id"]
         self._store.get(response_id, caller_of(request.headers))
-        await self._store.forget(response_id)
+        self._store.forget(response_id)
         return JSONResponse({"id": response_id, "object": "response", "deleted": True})

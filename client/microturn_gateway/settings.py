@@ -19,7 +19,7 @@ class GatewaySettings:
         allowed_origins: of pages besides our own.
         served_model_names: what clients may call the model besides what the server calls it.
         beat_ms: least time between two micro-turns of a session, milliseconds.
-        max_sessions: realtime sessions at once, and as many kept ones of chats, and of responses.
+        max_sessions: realtime sessions at once, and as many kept ones of chats and responses.
         idle_timeout_s: silence of a client after which its session ends, seconds.
         max_answer_tokens: longest answer where the client does not say.
         max_message_bytes: of one event.

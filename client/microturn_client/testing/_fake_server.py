@@ -69,6 +69,12 @@ class FakeServer:
         with self._lock:
             return self._sessions.context_of(session_id)
 
+    @property
+    def num_sessions(self) -> int:
+        """How many sessions live."""
+        with self._lock:
+            return self._sessions.num_sessions
+
     # ---- what can befall it --------------------------------------------------------------------------------------
 
     def break_streams(self) -> None:

@@ -52,6 +52,11 @@ class FakeSessions:
         self.model_fingerprint = "fake"
         self.num_turns_done = 0
 
+    @property
+    def num_sessions(self) -> int:
+        """How many live."""
+        return len(self._sessions)
+
     def context_of(self, session_id: SessionId) -> list[int]:
         """The token ids that a session has; -1 for an embedding."""
         return list(self._sessions[session_id].context)
@@ -102,8 +107,8 @@ class FakeSessions:
             # Triton's own refusal: the model never sees the turn.
             send(error(request.id, "the sequence must specify the START flag on the first request of the sequence"))
             return
-        if request.end:
-            self._sequences.discard(request.session_id)  # whatever the model answers
+        if request.end:  # Triton ends the sequence, whatever becomes of the turn
+            self._sequences.discard(request.session_id)
         else:
             self._sequences.add(request.session_id)
         try:
@@ -115,8 +120,6 @@ class FakeSessions:
                 self._sequences.discard(request.session_id)  # the server gives it up by itself
             if request.end and session is not None and session.key == request.options.get("session_key"):
                 self._end(session)
-        if request.end:  # Triton ends the sequence, whatever becomes of the turn
-            self._sequences.discard(request.session_id)
 
     def _receive(self, turn: FakeTurn) -> None:
         request = turn.request

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from openai import AsyncOpenAI
 
+from load_tests.bench.tool_model import write_tool_model
 from microturn.serve.child import running_server
 from support.gateway import running_gateway
-from support.tool_model_dir import write_tool_model
 
 
 @pytest.fixture(scope="session")
@@ -30,6 +30,13 @@ async def openai(gateway: str, token: str) -> AsyncIterator[AsyncOpenAI]:
     """The unmodified SDK."""
     async with AsyncOpenAI(api_key=token, base_url=f"http://{gateway}/v1", max_retries=0, timeout=60) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def unguarded(server: str) -> Iterator[str]:
+    """The address of a gateway without a token, whose callers are told apart by whatever they come with."""
+    with running_gateway(server) as address:
+        yield address
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import Any
 
 import openai as sdk
@@ -12,96 +13,115 @@ from openai import AsyncOpenAI
 from microturn_client import Client, Tokens
 
 MODEL = "smollm2-135m"
-BEGINNING = [
-    {"role": "system", "content": "You answer in one short sentence, and you never say more than you know."},
-    {"role": "user", "content": "What is the capital of France?"},
-]
+Messages = list[dict[str, str]]
 
 
-async def ask(openai: AsyncOpenAI, messages: list[dict[str, str]], session: str | None = None, **options: Any) -> Any:
-    headers = {} if session is None else {"x-session-id": session}
-    options = {"max_tokens": 6, **options}
-    return await openai.chat.completions.create(model=MODEL, messages=messages, extra_headers=headers, **options)
+@pytest.fixture
+def beginning(request: pytest.FixtureRequest) -> Messages:
+    """Of a conversation that no other test has."""
+    rules = "You answer in one short sentence, and you never say more than you know."
+    return [
+        {"role": "system", "content": f"{request.node.name}. {rules}"},
+        {"role": "user", "content": "What is the capital of France?"},
+    ]
 
 
-def said(text: str, question: str) -> list[dict[str, str]]:
-    return [*BEGINNING, {"role": "assistant", "content": text}, {"role": "user", "content": question}]
+async def ask(openai: AsyncOpenAI, messages: Messages, **options: Any) -> Any:
+    return await openai.chat.completions.create(model=MODEL, messages=messages, **{"max_tokens": 6, **options})
 
 
-def directly(server: str, messages: list[dict[str, str]]) -> str:
-    with Client(server) as client, client.session() as session:
-        for message in messages:
-            session.append(message["content"], role=message["role"])
-        events = session.turn(role="assistant", max_tokens=6)
-        return "".join(event.text for event in events if isinstance(event, Tokens))
+def said(beginning: Messages, text: str, question: str) -> Messages:
+    return [*beginning, {"role": "assistant", "content": text}, {"role": "user", "content": question}]
 
 
-async def test_an_answer_is_that_of_a_session(server: str, openai: AsyncOpenAI) -> None:
-    completion = await ask(openai, BEGINNING)
+async def alone(server: str, messages: Messages) -> str:
+    """The answer of a session that holds nothing else."""
+
+    def answer() -> str:
+        with Client(server) as client, client.session() as session:
+            for message in messages:
+                session.append(message["content"], role=message["role"])
+            events = session.turn(role="assistant", max_tokens=6)
+            return "".join(event.text for event in events if isinstance(event, Tokens))
+
+    return await asyncio.to_thread(answer)
+
+
+def text_of(completion: Any) -> str:
+    return str(completion.choices[0].message.content)
+
+
+def cached(completion: Any) -> int:
+    return int(completion.usage.prompt_tokens_details.cached_tokens)
+
+
+async def test_an_answer_is_that_of_a_session(server: str, openai: AsyncOpenAI, beginning: Messages) -> None:
+    completion = await ask(openai, beginning)
     [choice] = completion.choices
-    assert choice.message.content == await asyncio.to_thread(directly, server, BEGINNING)
+    assert choice.message.content == await alone(server, beginning)
     assert (choice.message.role, choice.finish_reason) == ("assistant", "length")
     assert completion.usage.completion_tokens == 6
-    assert completion.usage.prompt_tokens_details.cached_tokens == 0
+    assert cached(completion) == 0
     assert completion.usage.total_tokens == completion.usage.prompt_tokens + 6
 
 
-async def test_an_answer_streams(openai: AsyncOpenAI) -> None:
-    whole = await ask(openai, BEGINNING)
-    stream = await ask(openai, BEGINNING, stream=True, stream_options={"include_usage": True})
+async def test_an_answer_streams(openai: AsyncOpenAI, beginning: Messages) -> None:
+    whole = await ask(openai, beginning)
+    stream = await ask(openai, beginning, stream=True, stream_options={"include_usage": True})
     chunks = [chunk async for chunk in stream]
     texts = [choice.delta.content or "" for chunk in chunks for choice in chunk.choices]
-    assert "".join(texts) == whole.choices[0].message.content
+    assert "".join(texts) == text_of(whole)
     assert sum(bool(text) for text in texts) > 3
     assert [choice.finish_reason for chunk in chunks for choice in chunk.choices][-1] == "length"
     assert chunks[-1].usage.completion_tokens == 6
 
 
-@pytest.mark.parametrize("by", ["header", "user"])
-async def test_a_kept_session_computes_only_what_is_new(openai: AsyncOpenAI, by: str) -> None:
-    options = {"session": "kept"} if by == "header" else {"user": "somebody"}
-    first = await ask(openai, BEGINNING, **options)
-    text = first.choices[0].message.content
-    second = await ask(openai, said(text, "And of Spain?"), **options)
+async def test_the_next_request_computes_only_what_is_new(
+    server: str, openai: AsyncOpenAI, beginning: Messages
+) -> None:
+    first = await ask(openai, beginning)
+    messages = said(beginning, text_of(first), "And of Spain?")
+    second = await ask(openai, messages)
     # All but a token or two of the first exchange: what the template writes when the next message begins is new.
-    held_len = first.usage.total_tokens
-    assert second.usage.prompt_tokens_details.cached_tokens >= held_len - 2
-    assert second.usage.prompt_tokens > held_len
-    fresh = await ask(openai, said(text, "And of Spain?"))
-    assert fresh.usage.prompt_tokens_details.cached_tokens == 0
-    assert fresh.usage.prompt_tokens == second.usage.prompt_tokens
-    assert fresh.choices[0].message.content == second.choices[0].message.content
+    assert cached(second) >= first.usage.total_tokens - 2
+    assert second.usage.prompt_tokens > first.usage.total_tokens
+    assert text_of(second) == await alone(server, messages)
 
 
-async def test_what_was_not_heard_is_cut_and_the_rest_is_kept(openai: AsyncOpenAI) -> None:
-    first = await ask(openai, BEGINNING, "interrupted", max_tokens=20, extra_body={"ignore_eos": True})
-    heard = " ".join(first.choices[0].message.content.split(" ")[:4])
-    second = await ask(openai, said(heard, "Stop. And of Spain?"), "interrupted")
-    kept_len = second.usage.prompt_tokens_details.cached_tokens
-    assert first.usage.prompt_tokens < kept_len < first.usage.total_tokens - 5
-    fresh = await ask(openai, said(heard, "Stop. And of Spain?"))
-    assert second.choices[0].message.content == fresh.choices[0].message.content
+async def test_what_was_not_heard_is_cut_and_the_rest_is_kept(
+    server: str, openai: AsyncOpenAI, beginning: Messages
+) -> None:
+    first = await ask(openai, beginning, max_tokens=20, extra_body={"ignore_eos": True})
+    heard = " ".join(text_of(first).split(" ")[:4])
+    messages = said(beginning, heard, "Stop. And of Spain?")
+    second = await ask(openai, messages)
+    assert first.usage.prompt_tokens < cached(second) < first.usage.total_tokens - 5
+    assert text_of(second) == await alone(server, messages)
 
 
-async def test_another_conversation_keeps_what_both_begin_with(openai: AsyncOpenAI) -> None:
-    await ask(openai, BEGINNING, "changed")
-    other = [BEGINNING[0], {"role": "user", "content": "Who wrote Faust?"}]
-    second = await ask(openai, other, "changed")
-    assert 10 < second.usage.prompt_tokens_details.cached_tokens < second.usage.prompt_tokens - 5
-    fresh = await ask(openai, other)
-    assert second.choices[0].message.content == fresh.choices[0].message.content
+async def test_another_conversation_keeps_what_both_begin_with(
+    server: str, openai: AsyncOpenAI, beginning: Messages
+) -> None:
+    first = await ask(openai, beginning)
+    other = [beginning[0], {"role": "user", "content": "Who wrote Faust?"}]
+    second = await ask(openai, other)
+    assert 10 < cached(second) < second.usage.prompt_tokens - 5
+    assert text_of(second) == await alone(server, other)
+    # The first one has lost nothing by that.
+    third = await ask(openai, said(beginning, text_of(first), "And of Spain?"))
+    assert cached(third) >= first.usage.total_tokens - 2
 
 
-async def test_an_answer_that_is_asked_for_again_is_the_same(openai: AsyncOpenAI) -> None:
-    first = await ask(openai, BEGINNING, "again")
-    second = await ask(openai, BEGINNING, "again")
-    assert second.choices[0].message.content == first.choices[0].message.content
+async def test_an_answer_that_is_asked_for_again_is_the_same(openai: AsyncOpenAI, beginning: Messages) -> None:
+    first = await ask(openai, beginning)
+    second = await ask(openai, beginning)
+    assert text_of(second) == text_of(first)
     assert second.usage.prompt_tokens == first.usage.prompt_tokens
-    assert second.usage.prompt_tokens_details.cached_tokens > first.usage.prompt_tokens - 12
+    assert cached(second) > first.usage.prompt_tokens - 12
 
 
-async def test_who_leaves_interrupts_and_may_go_on(openai: AsyncOpenAI) -> None:
-    stream = await ask(openai, BEGINNING, "left", max_tokens=1500, stream=True, extra_body={"ignore_eos": True})
+async def test_who_leaves_interrupts_and_may_go_on(openai: AsyncOpenAI, beginning: Messages) -> None:
+    stream = await ask(openai, beginning, max_tokens=1500, stream=True, extra_body={"ignore_eos": True})
     heard = ""
     async for chunk in stream:
         heard += chunk.choices[0].delta.content or ""
@@ -109,27 +129,69 @@ async def test_who_leaves_interrupts_and_may_go_on(openai: AsyncOpenAI) -> None:
             break
     await stream.close()
     async with asyncio.timeout(20):  # 1,500 tokens would take longer
-        second = await ask(openai, said(heard, "Go on."), "left")
-    assert second.choices[0].message.content
-    assert second.usage.prompt_tokens_details.cached_tokens > 20
+        second = await ask(openai, said(beginning, heard, "Go on."))
+    assert text_of(second)
+    assert cached(second) > 20
 
 
-async def test_requests_of_one_session_wait_for_each_other(openai: AsyncOpenAI) -> None:
-    answers = await asyncio.gather(*(ask(openai, BEGINNING, "crowded") for _ in range(3)))
-    assert len({answer.choices[0].message.content for answer in answers}) == 1
+async def test_who_asks_while_an_answer_runs_is_answered_beside_it(
+    server: str, openai: AsyncOpenAI, beginning: Messages
+) -> None:
+    first = await ask(openai, beginning)
+    messages = said(beginning, text_of(first), "And of Spain?")
+    running = await ask(openai, messages, max_tokens=1500, stream=True, extra_body={"ignore_eos": True})
+    chunks = aiter(running)
+    while not (await anext(chunks)).choices[0].delta.content:
+        pass
+    async with asyncio.timeout(20):
+        beside = await ask(openai, messages)
+    assert cached(beside) >= first.usage.total_tokens - 2
+    assert text_of(beside) == await alone(server, messages)
+    assert (await anext(chunks)).choices
+    await running.close()
 
 
-async def test_what_is_refused_says_why(openai: AsyncOpenAI) -> None:
+async def test_callers_whose_talks_branch_are_answered_as_if_alone(
+    server: str, unguarded: str, pytestconfig: pytest.Config
+) -> None:
+    """Without names, several requests of a caller at once, from any point of what was said."""
+    num_callers = 200 if pytestconfig.getoption("full") else 8
+    questions = ["What is the capital of France?", "And of Spain?", "Why?"]
+    answers: dict[str, tuple[Messages, str]] = {}
+    num_cached = 0
+
+    async def talk(number: int) -> None:
+        nonlocal num_cached
+        draw, known = random.Random(number), [[{"role": "system", "content": "You answer in one short sentence."}]]
+        async with AsyncOpenAI(
+            api_key=f"caller {number}", base_url=f"http://{unguarded}/v1", max_retries=60, timeout=600
+        ) as caller:
+            for _ in range(2):
+                asked = [[*draw.choice(known), {"role": "user", "content": draw.choice(questions)}] for _ in range(2)]
+                for messages, got in zip(
+                    asked, await asyncio.gather(*(ask(caller, each) for each in asked)), strict=True
+                ):
+                    assert answers.setdefault(repr(messages), (messages, text_of(got)))[1] == text_of(got)
+                    num_cached += cached(got) > 20
+                    known.append([*messages, {"role": "assistant", "content": text_of(got)}])
+
+    await asyncio.gather(*(talk(number) for number in range(num_callers)))
+    assert num_cached > num_callers / 4
+    for messages, text in answers.values():
+        assert await alone(server, messages) == text
+
+
+async def test_what_is_refused_says_why(openai: AsyncOpenAI, beginning: Messages) -> None:
     with pytest.raises(sdk.BadRequestError) as too_long:
-        await ask(openai, BEGINNING, "refused", max_tokens=10_000_000)
+        await ask(openai, beginning, max_tokens=10_000_000)
     assert too_long.value.code == "context_full"
     with pytest.raises(sdk.BadRequestError) as wrong:
-        await ask(openai, BEGINNING, "refused", temperature=-1)
+        await ask(openai, beginning, temperature=-1)
     assert wrong.value.code == "invalid_argument"
     with pytest.raises(sdk.NotFoundError) as unknown:
-        await openai.chat.completions.create(model="gpt-8", messages=BEGINNING)
+        await openai.chat.completions.create(model="gpt-8", messages=beginning)
     assert unknown.value.code == "model_not_found"
-    assert (await ask(openai, BEGINNING, "refused")).choices[0].message.content
+    assert (await ask(openai, beginning)).choices[0].message.content
 
 
 async def test_the_models_are_listed(openai: AsyncOpenAI) -> None:
@@ -152,7 +214,7 @@ async def test_an_api_that_is_not_here_is_said_so(openai: AsyncOpenAI) -> None:
 async def test_the_token_is_asked_for(openai: AsyncOpenAI) -> None:
     stranger = openai.with_options(api_key="something else")
     with pytest.raises(sdk.AuthenticationError) as refused:
-        await ask(stranger, BEGINNING)
+        await ask(stranger, [])
     assert refused.value.code == "invalid_api_key"
     with pytest.raises(sdk.AuthenticationError):
         await stranger.models.list()

@@ -52,12 +52,11 @@ async def test_a_call_streams(openai: AsyncOpenAI) -> None:
 
 
 async def test_a_result_is_all_that_is_computed_of_the_second_request(openai: AsyncOpenAI) -> None:
-    headers = {"x-session-id": "tools"}
-    first = await ask(openai, QUESTION, tool_choice=FORCED, extra_headers=headers)
+    first = await ask(openai, QUESTION, tool_choice=FORCED)
     message = first.choices[0].message
     result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "21 degrees"}
     history = [*QUESTION, message.model_dump(exclude_none=True), result]
-    second = await ask(openai, history, max_tokens=8, extra_headers=headers)
+    second = await ask(openai, history, max_tokens=8)
     assert second.usage.prompt_tokens_details.cached_tokens >= first.usage.total_tokens - 2
     assert second.usage.prompt_tokens - first.usage.total_tokens < 40
     assert second.choices[0].message.content

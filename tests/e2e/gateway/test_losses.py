@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import openai as sdk
 import pytest
@@ -15,7 +16,8 @@ from support.cuttable import cuttable_way
 from support.gateway import running_gateway
 from support.realtime_socket import closed_with, connected, received
 
-MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
+FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
+FAUST = [{"role": "user", "content": "Who wrote Faust?"}]
 
 
 @asynccontextmanager
@@ -24,9 +26,9 @@ async def speaking_to(address: str) -> AsyncIterator[AsyncOpenAI]:
         yield client
 
 
-async def ask(client: AsyncOpenAI, session: str) -> ChatCompletion:
+async def ask(client: AsyncOpenAI, messages: Any = FRANCE) -> ChatCompletion:
     completion: ChatCompletion = await client.chat.completions.create(
-        model="smollm2-135m", messages=MESSAGES, max_tokens=6, extra_headers={"x-session-id": session}
+        model="smollm2-135m", messages=messages, max_tokens=6
     )
     return completion
 
@@ -41,9 +43,9 @@ def cached(completion: ChatCompletion) -> int:
 async def test_a_chat_goes_on_over_a_broken_way(server: str) -> None:
     with cuttable_way(server) as way, running_gateway(way.address) as address:
         async with speaking_to(address) as client:
-            first = await ask(client, "a")
+            first = await ask(client)
             way.cut()
-            second = await ask(client, "a")
+            second = await ask(client)
         assert second.choices[0].message.content == first.choices[0].message.content
 
 
@@ -61,20 +63,19 @@ async def test_a_realtime_session_that_is_lost_says_so_and_ends(server: str) -> 
 async def test_the_session_unused_for_longest_makes_way(server: str) -> None:
     with running_gateway(server, max_sessions=1) as address:
         async with speaking_to(address) as client:
-            await ask(client, "a")
-            assert cached(await ask(client, "a")) > 10
-            await ask(client, "b")
-            assert cached(await ask(client, "a")) == 0
+            await ask(client)
+            assert cached(await ask(client)) > 10
+            await ask(client, FAUST)
+            assert cached(await ask(client)) == 0
             running = await client.chat.completions.create(
                 model="smollm2-135m",
-                messages=MESSAGES,
+                messages=FRANCE,
                 max_tokens=1500,
                 stream=True,
                 extra_body={"ignore_eos": True},
-                extra_headers={"x-session-id": "a"},
             )
             with pytest.raises(sdk.RateLimitError) as refused:
-                await ask(client, "b")
+                await ask(client, FAUST)
             assert refused.value.code == "too_many_sessions"
             await running.close()
 
@@ -82,9 +83,9 @@ async def test_the_session_unused_for_longest_makes_way(server: str) -> None:
 async def test_a_session_that_nobody_uses_ends(server: str) -> None:
     with running_gateway(server, idle_timeout_s=0.2) as address:
         async with speaking_to(address) as client:
-            await ask(client, "a")
+            await ask(client)
             async with asyncio.timeout(60):
                 while True:
                     await asyncio.sleep(1)
-                    if cached(await ask(client, "a")) == 0:
+                    if cached(await ask(client)) == 0:
                         break

@@ -42,7 +42,6 @@ def test_all_that_means_something_here() -> None:
         tools=Tools(),
         streams=True,
         includes_usage=True,
-        user="somebody",
     )
 
 

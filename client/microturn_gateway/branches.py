@@ -1,0 +1,193 @@
+"""The sessions of APIs that send conversations whole, found by what they hold: a branch of a conversation is a session.
+
+    A ── B ── C     one session: each request went on from where the one before had ended
+         └── D      asked behind B again, while C stays: a fork of the session, rewound to what both begin with
+
+No request waits for another: a session that answers is forked as it was before the answer. One that is being told its
+conversation is not: a rewind could not take back what has arrived of it and has left no token yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Any
+
+from microturn_client import MicroturnError
+from microturn_gateway.context import HeldContext, Message
+from microturn_gateway.failures import Refusal
+from microturn_gateway.sessions import Sessions
+
+Described = tuple[Mapping[str, Any], ...]
+
+_REAP_EVERY_S = 5.0
+
+
+class Branch:
+    """A session, and what it holds.
+
+    Attributes:
+        session: on the server.
+        context: what it holds.
+        caller: whose it is.
+        tools: of the session.
+        is_busy: a request is on it.
+        is_told: no input is on its way to it: at most an answer runs.
+        num_forks: those that are being made of it.
+        is_lost: its context is unknown.
+        used_at_s: when the last request on it ended.
+    """
+
+    def __init__(self, sessions: Sessions, caller: bytes, tools: Described) -> None:
+        self._sessions = sessions
+        self.session = sessions.open(tools=tools)
+        self.context = HeldContext()
+        self.caller = caller
+        self.tools = tools
+        self.is_busy = False
+        self.is_told = False
+        self.num_forks = 0
+        self.is_lost = False
+        self.used_at_s = 0.0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody would notice a change of it."""
+        return not self.is_busy and not self.num_forks
+
+    def shared_len(self, conversation: Sequence[Message]) -> int:
+        """How long a beginning of a conversation it holds, in tokens."""
+        return self.context.shared_len(self.context.recognised(conversation))
+
+    def goes_on_with(self, conversation: Sequence[Message]) -> bool:
+        """Whether a conversation goes on where it ends; what of its last answer was not heard does not count."""
+        return self.context.goes_on_with(self.context.recognised(conversation))
+
+    async def renew(self) -> None:
+        """Goes on with another session, which holds nothing yet."""
+        await self.session.close()
+        self.session, self.context = self._sessions.open(tools=self.tools), HeldContext()
+
+    @contextlib.contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """While the block runs, no other request is given this branch to go on from."""
+        self.num_forks += 1
+        try:
+            yield
+        finally:
+            self.num_forks -= 1
+
+    async def fork(self, branch: Branch) -> None:
+        """Gives a new branch a session that holds what this one's does; where that fails, it keeps its own."""
+        if not self.is_told:
+            return  # its session was lost meanwhile, and another is being told
+        context = self.context.branched(is_answering=self.is_busy)
+        try:
+            forked = await self.session.fork()
+        except MicroturnError:
+            return  # everything is told to the session that the branch has
+        await branch.session.close()  # nothing was said on it
+        branch.session, branch.context = forked, context
+
+
+class Branches:
+    """All of them.
+
+    Args:
+        sessions: where they come from.
+        max_open: how many there are at once.
+        idle_timeout_s: how long an unused one is kept, seconds.
+    """
+
+    def __init__(self, sessions: Sessions, max_open: int, idle_timeout_s: float) -> None:
+        self._sessions = sessions
+        self._max_open = max_open
+        self._idle_timeout_s = idle_timeout_s
+        self._open: dict[Branch, None] = {}  # the one unused for longest first
+
+    @contextlib.asynccontextmanager
+    async def hold(
+        self, caller: bytes, tools: Described, conversation: Sequence[Message], *, keeps: bool
+    ) -> AsyncIterator[Branch]:
+        """A branch for one request, with the longest beginning of its conversation that sessions of this caller hold.
+
+        Args:
+            caller: who asks; the sessions of others are not looked at.
+            tools: that the model may call.
+            conversation: that is to be answered.
+            keeps: whether the next request may find it; otherwise it ends with this one.
+
+        Raises:
+            Refusal: requests in progress have all places.
+        """
+        source = self._nearest(caller, tools, conversation)
+        if source is None or not (keeps and source.is_idle and source.goes_on_with(conversation)):
+            source = await self._branch_off(source, caller, tools)
+        branch = source
+        self._use(branch)
+        try:
+            yield branch
+        finally:
+            branch.is_busy, branch.is_told, branch.used_at_s = False, True, _now_s()
+            if branch.is_lost or not keeps or not branch.context.pieces:
+                await self._close(branch)
+
+    async def reap(self) -> None:
+        """Ends unused ones, for as long as the gateway runs."""
+        while True:
+            await asyncio.sleep(min(_REAP_EVERY_S, self._idle_timeout_s))
+            oldest_s = _now_s() - self._idle_timeout_s
+            for branch in [branch for branch in self._open if branch.is_idle and branch.used_at_s < oldest_s]:
+                if branch.is_idle and branch in self._open:
+                    await self._close(branch)
+
+    def _nearest(self, caller: bytes, tools: Described, conversation: Sequence[Message]) -> Branch | None:
+        """Of those that share a beginning with the conversation, one that shares the longest, idle or answering."""
+        nearest, longest = None, (0, False)
+        for branch in self._open:
+            if branch.caller == caller and branch.tools == tools and branch.is_told:
+                shared = (branch.shared_len(conversation), branch.is_idle)
+                if shared[0] and shared >= longest:
+                    nearest, longest = branch, shared
+        return nearest
+
+    async def _branch_off(self, source: Branch | None, caller: bytes, tools: Described) -> Branch:
+        unused = self._without_place(source)
+        if unused is not None and unused is source:
+            return source  # there is no room for both: what it holds behind the shared beginning makes way
+        branch = Branch(self._sessions, caller, tools)
+        self._use(branch)
+        with contextlib.nullcontext() if source is None else source.unchanged():
+            try:
+                if unused is not None:
+                    await self._close(unused)
+                if source is not None:
+                    await source.fork(branch)
+            except BaseException:
+                await self._close(branch)
+                raise
+        return branch
+
+    def _use(self, branch: Branch) -> None:
+        branch.is_busy, branch.is_told = True, False
+        self._open.pop(branch, None)
+        self._open[branch] = None
+
+    def _without_place(self, source: Branch | None) -> Branch | None:
+        """Where all places are taken, the branch that was not used for longest, and the source last."""
+        if len(self._open) < self._max_open:
+            return None
+        idle = [branch for branch in self._open if branch.is_idle]
+        if not idle:
+            raise Refusal("too_many_sessions", "all sessions are in use: try again later", http_status=429)
+        return next((branch for branch in idle if branch is not source), source)
+
+    async def _close(self, branch: Branch) -> None:
+        """Ends a branch; what was said on it can be told again elsewhere."""
+        del self._open[branch]
+        await branch.session.close()
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
