@@ -17,10 +17,10 @@ def come(page: Page, address: str) -> None:
 
 
 def ask(page: Page, text: str) -> None:
-    """Types a question, waits until some of it has landed, and asks."""
+    """Types a question, waits until all of it has landed, and asks."""
     page.click("#input")
     page.type(text)
-    page.wait_for("document.querySelectorAll('#landed span').length >= 1")
+    page.wait_for(f"document.getElementById('landed').textContent === {json.dumps(text)}")
     page.press("Enter")
 
 

@@ -15,6 +15,7 @@ from support.page_user import STATE, ask, come, hear_all, number, set_field, tex
 
 # Where the pictures go that docs/gateway.md shows: `make page-pictures`.
 PICTURES = os.environ.get("MICROTURN_PAGE_PICTURES")
+KINDS = ("session", "request")
 QUESTIONS = (
     "I have a small garden and no time. What should I plant?",
     "And in the shade?",
@@ -111,11 +112,12 @@ def test_the_same_conversation_runs_as_a_request_per_turn(page: Page) -> None:
     page.click("#open-settings")
     set_field(page, "max-tokens", 60)
     page.click("#settings button.main")
+    num_sessions_before = page.value("document.querySelectorAll('#chart :is(circle, path).session').length")
     for num_exchanges, question in enumerate(QUESTIONS, start=1):
         ask(page, question)
         hear_all(page, num_exchanges)
         # The same context and the likeliest tokens: the same answer, which is to be seen beside the first.
-        session, request = (text(page, f".{kind} .text") for kind in ("session", "request"))
+        session, request = (text(page, f".{kind} .text") for kind in KINDS)
         assert session[:20] == request[:20] != ""
         tops = page.value(
             "[...document.querySelectorAll('.exchange:last-child .answer')].map(({offsetTop: top}) => top)"
@@ -123,8 +125,7 @@ def test_the_same_conversation_runs_as_a_request_per_turn(page: Page) -> None:
         assert tops[0] == tops[1]
         # What the gateway's `usage` says: nothing was kept for the request, and nearly all of the session.
         told = [
-            re.search(r"after ([\d,]+) ms with (\d+) of (\d+) tokens", text(page, f".{kind} .remark"))
-            for kind in ("session", "request")
+            re.search(r"after ([\d,]+) ms with (\d+) of (\d+) tokens", text(page, f".{kind} .remark")) for kind in KINDS
         ]
         (_, session_cached, session_len), (_, request_cached, request_len) = (match.groups() for match in told if match)
         assert session_len == request_len
@@ -133,11 +134,10 @@ def test_the_same_conversation_runs_as_a_request_per_turn(page: Page) -> None:
         assert text(page, "#cached-session") == f"{session_cached} of {session_len}"
         assert text(page, "#cached-request") == f"{request_cached} of {request_len}"
     assert "first word came" in text(page, "#gain")
-    assert (
-        page.value("document.querySelectorAll('#chart circle.session, #chart path.session').length")
-        == len(QUESTIONS) + 2
+    sessions, requests = (
+        page.value(f"document.querySelectorAll('#chart :is(circle, path).{kind}').length") for kind in KINDS
     )
-    assert page.value("document.querySelectorAll('#chart path.request').length") == len(QUESTIONS)
+    assert (sessions - num_sessions_before, requests) == (len(QUESTIONS), len(QUESTIONS))
 
 
 def test_all_that_was_measured_is_in_a_table(page: Page) -> None:
