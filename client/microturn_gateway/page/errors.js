@@ -5,7 +5,7 @@ const WORDS = {
   conversation_already_has_active_response: "An answer is still under way. Interrupt it, or wait for its end.",
   deadline_exceeded: "The server took too long. Ask again, or ask for a shorter answer in the settings.",
   host_not_allowed: "Without a token the gateway serves this machine only. Open the page as localhost, or start the gateway with a token.",
-  invalid_api_key: "This is not the gateway’s token. It was started with it: --token-file, or MICROTURN_GATEWAY_TOKEN.",
+  invalid_api_key: "This is not the gateway’s token. Type the one that it was started with: --token-file, or MICROTURN_GATEWAY_TOKEN.",
   invalid_client_secret: "The permission to open a session had run out. The page fetches another one.",
   origin_not_allowed: "The gateway does not know this address of the page. Start it with --allow-origin and this address.",
   resource_exhausted: "The server has no room for more at the moment. Try again in a few seconds.",

@@ -120,7 +120,7 @@ function leave(why) {
 function showState() {
   at("interrupt").disabled = asked.length === 0 && comparison === null;
   const state = asked.length > 0 ? "answering" : comparison ? "comparing" : "ready";
-  at("state").textContent = connection.session === null ? "connecting …" : state;
+  at("state").textContent = connection.session === null ? "connecting" : state;
 }
 
 // What is wrong, and whether reconnecting may help; null for nothing.
@@ -253,5 +253,7 @@ at("door").addEventListener("close", () => {
   at("token").value = "";
   connection.open();
 });
-new ResizeObserver(() => (at("talk").scrollTop = at("talk").scrollHeight)).observe(at("talk"));
+new ResizeObserver(() => {
+  if (at("hint").hidden) at("talk").scrollTop = at("talk").scrollHeight;
+}).observe(at("talk"));
 connection.open();

@@ -98,7 +98,7 @@ def test_a_server_that_is_not_there_is_explained_in_words(page: Page) -> None:
         "The model’s server does not answer. It may be starting; otherwise see whether it runs. Trying again …"
     )
     assert page.value("!document.getElementById('reconnect').hidden && document.getElementById('send').disabled")
-    assert page.value(STATE) == "connecting …"
+    assert page.value(STATE) == "connecting"
 
 
 def test_a_place_that_is_not_ours_is_not_tried_again(browser: Page, quiet_address: str) -> None:
