@@ -76,6 +76,7 @@ const connection = new Connection(prepare, {
     // An interrupt that came when the answer had just ended is none.
     if (error.code === "response_cancel_not_active") return;
     if (error.event_id === APPEND) typing?.takeBack();
+    giveUp(asked.filter(({ id }) => id === error.event_id), inWords(error));
     trouble(inWords(error));
   },
 });
@@ -107,13 +108,18 @@ function leave(why) {
   typing?.stop();
   typing = null;
   at("landed").replaceChildren();
-  for (const { session, request } of asked) {
+  answering.clear();
+  at("send").disabled = true;
+  giveUp(asked, why);
+}
+
+// These exchanges get no answer any more.
+function giveUp(exchanges, why) {
+  for (const { session, request } of exchanges) {
     session.cut(why);
     request?.cut(NOT_SENT);
   }
-  asked = [];
-  answering.clear();
-  at("send").disabled = true;
+  asked = asked.filter((exchange) => !exchanges.includes(exchange));
   showState();
 }
 
@@ -139,9 +145,8 @@ function askForToken(failure) {
 function follow(change) {
   const view = at("talk");
   const isAtEnd = view.scrollHeight - view.scrollTop - view.clientHeight < 40;
-  const result = change();
+  change();
   if (isAtEnd) view.scrollTop = view.scrollHeight;
-  return result;
 }
 
 function ask() {
@@ -159,7 +164,7 @@ function ask() {
   measurements.asked();
   exchange.askedAt = performance.now();
   typing.flush();
-  session.answer({ exchange: exchange.id });
+  session.answer(exchange.id);
   input.value = "";
   typing.reset();
   showState();

@@ -74,10 +74,10 @@ class Session {
     });
   }
 
-  // Ends the message and asks for its answer; its events have the metadata.
-  answer(metadata) {
+  // Ends the message and asks for its answer; its response has the exchange's id in its metadata, a refusal in its `event_id`.
+  answer(exchange) {
     this.#send({ type: "input_text_buffer.commit" });
-    this.#send({ type: "response.create", response: { metadata } });
+    this.#send({ type: "response.create", event_id: exchange, response: { metadata: { exchange } } });
   }
 
   interrupt() {

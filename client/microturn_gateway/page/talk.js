@@ -29,12 +29,6 @@ export class Talk {
     return end === null ? said : [...said, { role: "user", text: end.question }];
   }
 
-  // A remark about the conversation that is no part of it.
-  note(text) {
-    this.list.append(make("li", "note", text));
-    this.say(text);
-  }
-
   // Screen readers hear whole texts, not deltas.
   say(text) {
     this.log.append(make("p", "", text));
