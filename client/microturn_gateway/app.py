@@ -21,7 +21,7 @@ from microturn_client import AsyncClient, AsyncSession
 from microturn_gateway.access import SUBPROTOCOL, Access
 from microturn_gateway.branches import Branches
 from microturn_gateway.client_events import AnswerOptions, UpdateSession, parse_session
-from microturn_gateway.client_secrets import ClientSecrets
+from microturn_gateway.client_secrets import ClientSecrets, signing_key
 from microturn_gateway.completions import Completions
 from microturn_gateway.conversation import new_id
 from microturn_gateway.cors import Cors
@@ -54,7 +54,7 @@ def build_app(settings: GatewaySettings) -> Starlette:
     client = AsyncClient(settings.server)
     sessions = Sessions(client, settings.served_model_names)
     branches = Branches(sessions, settings.max_sessions, settings.idle_timeout_s)
-    client_secrets = ClientSecrets(time.time)
+    client_secrets = ClientSecrets(signing_key(settings.secret_key or settings.token), time.time)
     gateway = _Gateway(settings, sessions, client_secrets)
     responses = Responses(gateway.access, sessions, branches, settings)
 
@@ -151,7 +151,8 @@ class _Gateway:
     async def create_secret(self, request: Request) -> Response:
         """A secret for a browser."""
         fields = Fields(await read_body(request, self._settings.max_body_bytes))
-        session = parse_session(fields.take("session", dict, {}))
+        wanted = fields.take("session", dict, {})
+        session = parse_session(wanted)
         if session.refused:  # nothing is lost that way: the request is answered, and can be sent again without it
             raise Refusal.of_parts(session.refused)
         expiry = Fields(fields.take("expires_after", dict, {}), "expires_after")
@@ -160,9 +161,9 @@ class _Gateway:
         expiry.end()
         fields.end()
         model = await self._sessions.model()
-        secret = self._client_secrets.create(lifetime_s, session)
+        secret = self._client_secrets.create(lifetime_s, wanted)
         config = self._config(new_id("sess"), model.name, model.max_context).updated(session)
-        told = {"value": secret.value, "expires_at": int(secret.expires_at_s), "session": config.as_json()}
+        told = {"value": secret.value, "expires_at": secret.expires_at_s, "session": config.as_json()}
         return JSONResponse(told, headers={"cache-control": "no-store"})
 
     async def no_session(self, websocket: WebSocket) -> None:

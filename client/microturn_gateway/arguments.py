@@ -21,6 +21,7 @@ def add_gateway_arguments(parser: argparse.ArgumentParser) -> None:
     add("--host", default=_DEFAULTS.host, help="to listen on (%(default)s)")
     add("--port", type=int, default=_DEFAULTS.port, help="to listen on (%(default)s); 0 takes a free one")
     add("--token-file", type=Path, metavar="FILE", help=f"holds the token of clients; else ${TOKEN_VARIABLE}")
+    add("--secret-key-file", type=Path, metavar="FILE", help="signs client secrets, one in all replicas; else the token")
     add("--allow-origin", action="append", default=[], metavar="URL", help="pages that may connect besides ours")
     add("--served-model-name", action="append", default=[], metavar="NAME", help="the model's, besides the server's")
     add("--beat-ms", type=float, default=_DEFAULTS.beat_ms, help="between micro-turns (%(default)g)")
@@ -34,15 +35,22 @@ def settings_from(arguments: argparse.Namespace) -> GatewaySettings:
 
     Raises:
         ValueError: they are not valid.
-        OSError: the token's file cannot be read.
+        OSError: a file cannot be read.
     """
-    file: Path | None = arguments.token_file
-    token = os.environ.get(TOKEN_VARIABLE, "") if file is None else file.read_text()
-    if file is not None and not token.strip():
-        raise ValueError(f"'{file}' is empty")
     return GatewaySettings(
         **{name: value for name, value in vars(arguments).items() if name in _NAMES},
-        token=token.strip() or None,
+        token=_text_of(arguments.token_file) or os.environ.get(TOKEN_VARIABLE, "").strip() or None,
+        secret_key=_text_of(arguments.secret_key_file),
         allowed_origins=tuple(arguments.allow_origin),
         served_model_names=tuple(arguments.served_model_name),
     )
+
+
+def _text_of(file: Path | None) -> str | None:
+    """What a file holds."""
+    if file is None:
+        return None
+    text = file.read_text().strip()
+    if not text:
+        raise ValueError(f"'{file}' is empty")
+    return text

@@ -16,6 +16,7 @@ class GatewaySettings:
         host: to listen on.
         port: to listen on; 0 takes a free one.
         token: what clients must come with; None lets every program of this machine in.
+        secret_key: signs client secrets, the same in all replicas; None derives it from the token, and without one draws it.
         allowed_origins: of pages besides our own.
         served_model_names: what clients may call the model besides what the server calls it.
         beat_ms: least time between two micro-turns of a session, milliseconds.
@@ -34,6 +35,7 @@ class GatewaySettings:
     host: str = "127.0.0.1"
     port: int = 8080
     token: str | None = None
+    secret_key: str | None = None
     allowed_origins: tuple[str, ...] = ()
     served_model_names: tuple[str, ...] = ()
     beat_ms: float = 200.0
@@ -49,6 +51,8 @@ class GatewaySettings:
             raise ValueError(f"'{self.host}' can be reached from outside: give a token (--token-file)")
         if self.token is not None and len(self.token) < 16:
             raise ValueError("a token has 16 characters or more")
+        if self.secret_key is not None and len(self.secret_key) < 32:
+            raise ValueError("a key for client secrets has 32 characters or more")
         if not all(name.strip() for name in self.served_model_names):
             raise ValueError("a model's name is not empty (--served-model-name)")
         for name in ("max_sessions", "idle_timeout_s", "max_answer_tokens", "send_timeout_s"):
