@@ -51,7 +51,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 def build_app(settings: GatewaySettings) -> Starlette:
     """The application; it speaks to the server from its start to its end."""
-    client = AsyncClient(settings.server)
+    client = AsyncClient(settings.server, **settings.server_access.client_options())
     sessions = Sessions(client, settings.served_model_names)
     branches = Branches(sessions, settings.max_sessions, settings.idle_timeout_s)
     client_secrets = ClientSecrets(signing_key(settings.secret_key or settings.token), time.time)

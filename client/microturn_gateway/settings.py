@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from microturn_gateway.server_access import ServerAccess
 
 _LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
 
@@ -12,11 +14,12 @@ class GatewaySettings:
     """The settings of one gateway.
 
     Attributes:
-        server: `host:port` of the Microturn server's gRPC endpoint.
+        server: `host:port` of the Microturn server's gRPC endpoint, or of an edge before several.
+        server_access: what it takes to be let in there.
         host: to listen on.
         port: to listen on; 0 takes a free one.
         token: what clients must come with; None lets every program of this machine in.
-        secret_key: signs client secrets, the same in all replicas; None derives it from the token, and without one draws it.
+        secret_key: signs client secrets, the same in all replicas; None takes the token, and without one a random key.
         allowed_origins: of pages besides our own.
         served_model_names: what clients may call the model besides what the server calls it.
         beat_ms: least time between two micro-turns of a session, milliseconds.
@@ -32,6 +35,7 @@ class GatewaySettings:
     """
 
     server: str = "localhost:8001"
+    server_access: ServerAccess = field(default_factory=ServerAccess)
     host: str = "127.0.0.1"
     port: int = 8080
     token: str | None = None

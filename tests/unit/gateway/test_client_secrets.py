@@ -42,7 +42,7 @@ def spelled(payload: bytes) -> str:
 
 
 def test_a_secret_of_one_replica_is_good_at_another(replica: ClientSecrets, clock: Clock) -> None:
-    """They were remembered by the process that had made them, so that a proxy before two refused every other browser."""
+    """Each process remembered its own, so that of two behind a proxy one refused what the other had made."""
     secret = ClientSecrets(signing_key(TOKEN), clock).create(60, SESSION)
     assert replica.session(secret.value) == parse_session(SESSION)
     assert secret.expires_at_s == 1060
