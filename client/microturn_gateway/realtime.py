@@ -58,6 +58,10 @@ class Realtime:
         max_context: of the server's session; None where it is not known.
         max_answer_tokens: how long an answer may be whose client says "inf".
         beat_s: least time between two micro-turns.
+
+    Attributes:
+        context: what the session on the server holds; another object is another session.
+        tools: that the context begins with, so that others begin another one.
     """
 
     def __init__(
@@ -65,6 +69,7 @@ class Realtime:
     ) -> None:
         self.config = config
         self.conversation = Conversation()
+        self.tools = config.tools
         self.context = HeldContext()
         self._max_context = max_context
         self._max_answer_tokens = max_answer_tokens
@@ -79,7 +84,6 @@ class Realtime:
         self._beat_at_s = 0.0
         self._is_buffer_open = False
         self._must_interrupt = False
-        self._has_begun = False
         self._events: list[Event] = []
         self._emit({"type": "session.created", "session": self.config.as_json()})
 
@@ -100,7 +104,6 @@ class Realtime:
                 return None
             if self._job is not None:
                 self._step = self._next_of_job(self._job)
-        self._has_begun = True
         return self._step
 
     @property
@@ -173,7 +176,7 @@ class Realtime:
 
     def _accept(self, event: ask.ClientEvent, event_id: str | None) -> None:
         if isinstance(event, ask.UpdateSession):
-            event = self.config.possible(event, are_tools_fixed=self._has_begun)
+            event = self.config.possible(event)
             self.config = self.config.updated(event)
             self._emit({"type": "session.updated", "session": self.config.as_json()})
             if event.refused:
@@ -200,12 +203,12 @@ class Realtime:
             response = Response(answers, event.metadata, self._conversation_id, has_tools=bool(tools))
             self._emit(*response.created())
         if isinstance(event, ask.CreateItem | ask.CreateResponse) and self._is_buffer_open:
-            self._jobs.append(Job(ask.CommitBuffer(), event_id, is_implied=True))
+            self._jobs.append(Job(ask.CommitBuffer(), event_id, self.config.tools, is_implied=True))
         if isinstance(event, ask.TruncateItem):
             self._stop_saying(event.item_id)
         if not isinstance(event, ask.RetrieveItem | ask.DeleteItem | ask.TruncateItem):
             self._is_buffer_open = isinstance(event, ask.AppendBuffer)
-        self._jobs.append(Job(event, event_id, response))
+        self._jobs.append(Job(event, event_id, self.config.tools, response))
 
     def _joins_waiting(self, event: ask.AppendBuffer) -> bool:
         """Adds to text or ids that wait for their beat already."""
@@ -244,6 +247,8 @@ class Realtime:
                 return False
             self._beat_at_s = now_s + self._beat_s
         job = self._jobs.popleft()
+        if job.tools != self.tools:
+            self.tools, self.context = job.tools, HeldContext()
         held_len = self.context.context_len
         try:
             conversation = edited(self.conversation, job.event, self.context, is_implied=job.is_implied)
@@ -282,7 +287,7 @@ class Realtime:
         most = response.options.max_output_tokens
         if not isinstance(most, int):
             most = room_for_answer(self.context.end, self._max_context, self._max_answer_tokens)
-        choice = choice_options(response.options.tool_choice, self.config.tools)
+        choice = choice_options(response.options.tool_choice, self.tools)
         return {**response.options.generation, **choice, "max_tokens": most}
 
     def _give_up(self, job: Job, refusal: Refusal) -> None:

@@ -59,15 +59,15 @@ class SessionConfig:
         choice = self.tool_choice if options.tool_choice is None else options.tool_choice
         return AnswerOptions(most, {**self.generation, **options.generation}, choice)
 
-    def possible(self, event: UpdateSession, *, are_tools_fixed: bool) -> UpdateSession:
-        """What of an event can be had with these tools; the rest of it is refused."""
-        if event.tools is not None and are_tools_fixed and event.tools != self.tools:
-            message = "'session.tools' are fixed with the first turn: open another session"
-            refusal = Refusal("unsupported_parameter", message, param="session.tools")
-            event = replace(event, tools=None, refused=(*event.refused, refusal))
+    def possible(self, event: UpdateSession) -> UpdateSession:
+        """What of an event can be had with these tools; the rest of it is refused.
+
+        A choice that comes before the tools waits for them, as agents send it: each answer is checked again.
+        """
+        tools = self.tools if event.tools is None else event.tools
         try:
-            tools = self.tools if event.tools is None else event.tools
-            check_choice(event.answers.tool_choice, tools, "session.tool_choice")
+            if tools:
+                check_choice(event.answers.tool_choice, tools, "session.tool_choice")
         except Refusal as refusal:
             event = replace(event, answers=replace(event.answers, tool_choice=None), refused=(*event.refused, refusal))
         return event

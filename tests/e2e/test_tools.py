@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from load_tests.bench.tool_model import write_tool_model
 from microturn.serve.child import running_server
 from microturn_client import AsyncClient, Client
 from support.blocking import blocking
 from support.tool_contract import TOOLS, ToolContract, called_in, context_of
-from support.tool_model_dir import write_tool_model
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 
 from microturn_client import Tokens, ToolArguments, ToolCall, ToolCallBegun
 from support.realtime_driver import Driver, error_of, types
-from support.simulated_context import status_of
+from support.simulated_context import SimulatedContext, status_of
 
 TOOL = {"type": "function", "name": "f", "description": "Does it", "parameters": {"type": "object"}}
 OTHER = {"type": "function", "name": "g"}
@@ -106,15 +106,72 @@ def test_calls_are_retrieved_and_deleted_and_not_truncated(tools: Driver) -> Non
     assert tools.server.text == "<user>Hello"
 
 
-def test_tools_are_fixed_with_the_first_turn_and_the_rest_is_updated(tools: Driver) -> None:
+def test_other_tools_begin_the_context_anew_for_what_comes_behind_them(tools: Driver) -> None:
+    """Pipecat and agents that hand over change the tools in the middle of a session."""
+    call(tools)
+    before, num_steps = tools.realtime.context, len(tools.steps)
+    result(tools, "one")
+    tools.send("session.update", session={"tools": [OTHER]})
+    tools.item("And now?")
+    step = tools.begin()
+    assert (tools.realtime.tools, tools.realtime.context) == ((TOOL,), before), "the result came before the update"
+    tools.answer(step)
+    tools.server = SimulatedContext()
+    events = tools.run()
+    assert types(events)[:2] == ["session.updated", "conversation.item.added"]
+    assert tools.realtime.tools == (OTHER,)
+    assert tools.realtime.context is not before
+    told = [(step.message.role, step.message.content) for step in tools.steps[num_steps + 1 :] if step.message]
+    assert [role for role, _ in told] == ["user", "assistant", "tool", "user"]
+    assert '{"name": "f", "arguments": {"a": 1}}' in told[1][1]
+    assert all("rewind_to" not in step.options for step in tools.steps)
+
+
+def test_the_same_tools_change_nothing(tools: Driver) -> None:
     tools.item("Hello")
     tools.run()
-    tools.send("session.update", session={"tools": [OTHER], "max_output_tokens": 7})
-    updated, error = tools.run()
-    assert (updated["session"]["tools"], updated["session"]["max_output_tokens"]) == ([TOOL], 7)
-    assert error["error"]["param"] == "session.tools"
+    before = tools.realtime.context
     tools.send("session.update", session={"tools": [TOOL]})
-    assert types(tools.run()) == ["session.updated"]
+    tools.item("And now?")
+    tools.run()
+    assert tools.realtime.context is before
+    assert len(tools.steps) == 2
+
+
+def test_tools_that_come_and_go_between_turns_leave_a_context_that_no_session_has(tools: Driver) -> None:
+    """A job that needs no turn, or fails, must not leave a context that a session is thought to hold."""
+    tools.item("Hello")
+    tools.run()
+    before = tools.realtime.context
+    tools.send("session.update", session={"tools": [OTHER]})
+    tools.send("conversation.item.delete", item_id="nothing")
+    tools.send("session.update", session={"tools": [TOOL]})
+    tools.send("conversation.item.delete", item_id="nothing")
+    tools.run()
+    assert tools.realtime.context is not before
+    assert tools.realtime.context.context_len == 0
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "f"}])
+def test_a_choice_may_come_before_the_tools(driver: Driver, choice: Any) -> None:
+    """Pipecat configures its session before it has the tools, and takes any error for the end of the session."""
+    driver.send("session.update", session={"tool_choice": choice})
+    [updated] = driver.taken()
+    assert updated["session"]["tool_choice"] == choice
+    driver.send("response.create")
+    assert error_of(driver.run())["param"] == "response.tool_choice"
+    driver.send("session.update", session={"tools": [TOOL]})
+    driver.item("Hello")
+    driver.send("response.create")
+    driver.run()
+    assert driver.steps[-1].options["tool_choice"] == (choice if isinstance(choice, str) else "f")
+
+
+def test_a_choice_of_another_tool_is_refused(tools: Driver) -> None:
+    tools.send("session.update", session={"tool_choice": {"type": "function", "name": "g"}})
+    updated, error = tools.run()
+    assert updated["session"]["tool_choice"] == "auto"
+    assert error["error"]["param"] == "session.tool_choice"
 
 
 @pytest.mark.parametrize(
