@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route, WebSocketRoute
@@ -28,6 +29,8 @@ from microturn_gateway.cors import Cors
 from microturn_gateway.failures import Refusal
 from microturn_gateway.fields import Fields
 from microturn_gateway.http import ERROR_HANDLERS, read_body, refused
+from microturn_gateway.measured import Measured
+from microturn_gateway.metrics import CONTENT_TYPE, Metrics
 from microturn_gateway.realtime import Realtime
 from microturn_gateway.realtime_tools import described
 from microturn_gateway.responses import Responses
@@ -55,7 +58,7 @@ def build_app(settings: GatewaySettings) -> Starlette:
     sessions = Sessions(client, settings.served_model_names)
     branches = Branches(sessions, settings.max_sessions, settings.idle_timeout_s)
     client_secrets = ClientSecrets(signing_key(settings.secret_key or settings.token), time.time)
-    gateway = _Gateway(settings, sessions, client_secrets)
+    gateway = _Gateway(settings, sessions, client_secrets, branches)
     responses = Responses(gateway.access, sessions, branches, settings)
 
     @contextlib.asynccontextmanager
@@ -86,9 +89,10 @@ def build_app(settings: GatewaySettings) -> Starlette:
     routes = [
         Mount("/v1", api),
         Route("/health", gateway.health, methods=["GET"]),
+        Route("/metrics", gateway.guarded(gateway.scrape, gateway.access.check_metrics), methods=["GET"]),
         Mount("/", _Page(directory=_PAGE_DIR, html=True)),
     ]
-    return Starlette(routes=routes, lifespan=lifespan)
+    return Starlette(routes=routes, lifespan=lifespan, middleware=[Middleware(Measured, metrics=gateway.metrics)])
 
 
 class _Page(StaticFiles):
@@ -106,22 +110,29 @@ class _Gateway:
 
     Attributes:
         access: checks the requests.
+        metrics: of this gateway.
     """
 
-    def __init__(self, settings: GatewaySettings, sessions: Sessions, client_secrets: ClientSecrets) -> None:
-        self.access = Access(settings.token, settings.allowed_origins, client_secrets)
+    def __init__(
+        self, settings: GatewaySettings, sessions: Sessions, client_secrets: ClientSecrets, branches: Branches
+    ) -> None:
+        self.access = Access(settings.token, settings.allowed_origins, client_secrets, settings.metrics_token)
+        self.metrics = Metrics(
+            lambda: {"realtime": self._num_sockets, "kept": branches.num_open}, settings.max_sessions
+        )
         self._settings = settings
         self._sessions = sessions
         self._client_secrets = client_secrets
         self._num_sockets = 0
 
-    def guarded(self, endpoint: Endpoint) -> Endpoint:
-        """An endpoint behind the token, whose refusals become responses."""
+    def guarded(self, endpoint: Endpoint, check: Callable[[Mapping[str, str]], None] | None = None) -> Endpoint:
+        """An endpoint behind a check, that of the token unless another is given; refusals become responses."""
+        check = check or self.access.check_token
 
         async def answer(request: Request) -> Response:
             try:
                 self.access.check_place(request.headers)
-                self.access.check_token(request.headers)
+                check(request.headers)
                 return await endpoint(request)
             except ClientDisconnect:
                 return Response(status_code=400)  # the client left before it had sent all
@@ -135,6 +146,10 @@ class _Gateway:
         if await self._sessions.are_possible():
             return JSONResponse({"status": "ok"})
         return refused(Refusal("unavailable", "the server behind this gateway is not ready", http_status=503))
+
+    async def scrape(self, _request: Request) -> Response:
+        """The metrics."""
+        return Response(self.metrics.text(), media_type=CONTENT_TYPE)
 
     async def models(self, _request: Request) -> Response:
         """The one model, under each of its names, in OpenAI's list."""
@@ -200,7 +215,7 @@ class _Gateway:
             def open_session() -> AsyncSession:
                 return self._sessions.open(next(ids, None), described(realtime.tools))
 
-            await RealtimeSocket(websocket, realtime, open_session, self._settings).serve()
+            await RealtimeSocket(websocket, realtime, open_session, self._settings, self.metrics).serve()
         except Refusal as refusal:
             await websocket.send_denial_response(refused(refusal))
         finally:

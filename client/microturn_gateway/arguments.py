@@ -30,6 +30,7 @@ def add_gateway_arguments(parser: argparse.ArgumentParser) -> None:
     add("--host", default=_DEFAULTS.host, help="to listen on (%(default)s)")
     add("--port", type=int, default=_DEFAULTS.port, help="to listen on (%(default)s); 0 takes a free one")
     add("--token-file", type=Path, metavar="FILE", help=f"holds the token of clients; else ${TOKEN_VARIABLE}")
+    add("--metrics-token-file", type=Path, metavar="FILE", help="holds one that opens /metrics and nothing else")
     add("--secret-key-file", type=Path, metavar="FILE", help="signs client secrets; else derived of the token")
     add("--allow-origin", action="append", default=[], metavar="URL", help="pages that may connect besides ours")
     add("--served-model-name", action="append", default=[], metavar="NAME", help="the model's, besides the server's")
@@ -50,6 +51,7 @@ def settings_from(arguments: argparse.Namespace) -> GatewaySettings:
         **{name: value for name, value in vars(arguments).items() if name in _NAMES},
         server_access=_server_access(arguments),
         token=_text_of(arguments.token_file) or os.environ.get(TOKEN_VARIABLE, "").strip() or None,
+        metrics_token=_text_of(arguments.metrics_token_file),
         secret_key=_text_of(arguments.secret_key_file),
         allowed_origins=tuple(arguments.allow_origin),
         served_model_names=tuple(arguments.served_model_name),

@@ -19,6 +19,7 @@ class GatewaySettings:
         host: to listen on.
         port: to listen on; 0 takes a free one.
         token: what clients must come with; None lets every program of this machine in.
+        metrics_token: opens `/metrics` and nothing else, as the token does.
         secret_key: signs client secrets, the same in all replicas; None takes the token, and without one a random key.
         allowed_origins: of pages besides our own.
         served_model_names: what clients may call the model besides what the server calls it.
@@ -39,6 +40,7 @@ class GatewaySettings:
     host: str = "127.0.0.1"
     port: int = 8080
     token: str | None = None
+    metrics_token: str | None = None
     secret_key: str | None = None
     allowed_origins: tuple[str, ...] = ()
     served_model_names: tuple[str, ...] = ()
@@ -53,7 +55,7 @@ class GatewaySettings:
     def __post_init__(self) -> None:
         if self.token is None and self.host not in _LOOPBACK_HOSTS:
             raise ValueError(f"'{self.host}' can be reached from outside: give a token (--token-file)")
-        if self.token is not None and len(self.token) < 16:
+        if any(token is not None and len(token) < 16 for token in (self.token, self.metrics_token)):
             raise ValueError("a token has 16 characters or more")
         if self.secret_key is not None and len(self.secret_key) < 32:
             raise ValueError("a key for client secrets has 32 characters or more")
