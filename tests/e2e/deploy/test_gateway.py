@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 from openai import AsyncOpenAI
 from websockets.asyncio.client import connect
@@ -93,7 +93,7 @@ async def test_a_gateway_that_the_edge_does_not_let_in(
     file = None if wrong == "no token" else tmp_path / "token"
     access = ServerAccess(tls_ca=authority.certificate, token_file=file)
     with running_gateway(served_edge.address, server_access=access) as address:
-        async with httpx.AsyncClient(base_url=f"http://{address}", timeout=60) as http:
+        async with httpx2.AsyncClient(base_url=f"http://{address}", timeout=60) as http:
             health = await http.get("/health")
             models = await http.get("/v1/models")
     assert health.status_code == 503
@@ -109,7 +109,7 @@ async def test_a_token_that_was_renewed(
     file.write_text(issuer.issue("the gateways", valid_s=-3600))
     access = ServerAccess(tls_ca=authority.certificate, token_file=file)
     with running_gateway(served_edge.address, server_access=access) as address:
-        async with httpx.AsyncClient(base_url=f"http://{address}", timeout=60) as http:
+        async with httpx2.AsyncClient(base_url=f"http://{address}", timeout=60) as http:
             assert (await http.get("/health")).status_code == 503
             file.write_text(issuer.issue("the gateways"))
             assert (await http.get("/health")).status_code == 200

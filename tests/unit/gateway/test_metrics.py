@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from starlette.testclient import TestClient
-from starlette.websockets import WebSocketDisconnect
+from websockets.exceptions import InvalidStatus
 
 from microturn_client.testing import FakeServer
 from microturn_gateway import app
 from microturn_gateway.metrics import ENDPOINTS, SECONDS, Histogram, Metrics, endpoint_of
 from microturn_gateway.settings import GatewaySettings
+from support.gateway import running_gateway
+from support.realtime_socket import connected, received
 from support.scrape import Page
 
 DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
@@ -89,24 +94,28 @@ def test_the_time_to_the_first_text_of_answers_that_stream(opened: Opened, endpo
     assert page.sum("microturn_gateway_first_text_seconds_count") == 1
 
 
-def test_a_realtime_session(opened: Opened) -> None:
-    gateway = opened(max_sessions=1)
-    with gateway.websocket_connect("ws://localhost:8080/v1/realtime") as socket:
-        with pytest.raises(WebSocketDisconnect), gateway.websocket_connect("ws://localhost:8080/v1/realtime"):
-            pass
-        assert scraped(gateway).sum("microturn_gateway_sessions", kind="realtime") == 1
-        socket.send_json({"type": "nothing.of.ours"})
-        socket.send_json({"type": "input_text_buffer.append", "text": "Hello"})
-        socket.send_json({"type": "response.create", "response": {"max_output_tokens": 4}})
-        while socket.receive_json()["type"] != "response.done":
-            pass
-    page = scraped(gateway)
-    assert page.sum("microturn_gateway_sessions", kind="realtime") == 0
+async def test_a_realtime_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "AsyncClient", lambda _address: FakeServer().async_client())
+    with running_gateway("localhost:8001", max_sessions=1) as address:
+        async with httpx2.AsyncClient(base_url=f"http://{address}") as http:
+            async with connected(address) as socket:
+                with pytest.raises(InvalidStatus):
+                    async with connected(address):
+                        pass
+                assert Page((await http.get("/metrics")).text).sum("microturn_gateway_sessions", kind="realtime") == 1
+                await socket.send(json.dumps({"type": "nothing.of.ours"}))
+                await socket.send(json.dumps({"type": "input_text_buffer.append", "text": "Hello"}))
+                await socket.send(json.dumps({"type": "response.create", "response": {"max_output_tokens": 4}}))
+                while (await received(socket))["type"] != "response.done":
+                    pass
+            async with asyncio.timeout(60):
+                while (page := Page((await http.get("/metrics")).text)).sum("microturn_gateway_sessions") > 0:
+                    await asyncio.sleep(0.01)
     assert page.sum("microturn_gateway_sessions_limit") == 1
-    assert page.sum("microturn_gateway_requests_total", endpoint="/v1/realtime", status="101") == 1
-    assert page.sum("microturn_gateway_requests_total", endpoint="/v1/realtime", status="429") == 1
-    assert page.sum("microturn_gateway_refusals_total", endpoint="/v1/realtime", code="too_many_sessions") == 1
-    assert page.sum("microturn_gateway_refusals_total", endpoint="/v1/realtime", code="unknown_event") == 1
+    for status in ("101", "429"):
+        assert page.sum("microturn_gateway_requests_total", endpoint="/v1/realtime", status=status) == 1
+    for code in ("too_many_sessions", "unknown_event"):
+        assert page.sum("microturn_gateway_refusals_total", endpoint="/v1/realtime", code=code) == 1
     assert page.sum("microturn_gateway_first_text_seconds_count", endpoint="/v1/realtime") == 1
 
 
