@@ -109,18 +109,20 @@ def test_calls_are_retrieved_and_deleted_and_not_truncated(tools: Driver) -> Non
 def test_other_tools_begin_the_context_anew_for_what_comes_behind_them(tools: Driver) -> None:
     """Pipecat and agents that hand over change the tools in the middle of a session."""
     call(tools)
-    before, num_steps = tools.realtime.context, len(tools.steps)
+    before, num_steps = tools.realtime.talk.context, len(tools.steps)
     result(tools, "one")
     tools.send("session.update", session={"tools": [OTHER]})
     tools.item("And now?")
     step = tools.begin()
-    assert (tools.realtime.tools, tools.realtime.context) == ((TOOL,), before), "the result came before the update"
+    assert (tools.realtime.talk.tools, tools.realtime.talk.context) == ((TOOL,), before), (
+        "the result came before the update"
+    )
     tools.answer(step)
     tools.server = SimulatedContext()
     events = tools.run()
     assert types(events)[:2] == ["session.updated", "conversation.item.added"]
-    assert tools.realtime.tools == (OTHER,)
-    assert tools.realtime.context is not before
+    assert tools.realtime.talk.tools == (OTHER,)
+    assert tools.realtime.talk.context is not before
     told = [(step.message.role, step.message.content) for step in tools.steps[num_steps + 1 :] if step.message]
     assert [role for role, _ in told] == ["user", "assistant", "tool", "user"]
     assert '{"name": "f", "arguments": {"a": 1}}' in told[1][1]
@@ -130,11 +132,11 @@ def test_other_tools_begin_the_context_anew_for_what_comes_behind_them(tools: Dr
 def test_the_same_tools_change_nothing(tools: Driver) -> None:
     tools.item("Hello")
     tools.run()
-    before = tools.realtime.context
+    before = tools.realtime.talk.context
     tools.send("session.update", session={"tools": [TOOL]})
     tools.item("And now?")
     tools.run()
-    assert tools.realtime.context is before
+    assert tools.realtime.talk.context is before
     assert len(tools.steps) == 2
 
 
@@ -142,14 +144,14 @@ def test_tools_that_come_and_go_between_turns_leave_a_context_that_no_session_ha
     """A job that needs no turn, or fails, must not leave a context that a session is thought to hold."""
     tools.item("Hello")
     tools.run()
-    before = tools.realtime.context
+    before = tools.realtime.talk.context
     tools.send("session.update", session={"tools": [OTHER]})
     tools.send("conversation.item.delete", item_id="nothing")
     tools.send("session.update", session={"tools": [TOOL]})
     tools.send("conversation.item.delete", item_id="nothing")
     tools.run()
-    assert tools.realtime.context is not before
-    assert tools.realtime.context.context_len == 0
+    assert tools.realtime.talk.context is not before
+    assert tools.realtime.talk.context.context_len == 0
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "f"}])
