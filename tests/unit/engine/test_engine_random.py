@@ -16,6 +16,7 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from microturn.engine import steps
+from microturn.engine import steps, turn_grammars
 from microturn.engine.engine import Engine
 from microturn.engine.steps import InFlightStep
 from microturn.sessions import speculation
@@ -34,6 +35,7 @@ from microturn.sessions.options import TurnOptions
 from microturn.sessions.session import Session
 from microturn.settings import Settings
 from microturn.text.grammar_source import GrammarSource
+from support import plain_turn
 from support.fake_runner import VOCAB_SIZE, FakeDriver
 from support.foreseen import foreseen
 from support.grammars import hash_grammars
@@ -523,6 +525,10 @@ class LateEngineMachine(TieredEngineMachine):
         return [session for session in sessions if session.stored is not None and not session.table.is_empty]
 
 
+def _some_grammar(options: Mapping[str, Any]) -> GrammarSource | None:
+    return GRAMMAR if options.get("max_tokens") in (6, 10) else None
+
+
 @pytest.mark.parametrize("is_asynchronous", [False, True], ids=["in_step", "ahead"])
 @pytest.mark.parametrize(
     ("machine", "share"), [(EngineMachine, 0.5), (TieredEngineMachine, 0.125), (LateEngineMachine, 0.0625)]
@@ -542,8 +548,8 @@ def test_whatever_happens_the_engine_does_what_plain_lists_say(
     monkeypatch.setattr(speculation, "look_up", foreseen)
     # And some must match a grammar; their values are whole before they end, or not.
     hash_grammars(EOS_IDS).compile(GRAMMAR)
-    grammar_source = property(lambda options: GRAMMAR if options.max_tokens in (6, 10) else None)
-    monkeypatch.setattr(TurnOptions, "grammar_source", grammar_source)
+    for module in (turn_grammars, plain_turn):
+        monkeypatch.setattr(module, "grammar_source", _some_grammar)
     runs = settings(
         max_examples=int(share * pytestconfig.getoption("engine_runs")),
         stateful_step_count=30,
