@@ -155,10 +155,10 @@ class RealtimeSocket:
 
     async def _session_now(self) -> AsyncSession:
         """The session of the protocol's context, a new one where the context has begun anew."""
-        if self._session is None or self._context is not self._realtime.context:
+        if self._session is None or self._context is not self._realtime.talk.context:
             if self._session is not None:
                 await self._session.close()
-            self._session, self._context = self._open_session(), self._realtime.context
+            self._session, self._context = self._open_session(), self._realtime.talk.context
         return self._session
 
     def _flush(self) -> None:
