@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -29,8 +30,8 @@ from microturn_gateway.cors import Cors
 from microturn_gateway.failures import Refusal
 from microturn_gateway.fields import Fields
 from microturn_gateway.http import ERROR_HANDLERS, read_body, refused
-from microturn_gateway.measured import Measured
-from microturn_gateway.metrics import CONTENT_TYPE, Metrics
+from microturn_gateway.measured import CLIENT_LEFT, Measured
+from microturn_gateway.metrics import Metrics
 from microturn_gateway.realtime import Realtime
 from microturn_gateway.realtime_tools import described
 from microturn_gateway.responses import Responses
@@ -106,7 +107,7 @@ class _Page(StaticFiles):
 
 
 class _Gateway:
-    """The endpoints but for chat completions.
+    """The endpoints but for chat completions and responses.
 
     Attributes:
         access: checks the requests.
@@ -117,13 +118,12 @@ class _Gateway:
         self, settings: GatewaySettings, sessions: Sessions, client_secrets: ClientSecrets, branches: Branches
     ) -> None:
         self.access = Access(settings.token, settings.allowed_origins, client_secrets, settings.metrics_token)
-        self.metrics = Metrics(
-            lambda: {"realtime": self._num_sockets, "kept": branches.num_open}, settings.max_sessions
-        )
+        self._num_sockets = 0
+        num_sessions = {"realtime": lambda: self._num_sockets, "kept": lambda: branches.num_open}
+        self.metrics = Metrics(num_sessions, settings.max_sessions)
         self._settings = settings
         self._sessions = sessions
         self._client_secrets = client_secrets
-        self._num_sockets = 0
 
     def guarded(self, endpoint: Endpoint, check: Callable[[Mapping[str, str]], None] | None = None) -> Endpoint:
         """An endpoint behind a check, that of the token unless another is given; refusals become responses."""
@@ -135,7 +135,7 @@ class _Gateway:
                 check(request.headers)
                 return await endpoint(request)
             except ClientDisconnect:
-                return Response(status_code=400)  # the client left before it had sent all
+                return Response(status_code=CLIENT_LEFT)
             except Refusal as refusal:
                 return refused(refusal)
 
@@ -149,7 +149,7 @@ class _Gateway:
 
     async def scrape(self, _request: Request) -> Response:
         """The metrics."""
-        return Response(self.metrics.text(), media_type=CONTENT_TYPE)
+        return Response(generate_latest(self.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     async def models(self, _request: Request) -> Response:
         """The one model, under each of its names, in OpenAI's list."""

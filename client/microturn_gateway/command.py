@@ -26,6 +26,7 @@ def run_gateway(arguments: argparse.Namespace) -> int:
     except (ValueError, OSError) as error:
         return _say(f"{error}")
     try:
+        import prometheus_client  # noqa: F401
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:

@@ -11,8 +11,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from microturn_gateway.http import REFUSED
 from microturn_gateway.metrics import REALTIME, Metrics, endpoint_of
 
-_SWITCHED = "101"
-_CLIENT_LEFT = "499"
+CLIENT_LEFT = 499  # as proxies log who left before the answer
+_SWITCHED, _FAILED = 101, 500
 
 
 class Measured:
@@ -40,8 +40,10 @@ class Measured:
 
         try:
             await self._app(scope, receive, observed)
-        finally:
-            measured.ends()
+        except Exception:
+            measured.ends(_FAILED)
+            raise
+        measured.ends(CLIENT_LEFT)
 
 
 class _Request:
@@ -59,34 +61,34 @@ class _Request:
         """This is being sent."""
         match message["type"]:
             case "http.response.start" | "websocket.http.response.start":
-                self._answered(str(message["status"]))
+                self._answered(message["status"])
                 self._awaits_text = _is_stream(message["headers"])
             case "websocket.accept":
                 self._answered(_SWITCHED)
             case "http.response.body" if self._awaits_text:
                 self._awaits_text = False
-                self._metrics.first_text.observe(self._endpoint, time.perf_counter() - self._begun_s)
+                self._metrics.first_text.labels(self._endpoint).observe(time.perf_counter() - self._begun_s)
 
-    def ends(self) -> None:
-        """Nothing more is sent."""
+    def ends(self, status: int) -> None:
+        """Nothing more is sent: without an answer it counts as this one."""
         if not self._is_answered:
-            self._answered(_CLIENT_LEFT)
+            self._answered(status)
 
-    def _answered(self, status: str) -> None:
+    def _answered(self, status: int) -> None:
         self._is_answered = True
-        self._metrics.requests.add(self._endpoint, status)
+        self._metrics.requests.labels(self._endpoint, status).inc()
         if REFUSED in self._scope:
-            self._metrics.refusals.add(self._endpoint, self._scope[REFUSED])
+            self._metrics.refusals.labels(self._endpoint, self._scope[REFUSED]).inc()
 
 
 def measure_event(metrics: Metrics, event: Mapping[str, Any]) -> None:
     """Counts an event that a realtime client is told."""
     if event["type"] == "error":
-        metrics.refusals.add(REALTIME, event["error"]["code"])
+        metrics.refusals.labels(REALTIME, event["error"]["code"]).inc()
     elif event["type"] == "response.done":
         first_text_ms = event["response"].get("microturn", {}).get("first_text_ms")
         if first_text_ms is not None:
-            metrics.first_text.observe(REALTIME, first_text_ms / 1e3)
+            metrics.first_text.labels(REALTIME).observe(first_text_ms / 1e3)
 
 
 def _is_stream(headers: list[tuple[bytes, bytes]]) -> bool:

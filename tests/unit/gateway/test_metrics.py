@@ -12,12 +12,14 @@ from typing import Any
 
 import httpx2
 import pytest
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.testclient import TestClient
 from websockets.exceptions import InvalidStatus
 
 from microturn_client.testing import FakeServer
 from microturn_gateway import app
-from microturn_gateway.metrics import ENDPOINTS, SECONDS, Histogram, Metrics, endpoint_of
+from microturn_gateway.measured import Measured
+from microturn_gateway.metrics import ENDPOINTS, Metrics, endpoint_of
 from microturn_gateway.settings import GatewaySettings
 from support.gateway import running_gateway
 from support.realtime_socket import connected, received
@@ -49,7 +51,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Opened]:
 
 def scraped(gateway: TestClient) -> Page:
     response = gateway.get("/metrics")
-    assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert response.headers["content-type"] == CONTENT_TYPE_LATEST
     return Page(response.text)
 
 
@@ -150,29 +152,26 @@ def test_paths_that_are_made_up_make_no_series(path: str) -> None:
     assert endpoint_of(path) in ENDPOINTS
 
 
-def test_a_histogram_counts_what_is_at_a_bound_below_it() -> None:
-    histogram = Histogram("seconds", "Of a test.", "of", "one")
-    for took_s in (0.01, 0.011, 1000):
-        histogram.observe("one", took_s)
-    lines = list(histogram.samples())
-    assert lines[:3] == [
-        'seconds_bucket{of="one",le="0.01"} 1',
-        'seconds_bucket{of="one",le="0.02"} 2',
-        'seconds_bucket{of="one",le="0.05"} 2',
-    ]
-    assert lines[-3:] == [
-        'seconds_bucket{of="one",le="+Inf"} 3',
-        'seconds_sum{of="one"} 1000.021',
-        'seconds_count{of="one"} 3',
-    ]
-    assert sorted(SECONDS) == list(SECONDS)
+async def test_a_fault_is_no_client_that_left() -> None:
+    async def failing(_scope: Any, _receive: Any, _send: Any) -> None:
+        raise ZeroDivisionError
+
+    metrics = Metrics({}, 1)
+    with pytest.raises(ZeroDivisionError):
+        await Measured(failing, metrics)({"type": "websocket", "path": "/v1/realtime"}, None, None)
+    page = Page(generate_latest(metrics.registry).decode())
+    assert page.labels("microturn_gateway_requests_total") == [{"endpoint": "/v1/realtime", "status": "500"}]
 
 
 def test_the_table_and_the_code_are_the_same() -> None:
     rows = re.findall(r"^\| `(microturn_gateway_\w+)` \| (\w+) \|[^|]*\|([^|]*)\|", DOCS.read_text(), re.MULTILINE)
-    documented = {name: (kind, tuple(re.findall(r"(?:^|;) `(\w+)`", labels))) for name, kind, labels in rows}
-    families = Metrics(dict, 1).families
-    assert documented == {family.name: (family.kind, family.labels) for family in families}
-    for family in families:
-        assert (family.kind == "counter") == family.name.endswith("_total")
-        assert family.meaning.endswith(".")
+    documented = {name: (kind, set(re.findall(r"(?:^|;) `(\w+)`", labels))) for name, kind, labels in rows}
+    metrics = Metrics({"realtime": int}, 1)
+    metrics.requests.labels(CHAT, 200).inc()
+    metrics.refusals.labels(CHAT, "too_large").inc()
+    told = {}
+    for family in metrics.registry.collect():
+        assert family.documentation.endswith(".")
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        told[name] = (family.type, {label for sample in family.samples for label in sample.labels} - {"le"})
+    assert documented == told
