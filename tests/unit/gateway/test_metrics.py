@@ -13,6 +13,7 @@ from typing import Any
 import httpx2
 import pytest
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.routing import Route
 from starlette.testclient import TestClient
 from websockets.exceptions import InvalidStatus
 
@@ -150,6 +151,13 @@ def test_without_a_token_loopback_names_only(opened: Opened) -> None:
 )
 def test_paths_that_are_made_up_make_no_series(path: str) -> None:
     assert endpoint_of(path) in ENDPOINTS
+
+
+def test_every_route_is_an_endpoint_of_its_own() -> None:
+    api, *others = app.build_app(GatewaySettings()).routes
+    routes = [("/v1", route) for route in api.routes] + [("", route) for route in others]
+    endpoints = {endpoint_of(prefix + route.path) for prefix, route in routes if isinstance(route, Route)}
+    assert endpoints | {"/v1/realtime", "page", "other"} == set(ENDPOINTS)
 
 
 async def test_a_fault_is_no_client_that_left() -> None:
