@@ -13,7 +13,6 @@ from microturn_gateway.chat_tools import as_delta, as_openai
 from microturn_gateway.conversation import new_id
 
 _FINISH_REASONS: Mapping[str, str] = {"stop": "stop", "complete": "stop", "interrupted": "stop", "cancelled": "stop"}
-END_OF_STREAM = "data: [DONE]\n\n"
 
 
 class ChatAnswer:

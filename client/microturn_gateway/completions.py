@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from microturn_client import MicroturnError, Status, Tokens, ToolCallBegun, ToolEvent, TurnEnd
 from microturn_gateway.access import Access, caller_of
 from microturn_gateway.branches import Branches
-from microturn_gateway.chat_answer import END_OF_STREAM, ChatAnswer
+from microturn_gateway.chat_answer import ChatAnswer
 from microturn_gateway.chat_request import ChatRequest, parse_chat_request
 from microturn_gateway.exchange import Exchange, Question
 from microturn_gateway.failures import from_client
@@ -73,7 +73,8 @@ class _ChatExchange:
         except MicroturnError as error:
             if not self._stream.has_begun:
                 raise from_client(error) from error
-            await self._stream.write(self._answer.error(from_client(error).as_json()), ends=True)
+            await self._stream.write(self._answer.error(from_client(error).as_json()))
+            await self._stream.end()
             return
         # The session is free by now, for the request that the client sends when it reads this.
         await self._end(status)
@@ -104,7 +105,7 @@ class _ChatExchange:
         await self._stream.write(self._answer.end(status, has_called=bool(generated.calls)))
         if self._asked.includes_usage:
             await self._stream.write(self._answer.usage(status, count))
-        await self._stream.write(END_OF_STREAM, ends=True)
+        await self._stream.end()
 
 
 async def _nothing() -> Any:

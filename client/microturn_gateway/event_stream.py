@@ -9,6 +9,8 @@ from typing import Any
 
 from starlette.types import Send
 
+_LAST = "data: [DONE]\n\n"
+
 
 class EventStream:
     """The body of one response.
@@ -34,15 +36,19 @@ class EventStream:
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
         await self._take({"type": "http.response.start", "status": 200, "headers": headers})
 
-    async def tell(self, events: Iterable[Mapping[str, Any]], *, ends: bool = False) -> None:
+    async def tell(self, events: Iterable[Mapping[str, Any]]) -> None:
         """Sends events, each under the name that is its type."""
         text = "".join(f"event: {event['type']}\ndata: {json.dumps(event, ensure_ascii=False)}\n\n" for event in events)
-        if text or ends:
-            await self.write(text, ends=ends)
+        if text:
+            await self.write(text)
 
-    async def write(self, text: str, *, ends: bool = False) -> None:
+    async def write(self, text: str) -> None:
         """Sends events as they are written."""
-        await self._take({"type": "http.response.body", "body": text.encode(), "more_body": not ends})
+        await self._take({"type": "http.response.body", "body": text.encode(), "more_body": True})
+
+    async def end(self) -> None:
+        """Says that there is no more."""
+        await self._take({"type": "http.response.body", "body": _LAST.encode(), "more_body": False})
 
     async def _take(self, message: dict[str, Any]) -> None:
         if self.is_broken:

@@ -12,7 +12,7 @@ from microturn_client import MicroturnError, Tokens, ToolEvent, TurnEnd
 from microturn_gateway.exchange import Exchange, Question
 from microturn_gateway.failures import Refusal, from_client
 from microturn_gateway.response_answer import ResponseAnswer
-from microturn_gateway.response_items import ConversationItem, messages_of
+from microturn_gateway.response_items import ConversationItem, check_results, messages_of
 from microturn_gateway.response_request import ResponseRequest
 from microturn_gateway.response_store import ResponseStore, StoredResponse
 from microturn_gateway.sessions import Model
@@ -53,8 +53,9 @@ class ResponseExchange:
         Raises:
             Refusal: it was refused, and nothing has been sent yet.
         """
-        items = (*self._earlier_items(), *self._asked.items)
         asked = self._asked
+        items = (*self._earlier_items(), *asked.items)
+        check_results(items)
         question = Question(
             messages_of(asked.instructions, items),
             asked.tools.described,
@@ -80,7 +81,8 @@ class ResponseExchange:
                 self._store.keep(StoredResponse(self._caller, self._answer.as_json(), (*items, *self._answer.items)))
         # The session is free by now, for the request that the client sends when it reads this.
         if asked.streams:
-            await self._stream.tell(last, ends=True)
+            await self._stream.tell(last)
+            await self._stream.end()
         else:
             await JSONResponse(self._answer.as_json())({"type": "http"}, _nothing, self._send)
 

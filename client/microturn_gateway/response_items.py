@@ -73,6 +73,21 @@ def num_chars_of(items: Sequence[ConversationItem]) -> int:
     return sum(len(item.arguments) if isinstance(item, Called) else len(item.text) for item in items)
 
 
+def check_results(items: Sequence[ConversationItem]) -> None:
+    """Checks that each result is of a call that stands before it: a chat template could not say what it answers.
+
+    Raises:
+        Refusal: one is of none.
+    """
+    call_ids: set[str] = set()
+    for item in items:
+        if isinstance(item, Called):
+            call_ids.add(item.call_id)
+        elif isinstance(item, Returned) and item.call_id not in call_ids:
+            message = f"there is no call '{item.call_id}' for this output to answer"
+            raise Refusal("invalid_value", message, param="input")
+
+
 def messages_of(instructions: str | None, items: Sequence[ConversationItem]) -> list[Message]:
     """What the model's context shall hold.
 

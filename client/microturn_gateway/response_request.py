@@ -19,7 +19,6 @@ _INERT: Mapping[str, Any] = {
     "parallel_tool_calls": True,
     "prompt_cache_key": None,
     "prompt_cache_retention": None,
-    "reasoning": None,
     "safety_identifier": None,
     "service_tier": "default",
     "truncation": "disabled",
@@ -85,7 +84,7 @@ def parse_response_request(raw: Mapping[str, Any]) -> ResponseRequest:
     most = fields.take("max_output_tokens", int, None)
     if most is not None and most < 1:
         raise Refusal("invalid_value", "'max_output_tokens' must be 1 or more", param="max_output_tokens")
-    grammar = _take_text_format(fields)
+    text, grammar = _take_text(fields)
     tools = _take_tools(fields)
     options = take_generation_options(fields)
     request = ResponseRequest(
@@ -102,8 +101,9 @@ def parse_response_request(raw: Mapping[str, Any]) -> ResponseRequest:
             **_INERT,
             **inert,
             **{name: options.get(name, usual) for name, usual in _SHOWN_OPTIONS.items()},
-            "text": {"format": {"type": "text"}, **(raw.get("text") or {})},
-            "tools": raw.get("tools") or [],
+            "reasoning": _take_reasoning(fields),
+            "text": text,
+            "tools": [_shown_tool(tool) for tool in raw.get("tools") or []],
             "tool_choice": raw.get("tool_choice") or "auto",
             "top_logprobs": 0,
         },
@@ -112,22 +112,45 @@ def parse_response_request(raw: Mapping[str, Any]) -> ResponseRequest:
     return request
 
 
-def _take_text_format(fields: Fields) -> dict[str, Any]:
-    """What the answer must match, as the wire contract names it."""
+def _take_reasoning(fields: Fields) -> Mapping[str, Any] | None:
+    """What is shown of it: both of its fields are required there."""
+    asked = fields.take("reasoning", dict, None)
+    return None if asked is None else {"effort": None, "summary": None, **asked}
+
+
+def _take_text(fields: Fields) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """What is shown of it, and what the answer must match, as the wire contract names it."""
     text = fields.take_object("text")
-    text.ignore("verbosity")
-    asked = text.take_object("format")
-    kind = asked.take("type", str, "text")
-    if kind not in ("text", "json_object", "json_schema"):
-        message = "'text.format.type' must be text, json_object or json_schema"
-        raise Refusal("invalid_value", message, param="text.format.type")
-    grammar: dict[str, Any] = {"json_object": {"json_schema": {"type": "object"}}}.get(kind, {})
-    if kind == "json_schema":
-        asked.ignore("name", "description", "strict")  # it is always enforced
-        grammar = {"json_schema": asked.take("schema", dict)}
-    asked.end()
+    verbosity = text.take("verbosity", str, None)
+    shown, grammar = _take_format(text.take_object("format"))
     text.end()
-    return grammar
+    return {"format": shown, **({} if verbosity is None else {"verbosity": verbosity})}, grammar
+
+
+def _take_format(asked: Fields) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    kind = asked.take("type", str, "text")
+    shown: dict[str, Any] = {"type": kind}
+    grammar: dict[str, Any] = {}
+    if kind == "json_object":
+        grammar = {"json_schema": {"type": "object"}}
+    elif kind == "json_schema":
+        grammar = {"json_schema": asked.take("schema", dict)}
+        shown |= {
+            "name": asked.take("name", str),
+            "description": asked.take("description", str, None),
+            "schema": grammar["json_schema"],
+            "strict": asked.take("strict", bool, True),  # it is always enforced
+        }
+    elif kind != "text":
+        path = asked.path("type")
+        raise Refusal("invalid_value", f"'{path}' must be text, json_object or json_schema", param=path)
+    asked.end()
+    return shown, grammar
+
+
+def _shown_tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A function as a response shows it: what it does not say is null there, not absent."""
+    return {"description": None, "parameters": None, "strict": None, **tool}
 
 
 def _take_tools(fields: Fields) -> Tools:
