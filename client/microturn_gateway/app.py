@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from starlette.applications import Starlette
@@ -18,7 +19,7 @@ from starlette.types import ASGIApp, Scope
 from starlette.websockets import WebSocket
 
 from microturn_client import AsyncClient, AsyncSession
-from microturn_gateway.access import SUBPROTOCOL, Access
+from microturn_gateway.access import Access
 from microturn_gateway.branches import Branches
 from microturn_gateway.client_events import AnswerOptions, UpdateSession, parse_session
 from microturn_gateway.client_secrets import ClientSecrets
@@ -34,6 +35,7 @@ from microturn_gateway.responses import Responses
 from microturn_gateway.session_config import SessionConfig
 from microturn_gateway.sessions import Sessions
 from microturn_gateway.settings import GatewaySettings
+from microturn_gateway.sockets import Sockets, accept
 from microturn_gateway.websocket import RealtimeSocket
 
 _PAGE_DIR = Path(__file__).parent / "page"
@@ -56,6 +58,7 @@ def build_app(settings: GatewaySettings) -> Starlette:
     branches = Branches(sessions, settings.max_sessions, settings.idle_timeout_s)
     client_secrets = ClientSecrets(time.time)
     gateway = _Gateway(settings, sessions, client_secrets)
+    sockets = Sockets(gateway.access, settings.max_sessions)
     responses = Responses(gateway.access, sessions, branches, settings)
 
     @contextlib.asynccontextmanager
@@ -69,7 +72,8 @@ def build_app(settings: GatewaySettings) -> Starlette:
             await client.close()
 
     endpoints = [
-        WebSocketRoute("/realtime", gateway.realtime),
+        WebSocketRoute("/realtime", sockets.guarded(gateway.realtime)),
+        WebSocketRoute("/responses", sockets.guarded(responses.serve)),
         WebSocketRoute("/{path:path}", gateway.no_session),
         Route("/realtime/client_secrets", gateway.guarded(gateway.create_secret), methods=["POST"]),
         Route("/models", gateway.guarded(gateway.models), methods=["GET"]),
@@ -113,7 +117,6 @@ class _Gateway:
         self._settings = settings
         self._sessions = sessions
         self._client_secrets = client_secrets
-        self._num_sockets = 0
 
     def guarded(self, endpoint: Endpoint) -> Endpoint:
         """An endpoint behind the token, whose refusals become responses."""
@@ -170,21 +173,16 @@ class _Gateway:
         refusal = Refusal("unknown_url", f"there is no WebSocket at {websocket.url.path} here", http_status=404)
         await websocket.send_denial_response(refused(refusal))
 
-    async def realtime(self, websocket: WebSocket) -> None:
-        """One session."""
-        try:
-            self.access.check_place(websocket.headers)
-            offered = websocket.scope["subprotocols"]
-            asked = self.access.check_realtime(websocket.headers, offered)
-            if self._num_sockets >= self._settings.max_sessions:
-                raise Refusal("too_many_sessions", "all places are taken: try again later", http_status=429)
-        except Refusal as refusal:
-            await websocket.send_denial_response(refused(refusal))
-            return
-        self._num_sockets += 1
-        try:
+    async def realtime(self, websocket: WebSocket, place: AbstractContextManager[None]) -> None:
+        """One session, which takes a place.
+
+        Raises:
+            Refusal: it may not be opened.
+        """
+        asked = self.access.check_realtime(websocket.headers, websocket.scope["subprotocols"])
+        with place:
             model = await self._sessions.model(websocket.query_params.get("model"))
-            await websocket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
+            await accept(websocket)
             config = self._config(new_id("sess"), model.name, model.max_context)
             config = config.updated(config.possible(asked or _AS_EVER))
             realtime = Realtime(
@@ -200,10 +198,6 @@ class _Gateway:
                 return self._sessions.open(next(ids, None), described(realtime.tools))
 
             await RealtimeSocket(websocket, realtime, open_session, self._settings).serve()
-        except Refusal as refusal:
-            await websocket.send_denial_response(refused(refusal))
-        finally:
-            self._num_sockets -= 1
 
     def _config(self, session_id: str, model: str, max_context: int | None) -> SessionConfig:
         return SessionConfig(session_id, model, beat_ms=self._settings.beat_ms, max_context=max_context)
