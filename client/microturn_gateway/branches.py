@@ -136,7 +136,8 @@ class Branches:
     async def close_all(self, caller: bytes) -> None:
         """Ends those of a caller that asks no more."""
         for branch in [branch for branch in self._open if branch.caller == caller]:
-            await self._close(branch)
+            if branch in self._open:
+                await self._close(branch)
 
     async def reap(self) -> None:
         """Ends unused ones, for as long as the gateway runs."""

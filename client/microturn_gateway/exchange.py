@@ -38,7 +38,7 @@ class Question:
         conversation: what the context shall be.
         tools: that the model may call.
         generation: options of the answer, as the wire contract names them.
-        max_tokens: most tokens of it; None is as many as there is room for.
+        max_tokens: most tokens of it; None is as many as there is room for, and 0 only prepares the context.
         keeps: whether the next request may find what it left.
     """
 
@@ -137,7 +137,10 @@ class Exchange:
             event = await anext(events)
         self._turn = None  # there is nothing left to interrupt
         self.count.take(event.status)
-        branch.context.answer(self.generated.piece(event.status), event.status.context_len)
+        if question.max_tokens == 0:
+            branch.context.rewound(event.status.context_len)
+        else:
+            branch.context.answer(self.generated.piece(event.status), event.status.context_len)
         if self._interrupting is not None:
             await self._interrupting.wait()
         yield event
@@ -157,16 +160,20 @@ class Exchange:
             assert isinstance(end, TurnEnd)
             context.append(message, end.status.context_len)
             self.count.take(end.status)
-        most = question.max_tokens
-        if most is None:
-            most = room_for_answer(context.end, self._model.max_context, self._settings.max_answer_tokens)
-        options: dict[str, Any] = {**question.generation, **_rewinding(context), "max_tokens": most}
         branch.is_told = True
         self._session = branch.session
-        self._turn = branch.session.turn(None, role="assistant", **options)
+        self._turn = branch.session.turn(None, **self._options(question, context), **_rewinding(context))
         if self._client.is_broken:
             self._interrupt()
         return events_of(self._turn)
+
+    def _options(self, question: Question, context: HeldContext) -> dict[str, Any]:
+        most = question.max_tokens
+        if most == 0:
+            return {"max_tokens": 0}
+        if most is None:
+            most = room_for_answer(context.end, self._model.max_context, self._settings.max_answer_tokens)
+        return {**question.generation, "role": "assistant", "max_tokens": most}
 
 
 def _rewinding(context: HeldContext) -> Any:

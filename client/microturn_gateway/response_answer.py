@@ -80,7 +80,7 @@ class ResponseAnswer:
 
     def end(self, status: Status, count: PromptCount) -> list[Event]:
         """Its turn has ended."""
-        outcome = "completed" if status.finish_reason in ("stop", "complete") else "incomplete"
+        outcome = "completed" if status.finish_reason in ("stop", "complete", "append") else "incomplete"
         events = []
         if self._spaces and not self._has_called:
             events += self._say(self._spaces)

@@ -53,7 +53,7 @@ class ResponseExchange:
             messages_of(asked.instructions, items),
             asked.tools.described,
             asked.generation,
-            asked.max_tokens,
+            asked.max_tokens if asked.generates else 0,
             keeps=self._memory.keeps(asked),
         )
         try:

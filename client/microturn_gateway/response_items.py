@@ -63,7 +63,7 @@ def parse_input(value: str | list[object]) -> tuple[ConversationItem, ...]:
         Refusal: an item is of a kind that is not here, or not of the right shape.
     """
     if isinstance(value, str):
-        return (Said("user", value),)
+        return (Said("user", value),) if value else ()
     parsed = (_parse_item(Fields(item, f"input.{index}")) for index, item in enumerate(value))
     return tuple(item for item in parsed if item is not None)
 

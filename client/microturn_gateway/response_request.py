@@ -45,6 +45,7 @@ class ResponseRequest:
         max_tokens: most tokens of the answer; None is as many as there is room for.
         generation: options of the turn, as the wire contract names them.
         tools: that the model may call.
+        generates: whether there is an answer; otherwise the context is prepared for the next request.
         streams: whether the answer comes as it is made.
         is_stored: whether the response is kept, to go on from it.
         shown: fields of the request that its response shows.
@@ -57,6 +58,7 @@ class ResponseRequest:
     max_tokens: int | None
     generation: Mapping[str, Any]
     tools: Tools
+    generates: bool
     streams: bool
     is_stored: bool
     shown: Mapping[str, Any]
@@ -78,8 +80,11 @@ def parse_response_request(raw: Mapping[str, Any]) -> ResponseRequest:
     stream_options.ignore("include_obfuscation")
     stream_options.end()
     inert = {name: value for name, value in fields.take_inert(*_INERT).items() if value is not None}
-    asked_input = fields.take("input", (str, list))
-    if not asked_input:
+    generates = fields.take("generate", bool, True)
+    previous_id = fields.take("previous_response_id", str, None)
+    begins = generates and previous_id is None
+    asked_input = fields.take("input", (str, list)) if begins else fields.take("input", (str, list), [])
+    if begins and not asked_input:
         raise Refusal("invalid_value", "'input' must not be empty", param="input")
     most = fields.take("max_output_tokens", int, None)
     if most is not None and most < 1:
@@ -91,10 +96,11 @@ def parse_response_request(raw: Mapping[str, Any]) -> ResponseRequest:
         model=fields.take("model", str, None),
         items=parse_input(asked_input),
         instructions=fields.take("instructions", str, None),
-        previous_id=fields.take("previous_response_id", str, None),
+        previous_id=previous_id,
         max_tokens=most,
         generation={**options, **grammar, **tools.options},
         tools=tools,
+        generates=generates,
         streams=fields.take("stream", bool, False),
         is_stored=fields.take("store", bool, True),
         shown={
