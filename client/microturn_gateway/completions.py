@@ -6,6 +6,8 @@ interrupts, so that what was said until then stays in the context and nothing mo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
@@ -18,6 +20,7 @@ from microturn_gateway.event_stream import EventStream
 from microturn_gateway.exchange import Exchange, Question
 from microturn_gateway.failures import from_client
 from microturn_gateway.http import read_body, serve
+from microturn_gateway.logprobs import Logprob
 from microturn_gateway.sessions import Model, Sessions
 from microturn_gateway.settings import GatewaySettings
 
@@ -48,7 +51,7 @@ class _ChatExchange:
 
     def __init__(self, asked: ChatRequest, model: Model, exchange: Exchange, stream: EventStream) -> None:
         self._asked = asked
-        self._answer = ChatAnswer(model.name)
+        self._answer = ChatAnswer(model.name, has_logprobs="logprobs" in asked.generation)
         self._exchange = exchange
         self._stream = stream
         self._num_calls = 0
@@ -66,8 +69,8 @@ class _ChatExchange:
                 async for event in events:
                     if isinstance(event, TurnEnd):
                         status = event.status
-                    elif asked.streams:
-                        await self._tell(event)
+                    else:
+                        await self._tell(event, self._answer.take(event))
         except MicroturnError as error:
             if not self._stream.has_begun:
                 raise from_client(error) from error
@@ -77,14 +80,16 @@ class _ChatExchange:
         # The session is free by now, for the request that the client sends when it reads this.
         await self._end(status)
 
-    async def _tell(self, event: Tokens | ToolEvent) -> None:
+    async def _tell(self, event: Tokens | ToolEvent, logprobs: Sequence[Logprob]) -> None:
+        if not self._asked.streams:
+            return
         await self._begin()
         if isinstance(event, ToolCallBegun):
             self._num_calls += 1
         if not isinstance(event, Tokens):
             text = self._answer.call_delta(event, self._num_calls - 1)
         else:
-            text = self._answer.delta(event.text) if event.text else None
+            text = self._answer.delta(event.text, logprobs) if event.text else None
         if text is not None:
             await self._stream.write(text)
 

@@ -9,6 +9,7 @@ from typing import Any
 from microturn_gateway.chat_tools import Tools, take_tools
 from microturn_gateway.failures import Refusal
 from microturn_gateway.fields import Fields
+from microturn_gateway.logprobs import refuse_top_logprobs
 from microturn_gateway.options import take_generation_options
 from microturn_gateway.response_items import ConversationItem, parse_input
 
@@ -73,9 +74,8 @@ def parse_response_request(raw: Mapping[str, Any]) -> ResponseRequest:
     fields = Fields(raw)
     if fields.take("background", bool, False):
         raise Refusal("unsupported_parameter", "'background' is not supported here", param="background")
-    if _LOGPROBS in fields.take("include", list, []):
-        raise Refusal("unsupported_parameter", f"'{_LOGPROBS}' is not supported here", param="include")
-    fields.take_int("top_logprobs", 0, 0, 0)
+    logprobs = {"logprobs": True} if _LOGPROBS in fields.take("include", list, []) else {}
+    refuse_top_logprobs(fields)
     stream_options = fields.take_object("stream_options")
     stream_options.ignore("include_obfuscation")
     stream_options.end()
@@ -98,7 +98,7 @@ def parse_response_request(raw: Mapping[str, Any]) -> ResponseRequest:
         instructions=fields.take("instructions", str, None),
         previous_id=previous_id,
         max_tokens=most,
-        generation={**options, **grammar, **tools.options},
+        generation={**options, **grammar, **tools.options, **logprobs},
         tools=tools,
         generates=generates,
         streams=fields.take("stream", bool, False),
