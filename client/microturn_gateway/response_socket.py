@@ -100,6 +100,8 @@ class ResponseSocket:
         idle_s = self._settings.idle_timeout_s
         left_s = ends_at_s - asyncio.get_running_loop().time()
         try:
+            if left_s <= 0:
+                raise TimeoutError  # whatever waits
             async with asyncio.timeout(min(idle_s, left_s)):
                 message = await self._waiting.get()
         except TimeoutError:

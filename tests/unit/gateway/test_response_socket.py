@@ -258,11 +258,20 @@ async def test_who_says_nothing_is_disconnected(gateway: str) -> None:
         assert await last_words(socket) == ("session_idle", 1000, "session_idle")
 
 
-async def test_a_connection_does_not_last_for_ever(gateway: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("server", [0.005], indirect=True)
+@pytest.mark.parametrize("num_asked", [0, 3])
+async def test_a_connection_does_not_last_for_ever(
+    gateway: str, monkeypatch: pytest.MonkeyPatch, num_asked: int
+) -> None:
+    """Not even one that always has something to do: what has begun is told to its end, and no more."""
     monkeypatch.setattr(response_socket, "_MAX_AGE_S", 0.2)
     async with raw_socket(gateway) as socket:
+        for _ in range(num_asked):
+            await socket.send('{"type": "response.create", "input": "a", "max_output_tokens": 100}')
+        told = [json.loads(text) async for text in socket]
+        assert [event["type"] for event in told].count("response.incomplete") <= 1
         code = "websocket_connection_limit_reached"
-        assert await last_words(socket) == (code, 1000, code)
+        assert (told[-1]["error"]["code"], socket.close_code, socket.close_reason) == (code, 1000, code)
 
 
 @pytest.mark.parametrize("settings", [{"max_sessions": 1, "send_timeout_s": 0.3}])
