@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import openai as sdk
@@ -15,12 +15,13 @@ from openai import AsyncOpenAI
 from openai.resources.responses.responses import AsyncResponsesConnection
 from openai.types.responses.responses_server_event import ResponsesServerEvent, ResponseWsCreated
 from pydantic import TypeAdapter
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosedError, InvalidStatus
 
 from microturn_client.testing import FakeServer
 from microturn_gateway import app, response_socket
 from support.gateway import running_gateway
+from support.realtime_socket import connected, received
 
 _EVENT: TypeAdapter[Any] = TypeAdapter(ResponsesServerEvent)
 TOKEN = "a-token-for-these-tests"
@@ -81,12 +82,9 @@ def cached(response: Any) -> int:
     return int(response.usage.input_tokens_details.cached_tokens)
 
 
-@asynccontextmanager
-async def raw_socket(address: str, **options: Any) -> AsyncIterator[ClientConnection]:
-    headers = {"authorization": f"Bearer {TOKEN}"}
-    options = {"additional_headers": headers, **options}
-    async with asyncio.timeout(30), connect(f"ws://{address}/v1/responses", proxy=None, **options) as socket:
-        yield socket
+def raw_socket(address: str, **options: Any) -> AbstractAsyncContextManager[ClientConnection]:
+    bearer = {"authorization": f"Bearer {TOKEN}"}
+    return connected(address, "/v1/responses", **{"additional_headers": bearer, **options})
 
 
 async def is_refused(address: str) -> bool:
@@ -239,7 +237,7 @@ async def test_what_is_not_here_is_refused_and_the_connection_goes_on(
     async with raw_socket(gateway) as socket:
         for _ in range(2):
             await socket.send(text)
-            event = json.loads(await socket.recv())
+            event = await received(socket)
             assert (event["type"], event["error"]["code"], event["error"]["param"]) == ("error", code, param)
             assert event["status"] == (404 if code == "model_not_found" else 400)
 
