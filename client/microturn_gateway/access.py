@@ -60,13 +60,13 @@ class Access:
         if origin is not None and origin not in self._allowed_origins and origin.partition("://")[2] != host:
             raise Refusal("origin_not_allowed", f"pages of '{origin}' are not allowed here", http_status=403)
 
-    def check_token(self, headers: Mapping[str, str]) -> None:
-        """Checks the token.
+    def check_token(self, headers: Mapping[str, str], subprotocols: Sequence[str] = ()) -> None:
+        """Checks the token, sent as a header or, to a WebSocket, as a subprotocol.
 
         Raises:
             Refusal: it is missing or wrong.
         """
-        if self._token is not None and not _is_same(_bearer(headers), self._token):
+        if self._token is not None and not _is_same(_offered(subprotocols) or _bearer(headers), self._token):
             raise Refusal("invalid_api_key", "send the gateway's token as 'Authorization: Bearer …'", http_status=401)
 
     def check_metrics(self, headers: Mapping[str, str]) -> None:
@@ -87,8 +87,7 @@ class Access:
         Raises:
             Refusal: both are missing or wrong.
         """
-        offered = [name.removeprefix(_SECRET_SUBPROTOCOL) for name in subprotocols if name != SUBPROTOCOL]
-        key = offered[0] if offered else _bearer(headers)
+        key = _offered(subprotocols) or _bearer(headers)
         if key.startswith(PREFIX):
             session = self._client_secrets.session(key)
             if session is None:
@@ -99,9 +98,15 @@ class Access:
         return None
 
 
-def caller_of(headers: Mapping[str, str]) -> bytes:
+def caller_of(headers: Mapping[str, str], subprotocols: Sequence[str] = ()) -> bytes:
     """Who asks, as far as a bearer token tells callers apart; the token cannot be read from it."""
-    return hashlib.sha256(_bearer(headers).encode()).digest()
+    return hashlib.sha256((_offered(subprotocols) or _bearer(headers)).encode()).digest()
+
+
+def _offered(subprotocols: Sequence[str]) -> str:
+    """The token or the secret that a browser brings in place of a header; empty where it brings none."""
+    names = [name for name in subprotocols if name != SUBPROTOCOL]
+    return names[0].removeprefix(_SECRET_SUBPROTOCOL) if names else ""
 
 
 def _name(host: str) -> str | None:

@@ -138,6 +138,12 @@ class Branches:
             if branch.is_lost or not keeps or not branch.context.pieces:
                 await self._close(branch)
 
+    async def close_all(self, caller: bytes) -> None:
+        """Ends those of a caller that asks no more."""
+        for branch in [branch for branch in self._open if branch.caller == caller]:
+            if branch in self._open:
+                await self._close(branch)
+
     async def reap(self) -> None:
         """Ends unused ones, for as long as the gateway runs."""
         while True:

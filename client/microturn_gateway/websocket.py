@@ -21,21 +21,9 @@ from microturn_gateway.outbox import Outbox
 from microturn_gateway.realtime import Realtime, Step
 from microturn_gateway.sessions import LOST, events_of
 from microturn_gateway.settings import GatewaySettings
+from microturn_gateway.sockets import CLOSE_IDLE, CLOSE_LOST, CLOSE_REFUSED, Ending
 
-# How the gateway closes a connection; 1012, "going away", is uvicorn's.
-_CLOSE_IDLE = 1000
-_CLOSE_SLOW = 1008
-_CLOSE_LOST = 1011
 _LAST_WORDS_S = 1.0
-
-
-class _Ending(Exception):
-    """The connection ends from this side, with a close code and, for the client, a reason."""
-
-    def __init__(self, close_code: int, refusal: Refusal) -> None:
-        super().__init__(refusal.message)
-        self.close_code = close_code
-        self.refusal = refusal
 
 
 class RealtimeSocket:
@@ -76,7 +64,7 @@ class RealtimeSocket:
         tasks = [asyncio.create_task(work) for work in self._works()]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            ending = next((error for task in done if isinstance(error := task.exception(), _Ending)), None)
+            ending = next((error for task in done if isinstance(error := task.exception(), Ending)), None)
             errors = [error for task in done if (error := task.exception()) is not None]
         finally:
             if self._realtime.is_answering:
@@ -104,7 +92,7 @@ class RealtimeSocket:
                     message = await self._websocket.receive()
             except TimeoutError:
                 refusal = Refusal("session_idle", f"nothing came for {self._settings.idle_timeout_s:g} s")
-                raise _Ending(_CLOSE_IDLE, refusal) from None
+                raise Ending(CLOSE_IDLE, refusal) from None
             if message["type"] == "websocket.disconnect":
                 return
             self._realtime.receive(message.get("text") or message.get("bytes") or "")
@@ -151,7 +139,7 @@ class RealtimeSocket:
             self._flush()
             if isinstance(error, LOST):
                 lost = Refusal("session_lost", "the session is gone from its server: connect again", http_status=500)
-                raise _Ending(_CLOSE_LOST, lost) from error
+                raise Ending(CLOSE_LOST, lost) from error
 
     async def _session_now(self) -> AsyncSession:
         """The session of the protocol's context, a new one where the context has begun anew."""
@@ -176,16 +164,16 @@ class RealtimeSocket:
                     async with asyncio.timeout(self._settings.send_timeout_s):
                         await self._websocket.send_text(text)
                 except TimeoutError:
-                    raise _Ending(_CLOSE_SLOW, Refusal("slow_reader", "events are not read")) from None
+                    raise Ending(CLOSE_REFUSED, Refusal("slow_reader", "events are not read")) from None
                 except WebSocketDisconnect:
                     return
                 self._has_room.set()
 
-    async def _say_goodbye(self, ending: _Ending) -> None:
+    async def _say_goodbye(self, ending: Ending) -> None:
         self._realtime.complain(ending.refusal)
         self._flush()
         with contextlib.suppress(TimeoutError, WebSocketDisconnect, RuntimeError):
             async with asyncio.timeout(_LAST_WORDS_S):
-                while ending.close_code != _CLOSE_SLOW and (text := self._outbox.take()) is not None:
+                while ending.close_code != CLOSE_REFUSED and (text := self._outbox.take()) is not None:
                     await self._websocket.send_text(text)
                 await self._websocket.close(ending.close_code, ending.refusal.code)

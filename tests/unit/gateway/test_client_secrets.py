@@ -56,7 +56,7 @@ def test_many_are_good_at_once(replica: ClientSecrets) -> None:
     assert replica.session(first) == parse_session({})
 
 
-@pytest.mark.parametrize("other", [signing_key("another-token-as-long"), signing_key(None)])
+@pytest.mark.parametrize("other", [signing_key("another-token-as-long"), signing_key(None)], ids=["derived", "drawn"])
 def test_a_secret_of_another_key_is_none(replica: ClientSecrets, clock: Clock, other: bytes) -> None:
     assert replica.session(ClientSecrets(other, clock).create(60, SESSION).value) is None
 

@@ -105,7 +105,7 @@ async def test_a_realtime_session(monkeypatch: pytest.MonkeyPatch) -> None:
                 with pytest.raises(InvalidStatus):
                     async with connected(address):
                         pass
-                assert Page((await http.get("/metrics")).text).sum("microturn_gateway_sessions", kind="realtime") == 1
+                assert Page((await http.get("/metrics")).text).sum("microturn_gateway_sessions", kind="socket") == 1
                 await socket.send(json.dumps({"type": "nothing.of.ours"}))
                 await socket.send(json.dumps({"type": "input_text_buffer.append", "text": "Hello"}))
                 await socket.send(json.dumps({"type": "response.create", "response": {"max_output_tokens": 4}}))
@@ -174,7 +174,7 @@ async def test_a_fault_is_no_client_that_left() -> None:
 def test_the_table_and_the_code_are_the_same() -> None:
     rows = re.findall(r"^\| `(microturn_gateway_\w+)` \| (\w+) \|[^|]*\|([^|]*)\|", DOCS.read_text(), re.MULTILINE)
     documented = {name: (kind, set(re.findall(r"(?:^|;) `(\w+)`", labels))) for name, kind, labels in rows}
-    metrics = Metrics({"realtime": int}, 1)
+    metrics = Metrics({"socket": int}, 1)
     metrics.requests.labels(CHAT, 200).inc()
     metrics.refusals.labels(CHAT, "too_large").inc()
     told = {}
