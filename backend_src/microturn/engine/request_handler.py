@@ -13,7 +13,7 @@ from microturn.errors import ContextFull, FailedPrecondition, InvalidArgument, R
 from microturn.model.runner import Runner
 from microturn.sessions.environment import SessionEnvironment
 from microturn.sessions.inputs import EmbedInput, TextInput, TokenInput, least_input_len
-from microturn.sessions.intake import answer_repetition, check_number
+from microturn.sessions.intake import check_number
 from microturn.sessions.options import TENANT_HEADER, SessionOptions
 from microturn.sessions.session import Session
 from microturn.sessions.table import SessionTable
@@ -70,8 +70,10 @@ class RequestHandler:
             session = self._sessions.get(request.session_id, request) if lives or not request.opens else None
             if not request.opens and replace(request.session_options, resume=False) != SessionOptions():
                 raise InvalidArgument("resume goes on with what START has set: send no other option of the session")
-            max_waiting = self._settings.max_queued_turns
-            if session is not None and answer_repetition(session, request, max_waiting=max_waiting):
+            if session is not None and session.results.answer_repetition(
+                request, session.open_turns, session.num_turns, max_waiting=self._settings.max_queued_turns
+            ):
+                session.last_activity_s = max(session.last_activity_s, request.arrived_s)
                 self._lifecycle.attend(session)
                 self._recorder.turn_repeated()
             elif session is None or request.opens:
@@ -80,15 +82,7 @@ class RequestHandler:
                 self._accept(session, turn)
         except Exception as error:
             turn.fail(to_client_error(error))
-            self.close_refused(turn)
-
-    def close_refused(self, turn: Turn) -> None:
-        """END closes its session even when its turn is refused, if the request may speak for the session."""
-        request = turn.request
-        session = self._sessions.find_owned(request) if request.end and not request.opens else None
-        if session is not None:
-            turn.options = replace(session.defaults, **request.options)
-            self._lifecycle.close(session, at_once=turn.interrupts)
+            self._lifecycle.close(turn)
 
     def _open(self, turn: Turn, *, replaces: bool) -> None:
         """A new session; one of the same id that lives gives way once the new one has proved itself valid."""
