@@ -99,15 +99,15 @@ class Operations:
             raise FailedPrecondition(f"{path} has expired: export the session again")
 
         session = restore_session(snapshot, self._engine.host)
-        self._engine.call(lambda sessions: sessions.expect(session, snapshot.header))
+        self._engine.call(lambda sessions: sessions.arrivals.expect(session, snapshot.header))
         try:
             taken = restored_session(session, snapshot, _claim(path), self._engine.runner.kv.page_parts)
         except MicroturnError:
-            self._engine.call(lambda sessions: sessions.withdraw(session.id))
+            self._engine.call(lambda sessions: sessions.arrivals.withdraw(session.id))
             raise
 
         def admit(sessions: Maintenance) -> dict[str, Any]:
-            sessions.admit(taken)
+            sessions.arrivals.admit(taken)
             return _told(session, session.kv_len)
 
         return self._engine.call(admit)

@@ -18,8 +18,6 @@ from microturn.sessions.session import Session
 from microturn.sessions.table import SessionTable
 from microturn.sessions.turn import SessionId
 from microturn.snapshots.arrivals import Arrivals
-from microturn.snapshots.restoring import RestoredSession
-from microturn.snapshots.snapshot import Header
 from microturn.telemetry.families import Sample
 
 
@@ -27,6 +25,7 @@ class Maintenance:
     """An engine's sessions, for the operator.
 
     Attributes:
+        arrivals: restores saved sessions.
         copies: of their KV; see `begin_copying`.
         is_stopped: whether `stop` was called.
 
@@ -35,7 +34,7 @@ class Maintenance:
         lifecycle: knows which have a turn.
         request_handler: accepts turns.
         preparation: has the turns that wait to be received.
-        arrivals: restores saved sessions.
+        arrivals: see above.
         host: what saved sessions find here.
         copies: see above.
         gauges: say how things stand.
@@ -58,7 +57,7 @@ class Maintenance:
         self._lifecycle = lifecycle
         self._request_handler = request_handler
         self._preparation = preparation
-        self._arrivals = arrivals
+        self.arrivals = arrivals
         self._host = host
         self.copies = copies
         self._gauges = gauges
@@ -140,18 +139,6 @@ class Maintenance:
         if session is None or session.state != "parked" or session.last_activity_s != copy.last_activity_s:
             raise FailedPrecondition(f"session '{copy.id}' has a turn: try again")
         self._lifecycle.end(session, "moved", _moved())
-
-    def expect(self, session: Session, header: Header) -> None:
-        """Keeps a place for a saved session that is about to be claimed: see `Arrivals.expect`."""
-        self._arrivals.expect(session, header)
-
-    def admit(self, taken: RestoredSession) -> None:
-        """Makes it live: see `Arrivals.admit`."""
-        self._arrivals.admit(taken)
-
-    def withdraw(self, session_id: SessionId) -> None:
-        """It could not be claimed: see `Arrivals.withdraw`."""
-        self._arrivals.withdraw(session_id)
 
     def drain(self) -> None:
         """Takes no more turns; those that are here go on."""
