@@ -44,9 +44,6 @@ _RULES = (
     "the way, one after the other, and you never guess what a station would say. Walk {number}."
 )
 
-_KEPT = {True: "kept", False: "not kept"}
-_PREFIXES = {True: "prefixes shared", False: "prefixes apart"}
-
 _Loop = list[float]
 
 
