@@ -22,7 +22,7 @@ sessions_log = logging.getLogger("microturn.sessions")
 turns_log = logging.getLogger("microturn.turns")
 
 # Finish reasons of turns that were not cut short by a client or a deadline.
-_IN_TIME = frozenset({"length", "stop", "append", "closed"})
+_IN_TIME = frozenset({"length", "stop", "complete", "append", "closed"})
 
 
 class Recorder:
