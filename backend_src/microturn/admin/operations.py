@@ -76,7 +76,9 @@ class Operations:
 
         copy, copying = self._engine.call(begin)
         kv = collect_kv(self._engine, copy.id, copying)
-        write_snapshot(path, snapshot_of(copy, self._engine.host, epoch=copy.epoch, expires_s=time.time() + ttl_s), kv)
+        write_snapshot(
+            path, snapshot_of(copy, self._engine.environment, epoch=copy.epoch, expires_s=time.time() + ttl_s), kv
+        )
         try:
             self._engine.call(lambda sessions: sessions.release_moved(copy) if move else sessions.bump_epoch(copy))
         except MicroturnError:
@@ -98,7 +100,7 @@ class Operations:
         if snapshot.header.expires_s <= time.time():
             raise FailedPrecondition(f"{path} has expired: export the session again")
 
-        session = restore_session(snapshot, self._engine.host)
+        session = restore_session(snapshot, self._engine.environment)
         self._engine.call(lambda sessions: sessions.arrivals.expect(session, snapshot.header))
         try:
             taken = restored_session(session, snapshot, _claim(path), self._engine.runner.kv.page_parts)

@@ -35,7 +35,7 @@ class Maintenance:
         request_handler: accepts turns.
         preparation: has the turns that wait to be received.
         arrivals: see above.
-        host: what saved sessions find here.
+        environment: what saved sessions find here.
         copies: see above.
         gauges: say how things stand.
         bytes_per_page: what a page of KV takes.
@@ -48,7 +48,7 @@ class Maintenance:
         request_handler: RequestHandler,
         preparation: Preparation,
         arrivals: Arrivals,
-        host: SessionEnvironment,
+        environment: SessionEnvironment,
         copies: KVCopies,
         gauges: Gauges,
         bytes_per_page: int,
@@ -58,7 +58,7 @@ class Maintenance:
         self._request_handler = request_handler
         self._preparation = preparation
         self.arrivals = arrivals
-        self._host = host
+        self._environment = environment
         self.copies = copies
         self._gauges = gauges
         self._bytes_per_page = bytes_per_page
@@ -66,7 +66,7 @@ class Maintenance:
 
     def describe(self) -> list[dict[str, Any]]:
         """The living sessions, the oldest first, as `json.dumps` takes them."""
-        now_s = self._host.clock()
+        now_s = self._environment.clock()
         return [
             {
                 "id": session.id,
@@ -113,7 +113,7 @@ class Maintenance:
         session = self._sessions.find(self._sessions.id_named(name))
         if session is None or session.is_closing:
             raise NotFound(f"no session '{name}' is here")
-        copy = session.at_rest(self._host.new_table(session.window))
+        copy = session.at_rest(self._environment.new_table(session.window))
         copy.epoch = next_epoch(session.epoch)
         return copy
 
@@ -160,7 +160,7 @@ class Maintenance:
                 session.queued.popleft().fail(_going_away())
             if session.running is not None:
                 self._lifecycle.fail(session, session.running, _going_away())
-        resting = [session.at_rest(self._host.new_table(session.window)) for session in self._sessions]
+        resting = [session.at_rest(self._environment.new_table(session.window)) for session in self._sessions]
         for session in resting:
             session.epoch = next_epoch(session.epoch)
         return resting

@@ -36,7 +36,7 @@ class RequestHandler:
         runner: the model that the turns are for.
         sessions: those that live.
         lifecycle: gets the turns that are accepted.
-        host: what sessions find here.
+        environment: what sessions find here.
         recorder: counts repetitions.
     """
 
@@ -46,7 +46,7 @@ class RequestHandler:
         runner: Runner,
         sessions: SessionTable,
         lifecycle: Lifecycle,
-        host: SessionEnvironment,
+        environment: SessionEnvironment,
         recorder: Recorder,
     ) -> None:
         self._settings = settings
@@ -54,7 +54,7 @@ class RequestHandler:
         self._sessions = sessions
         self._lifecycle = lifecycle
         self.is_draining = False
-        self._host = host
+        self._environment = environment
         self._recorder = recorder
 
     def is_refused(self, request: TurnRequest) -> bool:
@@ -92,7 +92,7 @@ class RequestHandler:
         if not replaces:
             self._sessions.check_room(self._settings, options.get("tenant"))
         parent = self._sessions.parent_of(turn.request)
-        session = self._host.open_session(turn, parent)
+        session = self._environment.open_session(turn, parent)
         try:
             self._lifecycle.open(session, turn)
         except Exception:
@@ -151,7 +151,7 @@ class RequestHandler:
             raise InvalidArgument(f"stop_token_ids are from 0 to {vocab_size - 1}")
         if any(token_id >= vocab_size for token_id, _ in request.options.get("logit_bias", ())):
             raise InvalidArgument(f"the ids of logit_bias are from 0 to {vocab_size - 1}")
-        asked, here = request.session_options.model_fingerprint, self._host.model_fingerprint
+        asked, here = request.session_options.model_fingerprint, self._environment.model_fingerprint
         if request.opens and asked not in (None, here):
             raise FailedPrecondition(
                 f"the session is one of another model (fingerprint {asked}, here {here}): open it on a server of that "
