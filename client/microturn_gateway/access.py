@@ -1,6 +1,7 @@
 """Access control of the gateway: by bearer token, by client secret, and by the page that asks.
 
-token      all of the API; of a program's server
+token      all of the API and the metrics; of a program's server
+metrics    a token of Prometheus' own, for the metrics only
 secret     realtime sessions only; of a browser, as a WebSocket subprotocol
 origin     a browser says which page asks: our own, or one that was allowed
 host       without a token only loopback names, so that no page can rebind its own name to this machine
@@ -29,10 +30,18 @@ class Access:
         token: None opens it to every program of this machine.
         allowed_origins: of pages besides our own, such as `https://app.example`.
         client_secrets: what browsers come with.
+        metrics_token: what the metrics want, where they do not get the token.
     """
 
-    def __init__(self, token: str | None, allowed_origins: Sequence[str], client_secrets: ClientSecrets) -> None:
+    def __init__(
+        self,
+        token: str | None,
+        allowed_origins: Sequence[str],
+        client_secrets: ClientSecrets,
+        metrics_token: str | None = None,
+    ) -> None:
         self._token = token
+        self._metrics_token = metrics_token
         self._allowed_origins = allowed_origins
         self._client_secrets = client_secrets
 
@@ -59,6 +68,15 @@ class Access:
         """
         if self._token is not None and not _is_same(_bearer(headers), self._token):
             raise Refusal("invalid_api_key", "send the gateway's token as 'Authorization: Bearer …'", http_status=401)
+
+    def check_metrics(self, headers: Mapping[str, str]) -> None:
+        """Checks the token or that of the metrics.
+
+        Raises:
+            Refusal: both are missing or wrong.
+        """
+        if self._metrics_token is None or not _is_same(_bearer(headers), self._metrics_token):
+            self.check_token(headers)
 
     def check_realtime(self, headers: Mapping[str, str], subprotocols: Sequence[str]) -> UpdateSession | None:
         """Checks the token or a secret, sent as a header or as a subprotocol.

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route, WebSocketRoute
@@ -21,13 +23,15 @@ from microturn_client import AsyncClient, AsyncSession
 from microturn_gateway.access import SUBPROTOCOL, Access
 from microturn_gateway.branches import Branches
 from microturn_gateway.client_events import AnswerOptions, UpdateSession, parse_session
-from microturn_gateway.client_secrets import ClientSecrets
+from microturn_gateway.client_secrets import ClientSecrets, signing_key
 from microturn_gateway.completions import Completions
 from microturn_gateway.conversation import new_id
 from microturn_gateway.cors import Cors
 from microturn_gateway.failures import Refusal
 from microturn_gateway.fields import Fields
 from microturn_gateway.http import ERROR_HANDLERS, read_body, refused
+from microturn_gateway.measured import CLIENT_LEFT, Measured
+from microturn_gateway.metrics import Metrics
 from microturn_gateway.realtime import Realtime
 from microturn_gateway.realtime_tools import described
 from microturn_gateway.responses import Responses
@@ -51,11 +55,11 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 def build_app(settings: GatewaySettings) -> Starlette:
     """The application; it speaks to the server from its start to its end."""
-    client = AsyncClient(settings.server)
+    client = AsyncClient(settings.server, **settings.server_access.client_options())
     sessions = Sessions(client, settings.served_model_names)
     branches = Branches(sessions, settings.max_sessions, settings.idle_timeout_s)
-    client_secrets = ClientSecrets(time.time)
-    gateway = _Gateway(settings, sessions, client_secrets)
+    client_secrets = ClientSecrets(signing_key(settings.secret_key or settings.token), time.time)
+    gateway = _Gateway(settings, sessions, client_secrets, branches)
     responses = Responses(gateway.access, sessions, branches, settings)
 
     @contextlib.asynccontextmanager
@@ -86,9 +90,10 @@ def build_app(settings: GatewaySettings) -> Starlette:
     routes = [
         Mount("/v1", api),
         Route("/health", gateway.health, methods=["GET"]),
+        Route("/metrics", gateway.guarded(gateway.scrape, gateway.access.check_metrics), methods=["GET"]),
         Mount("/", _Page(directory=_PAGE_DIR, html=True)),
     ]
-    return Starlette(routes=routes, lifespan=lifespan)
+    return Starlette(routes=routes, lifespan=lifespan, middleware=[Middleware(Measured, metrics=gateway.metrics)])
 
 
 class _Page(StaticFiles):
@@ -102,29 +107,35 @@ class _Page(StaticFiles):
 
 
 class _Gateway:
-    """The endpoints but for chat completions.
+    """The endpoints but for chat completions and responses.
 
     Attributes:
         access: checks the requests.
+        metrics: of this gateway.
     """
 
-    def __init__(self, settings: GatewaySettings, sessions: Sessions, client_secrets: ClientSecrets) -> None:
-        self.access = Access(settings.token, settings.allowed_origins, client_secrets)
+    def __init__(
+        self, settings: GatewaySettings, sessions: Sessions, client_secrets: ClientSecrets, branches: Branches
+    ) -> None:
+        self.access = Access(settings.token, settings.allowed_origins, client_secrets, settings.metrics_token)
+        self._num_sockets = 0
+        num_sessions = {"realtime": lambda: self._num_sockets, "kept": lambda: branches.num_open}
+        self.metrics = Metrics(num_sessions, settings.max_sessions)
         self._settings = settings
         self._sessions = sessions
         self._client_secrets = client_secrets
-        self._num_sockets = 0
 
-    def guarded(self, endpoint: Endpoint) -> Endpoint:
-        """An endpoint behind the token, whose refusals become responses."""
+    def guarded(self, endpoint: Endpoint, check: Callable[[Mapping[str, str]], None] | None = None) -> Endpoint:
+        """An endpoint behind a check, that of the token unless another is given; refusals become responses."""
+        check = check or self.access.check_token
 
         async def answer(request: Request) -> Response:
             try:
                 self.access.check_place(request.headers)
-                self.access.check_token(request.headers)
+                check(request.headers)
                 return await endpoint(request)
             except ClientDisconnect:
-                return Response(status_code=400)  # the client left before it had sent all
+                return Response(status_code=CLIENT_LEFT)
             except Refusal as refusal:
                 return refused(refusal)
 
@@ -135,6 +146,10 @@ class _Gateway:
         if await self._sessions.are_possible():
             return JSONResponse({"status": "ok"})
         return refused(Refusal("unavailable", "the server behind this gateway is not ready", http_status=503))
+
+    async def scrape(self, _request: Request) -> Response:
+        """The metrics."""
+        return Response(generate_latest(self.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     async def models(self, _request: Request) -> Response:
         """The one model, under each of its names, in OpenAI's list."""
@@ -151,7 +166,8 @@ class _Gateway:
     async def create_secret(self, request: Request) -> Response:
         """A secret for a browser."""
         fields = Fields(await read_body(request, self._settings.max_body_bytes))
-        session = parse_session(fields.take("session", dict, {}))
+        wanted = fields.take("session", dict, {})
+        session = parse_session(wanted)
         if session.refused:  # nothing is lost that way: the request is answered, and can be sent again without it
             raise Refusal.of_parts(session.refused)
         expiry = Fields(fields.take("expires_after", dict, {}), "expires_after")
@@ -160,9 +176,9 @@ class _Gateway:
         expiry.end()
         fields.end()
         model = await self._sessions.model()
-        secret = self._client_secrets.create(lifetime_s, session)
+        secret = self._client_secrets.create(lifetime_s, wanted)
         config = self._config(new_id("sess"), model.name, model.max_context).updated(session)
-        told = {"value": secret.value, "expires_at": int(secret.expires_at_s), "session": config.as_json()}
+        told = {"value": secret.value, "expires_at": secret.expires_at_s, "session": config.as_json()}
         return JSONResponse(told, headers={"cache-control": "no-store"})
 
     async def no_session(self, websocket: WebSocket) -> None:
@@ -201,7 +217,7 @@ class _Gateway:
                 options = {} if window is None else window.as_json()
                 return self._sessions.open(next(ids, None), described(realtime.talk.tools), options)
 
-            await RealtimeSocket(websocket, realtime, open_session, self._settings).serve()
+            await RealtimeSocket(websocket, realtime, open_session, self._settings, self.metrics).serve()
         except Refusal as refusal:
             await websocket.send_denial_response(refused(refusal))
         finally:

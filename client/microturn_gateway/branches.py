@@ -106,6 +106,11 @@ class Branches:
         self._idle_timeout_s = idle_timeout_s
         self._open: dict[Branch, None] = {}  # the one unused for longest first
 
+    @property
+    def num_open(self) -> int:
+        """How many there are now."""
+        return len(self._open)
+
     @contextlib.asynccontextmanager
     async def hold(
         self, caller: bytes, tools: Described, conversation: Sequence[Message], *, keeps: bool

@@ -15,6 +15,8 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from microturn_client import AsyncSession, AsyncTurn, MicroturnError, TurnEnd
 from microturn_gateway.context import HeldContext
 from microturn_gateway.failures import Refusal, from_client
+from microturn_gateway.measured import measure_event
+from microturn_gateway.metrics import Metrics
 from microturn_gateway.outbox import Outbox
 from microturn_gateway.realtime import Realtime, Step
 from microturn_gateway.sessions import LOST, events_of
@@ -44,6 +46,7 @@ class RealtimeSocket:
         realtime: the protocol, new.
         open_session: one on the server, with the tools of the protocol's context.
         settings: the gateway's.
+        metrics: that count what it is told.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class RealtimeSocket:
         realtime: Realtime,
         open_session: Callable[[], AsyncSession],
         settings: GatewaySettings,
+        metrics: Metrics,
     ) -> None:
         self._websocket = websocket
         self._realtime = realtime
@@ -59,6 +63,7 @@ class RealtimeSocket:
         self._session: AsyncSession | None = None
         self._context: HeldContext | None = None
         self._settings = settings
+        self._metrics = metrics
         self._outbox = Outbox()
         self._has_events = asyncio.Event()
         self._has_work = asyncio.Event()
@@ -158,6 +163,7 @@ class RealtimeSocket:
 
     def _flush(self) -> None:
         for event in self._realtime.take_events():
+            measure_event(self._metrics, event)
             self._outbox.put(event)
         self._has_events.set()
 
