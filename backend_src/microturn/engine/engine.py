@@ -48,7 +48,7 @@ class Engine:
         settings: how it runs.
         clock: seconds, monotonic.
         steps: its forward passes.
-        host: what a saved session finds here.
+        environment: what a saved session finds here.
         snapshots: where saved sessions are that clients may resume; None is nowhere.
         copies: of KV, for files.
         recorder: counts what happens.
@@ -72,14 +72,14 @@ class Engine:
         preparation: Preparation,
         maintenance: Maintenance,
         backgrounds: Sequence[Background],
-        host: SessionEnvironment,
+        environment: SessionEnvironment,
         snapshots: SnapshotDirectory | None,
         recorder: Recorder,
     ) -> None:
         self.settings = settings
         self.clock = clock
         self.steps = steps
-        self.host = host
+        self.environment = environment
         self.snapshots = snapshots
         self.copies = copies
         self.recorder = recorder

@@ -109,7 +109,7 @@ def build_engine(
     )
     lifecycle = Lifecycle(sessions, prefixes, recorder, clock, settings.max_batch_tokens)
     steps = Steps(runner, scheduler, lifecycle, suspects, step_time, recorder, eos_ids=eos_ids, clock=clock)
-    host = SessionEnvironment(
+    environment = SessionEnvironment(
         settings, model_fingerprint, max_context, runner.no_window_reason, pool, new_codec, clock, kv.groups.kinds
     )
     copies = KVCopies(pool, kv, storage)
@@ -117,8 +117,8 @@ def build_engine(
     files = new_background(inbox.put, name="microturn-snapshots", num_threads=4)
     texts = new_background(inbox.put, name="microturn-text", num_threads=1)
     compiling = new_background(inbox.put, name="microturn-grammars", num_threads=1)
-    arrivals = Arrivals(settings, sessions, host, snapshots, storage, kv.page_parts, files)
-    request_handler = RequestHandler(settings, runner, sessions, lifecycle, host, recorder)
+    arrivals = Arrivals(settings, sessions, environment, snapshots, storage, kv.page_parts, files)
+    request_handler = RequestHandler(settings, runner, sessions, lifecycle, environment, recorder)
     preparation = Preparation(
         settings,
         sessions,
@@ -139,7 +139,7 @@ def build_engine(
         request_handler,
         preparation,
         arrivals,
-        host,
+        environment,
         copies,
         gauges,
         kv.bytes_per_page,
@@ -160,7 +160,7 @@ def build_engine(
         preparation=preparation,
         maintenance=maintenance,
         backgrounds=(files, texts, compiling),
-        host=host,
+        environment=environment,
         snapshots=snapshots,
         recorder=recorder,
     )

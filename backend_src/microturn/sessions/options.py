@@ -93,7 +93,6 @@ def _option(default: Any, parse: Callable[[Any], Any]) -> Any:
 class TurnOptions:
     """Options of one turn; `client/PROTOCOL.md` says what each one means.
 
-    Sampling filters apply in this order: penalties, temperature, `top_k`, `top_p`, `min_p`.
     `max_tokens` None stands for the contract's default, which depends on the input (see `Turn.max_tokens`).
     """
 
