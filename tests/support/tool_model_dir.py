@@ -1,9 +1,14 @@
-"""A model directory whose chat template has tools: real weights, and a template of the kind that Qwen's have."""
+"""Model directories whose chat template has tools, of the kind that Qwen's have: with real weights, and with few."""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 TEMPLATE = """{% if tools %}<|im_start|>system
 You may call: {{ tools | tojson }}
@@ -25,6 +30,25 @@ def write_tool_model(model_dir: Path, directory: Path) -> Path:
     for file in model_dir.iterdir():
         if file.name != "tokenizer_config.json":
             (directory / file.name).symlink_to(file)
-    config = json.loads((model_dir / "tokenizer_config.json").read_text())
-    (directory / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": TEMPLATE}))
+    config = directory / "tokenizer_config.json"
+    known = model_dir / "tokenizer_config.json"
+    config.write_text(json.dumps({**json.loads(known.read_text()), "chat_template": TEMPLATE}))
+    # With the same time, what a server found out at load is remembered for the next one.
+    shutil.copystat(known, config)
+    return directory
+
+
+def write_small_tool_model(model_dir: Path, directory: Path) -> Path:
+    """The same with the tokenizer of that model and a few random weights: a call takes milliseconds."""
+    write_tool_model(model_dir, directory)
+    for name in ("config.json", "generation_config.json", "model.safetensors"):
+        (directory / name).unlink()
+    stock = LlamaConfig.from_pretrained(model_dir)
+    sizes = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3, "head_dim": 12}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    config = LlamaConfig.from_dict({**stock.to_dict(), **sizes, **heads, "initializer_range": 0.25})
+    torch.manual_seed(7)
+    LlamaForCausalLM(config).eval().save_pretrained(directory)
+    for file in directory.iterdir():
+        os.utime(file, (0, 0))
     return directory
