@@ -22,9 +22,10 @@ E2E_WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo serve gateway simulate test test-fast test-all test-unit test-oracles test-e2e check client-sync client-messages sbom check-deploy deploy-tools image-test clean \
+.PHONY: help setup model demo serve gateway simulate test test-fast test-all test-unit test-oracles test-e2e setup-frameworks test-frameworks check client-sync client-messages sbom check-deploy deploy-tools image-test clean \
 	bench-overhead bench-turns bench-beat bench-peers llama-server bench-engine bench-prefixes bench-endless bench-kv \
-	bench-weights bench-parked bench-client bench-telemetry bench-grammars bench-plan bench-host bench-speculation gpu-report fleet soak load load-ui capacity
+	bench-weights bench-parked bench-client bench-telemetry bench-grammars bench-plan bench-host bench-speculation \
+	bench-tool-loop gpu-report fleet soak load load-ui capacity
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,7 +58,7 @@ serve: setup  ## serve the embedded model on loopback; ARGS='--set key=value …
 gateway: setup  ## a page and OpenAI's APIs on loopback:8080, before the server of `make serve`; ARGS='--port 8090 …'
 	@$(BIN)/microturn gateway $(ARGS)
 
-test: test-unit test-oracles test-e2e  ## run all tests, with few random runs
+test: test-unit test-oracles test-e2e test-frameworks  ## run all tests, with few random runs
 
 # Without the two files of the engine that take long: they load a real model and serve a crowd.
 test-fast: model  ## the parts that change most, in a minute and a half
@@ -65,10 +66,11 @@ test-fast: model  ## the parts that change most, in a minute and a half
 	  $(addprefix --ignore=tests/unit/engine/test_,loading.py pool_pressure.py)
 	$(PYTEST) --seeds 20 tests/simulation/test_simulation.py
 
-test-all: model deploy-tools  ## run all tests, with all random runs and at full length, one after another
+test-all: model deploy-tools setup-frameworks  ## run all tests, with all random runs and at full length, one after another
 	$(PYTEST) --full tests/unit tests/simulation
 	$(PYTEST) --full tests/oracles
 	$(PYTEST) --full tests/e2e
+	$(PYTEST) tests/frameworks
 
 test-unit: model  ## the parts by themselves
 	$(PYTEST) -n $(WORKERS) --dist loadfile tests/unit
@@ -81,6 +83,14 @@ test-oracles: model  ## what "correct" means: the engine against plain transform
 test-e2e: model $(DEPLOY_INSTALLED)  ## the real server over real gRPC
 	-@deploy/tools.sh $(TOOLS)
 	$(PYTEST) -n $(E2E_WORKERS) --dist loadfile tests/e2e
+
+setup-frameworks: setup  ## install agent frameworks as the package index has them (950 MB, half a minute)
+	@for name in agents litellm; do tests/frameworks/setup.sh $$name || exit; done
+
+# Without the package index there are no frameworks: their tests are skipped, and say so.
+test-frameworks: model  ## agent frameworks, unmodified, before the real gateway
+	-@$(MAKE) --no-print-directory setup-frameworks
+	$(PYTEST) tests/frameworks
 
 simulate: setup  ## engine, adapter, wire and clients with faults under a virtual clock; SEEDS=0:10000, or SEEDS=17 to see it
 	@PYTHONPATH=tests $(BIN)/python -m simulation $(or $(SEEDS),0:1000) $(ARGS)
@@ -174,6 +184,9 @@ bench-parked: model  ## 500 parked sessions on a pool for 20 (half an hour): rig
 bench-grammars: model  ## what a grammar costs an answer's tokens, with two vocabularies
 	@$(BIN)/python -m load_tests.bench grammars $(ARGS)
 
+bench-tool-loop: model  ## a loop of twenty tool calls through the gateway, with kept sessions and without
+	@$(BIN)/python -m load_tests.bench tool-loop $(ARGS)
+
 bench-telemetry: model  ## what metrics, log lines and spans take of a step, on and off in one server
 	@$(BIN)/python -m load_tests.bench telemetry $(ARGS)
 
@@ -206,4 +219,4 @@ capacity: model  ## how many sessions keep the beat, by bisection, and what limi
 	@$(BIN)/python -m load_tests.load capacity --duration $(or $(DURATION),20) $(ARGS)
 
 clean:  ## remove .venv and caches of tools; the model cache stays
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis out
+	rm -rf .venv .frameworks .mypy_cache .ruff_cache .pytest_cache .hypothesis out

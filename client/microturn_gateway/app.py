@@ -186,7 +186,7 @@ class _Gateway:
             model = await self._sessions.model(websocket.query_params.get("model"))
             await websocket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
             config = self._config(new_id("sess"), model.name, model.max_context)
-            config = config.updated(config.possible(asked or _AS_EVER, are_tools_fixed=False))
+            config = config.updated(config.possible(asked or _AS_EVER, has_begun=False, is_beginning_fixed=False))
             realtime = Realtime(
                 config,
                 max_context=model.max_context,
@@ -194,8 +194,12 @@ class _Gateway:
                 beat_s=self._settings.beat_ms / 1e3,
             )
 
+            ids = iter((config.id,))  # a later session has an id of its own: the end of this one may be under way
+
             def open_session() -> AsyncSession:
-                return self._sessions.open(config.id, described(realtime.config.tools))
+                window = realtime.talk.window
+                options = {} if window is None else window.as_json()
+                return self._sessions.open(next(ids, None), described(realtime.talk.tools), options)
 
             await RealtimeSocket(websocket, realtime, open_session, self._settings).serve()
         except Refusal as refusal:

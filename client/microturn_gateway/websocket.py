@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from microturn_client import AsyncSession, AsyncTurn, MicroturnError, TurnEnd
+from microturn_gateway.context import HeldContext
 from microturn_gateway.failures import Refusal, from_client
 from microturn_gateway.outbox import Outbox
 from microturn_gateway.realtime import Realtime, Step
@@ -41,7 +42,7 @@ class RealtimeSocket:
     Args:
         websocket: accepted.
         realtime: the protocol, new.
-        open_session: one on the server, with the tools that hold when its first turn is made.
+        open_session: one on the server, with the tools of the protocol's context.
         settings: the gateway's.
     """
 
@@ -56,6 +57,7 @@ class RealtimeSocket:
         self._realtime = realtime
         self._open_session = open_session
         self._session: AsyncSession | None = None
+        self._context: HeldContext | None = None
         self._settings = settings
         self._outbox = Outbox()
         self._has_events = asyncio.Event()
@@ -129,11 +131,10 @@ class RealtimeSocket:
     async def _run(self, step: Step) -> None:
         loop = asyncio.get_running_loop()
         begun_s = loop.time()
-        if self._session is None:
-            self._session = self._open_session()
         try:
+            session = await self._session_now()
             content = None if step.message is None else step.message.content
-            async for event in events_of(self._session.turn(content, **step.options)):
+            async for event in events_of(session.turn(content, **step.options)):
                 elapsed_ms = (loop.time() - begun_s) * 1e3
                 if isinstance(event, TurnEnd):
                     self._realtime.ended(event.status, elapsed_ms)
@@ -146,6 +147,14 @@ class RealtimeSocket:
             if isinstance(error, LOST):
                 lost = Refusal("session_lost", "the session is gone from its server: connect again", http_status=500)
                 raise _Ending(_CLOSE_LOST, lost) from error
+
+    async def _session_now(self) -> AsyncSession:
+        """The session of the protocol's context, a new one where the context has begun anew."""
+        if self._session is None or self._context is not self._realtime.talk.context:
+            if self._session is not None:
+                await self._session.close()
+            self._session, self._context = self._open_session(), self._realtime.talk.context
+        return self._session
 
     def _flush(self) -> None:
         for event in self._realtime.take_events():

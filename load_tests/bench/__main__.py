@@ -20,6 +20,7 @@ from load_tests.bench.prefixes import run_prefixes
 from load_tests.bench.serving import OWN_MODES, Served
 from load_tests.bench.speculation import run_speculation
 from load_tests.bench.telemetry import run_telemetry
+from load_tests.bench.tool_loop import run_tool_loop
 from load_tests.bench.turns import run_turns
 from load_tests.bench.weight_types import run_weights
 
@@ -78,6 +79,10 @@ def main() -> None:
     grammars.add_argument("--answer-len", type=int, default=100, help="tokens of each at most")
     telemetry = benchmarks.add_parser("telemetry", help="what metrics, log lines and spans take of a step")
     telemetry.add_argument("--phases", type=int, default=24, help="of ten seconds; a multiple of four (%(default)s)")
+    tool_loop = benchmarks.add_parser(
+        "tool-loop", help="a loop of tools through the gateway, with and without sessions"
+    )
+    tool_loop.add_argument("--runs", type=int, default=3)
     plan = benchmarks.add_parser("plan", help="what `microturn plan` says of this machine, and what is measured")
     numbers = range(1, len(CASES) + 1)
     plan.add_argument("--cases", type=int, nargs="+", choices=numbers, default=list(numbers), help="(all)")
@@ -126,6 +131,8 @@ def main() -> None:
             run_grammars(arguments.vocabularies, arguments.answers, arguments.answer_len)
         case "telemetry":
             run_telemetry(arguments.model, arguments.phases)
+        case "tool-loop":
+            run_tool_loop(arguments.model, arguments.runs)
         case "plan":
             run_plan_check(arguments.model, arguments.cases)
         case "client":

@@ -17,18 +17,16 @@ from microturn.serve.child import free_ports
 from microturn.serve.triton_server import find_triton_server
 from microturn_client import Client, MicroturnError, Recovery, Tokens, Unavailable
 from support.processes import model_process_of
-from support.tiny_model_dir import write_tiny_model
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "existing-triton.md").read_text()
 
 
 @pytest.fixture(scope="module")
-def bare_triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def bare_triton(smollm2_dir: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A tritonserver that nobody supervises, with the model copied into somebody's repository."""
     tmp_path = tmp_path_factory.mktemp("bare")
     python = _python_with_wheels(tmp_path / "environment")
-    tiny = write_tiny_model(tmp_path / "tiny")
     repository = tmp_path / "repository"
     repository.mkdir()
     subprocess.run(["cp", "-r", str(ROOT / "model_repository" / "streaming_llm"), str(repository)], check=True)
@@ -36,7 +34,7 @@ def bare_triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     text = config.read_text()
     model_dir = re.search(r"parameters \{ key: \"model_dir\".*", text)
     assert model_dir is not None
-    config.write_text(text.replace(model_dir[0], model_dir[0].replace('""', f'"{tiny}"')))
+    config.write_text(text.replace(model_dir[0], model_dir[0].replace('""', f'"{smollm2_dir}"')))
 
     triton = find_triton_server()
     tree = tmp_path / "triton"
@@ -76,7 +74,7 @@ def test_the_copied_model_serves_sessions_in_a_bare_triton(bare_triton: str) -> 
             events = list(session.turn(" in the morning is", max_tokens=8))
             text = "".join(event.text for event in events if isinstance(event, Tokens))
             assert text.strip()
-            assert session.context_len == 29 + 8
+            assert session.context_len == 9 + 8
 
 
 def test_a_model_process_that_died_is_noticed_though_triton_says_nothing(bare_triton: str) -> None:

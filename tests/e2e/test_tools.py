@@ -1,4 +1,4 @@
-"""The contract of tools against the real server, whose model has SmolLM2's tokenizer and a chat template as Qwen's."""
+"""The contract of tools against the real server, whose model has SmolLM2's weights and a chat template as Qwen's."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from pathlib import Path
 
 import pytest
 
+from load_tests.bench.tool_model import write_tool_model
 from microturn_client import AsyncClient, Client
 from support.blocking import blocking
 from support.share import model_server
 from support.tool_contract import TOOLS, ToolContract, called_in, context_of
-from support.tool_model_dir import write_small_tool_model
 
 
 @pytest.fixture(scope="module")
 def model_dir(smollm2_dir: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_small_tool_model(Path(smollm2_dir), tmp_path_factory.mktemp("with-tools"))
+    return write_tool_model(Path(smollm2_dir), tmp_path_factory.mktemp("with-tools"))
 
 
 @pytest.fixture(scope="module")
 def address(model_dir: Path) -> Iterator[str]:
-    with model_server(str(model_dir), "weights=float32", "deterministic=true") as server:
+    with model_server(str(model_dir), "weights=float32") as server:
         yield server.address
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from microturn.engine.engine import Engine
-from microturn.engine.steps import InFlightStep
+from microturn.engine.in_flight_step import InFlightStep
 from microturn.sessions.inputs import EmbedInput, TextInput, TokenInput
 from microturn.sessions.options import SessionOptions
 from microturn.sessions.session import Session

@@ -15,11 +15,12 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar
 
+from microturn.engine.in_flight_step import InFlightStep
 from microturn.engine.lifecycle import Lifecycle
 from microturn.engine.maintenance import Maintenance
 from microturn.engine.preparation import Preparation
 from microturn.engine.scheduler import Scheduler
-from microturn.engine.steps import InFlightStep, Steps
+from microturn.engine.steps import Steps
 from microturn.errors import Expired, Unavailable
 from microturn.kv.pool import PagePool
 from microturn.kv.prefix_cache import PrefixCache
@@ -252,8 +253,7 @@ class Engine:
     def _reap(self) -> None:
         for session in self._sessions.expired(self.clock()):
             # One whose turn is paused was silent, too.
-            self._lifecycle.fail_turns(session, Expired(f"nobody came back to session '{session.id}'"))
-            self._sessions.end(session, "expired")
+            self._lifecycle.end(session, "expired", Expired(f"nobody came back to session '{session.id}'"))
 
     def _arrive(self, turn: Turn) -> None:
         self.recorder.watch(turn)

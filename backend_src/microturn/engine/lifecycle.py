@@ -243,20 +243,17 @@ class Lifecycle:
             else:
                 self.advance(session)
 
-    def undo_all(self, error: MicroturnError) -> None:
-        """Answers every turn with an error, and leaves its session as of the last committed point."""
-        for session in list(self._sessions):
-            while session.queued:
-                session.queued.popleft().fail(error)
-            if session.running is not None:
-                self.fail(session, session.running, error)
-
     def fail_all(self, error: MicroturnError) -> None:
         """Answers every turn with an error; nothing can be done with the sessions after that."""
         for session in self._sessions:
-            self.fail_turns(session, error)
+            self._fail_turns(session, error)
 
-    def fail_turns(self, session: Session, error: MicroturnError) -> None:
+    def end(self, session: Session, reason: str, error: MicroturnError) -> None:
+        """Ends a session, whatever it does; its turns are answered with an error."""
+        self._fail_turns(session, error)
+        self._sessions.end(session, reason)
+
+    def _fail_turns(self, session: Session, error: MicroturnError) -> None:
         for turn in session.open_turns:
             turn.fail(error)
         session.queued.clear()

@@ -130,16 +130,16 @@ class Maintenance:
             session.epoch = max(session.epoch, copy.epoch)
 
     def release_moved(self, copy: Session) -> None:
-        """Ends a session whose copy lives on elsewhere.
+        """Ends a session whose copy lives on elsewhere. A turn that is paused is done again there, if it is asked for.
 
         Raises:
             FailedPrecondition: it has gone on since it was copied, or is about to.
         """
         session = self._sessions.find(copy.id)
         # Every turn that changes something is activity, and one that came back to where it was has changed nothing.
-        if session is None or session.open_turns or session.last_activity_s != copy.last_activity_s:
+        if session is None or session.state != "parked" or session.last_activity_s != copy.last_activity_s:
             raise FailedPrecondition(f"session '{copy.id}' has a turn: try again")
-        self._sessions.end(session, "moved")
+        self._lifecycle.end(session, "moved", _moved())
 
     def expect(self, session: Session, header: Header) -> None:
         """Keeps a place for a saved session that is about to be claimed: see `Arrivals.expect`."""
@@ -168,7 +168,11 @@ class Maintenance:
         Turns that still ran or waited are told that nothing of them was appended.
         """
         self._preparation.fail_all(_going_away())
-        self._lifecycle.undo_all(_going_away())
+        for session in list(self._sessions):
+            while session.queued:
+                session.queued.popleft().fail(_going_away())
+            if session.running is not None:
+                self._lifecycle.fail(session, session.running, _going_away())
         resting = [session.at_rest(self._host.new_table(session.window)) for session in self._sessions]
         for session in resting:
             session.epoch = next_epoch(session.epoch)
@@ -177,6 +181,10 @@ class Maintenance:
     def stop(self) -> None:
         """Stops the engine once this task is done; its turns end with UNAVAILABLE."""
         self.is_stopped = True
+
+
+def _moved() -> Unavailable:
+    return Unavailable("the session was moved to another server, nothing was appended: go on there")
 
 
 def _going_away() -> Unavailable:

@@ -13,11 +13,10 @@ from __future__ import annotations
 import heapq
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
-from typing import Any
 from weakref import ReferenceType, ref
 
 from microturn.engine.answers import abandoned, to_client_error
@@ -274,7 +273,7 @@ class Preparation:
         turn.prepared = outcome.value
         self._resume(turn)
 
-    def _tools(self, request: TurnRequest) -> Sequence[Mapping[str, Any]] | None:
+    def _tools(self, request: TurnRequest) -> str | None:
         """Those of the session that a turn is for; None where it will be refused, or may not know them."""
         if request.opens and request.session_options.fork_of is None:
             return request.session_options.tools

@@ -15,6 +15,7 @@ from microturn.engine.request_handler import RequestHandler
 from microturn.engine.scheduler import Scheduler
 from microturn.engine.step_time import StepTimeModel
 from microturn.engine.steps import Steps
+from microturn.engine.suspects import Suspects
 from microturn.engine.turn_grammars import TurnGrammars
 from microturn.errors import InvalidArgument
 from microturn.kv.pool import PagePool
@@ -102,9 +103,12 @@ def build_engine(
     )
     tiers = Tiers(pool, kv, sessions, storage, clock)
     step_time = step_time or StepTimeModel()
-    scheduler = Scheduler(settings.max_batch_tokens, tiers, step_time, clock, drafts=not runner.is_asynchronous)
+    suspects = Suspects()
+    scheduler = Scheduler(
+        settings.max_batch_tokens, tiers, step_time, clock, suspects=suspects, drafts=not runner.is_asynchronous
+    )
     lifecycle = Lifecycle(sessions, prefixes, recorder, clock, settings.max_batch_tokens)
-    steps = Steps(runner, scheduler, lifecycle, step_time, recorder, eos_ids=eos_ids, clock=clock)
+    steps = Steps(runner, scheduler, lifecycle, suspects, step_time, recorder, eos_ids=eos_ids, clock=clock)
     host = SessionEnvironment(
         settings, model_fingerprint, max_context, runner.no_window_reason, pool, new_codec, clock, kv.groups.kinds
     )

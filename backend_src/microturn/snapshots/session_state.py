@@ -14,6 +14,7 @@ needs. The text state is opaque here.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any
@@ -31,6 +32,7 @@ from microturn.sessions.results import Result, Results
 from microturn.sessions.session import Session
 from microturn.sessions.turn import Status, TurnOutput
 from microturn.snapshots.snapshot import Header, Snapshot
+from microturn.text.chat_templates import tools_as_json
 from microturn.text.codec import Codec
 
 
@@ -61,7 +63,7 @@ def snapshot_of(session: Session, host: SessionEnvironment, *, epoch: int, expir
         "age_s": host.clock() - session.opened_s,
         "defaults": _set_options(session.defaults),
         "results": [_result_as_json(number, result) for number, result in session.results.kept()],
-        "tools": codec.tools,
+        "tools": json.loads(codec.tools) if codec.tools else [],
         "text_state": states.number_of(codec.state),
         "text_states": states.written,
     }
@@ -125,7 +127,7 @@ def _restored(snapshot: Snapshot, host: SessionEnvironment) -> Session:
         host.check_window(window)
     return Session(
         id=header.session_id,
-        history=_restored_history(host.new_codec(state["tools"]), state, snapshot.tensors, window),
+        history=_restored_history(host.new_codec(tools_as_json(state["tools"])), state, snapshot.tensors, window),
         table=host.new_table(window),
         defaults=parse_turn_options(state["defaults"]),
         seed=state["seed"],

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from openai import AsyncOpenAI
 
+from load_tests.bench.tool_model import write_tool_model
 from support.gateway import running_gateway
 from support.share import model_server
-from support.tool_model_dir import write_tool_model
 
 
 @pytest.fixture(scope="session")

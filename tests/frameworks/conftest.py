@@ -1,0 +1,26 @@
+"""One gateway before the real server, for programs of all frameworks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.tool_model_dir import write_tool_model
+
+from load_tests.bench.tool_model import write_tool_model
+from microturn.serve.child import running_server
+from support.gateway import running_gateway
+
+MODEL = "smollm2-135m"
+
+
+@pytest.fixture(scope="session")
+def base_url(smollm2_dir: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Of a gateway whose model has a chat template with tools; it wants no token, and tells callers apart by theirs."""
+    model_dir = write_tool_model(Path(smollm2_dir), tmp_path_factory.mktemp("with-tools"))
+    with (
+        running_server(str(model_dir), "weights=float32") as server,
+        running_gateway(server, served_model_names=(MODEL,)) as address,
+    ):
+        yield f"http://{address}/v1"
