@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.tool_model_dir import write_tool_model
 
 from load_tests.bench.tool_model import write_tool_model
 from microturn.serve.child import running_server
