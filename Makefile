@@ -8,14 +8,15 @@ DEPLOY_INSTALLED := .venv/.deploy-installed
 # What `make sbom` runs: in an environment of its own, so that it does not list itself.
 SBOM_INSTALLED := .venv/sbom/.installed
 TOOLS := $(or $(MICROTURN_CACHE),$(HOME)/.cache/microturn)/tools
-# Quiet but for warnings and errors.
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# Quiet but for warnings and errors; that an editable installation is one, setuptools need not warn of.
+PIP_INSTALL := PYTHONWARNINGS='ignore:Editable installation' $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 # How long OpenMP's threads wait actively; see _SPIN_COUNT in backend_src/microturn/serve/triton_server.py.
 export GOMP_SPINCOUNT ?= 10000
 
-# How many processes run the tests of parts, and those of real servers (0: pytest's own alone). The processors are shared
-# out among them; the oracles have all of them, for kernels with several threads.
+# How many processes run the tests of parts and the oracles, and those of real servers (0: pytest's own alone). The
+# processors are shared out among them and their servers; each process of the oracles has all of them, for kernels with
+# several threads.
 WORKERS ?= 2
 E2E_WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest
@@ -76,7 +77,7 @@ test-unit: model  ## the parts by themselves
 	$(PYTEST) tests/simulation
 
 test-oracles: model  ## what "correct" means: the engine against plain transformers
-	$(PYTEST) tests/oracles
+	$(PYTEST) -n $(WORKERS) --dist loadfile tests/oracles
 
 # Without npm or apt-get there are no deploy tools: their tests are skipped, and say so.
 test-e2e: model $(DEPLOY_INSTALLED)  ## the real server over real gRPC
