@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 from transformers import PreTrainedModel
 
-from microturn.model import runner
 from support import models
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _threads() -> None:
-    """All CPUs also beside pytest-xdist's other workers: what is shown here holds for kernels with several threads."""
-    runner.set_num_threads(len(os.sched_getaffinity(0)))
 
 
 @pytest.fixture(scope="session", params=["grouped_heads", "sliding_window", "llama", "biases", "own_fusion", "int8"])
