@@ -9,14 +9,14 @@ DEPLOY_INSTALLED := .venv/.deploy-installed
 SBOM_INSTALLED := .venv/sbom/.installed
 TOOLS := $(or $(MICROTURN_CACHE),$(HOME)/.cache/microturn)/tools
 AXE := $(TOOLS)/axe.min.js
-# Quiet but for warnings and errors.
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# Quiet but for warnings and errors; that an editable installation is one, setuptools need not warn of.
+PIP_INSTALL := PYTHONWARNINGS='ignore:Editable installation' $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 # How long OpenMP's threads wait actively; see _SPIN_COUNT in backend_src/microturn/serve/triton_server.py.
 export GOMP_SPINCOUNT ?= 10000
 
 # How many processes run the tests of parts, and those of real servers (0: pytest's own alone). The processors are shared
-# out among them; the oracles have all of them, for kernels with several threads.
+# out among them and their servers; the oracles have all of them, for kernels with several threads.
 WORKERS ?= 2
 E2E_WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest

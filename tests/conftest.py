@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -12,7 +11,7 @@ from transformers import PreTrainedModel
 
 from microturn.model import runner
 from microturn.zoo.store import resolve_model
-from support import models
+from support import models, share
 
 # Random runs and what they are of: how many there are by default, and with --full.
 RANDOM_RUNS = {
@@ -53,8 +52,7 @@ def device(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="session", autouse=True)
 def _threads() -> None:
     """All CPUs, or this process's share of them beside pytest-xdist's other workers."""
-    num_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    runner.set_num_threads(max(1, len(os.sched_getaffinity(0)) // num_workers))
+    runner.set_num_threads(share.num_threads())
 
 
 @pytest.fixture

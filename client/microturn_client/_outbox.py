@@ -59,11 +59,6 @@ class Outbox:
         """Whether any turn is on the wire."""
         return bool(self._sent)
 
-    @property
-    def has_unsent(self) -> bool:
-        """Whether any turn waits to be sent."""
-        return bool(self._unsent or self._refused_for_gap)
-
     def put(self, turn: PendingTurn) -> None:
         """Adds a turn behind all others."""
         self._unsent.append(turn)

@@ -1,6 +1,7 @@
 """Access control of the gateway: by bearer token, by client secret, and by the page that asks.
 
-token      all of the API; of a program's server
+token      all of the API and the metrics; of a program's server
+metrics    a token of Prometheus' own, for the metrics only
 secret     realtime sessions only; of a browser, as a WebSocket subprotocol
 origin     a browser says which page asks: our own, or one that was allowed
 host       without a token only loopback names, so that no page can rebind its own name to this machine
@@ -29,10 +30,18 @@ class Access:
         token: None opens it to every program of this machine.
         allowed_origins: of pages besides our own, such as `https://app.example`.
         client_secrets: what browsers come with.
+        metrics_token: what the metrics want, where they do not get the token.
     """
 
-    def __init__(self, token: str | None, allowed_origins: Sequence[str], client_secrets: ClientSecrets) -> None:
+    def __init__(
+        self,
+        token: str | None,
+        allowed_origins: Sequence[str],
+        client_secrets: ClientSecrets,
+        metrics_token: str | None = None,
+    ) -> None:
         self._token = token
+        self._metrics_token = metrics_token
         self._allowed_origins = allowed_origins
         self._client_secrets = client_secrets
 
@@ -51,14 +60,23 @@ class Access:
         if origin is not None and origin not in self._allowed_origins and origin.partition("://")[2] != host:
             raise Refusal("origin_not_allowed", f"pages of '{origin}' are not allowed here", http_status=403)
 
-    def check_token(self, headers: Mapping[str, str]) -> None:
-        """Checks the token.
+    def check_token(self, headers: Mapping[str, str], subprotocols: Sequence[str] = ()) -> None:
+        """Checks the token, sent as a header or, to a WebSocket, as a subprotocol.
 
         Raises:
             Refusal: it is missing or wrong.
         """
-        if self._token is not None and not _is_same(_bearer(headers), self._token):
+        if self._token is not None and not _is_same(_offered(subprotocols) or _bearer(headers), self._token):
             raise Refusal("invalid_api_key", "send the gateway's token as 'Authorization: Bearer …'", http_status=401)
+
+    def check_metrics(self, headers: Mapping[str, str]) -> None:
+        """Checks the token or that of the metrics.
+
+        Raises:
+            Refusal: both are missing or wrong.
+        """
+        if self._metrics_token is None or not _is_same(_bearer(headers), self._metrics_token):
+            self.check_token(headers)
 
     def check_realtime(self, headers: Mapping[str, str], subprotocols: Sequence[str]) -> UpdateSession | None:
         """Checks the token or a secret, sent as a header or as a subprotocol.
@@ -69,8 +87,7 @@ class Access:
         Raises:
             Refusal: both are missing or wrong.
         """
-        offered = [name.removeprefix(_SECRET_SUBPROTOCOL) for name in subprotocols if name != SUBPROTOCOL]
-        key = offered[0] if offered else _bearer(headers)
+        key = _offered(subprotocols) or _bearer(headers)
         if key.startswith(PREFIX):
             session = self._client_secrets.session(key)
             if session is None:
@@ -81,9 +98,15 @@ class Access:
         return None
 
 
-def caller_of(headers: Mapping[str, str]) -> bytes:
+def caller_of(headers: Mapping[str, str], subprotocols: Sequence[str] = ()) -> bytes:
     """Who asks, as far as a bearer token tells callers apart; the token cannot be read from it."""
-    return hashlib.sha256(_bearer(headers).encode()).digest()
+    return hashlib.sha256((_offered(subprotocols) or _bearer(headers)).encode()).digest()
+
+
+def _offered(subprotocols: Sequence[str]) -> str:
+    """The token or the secret that a browser brings in place of a header; empty where it brings none."""
+    names = [name for name in subprotocols if name != SUBPROTOCOL]
+    return names[0].removeprefix(_SECRET_SUBPROTOCOL) if names else ""
 
 
 def _name(host: str) -> str | None:

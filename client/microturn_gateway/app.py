@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route, WebSocketRoute
@@ -18,22 +21,25 @@ from starlette.types import ASGIApp, Scope
 from starlette.websockets import WebSocket
 
 from microturn_client import AsyncClient, AsyncSession
-from microturn_gateway.access import SUBPROTOCOL, Access
+from microturn_gateway.access import Access
 from microturn_gateway.branches import Branches
 from microturn_gateway.client_events import AnswerOptions, UpdateSession, parse_session
-from microturn_gateway.client_secrets import ClientSecrets
+from microturn_gateway.client_secrets import ClientSecrets, signing_key
 from microturn_gateway.completions import Completions
 from microturn_gateway.conversation import new_id
 from microturn_gateway.cors import Cors
 from microturn_gateway.failures import Refusal
 from microturn_gateway.fields import Fields
 from microturn_gateway.http import ERROR_HANDLERS, read_body, refused
+from microturn_gateway.measured import CLIENT_LEFT, Measured
+from microturn_gateway.metrics import Metrics
 from microturn_gateway.realtime import Realtime
 from microturn_gateway.realtime_tools import described
 from microturn_gateway.responses import Responses
 from microturn_gateway.session_config import SessionConfig
 from microturn_gateway.sessions import Sessions
 from microturn_gateway.settings import GatewaySettings
+from microturn_gateway.sockets import Sockets, accept
 from microturn_gateway.websocket import RealtimeSocket
 
 _PAGE_DIR = Path(__file__).parent / "page"
@@ -51,12 +57,16 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 def build_app(settings: GatewaySettings) -> Starlette:
     """The application; it speaks to the server from its start to its end."""
-    client = AsyncClient(settings.server)
+    client = AsyncClient(settings.server, **settings.server_access.client_options())
     sessions = Sessions(client, settings.served_model_names)
     branches = Branches(sessions, settings.max_sessions, settings.idle_timeout_s)
-    client_secrets = ClientSecrets(time.time)
-    gateway = _Gateway(settings, sessions, client_secrets)
-    responses = Responses(gateway.access, sessions, branches, settings)
+    client_secrets = ClientSecrets(signing_key(settings.secret_key or settings.token), time.time)
+    access = Access(settings.token, settings.allowed_origins, client_secrets, settings.metrics_token)
+    sockets = Sockets(access, settings.max_sessions)
+    num_sessions = {"socket": lambda: sockets.num_open, "kept": lambda: branches.num_open}
+    metrics = Metrics(num_sessions, settings.max_sessions)
+    gateway = _Gateway(settings, sessions, client_secrets, access, metrics)
+    responses = Responses(access, sessions, branches, settings)
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
@@ -69,12 +79,13 @@ def build_app(settings: GatewaySettings) -> Starlette:
             await client.close()
 
     endpoints = [
-        WebSocketRoute("/realtime", gateway.realtime),
+        WebSocketRoute("/realtime", sockets.guarded(gateway.realtime)),
+        WebSocketRoute("/responses", sockets.guarded(responses.serve)),
         WebSocketRoute("/{path:path}", gateway.no_session),
         Route("/realtime/client_secrets", gateway.guarded(gateway.create_secret), methods=["POST"]),
         Route("/models", gateway.guarded(gateway.models), methods=["GET"]),
         Route("/models/{model:path}", gateway.guarded(gateway.model), methods=["GET"]),
-        Route("/chat/completions", Completions(gateway.access, sessions, branches, settings), methods=["POST"]),
+        Route("/chat/completions", Completions(access, sessions, branches, settings), methods=["POST"]),
         Route("/responses", responses, methods=["POST"]),
         Route("/responses/{response_id}", gateway.guarded(responses.retrieve), methods=["GET"]),
         Route("/responses/{response_id}", gateway.guarded(responses.delete), methods=["DELETE"]),
@@ -86,9 +97,10 @@ def build_app(settings: GatewaySettings) -> Starlette:
     routes = [
         Mount("/v1", api),
         Route("/health", gateway.health, methods=["GET"]),
+        Route("/metrics", gateway.guarded(gateway.scrape, access.check_metrics), methods=["GET"]),
         Mount("/", _Page(directory=_PAGE_DIR, html=True)),
     ]
-    return Starlette(routes=routes, lifespan=lifespan)
+    return Starlette(routes=routes, lifespan=lifespan, middleware=[Middleware(Measured, metrics=metrics)])
 
 
 class _Page(StaticFiles):
@@ -102,29 +114,33 @@ class _Page(StaticFiles):
 
 
 class _Gateway:
-    """The endpoints but for chat completions.
+    """The endpoints but for chat completions and responses."""
 
-    Attributes:
-        access: checks the requests.
-    """
-
-    def __init__(self, settings: GatewaySettings, sessions: Sessions, client_secrets: ClientSecrets) -> None:
-        self.access = Access(settings.token, settings.allowed_origins, client_secrets)
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        sessions: Sessions,
+        client_secrets: ClientSecrets,
+        access: Access,
+        metrics: Metrics,
+    ) -> None:
         self._settings = settings
         self._sessions = sessions
         self._client_secrets = client_secrets
-        self._num_sockets = 0
+        self._access = access
+        self._metrics = metrics
 
-    def guarded(self, endpoint: Endpoint) -> Endpoint:
-        """An endpoint behind the token, whose refusals become responses."""
+    def guarded(self, endpoint: Endpoint, check: Callable[[Mapping[str, str]], None] | None = None) -> Endpoint:
+        """An endpoint behind a check, that of the token unless another is given; refusals become responses."""
+        check = check or self._access.check_token
 
         async def answer(request: Request) -> Response:
             try:
-                self.access.check_place(request.headers)
-                self.access.check_token(request.headers)
+                self._access.check_place(request.headers)
+                check(request.headers)
                 return await endpoint(request)
             except ClientDisconnect:
-                return Response(status_code=400)  # the client left before it had sent all
+                return Response(status_code=CLIENT_LEFT)
             except Refusal as refusal:
                 return refused(refusal)
 
@@ -135,6 +151,10 @@ class _Gateway:
         if await self._sessions.are_possible():
             return JSONResponse({"status": "ok"})
         return refused(Refusal("unavailable", "the server behind this gateway is not ready", http_status=503))
+
+    async def scrape(self, _request: Request) -> Response:
+        """The metrics."""
+        return Response(generate_latest(self._metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     async def models(self, _request: Request) -> Response:
         """The one model, under each of its names, in OpenAI's list."""
@@ -151,7 +171,8 @@ class _Gateway:
     async def create_secret(self, request: Request) -> Response:
         """A secret for a browser."""
         fields = Fields(await read_body(request, self._settings.max_body_bytes))
-        session = parse_session(fields.take("session", dict, {}))
+        wanted = fields.take("session", dict, {})
+        session = parse_session(wanted)
         if session.refused:  # nothing is lost that way: the request is answered, and can be sent again without it
             raise Refusal.of_parts(session.refused)
         expiry = Fields(fields.take("expires_after", dict, {}), "expires_after")
@@ -160,9 +181,9 @@ class _Gateway:
         expiry.end()
         fields.end()
         model = await self._sessions.model()
-        secret = self._client_secrets.create(lifetime_s, session)
+        secret = self._client_secrets.create(lifetime_s, wanted)
         config = self._config(new_id("sess"), model.name, model.max_context).updated(session)
-        told = {"value": secret.value, "expires_at": int(secret.expires_at_s), "session": config.as_json()}
+        told = {"value": secret.value, "expires_at": secret.expires_at_s, "session": config.as_json()}
         return JSONResponse(told, headers={"cache-control": "no-store"})
 
     async def no_session(self, websocket: WebSocket) -> None:
@@ -170,23 +191,18 @@ class _Gateway:
         refusal = Refusal("unknown_url", f"there is no WebSocket at {websocket.url.path} here", http_status=404)
         await websocket.send_denial_response(refused(refusal))
 
-    async def realtime(self, websocket: WebSocket) -> None:
-        """One session."""
-        try:
-            self.access.check_place(websocket.headers)
-            offered = websocket.scope["subprotocols"]
-            asked = self.access.check_realtime(websocket.headers, offered)
-            if self._num_sockets >= self._settings.max_sessions:
-                raise Refusal("too_many_sessions", "all places are taken: try again later", http_status=429)
-        except Refusal as refusal:
-            await websocket.send_denial_response(refused(refusal))
-            return
-        self._num_sockets += 1
-        try:
+    async def realtime(self, websocket: WebSocket, place: AbstractContextManager[None]) -> None:
+        """One session, which takes a place.
+
+        Raises:
+            Refusal: it may not be opened.
+        """
+        asked = self._access.check_realtime(websocket.headers, websocket.scope["subprotocols"])
+        with place:
             model = await self._sessions.model(websocket.query_params.get("model"))
-            await websocket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
+            await accept(websocket)
             config = self._config(new_id("sess"), model.name, model.max_context)
-            config = config.updated(config.possible(asked or _AS_EVER))
+            config = config.updated(config.possible(asked or _AS_EVER, has_begun=False, is_beginning_fixed=False))
             realtime = Realtime(
                 config,
                 max_context=model.max_context,
@@ -197,13 +213,11 @@ class _Gateway:
             ids = iter((config.id,))  # a later session has an id of its own: the end of this one may be under way
 
             def open_session() -> AsyncSession:
-                return self._sessions.open(next(ids, None), described(realtime.tools))
+                window = realtime.talk.window
+                options = {} if window is None else window.as_json()
+                return self._sessions.open(next(ids, None), described(realtime.talk.tools), options)
 
-            await RealtimeSocket(websocket, realtime, open_session, self._settings).serve()
-        except Refusal as refusal:
-            await websocket.send_denial_response(refused(refusal))
-        finally:
-            self._num_sockets -= 1
+            await RealtimeSocket(websocket, realtime, open_session, self._settings, self._metrics).serve()
 
     def _config(self, session_id: str, model: str, max_context: int | None) -> SessionConfig:
         return SessionConfig(session_id, model, beat_ms=self._settings.beat_ms, max_context=max_context)

@@ -106,6 +106,11 @@ class Branches:
         self._idle_timeout_s = idle_timeout_s
         self._open: dict[Branch, None] = {}  # the one unused for longest first
 
+    @property
+    def num_open(self) -> int:
+        """How many there are now."""
+        return len(self._open)
+
     @contextlib.asynccontextmanager
     async def hold(
         self, caller: bytes, tools: Described, conversation: Sequence[Message], *, keeps: bool
@@ -131,6 +136,12 @@ class Branches:
         finally:
             branch.is_busy, branch.is_told, branch.used_at_s = False, True, _now_s()
             if branch.is_lost or not keeps or not branch.context.pieces:
+                await self._close(branch)
+
+    async def close_all(self, caller: bytes) -> None:
+        """Ends those of a caller that asks no more."""
+        for branch in [branch for branch in self._open if branch.caller == caller]:
+            if branch in self._open:
                 await self._close(branch)
 
     async def reap(self) -> None:

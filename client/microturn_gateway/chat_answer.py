@@ -7,13 +7,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from microturn_client import Status, ToolCall, ToolEvent
+from microturn_client import Status, Tokens, ToolCall, ToolEvent
 from microturn_gateway.answer import PromptCount
 from microturn_gateway.chat_tools import as_delta, as_openai
 from microturn_gateway.conversation import new_id
+from microturn_gateway.logprobs import Logprob, TokenLogprobs
 
 _FINISH_REASONS: Mapping[str, str] = {"stop": "stop", "complete": "stop", "interrupted": "stop", "cancelled": "stop"}
-END_OF_STREAM = "data: [DONE]\n\n"
 
 
 class ChatAnswer:
@@ -21,9 +21,13 @@ class ChatAnswer:
 
     Args:
         model: what the server calls its model.
+        has_logprobs: whether log probabilities were asked for.
     """
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, *, has_logprobs: bool = False) -> None:
+        self._has_logprobs = has_logprobs
+        self._token_logprobs = TokenLogprobs()
+        self._logprobs: list[Logprob] = []
         self._frame = {"id": new_id("chatcmpl"), "created": int(time.time()), "model": model}
 
     def whole(self, text: str, calls: Sequence[ToolCall], status: Status, count: PromptCount) -> dict[str, Any]:
@@ -32,16 +36,26 @@ class ChatAnswer:
         if calls:
             message |= {"content": text or None, "tool_calls": as_openai(calls)}
         finish_reason = _finish_reason(status, has_called=bool(calls))
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish_reason}
+        choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": finish_reason}
+        choice["logprobs"] = self._shown(self._logprobs)
         return {**self._frame, "object": "chat.completion", "choices": [choice], "usage": usage(status, count)}
 
     def begin(self) -> str:
         """The first chunk."""
         return self._chunk({"role": "assistant", "content": ""}, None)
 
-    def delta(self, text: str) -> str:
+    def take(self, event: Tokens | ToolEvent) -> list[Logprob]:
+        """Remembers the log probabilities of what came; those that belong to its text."""
+        if not isinstance(event, Tokens):
+            self._token_logprobs.drop()
+            return []
+        told = self._token_logprobs.take(event)
+        self._logprobs += told
+        return told
+
+    def delta(self, text: str, logprobs: Sequence[Logprob]) -> str:
         """A chunk with text."""
-        return self._chunk({"content": text}, None)
+        return self._chunk({"content": text}, None, logprobs)
 
     def call_delta(self, event: ToolEvent, index: int) -> str | None:
         """A chunk with news of a call, its answer's `index`-th; None where an event brings none."""
@@ -64,8 +78,14 @@ class ChatAnswer:
     def _chunk_frame(self) -> dict[str, Any]:
         return {**self._frame, "object": "chat.completion.chunk"}
 
-    def _chunk(self, delta: Mapping[str, Any], finish_reason: str | None) -> str:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+    def _shown(self, logprobs: Sequence[Logprob]) -> dict[str, Any] | None:
+        return {"content": logprobs, "refusal": None} if self._has_logprobs else None
+
+    def _chunk(
+        self, delta: Mapping[str, Any], finish_reason: str | None, logprobs: Sequence[Logprob] | None = None
+    ) -> str:
+        shown = None if logprobs is None else self._shown(logprobs)
+        choice = {"index": 0, "delta": delta, "logprobs": shown, "finish_reason": finish_reason}
         return _as_event({**self._chunk_frame, "choices": [choice]})
 
 

@@ -11,6 +11,7 @@ from microturn_gateway.chat_tools import Tools, take_calls, take_tools
 from microturn_gateway.context import Message
 from microturn_gateway.failures import Refusal
 from microturn_gateway.fields import Fields, read_text
+from microturn_gateway.logprobs import refuse_top_logprobs
 from microturn_gateway.options import take_generation_options
 
 _ROLES: Mapping[str, MessageRole] = {
@@ -78,10 +79,8 @@ def parse_chat_request(raw: Mapping[str, Any]) -> ChatRequest:
     if most is not None and most < 1:
         raise Refusal("invalid_value", "'max_tokens' must be 1 or more", param="max_tokens")
     fields.take_int("n", 1, 1, 1)
-    if fields.take("logprobs", bool, False):
-        raise Refusal("unsupported_parameter", "'logprobs' is not supported here", param="logprobs")
-    if fields.take("top_logprobs", int, 0):
-        raise Refusal("unsupported_parameter", "'top_logprobs' is not supported here", param="top_logprobs")
+    logprobs = {"logprobs": True} if fields.take("logprobs", bool, False) else {}
+    refuse_top_logprobs(fields)
     if fields.take("modalities", list, ["text"]) != ["text"]:
         raise Refusal("unsupported_parameter", "'modalities' must be [\"text\"]: answers are text", param="modalities")
     grammar = _take_response_format(fields)
@@ -92,7 +91,7 @@ def parse_chat_request(raw: Mapping[str, Any]) -> ChatRequest:
         model=model,
         messages=tuple(parsed),
         max_tokens=most,
-        generation={**take_generation_options(fields), **grammar, **tools.options},
+        generation={**take_generation_options(fields), **grammar, **tools.options, **logprobs},
         tools=tools,
         streams=fields.take("stream", bool, False),
         includes_usage=stream_options.take("include_usage", bool, False),

@@ -35,10 +35,23 @@ class AnswerOptions:
 
 
 @dataclass(frozen=True)
+class Window:
+    """What a session without end keeps, as the wire contract names it."""
+
+    window_tokens: int
+    sink_tokens: int
+
+    def as_json(self) -> dict[str, Any]:
+        """The options of START."""
+        return {"overflow": "window", "window_tokens": self.window_tokens, "sink_tokens": self.sink_tokens}
+
+
+@dataclass(frozen=True)
 class UpdateSession:
     """Changes how the session answers; None leaves it.
 
     Attributes:
+        window: of a session without end.
         inert: what changes nothing in a session of text, as it came, for the client to find it again.
         tools: functions, as they came.
         refused: what is wrong with the rest of it.
@@ -48,6 +61,7 @@ class UpdateSession:
     answers: AnswerOptions
     inert: Mapping[str, Any] = field(default_factory=dict)
     tools: Tools | None = None
+    window: Window | None = None
     refused: tuple[Refusal, ...] = ()
 
 
@@ -175,9 +189,25 @@ def parse_session(value: object) -> UpdateSession:
     instructions = fields.take("instructions", str, None)
     tools = take_tools(fields)
     inert = _without_turn_detection(fields.take_inert(*_INERT_IN_SESSION))
-    answers = _take_answers(fields)
+    ours = fields.take_object("microturn")
+    window = _take_window(ours)
+    answers = _take_answers(fields, ours)
     fields.end()
-    return UpdateSession(instructions, answers, inert, tools, tuple(refused))
+    return UpdateSession(instructions, answers, inert, tools, window, tuple(refused))
+
+
+def _take_window(ours: Fields) -> Window | None:
+    overflow = ours.take("overflow", str, "error")
+    if overflow not in ("error", "window"):
+        ours.refuse("invalid_value", f"'{ours.path('overflow')}' must be 'error' or 'window'", "overflow")
+    window = Window(ours.take("window_tokens", int, 0), ours.take("sink_tokens", int, 4))
+    if overflow != "window":
+        return None
+    if window.window_tokens < 1 or window.sink_tokens < 0:
+        name = "window_tokens" if window.window_tokens < 1 else "sink_tokens"
+        ours.refuse("invalid_value", f"'{ours.path(name)}' says how many tokens stay", name)
+        return None
+    return window
 
 
 def _parse_create_item(fields: Fields) -> CreateItem:
@@ -208,12 +238,12 @@ def _parse_create_response(fields: Fields) -> CreateResponse:
         given.refuse("unsupported_parameter", "a response answers the whole conversation", "input")
     given.ignore(*_INERT_IN_RESPONSE)
     tools = take_tools(given)
-    answers, metadata = _take_answers(given), given.take("metadata", dict, None)
+    answers, metadata = _take_answers(given, given.take_object("microturn")), given.take("metadata", dict, None)
     given.end()
     return CreateResponse(answers, metadata, tools)
 
 
-def _take_answers(fields: Fields) -> AnswerOptions:
+def _take_answers(fields: Fields, ours: Fields) -> AnswerOptions:
     modalities = fields.take("output_modalities", list, ["text"])
     if modalities != ["text"]:
         path = fields.path("output_modalities")
@@ -224,7 +254,6 @@ def _take_answers(fields: Fields) -> AnswerOptions:
         fields.refuse("invalid_value", f"'{path}' must be an integer of 1 or more, or 'inf'", "max_output_tokens")
         most = None
     choice = take_choice(fields)
-    ours = fields.take_object("microturn")
     ours.ignore("beat_ms", "max_context")  # what a client was told of its session it may send back
     generation = take_generation_options(ours)
     ours.end()

@@ -1,69 +1,104 @@
 """Secrets for browsers: short-lived, and worth no more than realtime sessions.
 
 A browser cannot set headers of a WebSocket, and must not hold the gateway's token. Its program's server fetches a
-secret with the token and hands it on. Only digests are kept, so that what is in memory opens nothing.
+secret with the token and hands it on. A secret is signed, not remembered: it holds its expiry and how its sessions
+begin, so every replica with the same key takes it, and none can take it back before it expires.
+
+    ek_ base64url( HMAC-SHA256 (32 bytes) | expiry, seconds since the epoch (8 bytes) | session as JSON, compressed )
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
+import hmac
+import json
 import secrets
-from collections import OrderedDict
-from collections.abc import Callable
+import struct
+import zlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from microturn_gateway.client_events import UpdateSession
+from microturn_gateway.client_events import UpdateSession, parse_session
+from microturn_gateway.failures import Refusal
 
 PREFIX = "ek_"
-_MAX_NUM_SECRETS = 4096
+_EXPIRY = struct.Struct(">Q")
+_DIGEST_LEN = hashlib.sha256().digest_size
+_MAX_LEN = 6144  # it must fit one header line of a handshake, which has 8,192 bytes
+_SALT = b"microturn client secrets 1"  # another number for another layout
+
+
+def signing_key(source: str | None) -> bytes:
+    """The key that a text stands for; None draws one, which dies with the process.
+
+    A secret lets its holder try sources offline. That is why it takes long to derive the key.
+    """
+    if source is None:
+        return secrets.token_bytes(_DIGEST_LEN)
+    return hashlib.scrypt(source.encode(), salt=_SALT, n=2**14, r=8, p=1, dklen=_DIGEST_LEN)
 
 
 @dataclass(frozen=True)
 class ClientSecret:
-    """A secret as it is handed out, once.
+    """A secret as it is handed out.
 
     Attributes:
         expires_at_s: seconds since the epoch; sessions that were opened before may go on.
     """
 
     value: str
-    expires_at_s: float
+    expires_at_s: int
 
 
 class ClientSecrets:
-    """The secrets that are valid, at most 4,096 of them: the oldest goes first.
+    """Makes secrets and reads them.
 
     Args:
+        key: that signs them, the same in all replicas.
         clock: seconds since the epoch.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, key: bytes, clock: Callable[[], float]) -> None:
+        self._key = key
         self._clock = clock
-        self._known: OrderedDict[bytes, tuple[float, UpdateSession]] = OrderedDict()
 
-    def create(self, lifetime_s: float, session: UpdateSession) -> ClientSecret:
+    def create(self, lifetime_s: float, session: Mapping[str, Any]) -> ClientSecret:
         """Makes a secret.
 
         Args:
             lifetime_s: seconds in which sessions can be opened with it, more than one.
-            session: how they begin.
+            session: how they begin, as the client wrote it.
+
+        Raises:
+            Refusal: the session is too long.
         """
-        value = PREFIX + secrets.token_urlsafe(32)
-        expires_at_s = self._clock() + lifetime_s
-        self._known[_digest(value)] = (expires_at_s, session)
-        if len(self._known) > _MAX_NUM_SECRETS:
-            self._known.popitem(last=False)
+        expires_at_s = int(self._clock() + lifetime_s)
+        begins = json.dumps(session, separators=(",", ":")).encode()
+        value = self._signed(_EXPIRY.pack(expires_at_s) + zlib.compress(begins))
+        if len(value) > _MAX_LEN:
+            message = "'session' is too long for a client secret: send the rest of it as 'session.update'"
+            raise Refusal("too_large", message, param="session", http_status=413)
         return ClientSecret(value, expires_at_s)
 
     def session(self, value: str) -> UpdateSession | None:
         """How a session begins that is opened with this secret; None where it is not valid (any more)."""
-        digest = _digest(value)
-        expires_at_s, session = self._known.get(digest, (0.0, None))
-        if session is not None and self._clock() >= expires_at_s:
-            del self._known[digest]
+        try:
+            payload = base64.urlsafe_b64decode(value.removeprefix(PREFIX).encode() + b"===")[_DIGEST_LEN:]
+        except binascii.Error:
             return None
-        return session
+        # Compared as it is written, so that one secret has one spelling.
+        if not hmac.compare_digest(self._signed(payload).encode(), value.encode()):
+            return None
+        (expires_at_s,) = _EXPIRY.unpack_from(payload)
+        if self._clock() >= expires_at_s:
+            return None
+        session = parse_session(json.loads(zlib.decompress(payload[_EXPIRY.size :])))
+        return None if session.refused else session  # a replica of another version may know less
 
-
-def _digest(value: str) -> bytes:
-    return hashlib.sha256(value.encode()).digest()
+    def _signed(self, payload: bytes) -> str:
+        digest = hmac.digest(self._key, payload, "sha256")
+        # Without padding: it is no character of a subprotocol's name.
+        return PREFIX + base64.urlsafe_b64encode(digest + payload).decode().rstrip("=")

@@ -26,6 +26,7 @@ def run_gateway(arguments: argparse.Namespace) -> int:
     except (ValueError, OSError) as error:
         return _say(f"{error}")
     try:
+        import prometheus_client  # noqa: F401
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
@@ -35,8 +36,7 @@ def run_gateway(arguments: argparse.Namespace) -> int:
     except OSError as error:
         return _say(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}")
     with listener:
-        _serve(settings, listener)
-    return 0
+        return _serve(settings, listener)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,12 +82,19 @@ def build_server(settings: GatewaySettings) -> uvicorn.Server:
     return uvicorn.Server(config)
 
 
-def _serve(settings: GatewaySettings, listener: socket.socket) -> None:
+def _serve(settings: GatewaySettings, listener: socket.socket) -> int:
+    from microturn_client import MicroturnError
+
+    try:
+        server = build_server(settings)
+    except (OSError, MicroturnError) as error:
+        return _say(f"no way to the server: {error}")
     for asked_to_stop in (signal.SIGTERM, signal.SIGINT):
         signal.signal(asked_to_stop, lambda *_: sys.exit(0))  # uvicorn raises it again when its work is done
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     print(f"ready at http://{host}:{listener.getsockname()[1]} for the server at {settings.server}", flush=True)
-    build_server(settings).run(sockets=[listener])
+    server.run(sockets=[listener])
+    return 0
 
 
 def _say(problem: str) -> int:

@@ -6,20 +6,21 @@ interrupts, so that what was said until then stays in the context and nothing mo
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from microturn_client import MicroturnError, Status, Tokens, ToolCallBegun, ToolEvent, TurnEnd
 from microturn_gateway.access import Access, caller_of
 from microturn_gateway.branches import Branches
-from microturn_gateway.chat_answer import END_OF_STREAM, ChatAnswer
+from microturn_gateway.chat_answer import ChatAnswer
 from microturn_gateway.chat_request import ChatRequest, parse_chat_request
+from microturn_gateway.event_stream import EventStream
 from microturn_gateway.exchange import Exchange, Question
 from microturn_gateway.failures import from_client
 from microturn_gateway.http import read_body, serve
+from microturn_gateway.logprobs import Logprob
 from microturn_gateway.sessions import Model, Sessions
 from microturn_gateway.settings import GatewaySettings
 
@@ -40,22 +41,22 @@ class Completions:
     async def _answer(self, request: Request, send: Send) -> None:
         asked = parse_chat_request(await read_body(request, self._settings.max_body_bytes))
         model = await self._sessions.model(asked.model)
-        exchange = Exchange(self._branches, caller_of(request.headers), model, self._settings, send)
-        await _ChatExchange(asked, model, exchange, send).run(request.receive)
+        stream = EventStream(request.receive, send, self._settings.send_timeout_s)
+        exchange = Exchange(self._branches, caller_of(request.headers), model, self._settings, stream)
+        await _ChatExchange(asked, model, exchange, stream).run()
 
 
 class _ChatExchange:
     """One request."""
 
-    def __init__(self, asked: ChatRequest, model: Model, exchange: Exchange, send: Send) -> None:
+    def __init__(self, asked: ChatRequest, model: Model, exchange: Exchange, stream: EventStream) -> None:
         self._asked = asked
-        self._send = send
-        self._answer = ChatAnswer(model.name)
+        self._answer = ChatAnswer(model.name, has_logprobs="logprobs" in asked.generation)
         self._exchange = exchange
-        self._stream = exchange.stream
+        self._stream = stream
         self._num_calls = 0
 
-    async def run(self, receive: Receive) -> None:
+    async def run(self) -> None:
         """Answers.
 
         Raises:
@@ -64,28 +65,31 @@ class _ChatExchange:
         asked = self._asked
         question = Question(asked.messages, asked.tools.described, asked.generation, asked.max_tokens)
         try:
-            async with self._exchange.answer(question, receive) as events:
+            async with self._exchange.answer(question) as events:
                 async for event in events:
                     if isinstance(event, TurnEnd):
                         status = event.status
-                    elif asked.streams:
-                        await self._tell(event)
+                    else:
+                        await self._tell(event, self._answer.take(event))
         except MicroturnError as error:
             if not self._stream.has_begun:
                 raise from_client(error) from error
-            await self._stream.write(self._answer.error(from_client(error).as_json()), ends=True)
+            await self._stream.write(self._answer.error(from_client(error).as_json()))
+            await self._stream.end()
             return
         # The session is free by now, for the request that the client sends when it reads this.
         await self._end(status)
 
-    async def _tell(self, event: Tokens | ToolEvent) -> None:
+    async def _tell(self, event: Tokens | ToolEvent, logprobs: Sequence[Logprob]) -> None:
+        if not self._asked.streams:
+            return
         await self._begin()
         if isinstance(event, ToolCallBegun):
             self._num_calls += 1
         if not isinstance(event, Tokens):
             text = self._answer.call_delta(event, self._num_calls - 1)
         else:
-            text = self._answer.delta(event.text) if event.text else None
+            text = self._answer.delta(event.text, logprobs) if event.text else None
         if text is not None:
             await self._stream.write(text)
 
@@ -97,15 +101,10 @@ class _ChatExchange:
     async def _end(self, status: Status) -> None:
         generated, count = self._exchange.generated, self._exchange.count
         if not self._asked.streams:
-            whole = self._answer.whole(generated.text, generated.calls, status, count)
-            await JSONResponse(whole)({"type": "http"}, _nothing, self._send)
+            await self._stream.whole(self._answer.whole(generated.text, generated.calls, status, count))
             return
         await self._begin()
         await self._stream.write(self._answer.end(status, has_called=bool(generated.calls)))
         if self._asked.includes_usage:
             await self._stream.write(self._answer.usage(status, count))
-        await self._stream.write(END_OF_STREAM, ends=True)
-
-
-async def _nothing() -> Any:
-    return {"type": "http.disconnect"}
+        await self._stream.end()

@@ -73,18 +73,22 @@ class HeldContext:
 
     Attributes:
         pieces: what shall stay, in its order.
+        start: absolute position where they begin: what stood before is forgotten.
         context_len: absolute length of the server's context. Where it exceeds `end`, the next turn must rewind.
+        longest_len: the most that it was.
     """
 
     def __init__(self) -> None:
         self.pieces: list[Piece] = []
+        self.start = 0
         self.context_len = 0
+        self.longest_len = 0
         self._may_be_longer = False
 
     @property
     def end(self) -> int:
         """The absolute position behind what shall stay."""
-        return self.pieces[-1].end if self.pieces else 0
+        return self.pieces[-1].end if self.pieces else self.start
 
     @property
     def rewind_to(self) -> int | None:
@@ -104,7 +108,7 @@ class HeldContext:
     def shared_len(self, target: Sequence[Message]) -> int:
         """How long the context stays where it becomes a conversation, in tokens."""
         kept, _ = self._beginning_of(target)
-        return kept[-1].end if kept else 0
+        return kept[-1].end if kept else self.start
 
     def goes_on_with(self, target: Sequence[Message]) -> bool:
         """Whether all of it stays where it becomes a conversation, but for what of the last answer was not heard."""
@@ -119,7 +123,7 @@ class HeldContext:
             has left no token.
         """
         kept, reached = self._beginning_of(target)
-        if not kept and self.pieces and self.pieces[0].end == 0:
+        if not kept and self.pieces and self.pieces[0].end == self.start:
             return None
         self.pieces = kept
         return _behind(target, reached)
@@ -151,6 +155,12 @@ class HeldContext:
     def rewound(self, context_len: int) -> None:
         """A turn that appended nothing has ended."""
         self.context_len, self._may_be_longer = context_len, False
+        self.longest_len = max(self.longest_len, context_len)
+
+    def forget(self, num_pieces: int) -> None:
+        """Lets go of the first so many pieces, which will not change; nothing is compared with them any more."""
+        self.start = self.pieces[num_pieces - 1].end
+        self.pieces = self.pieces[num_pieces:]
 
     def _beginning_of(self, target: Sequence[Message]) -> tuple[list[Piece], int]:
         """What stays for a target, and how much of the target's content that is."""

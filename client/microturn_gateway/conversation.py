@@ -59,9 +59,14 @@ def called(item_id: str, call_id: str, name: str, arguments: str, status: str = 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Items in their order."""
+    """Items in their order.
+
+    Attributes:
+        forgotten_role: of the message that stood before the first item; None where there was none.
+    """
 
     items: tuple[Item, ...] = ()
+    forgotten_role: MessageRole | None = None
 
     def messages(self, instructions: str) -> list[Message]:
         """What the model's context shall hold.
@@ -69,19 +74,29 @@ class Conversation:
         Items of one role that follow each other are lines of one message; answers go on where the one before ended.
         Calls are of one piece with the answer before them, and each result is a message.
         """
-        told = [Item("", "system", instructions)] if instructions else []
-        messages: list[Message] = []
-        for item in (*told, *self.items):
+        return [message for message, _ in self.told(instructions)]
+
+    def told(self, instructions: str) -> list[tuple[Message, int]]:
+        """The messages, each with the number of items until its end."""
+        first = [Item("", "system", instructions)] if instructions else []
+        told: list[tuple[Message, int]] = []
+        for number, item in enumerate((*first, *self.items), 1 - len(first)):
             content = item.content
-            before = messages[-1].content if messages and messages[-1].role == item.role else None
-            if item.name and isinstance(before, str) and isinstance(content, str):
-                messages[-1] = Message("assistant", before + content)
-                continue
-            if before is not None and item.role not in ("assistant", "tool") and isinstance(content, str):
+            role_before = told[-1][0].role if told else self.forgotten_role
+            if item.name and told and role_before == item.role and isinstance(content, str):
+                before = told[-1][0].content
+                if isinstance(before, str):
+                    told[-1] = Message("assistant", before + content), number
+                    continue
+            if role_before == item.role and item.role not in ("assistant", "tool") and isinstance(content, str):
                 content = "\n" + content
             if item.content:
-                messages.append(Message(item.role, content))
-        return messages
+                told.append((Message(item.role, content), number))
+        return told
+
+    def behind(self, num_items: int, role: MessageRole) -> Conversation:
+        """Without its first so many items; the last message of them was of this role."""
+        return Conversation(self.items[num_items:], role)
 
     def item(self, item_id: str) -> Item:
         """The item of this id.

@@ -6,20 +6,28 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from starlette.types import Receive, Send
+from typing import Any, Protocol
 
 from microturn_client import AsyncSession, AsyncTurn, MicroturnError, Tokens, ToolEvent, TurnEnd
 from microturn_gateway.answer import GeneratedText, PromptCount
 from microturn_gateway.branches import Branch, Branches, Described
 from microturn_gateway.context import HeldContext, Message
-from microturn_gateway.event_stream import EventStream
 from microturn_gateway.options import room_for_answer
 from microturn_gateway.sessions import LOST, Model, events_of
 from microturn_gateway.settings import GatewaySettings
 
 Events = AsyncGenerator[Tokens | ToolEvent | TurnEnd]
+
+
+class Client(Protocol):
+    """Who waits for an answer."""
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the client takes no more."""
+
+    async def left(self) -> None:
+        """Returns when the client has closed the connection."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +38,7 @@ class Question:
         conversation: what the context shall be.
         tools: that the model may call.
         generation: options of the answer, as the wire contract names them.
-        max_tokens: most tokens of it; None is as many as there is room for.
+        max_tokens: most tokens of it; None is as many as there is room for, and 0 only prepares the context.
         keeps: whether the next request may find what it left.
     """
 
@@ -47,20 +55,21 @@ class Exchange:
     Attributes:
         generated: what was answered so far.
         count: of the prompt's tokens.
-        stream: to the client. Once that takes no more, what was said until then stays in the context.
 
     Args:
         branches: to answer on.
         caller: who asks.
         model: that answers.
         settings: of the gateway.
-        send: of the ASGI request.
+        client: that asks. Once it takes no more, what was said until then stays in the context.
     """
 
-    def __init__(self, branches: Branches, caller: bytes, model: Model, settings: GatewaySettings, send: Send) -> None:
+    def __init__(
+        self, branches: Branches, caller: bytes, model: Model, settings: GatewaySettings, client: Client
+    ) -> None:
         self.generated = GeneratedText()
         self.count = PromptCount(0)
-        self.stream = EventStream(send, settings.send_timeout_s)
+        self._client = client
         self._branches = branches
         self._caller = caller
         self._model = model
@@ -70,18 +79,17 @@ class Exchange:
         self._interrupting: AsyncTurn | None = None
 
     @contextlib.asynccontextmanager
-    async def answer(self, question: Question, receive: Receive) -> AsyncIterator[Events]:
+    async def answer(self, question: Question) -> AsyncIterator[Events]:
         """The events of the answer, the last a `TurnEnd`. A client that closes the connection interrupts it.
 
         Args:
             question: what is to be answered.
-            receive: of the ASGI request.
 
         Raises:
             MicroturnError: as iterating over a turn does.
             Refusal: there is no room for a session.
         """
-        leaving = asyncio.create_task(self._watch(receive))
+        leaving = asyncio.create_task(self._watch())
         try:
             async with (
                 self._branches.hold(
@@ -98,10 +106,8 @@ class Exchange:
             leaving.cancel()
             await asyncio.gather(leaving, return_exceptions=True)
 
-    async def _watch(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self.stream.is_broken = True
+    async def _watch(self) -> None:
+        await self._client.left()
         self._interrupt()
 
     def _interrupt(self) -> None:
@@ -126,12 +132,15 @@ class Exchange:
         while not isinstance(event, TurnEnd):
             self.generated.take(event)
             yield event
-            if self.stream.is_broken:
+            if self._client.is_broken:
                 self._interrupt()
             event = await anext(events)
         self._turn = None  # there is nothing left to interrupt
         self.count.take(event.status)
-        branch.context.answer(self.generated.piece(event.status), event.status.context_len)
+        if question.max_tokens == 0:
+            branch.context.rewound(event.status.context_len)
+        else:
+            branch.context.answer(self.generated.piece(event.status), event.status.context_len)
         if self._interrupting is not None:
             await self._interrupting.wait()
         yield event
@@ -151,16 +160,20 @@ class Exchange:
             assert isinstance(end, TurnEnd)
             context.append(message, end.status.context_len)
             self.count.take(end.status)
-        most = question.max_tokens
-        if most is None:
-            most = room_for_answer(context.end, self._model.max_context, self._settings.max_answer_tokens)
-        options: dict[str, Any] = {**question.generation, **_rewinding(context), "max_tokens": most}
         branch.is_told = True
         self._session = branch.session
-        self._turn = branch.session.turn(None, role="assistant", **options)
-        if self.stream.is_broken:
+        self._turn = branch.session.turn(None, **self._options(question, context), **_rewinding(context))
+        if self._client.is_broken:
             self._interrupt()
         return events_of(self._turn)
+
+    def _options(self, question: Question, context: HeldContext) -> dict[str, Any]:
+        most = question.max_tokens
+        if most == 0:
+            return {"max_tokens": 0}
+        if most is None:
+            most = room_for_answer(context.end, self._model.max_context, self._settings.max_answer_tokens)
+        return {**question.generation, "role": "assistant", "max_tokens": most}
 
 
 def _rewinding(context: HeldContext) -> Any:

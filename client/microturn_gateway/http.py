@@ -15,6 +15,9 @@ from microturn_gateway.access import Access
 from microturn_gateway.failures import Refusal
 from microturn_gateway.fields import parse_object
 
+# In the scope of a request that was refused: the code.
+REFUSED = "microturn.refused"
+
 
 async def read_body(request: Request, max_bytes: int) -> Mapping[str, Any]:
     """The JSON object that a request brings.
@@ -37,7 +40,20 @@ def refused(refusal: Refusal) -> JSONResponse:
         headers["retry-after"] = str(math.ceil(refusal.retry_after_s))
     if refusal.http_status == 401:
         headers["www-authenticate"] = "Bearer"
-    return JSONResponse({"error": refusal.as_json()}, refusal.http_status, headers)
+    return _RefusedResponse(refusal, headers)
+
+
+class _RefusedResponse(JSONResponse):
+    """Leaves its code in the scope, to be counted."""
+
+    def __init__(self, refusal: Refusal, headers: Mapping[str, str]) -> None:
+        super().__init__({"error": refusal.as_json()}, refusal.http_status, headers)
+        self._code = refusal.code
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends it."""
+        scope[REFUSED] = self._code
+        await super().__call__(scope, receive, send)
 
 
 async def serve(

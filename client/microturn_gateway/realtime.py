@@ -20,9 +20,9 @@ from typing import Any
 from microturn_client import Status, Tokens, ToolEvent
 from microturn_gateway import client_events as ask
 from microturn_gateway.answer import Event, PromptCount, Response
-from microturn_gateway.context import HeldContext, Message, joined
-from microturn_gateway.conversation import Conversation, new_id
-from microturn_gateway.edits import edited, tell
+from microturn_gateway.context import Message, joined
+from microturn_gateway.conversation import new_id
+from microturn_gateway.edits import tell
 from microturn_gateway.failures import Refusal
 from microturn_gateway.fields import parse_object
 from microturn_gateway.jobs import Job
@@ -30,6 +30,7 @@ from microturn_gateway.options import room_for_answer
 from microturn_gateway.realtime_tools import check_choice, choice_options
 from microturn_gateway.report import report_of
 from microturn_gateway.session_config import SessionConfig
+from microturn_gateway.talk import Talk
 
 _MAX_WAITING_JOBS = 64
 _MAX_BUFFER_LEN = 65_536  # characters or ids that wait for their beat
@@ -60,17 +61,14 @@ class Realtime:
         beat_s: least time between two micro-turns.
 
     Attributes:
-        context: what the session on the server holds; another object is another session.
-        tools: that the context begins with, so that others begin another one.
+        talk: what was said, and the session on the server that holds it.
     """
 
     def __init__(
         self, config: SessionConfig, *, max_context: int | None, max_answer_tokens: int, beat_s: float
     ) -> None:
         self.config = config
-        self.conversation = Conversation()
-        self.tools = config.tools
-        self.context = HeldContext()
+        self.talk = Talk(config.tools)
         self._max_context = max_context
         self._max_answer_tokens = max_answer_tokens
         self._beat_s = beat_s
@@ -84,6 +82,7 @@ class Realtime:
         self._beat_at_s = 0.0
         self._is_buffer_open = False
         self._must_interrupt = False
+        self._has_begun = False
         self._events: list[Event] = []
         self._emit({"type": "session.created", "session": self.config.as_json()})
 
@@ -129,16 +128,16 @@ class Realtime:
         assert job is not None
         job.status, job.latency_ms = status, job.latency_ms + elapsed_ms
         if step.message is not None:
-            self.context.append(step.message, status.context_len)
+            self.talk.context.append(step.message, status.context_len)
         elif step.response is None:
-            self.context.rewound(status.context_len)
+            self.talk.context.rewound(status.context_len)
         self._count.take(status)
         if step.response is not None:
             report = report_of(status, elapsed_ms)
             events, piece, items = step.response.ended(status, self._count, report, self._last_id)
-            self.context.answer(piece, status.context_len)
+            self.talk.context.answer(piece, status.context_len)
             for item in items:
-                self.conversation = self.conversation.with_item(item)
+                self.talk.conversation = self.talk.conversation.with_item(item)
             self._emit(*events)
 
     def failed(self, refusal: Refusal) -> None:
@@ -146,8 +145,7 @@ class Realtime:
         job, self._step, self._job = self._job, None, None
         assert job is not None
         self._messages.clear()
-        if job.before is not None:
-            self.conversation = job.before
+        self.talk.undo(has_begun=job.status is not None)
         self._give_up(job, refusal)
 
     def complain(self, refusal: Refusal, event_id: str | None = None) -> None:
@@ -166,7 +164,7 @@ class Realtime:
 
     @property
     def _last_id(self) -> str | None:
-        items = self.conversation.items
+        items = self.talk.conversation.items
         return items[-1].id if items else None
 
     @property
@@ -176,7 +174,9 @@ class Realtime:
 
     def _accept(self, event: ask.ClientEvent, event_id: str | None) -> None:
         if isinstance(event, ask.UpdateSession):
-            event = self.config.possible(event)
+            event = self.config.possible(
+                event, has_begun=self._has_begun, is_beginning_fixed=self.talk.has_fixed_beginning
+            )
             self.config = self.config.updated(event)
             self._emit({"type": "session.updated", "session": self.config.as_json()})
             if event.refused:
@@ -247,26 +247,23 @@ class Realtime:
                 return False
             self._beat_at_s = now_s + self._beat_s
         job = self._jobs.popleft()
-        if job.tools != self.tools:
-            self.tools, self.context = job.tools, HeldContext()
-        held_len = self.context.context_len
+        if job.tools != self.talk.tools:
+            self.talk.begin_anew(job.tools)
+        self._has_begun, self.talk.window = True, self.config.window
+        held_len, job.before = self.talk.context.context_len, self.talk.conversation
         try:
-            conversation = edited(self.conversation, job.event, self.context, is_implied=job.is_implied)
-            missing = self.context.become(conversation.messages(self.config.instructions))
-            if missing is None:
-                raise Refusal("failed_precondition", "this session cannot go back that far: open another one")
+            missing = self.talk.edit(job.event, self.config.instructions, is_implied=job.is_implied)
         except Refusal as refusal:
             self._give_up(job, refusal)
             return True
-        job.before, self.conversation = self.conversation, conversation
-        self._count = PromptCount(min(held_len, self.context.end))
+        self._count = PromptCount(min(held_len, self.talk.context.end))
         self._messages.extend(missing)
-        self._needs_turn = job.response is not None or (not missing and self.context.rewind_to is not None)
+        self._needs_turn = job.response is not None or (not missing and self.talk.context.rewind_to is not None)
         self._job = job
         return True
 
     def _next_of_job(self, job: Job) -> Step | None:
-        rewind = {} if self.context.rewind_to is None else {"rewind_to": self.context.rewind_to}
+        rewind = {} if self.talk.context.rewind_to is None else {"rewind_to": self.talk.context.rewind_to}
         if self._messages:
             message = self._messages.popleft()
             return Step(message, {"max_tokens": 0, "role": message.role, **rewind})
@@ -279,15 +276,16 @@ class Realtime:
             self._emit(*response.cancelled())
         report = None if job.status is None else report_of(job.status, job.latency_ms)
         assert job.before is not None
-        self._emit(*tell(job.event, job.before, self.conversation, report))
+        self._emit(*tell(job.event, job.before, self.talk.conversation, report))
         self._job = None
         return None
 
     def _answer_options(self, response: Response) -> dict[str, Any]:
         most = response.options.max_output_tokens
         if not isinstance(most, int):
-            most = room_for_answer(self.context.end, self._max_context, self._max_answer_tokens)
-        choice = choice_options(response.options.tool_choice, self.tools)
+            max_context = None if self.config.window else self._max_context
+            most = room_for_answer(self.talk.context.end, max_context, self._max_answer_tokens)
+        choice = choice_options(response.options.tool_choice, self.talk.tools)
         return {**response.options.generation, **choice, "max_tokens": most}
 
     def _give_up(self, job: Job, refusal: Refusal) -> None:

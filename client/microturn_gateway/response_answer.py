@@ -11,6 +11,7 @@ from microturn_client import Status, Tokens, ToolArguments, ToolCall, ToolCallBe
 from microturn_gateway.answer import PromptCount
 from microturn_gateway.conversation import new_id
 from microturn_gateway.failures import Refusal
+from microturn_gateway.logprobs import Logprob, TokenLogprobs
 from microturn_gateway.response_items import Called, ConversationItem, Said
 from microturn_gateway.response_request import ResponseRequest
 
@@ -30,7 +31,9 @@ class ResponseAnswer:
         self._num_events = 0
         self._output: list[dict[str, Any]] = []
         self._is_open = False
-        self._spaces = ""
+        self._waiting = ""
+        self._token_logprobs = TokenLogprobs()
+        self._logprobs: list[Logprob] = []  # of what waits
         self._has_called = False
         self._json: dict[str, Any] = {
             **asked.shown,
@@ -68,7 +71,7 @@ class ResponseAnswer:
         """Something of it came."""
         match event:
             case Tokens():
-                return self._take_text(event.text)
+                return self._take_text(event)
             case ToolCallBegun():
                 return self._begin_call(event)
             case ToolArguments():
@@ -80,10 +83,10 @@ class ResponseAnswer:
 
     def end(self, status: Status, count: PromptCount) -> list[Event]:
         """Its turn has ended."""
-        outcome = "completed" if status.finish_reason in ("stop", "complete") else "incomplete"
+        outcome = "completed" if status.finish_reason in ("stop", "complete", "append") else "incomplete"
         events = []
-        if self._spaces and not self._has_called:
-            events += self._say(self._spaces)
+        if self._waiting and not self._has_called:
+            events += self._say()
         if self._is_open:
             events += self._close(outcome)
         self._json |= {"status": outcome, "usage": _usage(status, count)}
@@ -99,15 +102,15 @@ class ResponseAnswer:
         self._json |= {"status": "failed", "error": {"code": refusal.code, "message": refusal.message}}
         return [self._event("response.failed", response=self.as_json())]
 
-    def _take_text(self, text: str) -> list[Event]:
+    def _take_text(self, tokens: Tokens) -> list[Event]:
         """Text; whitespace alone, as models write it around calls, waits for what it stands before."""
-        if not self._is_open and not (self._spaces + text).strip():
-            self._spaces += text
-            return []
-        return self._say(self._spaces + text) if text else []
+        self._waiting += tokens.text
+        self._logprobs += self._token_logprobs.take(tokens)
+        return self._say() if self._waiting.strip() or (self._is_open and self._waiting) else []
 
-    def _say(self, text: str) -> list[Event]:
-        self._spaces = ""
+    def _say(self) -> list[Event]:
+        text, self._waiting = self._waiting, ""
+        logprobs, self._logprobs = self._logprobs, []
         events = []
         if not self._is_open:
             message = {"id": new_id("msg"), "type": "message", "role": "assistant", "status": "in_progress"}
@@ -115,11 +118,13 @@ class ResponseAnswer:
             self._item["content"].append(_part(""))
             events.append(self._event("response.content_part.added", **self._part_place, part=_part("")))
         self._item["content"][0]["text"] += text
-        delta = self._event("response.output_text.delta", **self._part_place, delta=text, logprobs=[])
+        self._item["content"][0]["logprobs"] += logprobs
+        delta = self._event("response.output_text.delta", **self._part_place, delta=text, logprobs=logprobs)
         return [*events, delta]
 
     def _begin_call(self, call: ToolCallBegun) -> list[Event]:
-        self._spaces, self._has_called = "", True
+        self._waiting, self._logprobs, self._has_called = "", [], True
+        self._token_logprobs.drop()
         events = self._close("completed") if self._is_open else []
         item = {"id": new_id("fc"), "type": "function_call", "status": "in_progress"}
         return [*events, *self._open({**item, "call_id": call.id, "name": call.name, "arguments": ""})]
@@ -141,7 +146,9 @@ class ResponseAnswer:
         else:
             part = item["content"][0]
             events = [
-                self._event("response.output_text.done", **self._part_place, text=part["text"], logprobs=[]),
+                self._event(
+                    "response.output_text.done", **self._part_place, text=part["text"], logprobs=part["logprobs"]
+                ),
                 self._event("response.content_part.done", **self._part_place, part=deepcopy(part)),
             ]
         return [*events, self._event("response.output_item.done", output_index=self._index, item=deepcopy(item))]

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from starlette.responses import JSONResponse
-from starlette.types import Receive, Send
-
-from microturn_client import MicroturnError, Tokens, ToolEvent, TurnEnd
+from microturn_client import MicroturnError, TurnEnd
 from microturn_gateway.exchange import Exchange, Question
 from microturn_gateway.failures import Refusal, from_client
 from microturn_gateway.response_answer import ResponseAnswer
-from microturn_gateway.response_items import ConversationItem, messages_of
+from microturn_gateway.response_items import ConversationItem, check_results, messages_of
+from microturn_gateway.response_memory import CallerMemory
 from microturn_gateway.response_request import ResponseRequest
-from microturn_gateway.response_store import ResponseStore, StoredResponse
-from microturn_gateway.sessions import Model
+from microturn_gateway.response_store import StoredResponse
+from microturn_gateway.transport import Transport
 
 
 class ResponseExchange:
@@ -23,66 +20,61 @@ class ResponseExchange:
 
     Args:
         asked: what is asked for.
-        caller: who asks.
-        model: that answers.
+        answer: to it, new.
         exchange: of the request.
-        store: where the response is kept.
-        send: of the ASGI request.
+        memory: of what can be gone on from.
+        transport: to the client.
     """
 
     def __init__(
         self,
         asked: ResponseRequest,
-        caller: bytes,
-        model: Model,
+        answer: ResponseAnswer,
         exchange: Exchange,
-        store: ResponseStore,
-        send: Send,
+        memory: CallerMemory,
+        transport: Transport,
     ) -> None:
         self._asked = asked
-        self._caller = caller
-        self._store = store
-        self._send = send
-        self._answer = ResponseAnswer(asked, model.name)
+        self._answer = answer
         self._exchange = exchange
-        self._stream = exchange.stream
+        self._memory = memory
+        self._transport = transport
 
-    async def run(self, receive: Receive) -> None:
+    async def run(self) -> None:
         """Answers.
 
         Raises:
             Refusal: it was refused, and nothing has been sent yet.
         """
-        items = (*self._earlier_items(), *self._asked.items)
         asked = self._asked
+        items = (*self._earlier_items(), *asked.items)
+        check_results(items)
         question = Question(
             messages_of(asked.instructions, items),
             asked.tools.described,
             asked.generation,
-            asked.max_tokens,
-            keeps=asked.is_stored,
+            asked.max_tokens if asked.generates else 0,
+            keeps=self._memory.keeps(asked),
         )
         try:
-            async with self._exchange.answer(question, receive) as events:
+            async with self._exchange.answer(question) as events:
                 async for event in events:
                     await self._begin()
                     if isinstance(event, TurnEnd):
                         status = event.status
                     else:
-                        await self._tell(event)
+                        await self._transport.tell(self._answer.take(event))
         except MicroturnError as error:
-            if not self._stream.has_begun:
+            if not self._transport.has_begun:
                 raise from_client(error) from error
             last = self._answer.failed(from_client(error))
         else:
             last = self._answer.end(status, self._exchange.count)
-            if asked.is_stored:
-                self._store.keep(StoredResponse(self._caller, self._answer.as_json(), (*items, *self._answer.items)))
+            shown = self._answer.as_json()
+            self._memory.keep(StoredResponse(self._memory.caller, shown, (*items, *self._answer.items)))
         # The session is free by now, for the request that the client sends when it reads this.
-        if asked.streams:
-            await self._stream.tell(last, ends=True)
-        else:
-            await JSONResponse(self._answer.as_json())({"type": "http"}, _nothing, self._send)
+        await self._transport.tell(last)
+        await self._transport.end()
 
     def _earlier_items(self) -> Sequence[ConversationItem]:
         """What the response that is gone on from ended with.
@@ -93,22 +85,13 @@ class ResponseExchange:
         previous_id = self._asked.previous_id
         if previous_id is None:
             return ()
-        previous = self._store.find(previous_id, self._caller)
+        previous = self._memory.find(previous_id)
         if previous is None:
             message = f"there is no response '{previous_id}' here"
             raise Refusal("previous_response_not_found", message, param="previous_response_id", http_status=404)
         return previous.items
 
     async def _begin(self) -> None:
-        if self._asked.streams and not self._stream.has_begun:
-            await self._stream.begin()
-            await self._stream.tell(self._answer.begin())
-
-    async def _tell(self, event: Tokens | ToolEvent) -> None:
-        news = self._answer.take(event)
-        if self._asked.streams:
-            await self._stream.tell(news)
-
-
-async def _nothing() -> Any:
-    return {"type": "http.disconnect"}
+        if not self._transport.has_begun:
+            await self._transport.begin()
+            await self._transport.tell(self._answer.begin())

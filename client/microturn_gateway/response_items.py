@@ -63,7 +63,7 @@ def parse_input(value: str | list[object]) -> tuple[ConversationItem, ...]:
         Refusal: an item is of a kind that is not here, or not of the right shape.
     """
     if isinstance(value, str):
-        return (Said("user", value),)
+        return (Said("user", value),) if value else ()
     parsed = (_parse_item(Fields(item, f"input.{index}")) for index, item in enumerate(value))
     return tuple(item for item in parsed if item is not None)
 
@@ -71,6 +71,21 @@ def parse_input(value: str | list[object]) -> tuple[ConversationItem, ...]:
 def num_chars_of(items: Sequence[ConversationItem]) -> int:
     """How much text they hold."""
     return sum(len(item.arguments) if isinstance(item, Called) else len(item.text) for item in items)
+
+
+def check_results(items: Sequence[ConversationItem]) -> None:
+    """Checks that each result is of a call that stands before it: a chat template could not say what it answers.
+
+    Raises:
+        Refusal: one is of none.
+    """
+    call_ids: set[str] = set()
+    for item in items:
+        if isinstance(item, Called):
+            call_ids.add(item.call_id)
+        elif isinstance(item, Returned) and item.call_id not in call_ids:
+            message = f"there is no call '{item.call_id}' for this output to answer"
+            raise Refusal("invalid_value", message, param="input")
 
 
 def messages_of(instructions: str | None, items: Sequence[ConversationItem]) -> list[Message]:

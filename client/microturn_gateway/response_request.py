@@ -9,6 +9,7 @@ from typing import Any
 from microturn_gateway.chat_tools import Tools, take_tools
 from microturn_gateway.failures import Refusal
 from microturn_gateway.fields import Fields
+from microturn_gateway.logprobs import refuse_top_logprobs
 from microturn_gateway.options import take_generation_options
 from microturn_gateway.response_items import ConversationItem, parse_input
 
@@ -19,7 +20,6 @@ _INERT: Mapping[str, Any] = {
     "parallel_tool_calls": True,
     "prompt_cache_key": None,
     "prompt_cache_retention": None,
-    "reasoning": None,
     "safety_identifier": None,
     "service_tier": "default",
     "truncation": "disabled",
@@ -46,6 +46,7 @@ class ResponseRequest:
         max_tokens: most tokens of the answer; None is as many as there is room for.
         generation: options of the turn, as the wire contract names them.
         tools: that the model may call.
+        generates: whether there is an answer; otherwise the context is prepared for the next request.
         streams: whether the answer comes as it is made.
         is_stored: whether the response is kept, to go on from it.
         shown: fields of the request that its response shows.
@@ -58,6 +59,7 @@ class ResponseRequest:
     max_tokens: int | None
     generation: Mapping[str, Any]
     tools: Tools
+    generates: bool
     streams: bool
     is_stored: bool
     shown: Mapping[str, Any]
@@ -72,38 +74,42 @@ def parse_response_request(raw: Mapping[str, Any]) -> ResponseRequest:
     fields = Fields(raw)
     if fields.take("background", bool, False):
         raise Refusal("unsupported_parameter", "'background' is not supported here", param="background")
-    if _LOGPROBS in fields.take("include", list, []):
-        raise Refusal("unsupported_parameter", f"'{_LOGPROBS}' is not supported here", param="include")
-    fields.take_int("top_logprobs", 0, 0, 0)
+    logprobs = {"logprobs": True} if _LOGPROBS in fields.take("include", list, []) else {}
+    refuse_top_logprobs(fields)
     stream_options = fields.take_object("stream_options")
     stream_options.ignore("include_obfuscation")
     stream_options.end()
     inert = {name: value for name, value in fields.take_inert(*_INERT).items() if value is not None}
-    asked_input = fields.take("input", (str, list))
-    if not asked_input:
+    generates = fields.take("generate", bool, True)
+    previous_id = fields.take("previous_response_id", str, None)
+    begins = generates and previous_id is None
+    asked_input = fields.take("input", (str, list)) if begins else fields.take("input", (str, list), [])
+    if begins and not asked_input:
         raise Refusal("invalid_value", "'input' must not be empty", param="input")
     most = fields.take("max_output_tokens", int, None)
     if most is not None and most < 1:
         raise Refusal("invalid_value", "'max_output_tokens' must be 1 or more", param="max_output_tokens")
-    grammar = _take_text_format(fields)
+    text, grammar = _take_text(fields)
     tools = _take_tools(fields)
     options = take_generation_options(fields)
     request = ResponseRequest(
         model=fields.take("model", str, None),
         items=parse_input(asked_input),
         instructions=fields.take("instructions", str, None),
-        previous_id=fields.take("previous_response_id", str, None),
+        previous_id=previous_id,
         max_tokens=most,
-        generation={**options, **grammar, **tools.options},
+        generation={**options, **grammar, **tools.options, **logprobs},
         tools=tools,
+        generates=generates,
         streams=fields.take("stream", bool, False),
         is_stored=fields.take("store", bool, True),
         shown={
             **_INERT,
             **inert,
             **{name: options.get(name, usual) for name, usual in _SHOWN_OPTIONS.items()},
-            "text": {"format": {"type": "text"}, **(raw.get("text") or {})},
-            "tools": raw.get("tools") or [],
+            "reasoning": _take_reasoning(fields),
+            "text": text,
+            "tools": [_shown_tool(tool) for tool in raw.get("tools") or []],
             "tool_choice": raw.get("tool_choice") or "auto",
             "top_logprobs": 0,
         },
@@ -112,22 +118,45 @@ def parse_response_request(raw: Mapping[str, Any]) -> ResponseRequest:
     return request
 
 
-def _take_text_format(fields: Fields) -> dict[str, Any]:
-    """What the answer must match, as the wire contract names it."""
+def _take_reasoning(fields: Fields) -> Mapping[str, Any] | None:
+    """What is shown of it: both of its fields are required there."""
+    asked = fields.take("reasoning", dict, None)
+    return None if asked is None else {"effort": None, "summary": None, **asked}
+
+
+def _take_text(fields: Fields) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """What is shown of it, and what the answer must match, as the wire contract names it."""
     text = fields.take_object("text")
-    text.ignore("verbosity")
-    asked = text.take_object("format")
-    kind = asked.take("type", str, "text")
-    if kind not in ("text", "json_object", "json_schema"):
-        message = "'text.format.type' must be text, json_object or json_schema"
-        raise Refusal("invalid_value", message, param="text.format.type")
-    grammar: dict[str, Any] = {"json_object": {"json_schema": {"type": "object"}}}.get(kind, {})
-    if kind == "json_schema":
-        asked.ignore("name", "description", "strict")  # it is always enforced
-        grammar = {"json_schema": asked.take("schema", dict)}
-    asked.end()
+    verbosity = text.take("verbosity", str, None)
+    shown, grammar = _take_format(text.take_object("format"))
     text.end()
-    return grammar
+    return {"format": shown, **({} if verbosity is None else {"verbosity": verbosity})}, grammar
+
+
+def _take_format(asked: Fields) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    kind = asked.take("type", str, "text")
+    shown: dict[str, Any] = {"type": kind}
+    grammar: dict[str, Any] = {}
+    if kind == "json_object":
+        grammar = {"json_schema": {"type": "object"}}
+    elif kind == "json_schema":
+        grammar = {"json_schema": asked.take("schema", dict)}
+        shown |= {
+            "name": asked.take("name", str),
+            "description": asked.take("description", str, None),
+            "schema": grammar["json_schema"],
+            "strict": asked.take("strict", bool, True),  # it is always enforced
+        }
+    elif kind != "text":
+        path = asked.path("type")
+        raise Refusal("invalid_value", f"'{path}' must be text, json_object or json_schema", param=path)
+    asked.end()
+    return shown, grammar
+
+
+def _shown_tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A function as a response shows it: what it does not say is null there, not absent."""
+    return {"description": None, "parameters": None, "strict": None, **tool}
 
 
 def _take_tools(fields: Fields) -> Tools:

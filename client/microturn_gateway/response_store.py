@@ -45,6 +45,12 @@ class StoredResponse:
         response_id: str = self.shown["id"]
         return response_id
 
+    @property
+    def is_stored(self) -> bool:
+        """Whether its client wants it to be found by other requests."""
+        stored: bool = self.shown["store"]
+        return stored
+
 
 class ResponseStore:
     """All of them.

@@ -5,20 +5,30 @@ An ASGI application of its own, since it listens for the client's leaving while 
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+from functools import partial
+
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocket
 
 from microturn_gateway.access import Access, caller_of
 from microturn_gateway.branches import Branches
+from microturn_gateway.event_stream import EventStream, JsonBody
 from microturn_gateway.exchange import Exchange
 from microturn_gateway.failures import Refusal
 from microturn_gateway.http import read_body, serve
+from microturn_gateway.response_answer import ResponseAnswer
 from microturn_gateway.response_exchange import ResponseExchange
-from microturn_gateway.response_request import parse_response_request
+from microturn_gateway.response_memory import CallerMemory, ConnectionMemory
+from microturn_gateway.response_request import ResponseRequest, parse_response_request
+from microturn_gateway.response_socket import ResponseSocket
 from microturn_gateway.response_store import ResponseStore
 from microturn_gateway.sessions import Sessions
 from microturn_gateway.settings import GatewaySettings
+from microturn_gateway.sockets import accept
+from microturn_gateway.transport import Transport
 
 
 class Responses:
@@ -37,10 +47,31 @@ class Responses:
 
     async def _answer(self, request: Request, send: Send) -> None:
         asked = parse_response_request(await read_body(request, self._settings.max_body_bytes))
+        memory = CallerMemory(self._store, caller_of(request.headers))
+        receive, timeout_s = request.receive, self._settings.send_timeout_s
+        transport = EventStream(receive, send, timeout_s) if asked.streams else JsonBody(receive, send)
+        await self._respond(memory, asked, transport)
+
+    async def serve(self, websocket: WebSocket, place: AbstractContextManager[None]) -> None:
+        """Answers the requests of one WebSocket, which takes a place.
+
+        Raises:
+            Refusal: it may not be opened.
+        """
+        offered = websocket.scope["subprotocols"]
+        self._access.check_token(websocket.headers, offered)
+        memory = ConnectionMemory(self._store, caller_of(websocket.headers, offered))
+        with place:
+            await accept(websocket)
+            try:
+                await ResponseSocket(websocket, partial(self._respond, memory), memory, self._settings).serve()
+            finally:
+                await self._branches.close_all(memory.key)
+
+    async def _respond(self, memory: CallerMemory, asked: ResponseRequest, transport: Transport) -> None:
         model = await self._sessions.model(asked.model)
-        caller = caller_of(request.headers)
-        exchange = Exchange(self._branches, caller, model, self._settings, send)
-        await ResponseExchange(asked, caller, model, exchange, self._store, send).run(request.receive)
+        exchange = Exchange(self._branches, memory.owner(asked), model, self._settings, transport)
+        await ResponseExchange(asked, ResponseAnswer(asked, model.name), exchange, memory, transport).run()
 
     async def reap(self) -> None:
         """Gives up unused responses, for as long as the gateway runs."""

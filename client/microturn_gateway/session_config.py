@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from microturn_gateway.client_events import AnswerOptions, UpdateSession
+from microturn_gateway.client_events import AnswerOptions, UpdateSession, Window
 from microturn_gateway.failures import Refusal
 from microturn_gateway.realtime_tools import ToolChoice, Tools, check_choice
 
@@ -25,6 +25,7 @@ class SessionConfig:
         max_context: longest context in tokens; None where the server does not say.
         tools: functions that the model may call.
         tool_choice: which of them an answer calls; None where no client has said so.
+        window: of a session without end; None where it ends with its context.
         inert: what a client set that changes nothing here.
     """
 
@@ -37,6 +38,7 @@ class SessionConfig:
     max_context: int | None = None
     tools: Tools = ()
     tool_choice: ToolChoice | None = None
+    window: Window | None = None
     inert: Mapping[str, Any] = field(default_factory=dict)
 
     def updated(self, event: UpdateSession) -> SessionConfig:
@@ -50,6 +52,7 @@ class SessionConfig:
             generation=answers.generation,
             tools=self.tools if event.tools is None else event.tools,
             tool_choice=answers.tool_choice,
+            window=self.window if event.window is None else event.window,
             inert={**self.inert, **event.inert},
         )
 
@@ -59,11 +62,22 @@ class SessionConfig:
         choice = self.tool_choice if options.tool_choice is None else options.tool_choice
         return AnswerOptions(most, {**self.generation, **options.generation}, choice)
 
-    def possible(self, event: UpdateSession) -> UpdateSession:
-        """What of an event can be had with these tools; the rest of it is refused.
+    def possible(self, event: UpdateSession, *, has_begun: bool, is_beginning_fixed: bool) -> UpdateSession:
+        """What of an event can be had; the rest of it is refused.
 
         A choice that comes before the tools waits for them, as agents send it: each answer is checked again.
+
+        Args:
+            event: what a client asks for.
+            has_begun: the session has its options.
+            is_beginning_fixed: the window has left the instructions.
         """
+        if has_begun and event.window not in (None, self.window):
+            refusal = _refused("'session.microturn.overflow' is fixed with the first turn", "microturn.overflow")
+            event = replace(event, window=None, refused=(*event.refused, refusal))
+        if is_beginning_fixed and event.instructions not in (None, self.instructions):
+            refusal = _refused("the window has left the session's instructions: they stay", "instructions")
+            event = replace(event, instructions=None, refused=(*event.refused, refusal))
         tools = self.tools if event.tools is None else event.tools
         try:
             if tools:
@@ -85,5 +99,14 @@ class SessionConfig:
             "tools": list(self.tools),
             "tool_choice": self.tool_choice or ("auto" if self.tools else "none"),
             **self.inert,
-            "microturn": {**self.generation, "beat_ms": self.beat_ms, "max_context": self.max_context},
+            "microturn": {
+                **self.generation,
+                **({} if self.window is None else self.window.as_json()),
+                "beat_ms": self.beat_ms,
+                "max_context": self.max_context,
+            },
         }
+
+
+def _refused(message: str, name: str) -> Refusal:
+    return Refusal("unsupported_parameter", message, param=f"session.{name}")

@@ -114,7 +114,9 @@ class Sessions:
         except ConnectionLost:
             return await self._client.model_info()
 
-    def open(self, session_id: str | None = None, tools: Sequence[Mapping[str, Any]] = ()) -> AsyncSession:
+    def open(
+        self, session_id: str | None = None, tools: Sequence[Mapping[str, Any]] = (), window: Mapping[str, Any] = {}
+    ) -> AsyncSession:
         """A new session, with tools for the model; the server hears of it with its first turn."""
         return self._client.session(
             session_id=session_id or new_id("sess"),
@@ -122,6 +124,7 @@ class Sessions:
             idle_timeout_s=_IDLE_TIMEOUT_S,
             session_key=secrets.token_urlsafe(24),
             tools=tools,
+            **window,
         )
 
 

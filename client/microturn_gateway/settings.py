@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from microturn_gateway.server_access import ServerAccess
 
 _LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
 
@@ -12,10 +14,13 @@ class GatewaySettings:
     """The settings of one gateway.
 
     Attributes:
-        server: `host:port` of the Microturn server's gRPC endpoint.
+        server: `host:port` of the Microturn server's gRPC endpoint, or of an edge before several.
+        server_access: what it takes to be let in there.
         host: to listen on.
         port: to listen on; 0 takes a free one.
         token: what clients must come with; None lets every program of this machine in.
+        metrics_token: opens `/metrics` and nothing else, as the token does.
+        secret_key: signs client secrets, the same in all replicas; None takes the token, and without one a random key.
         allowed_origins: of pages besides our own.
         served_model_names: what clients may call the model besides what the server calls it.
         beat_ms: least time between two micro-turns of a session, milliseconds.
@@ -31,9 +36,12 @@ class GatewaySettings:
     """
 
     server: str = "localhost:8001"
+    server_access: ServerAccess = field(default_factory=ServerAccess)
     host: str = "127.0.0.1"
     port: int = 8080
     token: str | None = None
+    metrics_token: str | None = None
+    secret_key: str | None = None
     allowed_origins: tuple[str, ...] = ()
     served_model_names: tuple[str, ...] = ()
     beat_ms: float = 200.0
@@ -47,8 +55,10 @@ class GatewaySettings:
     def __post_init__(self) -> None:
         if self.token is None and self.host not in _LOOPBACK_HOSTS:
             raise ValueError(f"'{self.host}' can be reached from outside: give a token (--token-file)")
-        if self.token is not None and len(self.token) < 16:
+        if any(token is not None and len(token) < 16 for token in (self.token, self.metrics_token)):
             raise ValueError("a token has 16 characters or more")
+        if self.secret_key is not None and len(self.secret_key) < 32:
+            raise ValueError("a key for client secrets has 32 characters or more")
         if not all(name.strip() for name in self.served_model_names):
             raise ValueError("a model's name is not empty (--served-model-name)")
         for name in ("max_sessions", "idle_timeout_s", "max_answer_tokens", "send_timeout_s"):

@@ -15,25 +15,15 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from microturn_client import AsyncSession, AsyncTurn, MicroturnError, TurnEnd
 from microturn_gateway.context import HeldContext
 from microturn_gateway.failures import Refusal, from_client
+from microturn_gateway.measured import measure_event
+from microturn_gateway.metrics import Metrics
 from microturn_gateway.outbox import Outbox
 from microturn_gateway.realtime import Realtime, Step
 from microturn_gateway.sessions import LOST, events_of
 from microturn_gateway.settings import GatewaySettings
+from microturn_gateway.sockets import CLOSE_IDLE, CLOSE_LOST, CLOSE_REFUSED, Ending
 
-# How the gateway closes a connection; 1012, "going away", is uvicorn's.
-_CLOSE_IDLE = 1000
-_CLOSE_SLOW = 1008
-_CLOSE_LOST = 1011
 _LAST_WORDS_S = 1.0
-
-
-class _Ending(Exception):
-    """The connection ends from this side, with a close code and, for the client, a reason."""
-
-    def __init__(self, close_code: int, refusal: Refusal) -> None:
-        super().__init__(refusal.message)
-        self.close_code = close_code
-        self.refusal = refusal
 
 
 class RealtimeSocket:
@@ -44,6 +34,7 @@ class RealtimeSocket:
         realtime: the protocol, new.
         open_session: one on the server, with the tools of the protocol's context.
         settings: the gateway's.
+        metrics: that count what it is told.
     """
 
     def __init__(
@@ -52,6 +43,7 @@ class RealtimeSocket:
         realtime: Realtime,
         open_session: Callable[[], AsyncSession],
         settings: GatewaySettings,
+        metrics: Metrics,
     ) -> None:
         self._websocket = websocket
         self._realtime = realtime
@@ -59,6 +51,7 @@ class RealtimeSocket:
         self._session: AsyncSession | None = None
         self._context: HeldContext | None = None
         self._settings = settings
+        self._metrics = metrics
         self._outbox = Outbox()
         self._has_events = asyncio.Event()
         self._has_work = asyncio.Event()
@@ -71,7 +64,7 @@ class RealtimeSocket:
         tasks = [asyncio.create_task(work) for work in self._works()]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            ending = next((error for task in done if isinstance(error := task.exception(), _Ending)), None)
+            ending = next((error for task in done if isinstance(error := task.exception(), Ending)), None)
             errors = [error for task in done if (error := task.exception()) is not None]
         finally:
             if self._realtime.is_answering:
@@ -99,7 +92,7 @@ class RealtimeSocket:
                     message = await self._websocket.receive()
             except TimeoutError:
                 refusal = Refusal("session_idle", f"nothing came for {self._settings.idle_timeout_s:g} s")
-                raise _Ending(_CLOSE_IDLE, refusal) from None
+                raise Ending(CLOSE_IDLE, refusal) from None
             if message["type"] == "websocket.disconnect":
                 return
             self._realtime.receive(message.get("text") or message.get("bytes") or "")
@@ -146,18 +139,19 @@ class RealtimeSocket:
             self._flush()
             if isinstance(error, LOST):
                 lost = Refusal("session_lost", "the session is gone from its server: connect again", http_status=500)
-                raise _Ending(_CLOSE_LOST, lost) from error
+                raise Ending(CLOSE_LOST, lost) from error
 
     async def _session_now(self) -> AsyncSession:
         """The session of the protocol's context, a new one where the context has begun anew."""
-        if self._session is None or self._context is not self._realtime.context:
+        if self._session is None or self._context is not self._realtime.talk.context:
             if self._session is not None:
                 await self._session.close()
-            self._session, self._context = self._open_session(), self._realtime.context
+            self._session, self._context = self._open_session(), self._realtime.talk.context
         return self._session
 
     def _flush(self) -> None:
         for event in self._realtime.take_events():
+            measure_event(self._metrics, event)
             self._outbox.put(event)
         self._has_events.set()
 
@@ -170,16 +164,16 @@ class RealtimeSocket:
                     async with asyncio.timeout(self._settings.send_timeout_s):
                         await self._websocket.send_text(text)
                 except TimeoutError:
-                    raise _Ending(_CLOSE_SLOW, Refusal("slow_reader", "events are not read")) from None
+                    raise Ending(CLOSE_REFUSED, Refusal("slow_reader", "events are not read")) from None
                 except WebSocketDisconnect:
                     return
                 self._has_room.set()
 
-    async def _say_goodbye(self, ending: _Ending) -> None:
+    async def _say_goodbye(self, ending: Ending) -> None:
         self._realtime.complain(ending.refusal)
         self._flush()
         with contextlib.suppress(TimeoutError, WebSocketDisconnect, RuntimeError):
             async with asyncio.timeout(_LAST_WORDS_S):
-                while ending.close_code != _CLOSE_SLOW and (text := self._outbox.take()) is not None:
+                while ending.close_code != CLOSE_REFUSED and (text := self._outbox.take()) is not None:
                     await self._websocket.send_text(text)
                 await self._websocket.close(ending.close_code, ending.refusal.code)

@@ -44,9 +44,6 @@ _RULES = (
     "the way, one after the other, and you never guess what a station would say. Walk {number}."
 )
 
-_KEPT = {True: "kept", False: "not kept"}
-_PREFIXES = {True: "prefixes shared", False: "prefixes apart"}
-
 _Loop = list[float]
 
 
@@ -125,13 +122,13 @@ def _chat_loop(url: str, number: str, *, keeps: bool) -> tuple[_Loop, int]:
                 model=model,
                 messages=messages,
                 tools=tools,
-                tool_choice="required",
+                tool_choice={"type": "function", "function": {"name": "get_weather"}},
                 max_tokens=100,
             )
             steps.append(time.perf_counter() - started_s)
         message = answer.choices[0].message
-        assert message.tool_calls, answer
-        result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": _RESULT.format(step=step)}
+        [call] = message.tool_calls or []
+        result = {"role": "tool", "tool_call_id": call.id, "content": _RESULT.format(step=step)}
         messages += [message.model_dump(exclude_none=True), result]
     assert answer.usage is not None
     assert answer.usage.prompt_tokens_details is not None
@@ -154,16 +151,15 @@ def _response_loop(url: str, number: str, *, keeps: bool) -> tuple[_Loop, int]:
                 input=news,
                 previous_response_id=previous,
                 tools=tools,
-                tool_choice="required",
+                tool_choice={"type": "function", "name": "get_weather"},
                 max_output_tokens=100,
             )
             steps.append(time.perf_counter() - started_s)
-        calls = [item.to_dict() for item in response.output if item.type == "function_call"]
-        assert calls, response
-        told = {"type": "function_call_output", "call_id": calls[0]["call_id"], "output": _RESULT.format(step=step)}
+        [call] = [item.to_dict() for item in response.output]
+        told = {"type": "function_call_output", "call_id": call["call_id"], "output": _RESULT.format(step=step)}
         if keeps:
             previous, news = response.id, [told]
         else:
-            news += [*calls, told]
+            news += [call, told]
     assert response.usage is not None
     return steps, response.usage.input_tokens_details.cached_tokens

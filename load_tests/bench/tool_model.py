@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 TEMPLATE = """{% if tools %}<|im_start|>system
@@ -25,6 +26,7 @@ def write_tool_model(model_dir: Path, directory: Path) -> Path:
     for file in model_dir.iterdir():
         if file.name != "tokenizer_config.json":
             (directory / file.name).symlink_to(file)
-    config = json.loads((model_dir / "tokenizer_config.json").read_text())
-    (directory / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": TEMPLATE}))
+    known, config = model_dir / "tokenizer_config.json", directory / "tokenizer_config.json"
+    config.write_text(json.dumps({**json.loads(known.read_text()), "chat_template": TEMPLATE}))
+    shutil.copystat(known, config)  # with the same time, what a server found out at load is known to the next one
     return directory

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from microturn.serve.child import running_server
 from microturn_client import Client
 from support.raw import RawStream
 from support.served import Start, servers_of
+from support.share import model_server
 from support.tiny_model_dir import write_tiny_model
 
 
@@ -25,8 +25,8 @@ def admin_socket(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def server(smollm2_dir: str, admin_socket: Path) -> Iterator[str]:
     """The gRPC address of a server that answers as plain transformers do."""
-    with running_server(smollm2_dir, "weights=float32", arguments=(f"--admin-socket={admin_socket}",)) as address:
-        yield address
+    with model_server(smollm2_dir, "weights=float32", arguments=(f"--admin-socket={admin_socket}",)) as server:
+        yield server.address
 
 
 @pytest.fixture

@@ -23,7 +23,6 @@ import psutil
 import pytest
 from transformers import PreTrainedModel
 
-from microturn.serve.child import running_server
 from microturn_client import Client, NotFound, Session, Tokens
 from microturn_client._errors import from_wire
 from support.listed import wait_for_session, wait_until_gone
@@ -32,6 +31,7 @@ from support.pipelined import PipelinedStream
 from support.raw import Answer, RawStream, ids, turn_request
 from support.scrape import scrape_until
 from support.served import Served, Start
+from support.share import model_server
 
 PROMPT = list(range(7000, 7030))
 ABANDONED = list(range(9000, 9010))
@@ -248,9 +248,9 @@ def test_a_client_that_closes_during_decode(smollm2_dir: str, tmp_path: Path) ->
     """What runs is interrupted, and nothing of the session is left: a server without room has room for one more."""
     socket = tmp_path / "admin.sock"
     with (
-        running_server(smollm2_dir, "max_sessions=4", arguments=(f"--admin-socket={socket}",)) as server,
-        Client(server, recovery=None) as client,
-        RawStream(server) as raw,
+        model_server(smollm2_dir, "max_sessions=4", arguments=(f"--admin-socket={socket}",)) as server,
+        Client(server.address, recovery=None) as client,
+        RawStream(server.address) as raw,
     ):
         session = client.session(session_id=new_id())
         session_id = str(session.id)

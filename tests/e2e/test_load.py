@@ -22,7 +22,8 @@ import pytest
 
 from load_tests.load.locust_run import LocustRun
 from load_tests.load.thresholds import Thresholds
-from microturn.serve.child import RunningServer, free_ports, started_server
+from microturn.serve.child import RunningServer, free_ports
+from support.share import model_server
 from support.tiny_model_dir import write_tiny_model
 
 # How fast is not asked here: the machine has other things to do.
@@ -36,7 +37,7 @@ def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def tiny_server(tiny_dir: str) -> Iterator[RunningServer]:
-    with started_server(tiny_dir) as server:
+    with model_server(tiny_dir) as server:
         yield server
 
 
@@ -155,7 +156,7 @@ class LocustPage:
 
 def test_a_server_that_is_killed_fails_the_run(tiny_dir: str, tmp_path: Path) -> None:
     run = LocustRun(("Beat",), 2, 9, Thresholds(min_on_time=0.0, max_errors=0.0), tmp_path)
-    with started_server(tiny_dir) as server:
+    with model_server(tiny_dir) as server:
         with subprocess.Popen(run.command(server.address, "")) as locust:
             try:
                 wait_for_requests(server.metrics_url, 10)

@@ -12,8 +12,8 @@ import random
 
 import pytest
 
-from microturn.serve.child import running_server
 from microturn_client import AsyncClient, AsyncSession
+from support.share import model_server
 
 MAX_CONTEXT = 1024
 # `kv_tokens` and `host_tier_bytes`; the first two are as unlike as they can be.
@@ -36,10 +36,10 @@ def test_every_turn_of_a_random_load_is_answered(
 ) -> None:
     """A page that the prefix cache and a session shared counted as taken for good: two of 60 such loads stood still."""
     settings = (f"max_context={MAX_CONTEXT}", f"kv_tokens={kv_tokens}", f"host_tier_bytes={host_tier_bytes}")
-    with running_server(smollm2_dir, *settings) as address:
+    with model_server(smollm2_dir, *settings) as server:
         for seed in range(num_loads):
             try:
-                asyncio.run(_load(address, random.Random(f"{kv_tokens}, {host_tier_bytes}, {seed}")))
+                asyncio.run(_load(server.address, random.Random(f"{kv_tokens}, {host_tier_bytes}, {seed}")))
             except Exception as error:
                 error.add_note(f"load {seed} of kv_tokens={kv_tokens} host_tier_bytes={host_tier_bytes}")
                 raise

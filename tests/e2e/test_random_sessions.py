@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from transformers import PreTrainedModel
 
-from microturn.serve.child import running_server
 from support.oracle import check_greedy
 from support.processes import model_process_ids
 from support.random_client import MAX_CONTEXT, MAX_QUEUED_TURNS, RandomClient
+from support.share import model_server
 
 SEED = "random sessions 1"
 NUM_CLIENTS = 6
@@ -24,8 +24,8 @@ NUM_TRANSCRIPTS = 12
 def crowded_server(smollm2_dir: str) -> Iterator[str]:
     """Three of the sessions fit in its pool."""
     settings = (f"max_context={MAX_CONTEXT}", f"kv_tokens={3 * MAX_CONTEXT}", f"max_queued_turns={MAX_QUEUED_TURNS}")
-    with running_server(smollm2_dir, *settings, "share_prefixes=true", "weights=float32") as address:
-        yield address
+    with model_server(smollm2_dir, *settings, "share_prefixes=true", "weights=float32") as server:
+        yield server.address
 
 
 def test_whatever_sessions_do_each_has_the_context_that_its_client_knows(

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from microturn.serve.child import running_server
 from microturn.sessions.options import TENANT_HEADER
 from support.raw import Answer, RawStream, ids
+from support.share import model_server
 from support.tiny_model_dir import write_tiny_model
 
 KEY = {"session_key": "the owner's"}
@@ -27,8 +27,8 @@ OpenStream = Callable[..., RawStream]
 @pytest.fixture(scope="module")
 def tenants_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     model = write_tiny_model(tmp_path_factory.mktemp("tiny") / "model")
-    with running_server(str(model), "max_sessions_per_tenant=50", "deterministic=true") as address:
-        yield address
+    with model_server(str(model), "max_sessions_per_tenant=50", "deterministic=true") as server:
+        yield server.address
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from microturn.serve.child import running_server
 from microturn.sessions.options import TENANT_HEADER
 from support.raw import RawStream, ids
+from support.share import model_server
 from support.tiny_model_dir import write_tiny_model
 
 OPTIONS = {"max_tokens": 0}
@@ -18,8 +18,8 @@ OPTIONS = {"max_tokens": 0}
 @pytest.fixture(scope="module")
 def tenants_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     model = write_tiny_model(tmp_path_factory.mktemp("tiny") / "model")
-    with running_server(str(model), "max_sessions_per_tenant=2") as address:
-        yield address
+    with model_server(str(model), "max_sessions_per_tenant=2") as server:
+        yield server.address
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from load_tests.bench.tool_model import write_tool_model
-from microturn.serve.child import running_server
 from microturn_client import AsyncClient, Client
 from support.blocking import blocking
+from support.share import model_server
 from support.tool_contract import TOOLS, ToolContract, called_in, context_of
 
 
@@ -21,8 +21,8 @@ def model_dir(smollm2_dir: str, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.fixture(scope="module")
 def address(model_dir: Path) -> Iterator[str]:
-    with running_server(str(model_dir), "weights=float32") as address:
-        yield address
+    with model_server(str(model_dir), "weights=float32") as server:
+        yield server.address
 
 
 @pytest.fixture(params=["threads", "asyncio"])

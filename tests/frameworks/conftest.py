@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from load_tests.bench.tool_model import write_tool_model
 from microturn.serve.child import running_server
 from support.gateway import running_gateway
-from support.tool_model_dir import write_tool_model
 
 MODEL = "smollm2-135m"
 

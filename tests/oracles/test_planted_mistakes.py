@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from microturn.engine.steps import InFlightStep
+from microturn.engine.in_flight_step import InFlightStep
 from microturn.errors import InternalError
 from microturn.model import runner
 from microturn.model.batch import Batch

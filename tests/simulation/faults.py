@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from functools import partial
+from typing import NoReturn
 
 from simulation.network import Stream
 from simulation.oracle import PassFailed
@@ -72,6 +73,18 @@ class Faults:
                 server.backend.runner.late_error = PassFailed()
             else:
                 server.backend.runner.error = PassFailed()
+
+    def _fail_build(self, fault: Fault, server: Server) -> None:
+        """The next row of a session cannot be built."""
+        running = [] if server.backend is None else list(server.backend.engine._lifecycle.running)
+        if running:
+            table = running[fault.choice % len(running)].table
+
+            def fail(_: int) -> NoReturn:
+                del table.seen
+                raise PassFailed
+
+            table.seen = fail  # type: ignore[method-assign]
 
     def _slow_passes(self, fault: Fault, server: Server) -> None:
         if server.backend is not None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from microturn.engine.engine import Engine
-from microturn.engine.steps import InFlightStep
+from microturn.engine.in_flight_step import InFlightStep
 from microturn.sessions.inputs import EmbedInput, TextInput, TokenInput
 from microturn.sessions.options import SessionOptions
 from microturn.sessions.session import Session
@@ -59,7 +59,7 @@ class Oracle:
         request_handler = engine._preparation._request_handler
         self._arrive, self._finish, self._reap = engine._arrive, engine._finish, engine._reap
         self._cancel, self._add = engine._lifecycle.cancel, engine._arrivals._add
-        self._receive, self._close_refused = request_handler.receive, request_handler.close_refused
+        self._receive, self._close = request_handler.receive, engine._lifecycle.close
         for part, name, hear in (
             (engine, "_arrive", self._hear_arrive),
             (engine, "_finish", self._hear_finish),
@@ -67,7 +67,7 @@ class Oracle:
             (engine._lifecycle, "cancel", self._hear_cancel),
             (engine._arrivals, "_add", self._hear_add),
             (request_handler, "receive", self._hear_receive),
-            (request_handler, "close_refused", self._hear_close_refused),
+            (engine._lifecycle, "close", self._hear_close),
         ):
             setattr(part, name, hear)
 
@@ -123,10 +123,10 @@ class Oracle:
         self.plain.listen(pass_failed=False)
         self._turns = {turn: plain for turn, plain in self._turns.items() if not plain.recorder.is_done}
 
-    def _hear_close_refused(self, turn: Turn) -> None:
+    def _hear_close(self, turn: Turn) -> None:
         session = self._find(turn.request.session_id)
         is_owner = session is not None and session.key.matches(turn.request.options.get("session_key"))
-        self._close_refused(turn)
+        self._close(turn)
         if not self._is_receiving and is_owner and turn.request.end and not turn.request.opens:
             self.plain.close_refused(turn.request.session_id, at_once=turn.interrupts)
 

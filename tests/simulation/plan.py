@@ -48,6 +48,7 @@ _FAULTS = {
     "stop": 2,
     "freeze": 2,
     "fail_pass": 2,
+    "fail_build": 1,
     "slow_passes": 1,
     "break_disk": 2,
     "fill_disk": 1,

@@ -35,7 +35,7 @@ class IdsOnly:
     """A codec for tests that speak token ids."""
 
     state: Any = None
-    tools: Sequence[Any] = ()
+    tools: str = ""
 
     def state_as_json(self, state: Any) -> Any:
         return state

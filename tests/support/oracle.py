@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from microturn.engine.in_flight_step import InFlightStep
 from microturn.engine.scheduler import ScheduledRow
-from microturn.engine.steps import InFlightStep
 from microturn.kv.tensors import KVTensors
 from microturn.kv.window import Window
 from microturn.model.batch import Batch, Row
@@ -48,9 +48,9 @@ class RecordingDriver(Driver):
         runner.run = self._run  # type: ignore[method-assign]
         self.engine.steps.launch = self._launch  # type: ignore[method-assign]
 
-    def _launch(self, rows: Sequence[ScheduledRow], ids: Tensor | None = None) -> InFlightStep:
+    def _launch(self, rows: Sequence[ScheduledRow], before: InFlightStep | None = None) -> InFlightStep:
         self._rows = rows
-        return self._launches(rows, ids)
+        return self._launches(rows, before)
 
     def _run(self, batch: Batch) -> Tensor:
         logits = self._runs(batch)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from microturn.kv.window import Window
-from microturn.sessions.options import TurnOptions
+from microturn.sessions.options import TurnOptions, grammar_source
 from microturn.sessions.turn import SessionId, Turn
 from support.driver import Recorder
 from support.grammars import hash_grammars
@@ -248,7 +248,7 @@ class PlainTurn:
         """Its input is in, behind what is left of the session; what it would say follows from the tokens alone."""
         self.undone, self.told = undone, told
         told.sight.lose(len(told.tokens) - len(self.ask.given))
-        source = TurnOptions(max_tokens=max_tokens).grammar_source
+        source = grammar_source({"max_tokens": max_tokens})
         grammar = None if source is None else hash_grammars(told.sight.limits.eos_ids).compile(source)
         self.answer, self.answer_ends = plain_answer(
             told.tokens, max_tokens, self.options, self.seed, told.sight.limits.eos_ids, told.sight.window, grammar

@@ -1,4 +1,4 @@
-"""A real Prometheus with our rules, that scrapes a server which a test started."""
+"""A real Prometheus with our rules, that scrapes a server or a gateway which a test started."""
 
 from __future__ import annotations
 
@@ -21,19 +21,25 @@ BINARY = default_cache_dir() / "tools" / "prometheus"
 
 
 class Prometheus:
-    """Scrapes one server's metrics every half second, as the job `microturn`.
+    """Scrapes one target every half second, as one of our jobs.
 
     Args:
         directory: for its files.
         metrics_address: `host:port`.
+        job_name: of the job.
+        token_file: holds the token of a job that wants one.
     """
 
-    def __init__(self, directory: Path, metrics_address: str) -> None:
+    def __init__(
+        self, directory: Path, metrics_address: str, job_name: str = "microturn", token_file: Path | None = None
+    ) -> None:
         config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
         config["global"] = {"scrape_interval": "500ms", "evaluation_interval": "500ms"}
         config["rule_files"] = [str(DEPLOY / "prometheus" / name) for name in config["rule_files"]]
-        (job,) = [job for job in config["scrape_configs"] if job["job_name"] == "microturn"]
+        (job,) = [job for job in config["scrape_configs"] if job["job_name"] == job_name]
         job["static_configs"] = [{"targets": [metrics_address]}]
+        if token_file is not None:
+            job["authorization"]["credentials_file"] = str(token_file)
         config["scrape_configs"] = [job]
         path = directory / "prometheus.yml"
         path.write_text(yaml.safe_dump(config))

@@ -1,4 +1,4 @@
-"""A bare WebSocket to the gateway's `/v1/realtime`: what the server says, and how it ends."""
+"""A bare WebSocket to the gateway: what the server says, and how it ends."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from websockets.exceptions import ConnectionClosed
 
 
 @asynccontextmanager
-async def connected(address: str, **options: Any) -> AsyncIterator[ClientConnection]:
+async def connected(address: str, path: str = "/v1/realtime", **options: Any) -> AsyncIterator[ClientConnection]:
     """Connects to a gateway; all that is done must be over within a minute."""
-    async with asyncio.timeout(60), connect(f"ws://{address}/v1/realtime", proxy=None, **options) as socket:
+    async with asyncio.timeout(60), connect(f"ws://{address}{path}", proxy=None, **options) as socket:
         yield socket
 
 

@@ -22,6 +22,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from microturn.serve.options import default_model_repository
+from support import share
 from support.processes import alive_after
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -42,6 +43,7 @@ def servers_of(model: str | Path, new_run_dir: Callable[[], Path], **settings: o
                 new_run_dir(),
                 f"--model-repository={default_model_repository()}",
                 f"--model={model}",
+                *("--set", f"num_threads={share.num_threads()}"),
                 *(argument for name, value in settings.items() for argument in ("--set", f"{name}={value}")),
                 *arguments,
                 on_terminal=on_terminal,

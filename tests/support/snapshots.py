@@ -54,8 +54,8 @@ def find(driver: Driver, session_id: SessionId = 1) -> Session:
 def saved(driver: Driver, session_id: SessionId = 1, *, epoch: int = 1, expires_s: float = FAR_S) -> Snapshot:
     """What is saved of a living session."""
     session = find(driver, session_id)
-    resting = session.at_rest(driver.engine.host.new_table(session.window))
-    return snapshot_of(resting, driver.engine.host, epoch=epoch, expires_s=expires_s)
+    resting = session.at_rest(driver.engine.environment.new_table(session.window))
+    return snapshot_of(resting, driver.engine.environment, epoch=epoch, expires_s=expires_s)
 
 
 def files(directory: Path, suffix: str) -> list[Path]:

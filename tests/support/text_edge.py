@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from transformers import PreTrainedTokenizerBase
 
+from microturn.text.chat_templates import tools_as_json
 from microturn.text.model_text import ModelText
 from microturn.text.session_text import SessionText
 
@@ -70,7 +71,7 @@ class TextEdge:
         self.has_system = has_system
 
     def open(self, tools: Sequence[dict] | None = None) -> Context:
-        return Context(SessionText(self.model, tools))
+        return Context(SessionText(self.model, tools_as_json(tools or [])))
 
     def chat_ids(self, messages: Sequence[tuple[str, str]], tools: Sequence[dict] | None = None) -> list[int]:
         """What the model's own template makes of a whole chat, up to the beginning of an answer."""

@@ -78,7 +78,7 @@ def _save(
         if time.monotonic() > until_s:
             log.error("no time is left to save %d sessions", len(resting) - number)
             break
-        snapshot = snapshot_of(session, engine.host, epoch=session.epoch, expires_s=snapshots.expires_s)
+        snapshot = snapshot_of(session, engine.environment, epoch=session.epoch, expires_s=snapshots.expires_s)
         try:
             snapshots.save(snapshot)
         except MicroturnError as error:

@@ -76,7 +76,9 @@ class Operations:
 
         copy, copying = self._engine.call(begin)
         kv = collect_kv(self._engine, copy.id, copying)
-        write_snapshot(path, snapshot_of(copy, self._engine.host, epoch=copy.epoch, expires_s=time.time() + ttl_s), kv)
+        write_snapshot(
+            path, snapshot_of(copy, self._engine.environment, epoch=copy.epoch, expires_s=time.time() + ttl_s), kv
+        )
         try:
             self._engine.call(lambda sessions: sessions.release_moved(copy) if move else sessions.bump_epoch(copy))
         except MicroturnError:
@@ -98,16 +100,16 @@ class Operations:
         if snapshot.header.expires_s <= time.time():
             raise FailedPrecondition(f"{path} has expired: export the session again")
 
-        session = restore_session(snapshot, self._engine.host)
-        self._engine.call(lambda sessions: sessions.expect(session, snapshot.header))
+        session = restore_session(snapshot, self._engine.environment)
+        self._engine.call(lambda sessions: sessions.arrivals.expect(session, snapshot.header))
         try:
             taken = restored_session(session, snapshot, _claim(path), self._engine.runner.kv.page_parts)
         except MicroturnError:
-            self._engine.call(lambda sessions: sessions.withdraw(session.id))
+            self._engine.call(lambda sessions: sessions.arrivals.withdraw(session.id))
             raise
 
         def admit(sessions: Maintenance) -> dict[str, Any]:
-            sessions.admit(taken)
+            sessions.arrivals.admit(taken)
             return _told(session, session.kv_len)
 
         return self._engine.call(admit)

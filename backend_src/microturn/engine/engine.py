@@ -15,11 +15,12 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar
 
+from microturn.engine.in_flight_step import InFlightStep
 from microturn.engine.lifecycle import Lifecycle
 from microturn.engine.maintenance import Maintenance
 from microturn.engine.preparation import Preparation
 from microturn.engine.scheduler import Scheduler
-from microturn.engine.steps import InFlightStep, Steps
+from microturn.engine.steps import Steps
 from microturn.errors import Expired, Unavailable
 from microturn.kv.pool import PagePool
 from microturn.kv.prefix_cache import PrefixCache
@@ -47,7 +48,7 @@ class Engine:
         settings: how it runs.
         clock: seconds, monotonic.
         steps: its forward passes.
-        host: what a saved session finds here.
+        environment: what a saved session finds here.
         snapshots: where saved sessions are that clients may resume; None is nowhere.
         copies: of KV, for files.
         recorder: counts what happens.
@@ -71,14 +72,14 @@ class Engine:
         preparation: Preparation,
         maintenance: Maintenance,
         backgrounds: Sequence[Background],
-        host: SessionEnvironment,
+        environment: SessionEnvironment,
         snapshots: SnapshotDirectory | None,
         recorder: Recorder,
     ) -> None:
         self.settings = settings
         self.clock = clock
         self.steps = steps
-        self.host = host
+        self.environment = environment
         self.snapshots = snapshots
         self.copies = copies
         self.recorder = recorder
@@ -252,8 +253,7 @@ class Engine:
     def _reap(self) -> None:
         for session in self._sessions.expired(self.clock()):
             # One whose turn is paused was silent, too.
-            self._lifecycle.fail_turns(session, Expired(f"nobody came back to session '{session.id}'"))
-            self._sessions.end(session, "expired")
+            self._lifecycle.end(session, "expired", Expired(f"nobody came back to session '{session.id}'"))
 
     def _arrive(self, turn: Turn) -> None:
         self.recorder.watch(turn)

@@ -17,13 +17,10 @@ from dataclasses import replace
 
 from microturn.engine.answers import abandoned, aftermath, answer_cancelled, answer_end, to_client_error
 from microturn.engine.attendance import attend
-from microturn.engine.interruption import append_queued
-from microturn.engine.lateness import check_time, too_late
 from microturn.errors import MicroturnError
 from microturn.kv.prefix_cache import PrefixCache
-from microturn.sessions.deadlines import Deadlines
-from microturn.sessions.inputs import is_empty
-from microturn.sessions.intake import append_input
+from microturn.sessions.deadlines import Deadlines, check_time, too_late
+from microturn.sessions.intake import append_input, append_queued, roll_back_input
 from microturn.sessions.session import Session
 from microturn.sessions.table import SessionTable
 from microturn.sessions.turn import Turn, TurnOutput
@@ -110,7 +107,7 @@ class Lifecycle:
             append_input(session, turn, max_tokens=turn.max_tokens, accounts=self._sessions.accounts, undoes_cut=False)
         except Exception:
             for queued in reversed([queued for queued, refusal in outcomes.items() if refusal is None]):
-                session.roll_back_input(queued)
+                roll_back_input(session, queued)
             session.codec.state = text_state
             raise
         self._end_interrupted(session, outcomes, last_text, turn.len_before)
@@ -118,10 +115,15 @@ class Lifecycle:
         self._begin_behind(session, turn)
         self.advance(session)
 
-    def close(self, session: Session, *, at_once: bool) -> None:
-        """END came with a turn that is refused: the session closes all the same."""
+    def close(self, turn: Turn) -> None:
+        """END closes its session even when its turn is refused, if the request may speak for the session."""
+        request = turn.request
+        session = self._sessions.find_owned(request) if request.end and not request.opens else None
+        if session is None:
+            return
+        turn.options = replace(session.defaults, **request.options)
         session.is_closing = True
-        if at_once and session.running is not None:
+        if turn.interrupts and session.running is not None:
             last_text = session.codec.end_generation()
             self._end_interrupted(
                 session, append_queued(session, self._sessions.accounts), last_text, len(session.context)
@@ -190,7 +192,7 @@ class Lifecycle:
         output = output or TurnOutput()
         if turn.generates:
             output = replace(output, text=output.text + session.codec.end_generation())
-        if turn.request.end and is_empty(turn.request.input) and not turn.generates:
+        if turn.request.end and turn.request.input.is_empty and not turn.generates:
             reason = "closed"
         answer_end(session, turn, reason, output, self._clock())
         self._release(session)
@@ -243,27 +245,24 @@ class Lifecycle:
             else:
                 self.advance(session)
 
-    def undo_all(self, error: MicroturnError) -> None:
-        """Answers every turn with an error, and leaves its session as of the last committed point."""
-        for session in list(self._sessions):
-            while session.queued:
-                session.queued.popleft().fail(error)
-            if session.running is not None:
-                self.fail(session, session.running, error)
-
     def fail_all(self, error: MicroturnError) -> None:
         """Answers every turn with an error; nothing can be done with the sessions after that."""
         for session in self._sessions:
-            self.fail_turns(session, error)
+            self._fail_turns(session, error)
 
-    def fail_turns(self, session: Session, error: MicroturnError) -> None:
+    def end(self, session: Session, reason: str, error: MicroturnError) -> None:
+        """Ends a session, whatever it does; its turns are answered with an error."""
+        self._fail_turns(session, error)
+        self._sessions.end(session, reason)
+
+    def _fail_turns(self, session: Session, error: MicroturnError) -> None:
         for turn in session.open_turns:
             turn.fail(error)
         session.queued.clear()
         self._release(session)
 
     def _end_interrupted(
-        self, session: Session, outcomes: dict[Turn, MicroturnError | None], last_text: str, context_len: int
+        self, session: Session, outcomes: dict[Turn, Exception | None], last_text: str, context_len: int
     ) -> None:
         """Ends the running turn and those that waited as interrupted; so much is left of the context."""
         interrupted = session.running
@@ -276,13 +275,13 @@ class Lifecycle:
                 session.cut_kv(turn.len_before)
                 answer_end(session, turn, "interrupted", TurnOutput(), self._clock(), context_len)
             else:
-                turn.fail(refusal)
+                turn.fail(to_client_error(refusal))
 
     def _roll_back(self, session: Session, turn: Turn) -> None:
         """Undoes the running turn whole; its client has still to be answered."""
         assert session.running is turn, "only its owner ends a turn"
         session.cut_kv(turn.len_before)
-        session.roll_back_input(turn)
+        roll_back_input(session, turn)
         session.last_activity_s = self._clock()
         self._release(session)
 

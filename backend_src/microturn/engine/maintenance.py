@@ -18,8 +18,6 @@ from microturn.sessions.session import Session
 from microturn.sessions.table import SessionTable
 from microturn.sessions.turn import SessionId
 from microturn.snapshots.arrivals import Arrivals
-from microturn.snapshots.restoring import RestoredSession
-from microturn.snapshots.snapshot import Header
 from microturn.telemetry.families import Sample
 
 
@@ -27,6 +25,7 @@ class Maintenance:
     """An engine's sessions, for the operator.
 
     Attributes:
+        arrivals: restores saved sessions.
         copies: of their KV; see `begin_copying`.
         is_stopped: whether `stop` was called.
 
@@ -35,8 +34,8 @@ class Maintenance:
         lifecycle: knows which have a turn.
         request_handler: accepts turns.
         preparation: has the turns that wait to be received.
-        arrivals: restores saved sessions.
-        host: what saved sessions find here.
+        arrivals: see above.
+        environment: what saved sessions find here.
         copies: see above.
         gauges: say how things stand.
         bytes_per_page: what a page of KV takes.
@@ -49,7 +48,7 @@ class Maintenance:
         request_handler: RequestHandler,
         preparation: Preparation,
         arrivals: Arrivals,
-        host: SessionEnvironment,
+        environment: SessionEnvironment,
         copies: KVCopies,
         gauges: Gauges,
         bytes_per_page: int,
@@ -58,8 +57,8 @@ class Maintenance:
         self._lifecycle = lifecycle
         self._request_handler = request_handler
         self._preparation = preparation
-        self._arrivals = arrivals
-        self._host = host
+        self.arrivals = arrivals
+        self._environment = environment
         self.copies = copies
         self._gauges = gauges
         self._bytes_per_page = bytes_per_page
@@ -67,7 +66,7 @@ class Maintenance:
 
     def describe(self) -> list[dict[str, Any]]:
         """The living sessions, the oldest first, as `json.dumps` takes them."""
-        now_s = self._host.clock()
+        now_s = self._environment.clock()
         return [
             {
                 "id": session.id,
@@ -114,7 +113,7 @@ class Maintenance:
         session = self._sessions.find(self._sessions.id_named(name))
         if session is None or session.is_closing:
             raise NotFound(f"no session '{name}' is here")
-        copy = session.at_rest(self._host.new_table(session.window))
+        copy = session.at_rest(self._environment.new_table(session.window))
         copy.epoch = next_epoch(session.epoch)
         return copy
 
@@ -130,28 +129,16 @@ class Maintenance:
             session.epoch = max(session.epoch, copy.epoch)
 
     def release_moved(self, copy: Session) -> None:
-        """Ends a session whose copy lives on elsewhere.
+        """Ends a session whose copy lives on elsewhere. A turn that is paused is done again there, if it is asked for.
 
         Raises:
             FailedPrecondition: it has gone on since it was copied, or is about to.
         """
         session = self._sessions.find(copy.id)
         # Every turn that changes something is activity, and one that came back to where it was has changed nothing.
-        if session is None or session.open_turns or session.last_activity_s != copy.last_activity_s:
+        if session is None or session.state != "parked" or session.last_activity_s != copy.last_activity_s:
             raise FailedPrecondition(f"session '{copy.id}' has a turn: try again")
-        self._sessions.end(session, "moved")
-
-    def expect(self, session: Session, header: Header) -> None:
-        """Keeps a place for a saved session that is about to be claimed: see `Arrivals.expect`."""
-        self._arrivals.expect(session, header)
-
-    def admit(self, taken: RestoredSession) -> None:
-        """Makes it live: see `Arrivals.admit`."""
-        self._arrivals.admit(taken)
-
-    def withdraw(self, session_id: SessionId) -> None:
-        """It could not be claimed: see `Arrivals.withdraw`."""
-        self._arrivals.withdraw(session_id)
+        self._lifecycle.end(session, "moved", _moved())
 
     def drain(self) -> None:
         """Takes no more turns; those that are here go on."""
@@ -168,8 +155,12 @@ class Maintenance:
         Turns that still ran or waited are told that nothing of them was appended.
         """
         self._preparation.fail_all(_going_away())
-        self._lifecycle.undo_all(_going_away())
-        resting = [session.at_rest(self._host.new_table(session.window)) for session in self._sessions]
+        for session in list(self._sessions):
+            while session.queued:
+                session.queued.popleft().fail(_going_away())
+            if session.running is not None:
+                self._lifecycle.fail(session, session.running, _going_away())
+        resting = [session.at_rest(self._environment.new_table(session.window)) for session in self._sessions]
         for session in resting:
             session.epoch = next_epoch(session.epoch)
         return resting
@@ -177,6 +168,10 @@ class Maintenance:
     def stop(self) -> None:
         """Stops the engine once this task is done; its turns end with UNAVAILABLE."""
         self.is_stopped = True
+
+
+def _moved() -> Unavailable:
+    return Unavailable("the session was moved to another server, nothing was appended: go on there")
 
 
 def _going_away() -> Unavailable:

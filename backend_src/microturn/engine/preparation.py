@@ -13,21 +13,20 @@ from __future__ import annotations
 import heapq
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
-from typing import Any
 from weakref import ReferenceType, ref
 
 from microturn.engine.answers import abandoned, to_client_error
-from microturn.engine.lateness import too_late
 from microturn.engine.lifecycle import Lifecycle
 from microturn.engine.request_handler import RequestHandler
 from microturn.engine.turn_grammars import TurnGrammars
 from microturn.errors import MicroturnError, PermissionDenied, ResourceExhausted, Unavailable
 from microturn.offload.background import Background
 from microturn.offload.file_thread import Outcome
+from microturn.sessions.deadlines import too_late
 from microturn.sessions.inputs import TextInput
 from microturn.sessions.options import TurnOptions
 from microturn.sessions.table import SessionTable
@@ -219,7 +218,7 @@ class Preparation:
             return
         del self._lines[turn.request.session_id]
         if line.refused_end is not None:
-            self._request_handler.close_refused(line.refused_end)
+            self._lifecycle.close(line.refused_end)
 
     def _resume(self, turn: Turn) -> None:
         """What a turn needed is here; it may have been answered meanwhile."""
@@ -274,7 +273,7 @@ class Preparation:
         turn.prepared = outcome.value
         self._resume(turn)
 
-    def _tools(self, request: TurnRequest) -> Sequence[Mapping[str, Any]] | None:
+    def _tools(self, request: TurnRequest) -> str | None:
         """Those of the session that a turn is for; None where it will be refused, or may not know them."""
         if request.opens and request.session_options.fork_of is None:
             return request.session_options.tools

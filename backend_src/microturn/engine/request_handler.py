@@ -13,7 +13,7 @@ from microturn.errors import ContextFull, FailedPrecondition, InvalidArgument, R
 from microturn.model.runner import Runner
 from microturn.sessions.environment import SessionEnvironment
 from microturn.sessions.inputs import EmbedInput, TextInput, TokenInput, least_input_len
-from microturn.sessions.intake import answer_repetition, check_number
+from microturn.sessions.intake import check_number
 from microturn.sessions.options import TENANT_HEADER, SessionOptions
 from microturn.sessions.session import Session
 from microturn.sessions.table import SessionTable
@@ -36,7 +36,7 @@ class RequestHandler:
         runner: the model that the turns are for.
         sessions: those that live.
         lifecycle: gets the turns that are accepted.
-        host: what sessions find here.
+        environment: what sessions find here.
         recorder: counts repetitions.
     """
 
@@ -46,7 +46,7 @@ class RequestHandler:
         runner: Runner,
         sessions: SessionTable,
         lifecycle: Lifecycle,
-        host: SessionEnvironment,
+        environment: SessionEnvironment,
         recorder: Recorder,
     ) -> None:
         self._settings = settings
@@ -54,7 +54,7 @@ class RequestHandler:
         self._sessions = sessions
         self._lifecycle = lifecycle
         self.is_draining = False
-        self._host = host
+        self._environment = environment
         self._recorder = recorder
 
     def is_refused(self, request: TurnRequest) -> bool:
@@ -70,8 +70,10 @@ class RequestHandler:
             session = self._sessions.get(request.session_id, request) if lives or not request.opens else None
             if not request.opens and replace(request.session_options, resume=False) != SessionOptions():
                 raise InvalidArgument("resume goes on with what START has set: send no other option of the session")
-            max_waiting = self._settings.max_queued_turns
-            if session is not None and answer_repetition(session, request, max_waiting=max_waiting):
+            if session is not None and session.results.answer_repetition(
+                request, session.open_turns, session.num_turns, max_waiting=self._settings.max_queued_turns
+            ):
+                session.last_activity_s = max(session.last_activity_s, request.arrived_s)
                 self._lifecycle.attend(session)
                 self._recorder.turn_repeated()
             elif session is None or request.opens:
@@ -80,15 +82,7 @@ class RequestHandler:
                 self._accept(session, turn)
         except Exception as error:
             turn.fail(to_client_error(error))
-            self.close_refused(turn)
-
-    def close_refused(self, turn: Turn) -> None:
-        """END closes its session even when its turn is refused, if the request may speak for the session."""
-        request = turn.request
-        session = self._sessions.find_owned(request) if request.end and not request.opens else None
-        if session is not None:
-            turn.options = replace(session.defaults, **request.options)
-            self._lifecycle.close(session, at_once=turn.interrupts)
+            self._lifecycle.close(turn)
 
     def _open(self, turn: Turn, *, replaces: bool) -> None:
         """A new session; one of the same id that lives gives way once the new one has proved itself valid."""
@@ -98,7 +92,7 @@ class RequestHandler:
         if not replaces:
             self._sessions.check_room(self._settings, options.get("tenant"))
         parent = self._sessions.parent_of(turn.request)
-        session = self._host.open_session(turn, parent)
+        session = self._environment.open_session(turn, parent)
         try:
             self._lifecycle.open(session, turn)
         except Exception:
@@ -157,7 +151,7 @@ class RequestHandler:
             raise InvalidArgument(f"stop_token_ids are from 0 to {vocab_size - 1}")
         if any(token_id >= vocab_size for token_id, _ in request.options.get("logit_bias", ())):
             raise InvalidArgument(f"the ids of logit_bias are from 0 to {vocab_size - 1}")
-        asked, here = request.session_options.model_fingerprint, self._host.model_fingerprint
+        asked, here = request.session_options.model_fingerprint, self._environment.model_fingerprint
         if request.opens and asked not in (None, here):
             raise FailedPrecondition(
                 f"the session is one of another model (fingerprint {asked}, here {here}): open it on a server of that "

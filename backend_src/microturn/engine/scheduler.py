@@ -4,13 +4,15 @@ One rule serves prefill and decode alike: a running turn has tokens to compute, 
 the one due earliest before the others; what is left of the token budget goes to long appends, so that a long first
 prompt makes no turn late, and a quarter of the budget is kept for them, so that they are not starved either.
 
+A session whose last pass failed computes alone, before the others: see `suspects`.
+
 A pass lasts as long as its longest row makes it, and all rows wait for its end. So beside other sessions a long append
 gets no more tokens than fit the time that those have, by what earlier passes took.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -119,6 +121,7 @@ class Scheduler:
         memory: where pages come from when the pool has none.
         step_time: of forward passes.
         clock: seconds, that of the turns' due times.
+        suspects: sessions that compute alone, before the others.
         drafts: whether turns that speculate get drafts. On an asynchronous runner they get none: what follows a step
             must not depend on what it chooses.
     """
@@ -130,6 +133,7 @@ class Scheduler:
         step_time: StepTimeModel,
         clock: Callable[[], float],
         *,
+        suspects: Container[Session] = (),
         drafts: bool = True,
     ) -> None:
         self._max_batch_tokens = max_batch_tokens
@@ -138,6 +142,7 @@ class Scheduler:
         self._memory = memory
         self._step_time = step_time
         self._clock = clock
+        self._suspects = suspects
         self._drafts = drafts
         self.is_stalled = False
 
@@ -179,6 +184,8 @@ class Scheduler:
             assert session.running is not None
             rows.append(ScheduledRow(session, session.running, session.kv_len, num_tokens))
             budget -= num_tokens
+            if session in self._suspects:
+                break
         self.is_stalled = bool(waiting) and not rows and not num_on_way
         has_drafts = self._drafts and any(row.speculates for row in rows)
         return self._with_drafts(rows, with_others=with_others) if has_drafts else rows
@@ -214,9 +221,9 @@ class Scheduler:
                 return []
         return following
 
-    def _urgency(self, session: Session) -> tuple[bool, float]:
+    def _urgency(self, session: Session) -> tuple[bool, bool, float]:
         assert session.running is not None
-        return self._is_long(session), session.running.due_s
+        return session not in self._suspects, self._is_long(session), session.running.due_s
 
     def _is_long(self, session: Session) -> bool:
         return session.num_pending > max(1, self._long_share)

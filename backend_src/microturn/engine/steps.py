@@ -22,19 +22,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain, islice, repeat, takewhile
 
 import torch
 from torch import Tensor
 
+from microturn.engine.in_flight_step import InFlightStep
 from microturn.engine.lifecycle import Lifecycle
 from microturn.engine.scheduler import ScheduledRow, Scheduler
 from microturn.engine.step_time import StepTimeModel
+from microturn.engine.suspects import MAX_FAILURES, Suspects
 from microturn.errors import InternalError
-from microturn.kv.transfer import upload
 from microturn.model.batch import Batch
-from microturn.model.drawn import Drawn, Sampled
+from microturn.model.drawn import Sampled
 from microturn.model.runner import Runner
 from microturn.model.sampler import draw
 from microturn.model.sampling_row import SamplingRow
@@ -49,57 +49,6 @@ log = logging.getLogger(__name__)
 _NO_TOKENS = TokenCounts()
 
 
-@dataclass
-class InFlightStep:
-    """A forward pass that the model has been given, and whose tokens are not known yet.
-
-    Attributes:
-        rows: whose tokens it computes.
-        batch: what the model was given.
-        begun_s: since when no other pass is before it, by the engine's clock.
-        drawn: the choice of a token for each row that wants one.
-        logits: what they are to be chosen from, once the tokens before them are committed; None where that is done.
-        error: why there is none.
-    """
-
-    rows: Sequence[ScheduledRow]
-    batch: Batch
-    begun_s: float
-    drawn: Drawn | None = None
-    logits: Tensor | None = None
-    error: Exception | None = None
-
-    @property
-    def choosing(self) -> list[ScheduledRow]:
-        """The rows behind which a token is chosen."""
-        return [scheduled for scheduled, row in zip(self.rows, self.batch.rows, strict=True) if row.wants_logits]
-
-    def sampled(self) -> list[Sampled]:
-        """Waits for the tokens that were chosen, in the order of the rows that want one.
-
-        Raises:
-            Exception: the pass has failed.
-        """
-        if self.error is not None:
-            raise self.error
-        assert self.drawn is not None
-        return self.drawn.sampled()
-
-    def ids_of(self, following: Sequence[ScheduledRow]) -> Tensor:
-        """The tokens that the rows of the next pass compute, int64 [rows], where they are chosen.
-
-        Args:
-            following: some of the turns that choose a token here, in their order.
-        """
-        assert self.drawn is not None
-        ids, choosing = self.drawn.ids, self.choosing
-        if len(following) == len(choosing):
-            return ids
-        place_of = {row.turn: place for place, row in enumerate(choosing)}
-        places = torch.tensor([place_of[row.turn] for row in following])
-        return ids[upload(places, ids.device)]
-
-
 class Steps:
     """Launches steps, and commits their results.
 
@@ -110,6 +59,7 @@ class Steps:
     Args:
         scheduler: says what may follow a step.
         lifecycle: ends the turns.
+        suspects: learns whose passes fail.
         recorder: counts the steps.
         eos_ids: tokens that end a generation.
         clock: seconds, monotonic.
@@ -120,6 +70,7 @@ class Steps:
         runner: Runner,
         scheduler: Scheduler,
         lifecycle: Lifecycle,
+        suspects: Suspects,
         step_time: StepTimeModel,
         recorder: Recorder,
         *,
@@ -130,19 +81,22 @@ class Steps:
         self.step_time = step_time
         self._scheduler = scheduler
         self._lifecycle = lifecycle
+        self._suspects = suspects
         self._recorder = recorder
         self._eos_ids = eos_ids
         self._clock = clock
 
-    def launch(self, rows: Sequence[ScheduledRow], ids: Tensor | None = None) -> InFlightStep:
+    def launch(self, rows: Sequence[ScheduledRow], before: InFlightStep | None = None) -> InFlightStep:
         """Gives the model a pass; if that fails, `process_result` reports why.
 
         Args:
             rows: whose tokens it computes.
-            ids: these tokens, where they are still being chosen.
+            before: the step that still chooses these tokens; None where they are known.
         """
-        step = InFlightStep(rows, Batch([row.build() for row in rows], ids), self._clock())
+        step = InFlightStep(rows, self._clock())
         try:
+            ids = None if before is None else before.ids_of(rows)
+            step.batch = Batch([row.build() for row in rows], ids)
             logits = self.runner.run(step.batch)
             if ids is not None and any(row.turn.matcher for row in rows):
                 step.logits = logits
@@ -176,7 +130,7 @@ class Steps:
         if not is_quiet_until(max(self._clock(), step.begun_s + self.step_time.pass_s(step.batch.num_tokens))):
             return None
         rows = self._scheduler.schedule_next_decode(step.rows, self._lifecycle.running)
-        return self.launch(rows, step.ids_of(rows)) if rows else None
+        return self.launch(rows, step) if rows else None
 
     def process_result(self, step: InFlightStep, following: InFlightStep | None) -> None:
         """Waits for a step, and commits its result for those turns that still run.
@@ -188,13 +142,7 @@ class Steps:
         try:
             sampled = iter(step.sampled())
         except Exception as error:
-            # Whatever went wrong, the sessions of this step are the only ones it can have touched.
-            log.exception("a forward pass of %d rows failed", len(step.rows))
-            self._recorder.step_failed()
-            failure = InternalError(f"the forward pass failed, nothing was appended: {error}")
-            for scheduled in step.rows:
-                if scheduled.is_wanted:
-                    self._lifecycle.fail(scheduled.session, scheduled.turn, failure)
+            self._fail(step, error)
             return
         landed_s = self._clock()
         if following is not None:
@@ -206,10 +154,22 @@ class Steps:
             tokens = list(islice(sampled, row.num_logits))
             if not scheduled.is_wanted:
                 continue  # its turn has ended with the token that this row computed
+            self._suspects.clear(scheduled.session)
             try:
                 self._commit(scheduled, tokens)
             except Exception as error:
                 self._lifecycle.fail(scheduled.session, scheduled.turn, error)
+
+    def _fail(self, step: InFlightStep, error: Exception) -> None:
+        """Undoes the turns of a step. Whatever went wrong, its sessions are the only ones that it can have touched."""
+        log.error("a forward pass of %d rows failed", len(step.rows), exc_info=error)
+        self._recorder.step_failed()
+        failure = InternalError(f"the forward pass failed, nothing was appended: {error}")
+        for session, turn in [(row.session, row.turn) for row in step.rows if row.is_wanted]:
+            if self._suspects.blame(session):
+                self._lifecycle.end(session, "failed", _given_up(error))
+            else:
+                self._lifecycle.fail(session, turn, failure)
 
     def _sampling_rows(self, row: ScheduledRow, unknown: Tensor | None = None) -> Iterator[SamplingRow]:
         """What the token behind a row, whose tokens end the context, is chosen by, and those behind its draft's tokens.
@@ -298,3 +258,10 @@ class Steps:
 
     def _stop_ids(self, options: TurnOptions) -> tuple[int, ...]:
         return options.stop_token_ids if options.ignore_eos else (*options.stop_token_ids, *self._eos_ids)
+
+
+def _given_up(error: Exception) -> InternalError:
+    return InternalError(
+        f"the forward pass failed for this session {MAX_FAILURES} times in a row, and the session was closed: open a "
+        f"new one with START: {error}"
+    )

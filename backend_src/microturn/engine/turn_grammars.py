@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from microturn.engine.answers import to_client_error
 from microturn.errors import InvalidArgument
 from microturn.offload.background import Background
 from microturn.offload.file_thread import Outcome
-from microturn.sessions.options import TurnOptions
+from microturn.sessions.options import grammar_source
 from microturn.sessions.turn import Turn
 from microturn.text.grammar import Grammar, Grammars
-from microturn.text.grammar_source import GrammarSource
 
-FindTools = Callable[[], Sequence[Mapping[str, Any]] | None]
+FindTools = Callable[[], str | None]
 
 
 class TurnGrammars:
@@ -41,7 +40,7 @@ class TurnGrammars:
         Returns:
             Whether it takes a while.
         """
-        source = TurnOptions(**turn.request.options).grammar_source
+        source = grammar_source(turn.request.options)
         if source is None:
             return False
         if self._grammars is None:
@@ -51,11 +50,10 @@ class TurnGrammars:
         if source.kind == "tool_choice":
             if (tools := find_tools()) is None:
                 return False
-            try:
-                source = self._calls(source.text, tools)
-            except InvalidArgument as error:
-                turn.refuse(error)
+            if self._grammars.tool_format is None:
+                turn.refuse(_unknown_format(source.text))
                 return False
+            source = replace(source, tools=tools)
         known = self._grammars.find(source)
         if known is not None:
             _hand(turn, Outcome(known, known.fault))
@@ -68,14 +66,12 @@ class TurnGrammars:
         self._compiling.submit(partial(self._grammars.compile, source), end)
         return True
 
-    def _calls(self, choice: str, tools: Sequence[Mapping[str, Any]]) -> GrammarSource:
-        assert self._grammars is not None
-        if self._grammars.tool_format is None:
-            raise InvalidArgument(
-                f"tool_choice='{choice[:100]}': this model's chat template does not tell how it writes calls: say "
-                "it as a 'grammar'"
-            )
-        return self._grammars.tool_format.grammar(choice, tools)
+
+def _unknown_format(choice: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"tool_choice='{choice[:100]}': this model's chat template does not tell how it writes calls: say it as a "
+        "'grammar'"
+    )
 
 
 def _hand(turn: Turn, outcome: Outcome[Grammar]) -> None:

@@ -15,6 +15,7 @@ from microturn.engine.request_handler import RequestHandler
 from microturn.engine.scheduler import Scheduler
 from microturn.engine.step_time import StepTimeModel
 from microturn.engine.steps import Steps
+from microturn.engine.suspects import Suspects
 from microturn.engine.turn_grammars import TurnGrammars
 from microturn.errors import InvalidArgument
 from microturn.kv.pool import PagePool
@@ -102,10 +103,13 @@ def build_engine(
     )
     tiers = Tiers(pool, kv, sessions, storage, clock)
     step_time = step_time or StepTimeModel()
-    scheduler = Scheduler(settings.max_batch_tokens, tiers, step_time, clock, drafts=not runner.is_asynchronous)
+    suspects = Suspects()
+    scheduler = Scheduler(
+        settings.max_batch_tokens, tiers, step_time, clock, suspects=suspects, drafts=not runner.is_asynchronous
+    )
     lifecycle = Lifecycle(sessions, prefixes, recorder, clock, settings.max_batch_tokens)
-    steps = Steps(runner, scheduler, lifecycle, step_time, recorder, eos_ids=eos_ids, clock=clock)
-    host = SessionEnvironment(
+    steps = Steps(runner, scheduler, lifecycle, suspects, step_time, recorder, eos_ids=eos_ids, clock=clock)
+    environment = SessionEnvironment(
         settings, model_fingerprint, max_context, runner.no_window_reason, pool, new_codec, clock, kv.groups.kinds
     )
     copies = KVCopies(pool, kv, storage)
@@ -113,8 +117,8 @@ def build_engine(
     files = new_background(inbox.put, name="microturn-snapshots", num_threads=4)
     texts = new_background(inbox.put, name="microturn-text", num_threads=1)
     compiling = new_background(inbox.put, name="microturn-grammars", num_threads=1)
-    arrivals = Arrivals(settings, sessions, host, snapshots, storage, kv.page_parts, files)
-    request_handler = RequestHandler(settings, runner, sessions, lifecycle, host, recorder)
+    arrivals = Arrivals(settings, sessions, environment, snapshots, storage, kv.page_parts, files)
+    request_handler = RequestHandler(settings, runner, sessions, lifecycle, environment, recorder)
     preparation = Preparation(
         settings,
         sessions,
@@ -135,7 +139,7 @@ def build_engine(
         request_handler,
         preparation,
         arrivals,
-        host,
+        environment,
         copies,
         gauges,
         kv.bytes_per_page,
@@ -156,7 +160,7 @@ def build_engine(
         preparation=preparation,
         maintenance=maintenance,
         backgrounds=(files, texts, compiling),
-        host=host,
+        environment=environment,
         snapshots=snapshots,
         recorder=recorder,
     )

@@ -1,8 +1,8 @@
 """A file cache of the results of the checks at load, so that a restarted server does not repeat them.
 
 A file's name is a digest of all that determines the results: the model's fingerprint and the times of its files, this
-package's sources, the versions of the libraries that compute, the processor, and the settings and variables that choose
-kernels. If any of them differs, the model is checked again. Refusals are not cached.
+package's sources, the libraries that compute and how torch was built, the processor, and the settings and variables
+that choose kernels. If any of them differs, the model is checked again. Refusals are not cached.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import logging
 import os
 import tempfile
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib import import_module
 from pathlib import Path
+
+import torch
 
 from microturn.model.fingerprint import model_fingerprint
 from microturn.settings import Settings
@@ -95,15 +97,16 @@ class RememberedChecks:
 
 
 def _machine() -> list[str]:
-    """Libraries, processor, and environment variables that select kernels."""
-    libraries = [f"{name} {_version(name)}" for name in _LIBRARIES]
+    """Libraries, torch's build, processor, and environment variables that select kernels."""
+    libraries = [f"{name} {_version(name)}" for name in _LIBRARIES] + [torch.__config__.show()]
     variables = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(_PREFIXES)]
     first_processor = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
     return libraries + variables + [line for line in first_processor.splitlines() if line.startswith(_PROCESSOR)]
 
 
 def _version(library: str) -> str:
+    """The version of what is imported: metadata may be missing, or of another installation."""
     try:
-        return version(library)
-    except PackageNotFoundError:  # installed without metadata
-        return "unknown"
+        return str(import_module(library).__version__)
+    except ImportError:
+        return "not installed"

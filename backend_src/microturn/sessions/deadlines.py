@@ -1,4 +1,4 @@
-"""Until when turns must be done, the earliest first."""
+"""Until when turns must be done, the earliest first, and what one ends with whose time passes before it runs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import heapq
 from itertools import count
 from weakref import ReferenceType, ref
 
+from microturn.errors import DeadlineExceeded
 from microturn.sessions.turn import Turn
 
 _FEW = 64
@@ -46,3 +47,14 @@ class Deadlines:
     def _open_turn(self, entry: tuple[float, int, ReferenceType[Turn]]) -> Turn | None:
         turn = entry[2]()
         return None if turn is None or turn.is_answered else turn
+
+
+def check_time(turn: Turn, now_s: float) -> None:
+    """Raises DeadlineExceeded where a turn's time has passed."""
+    if turn.is_late(now_s):
+        raise too_late()
+
+
+def too_late() -> DeadlineExceeded:
+    """What a turn ends with whose deadline passes before it runs."""
+    return DeadlineExceeded("the turn's time passed while it waited: nothing was appended")

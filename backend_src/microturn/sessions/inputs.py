@@ -16,12 +16,20 @@ class TokenInput:
 
     token_ids: Sequence[int]
 
+    @property
+    def is_empty(self) -> bool:
+        return not self.token_ids
+
 
 @dataclass(frozen=True)
 class TextInput:
     """New text."""
 
     text: str
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.text
 
 
 @dataclass(frozen=True)
@@ -30,19 +38,12 @@ class EmbedInput:
 
     embeds: Tensor
 
+    @property
+    def is_empty(self) -> bool:
+        return len(self.embeds) == 0
+
 
 TurnInput = TokenInput | TextInput | EmbedInput
-
-
-def is_empty(given: TurnInput) -> bool:
-    """Whether an input appends nothing."""
-    match given:
-        case TokenInput(token_ids):
-            return not token_ids
-        case TextInput(text):
-            return not text
-        case EmbedInput(embeds):
-            return len(embeds) == 0
 
 
 def least_input_len(given: TurnInput, codec: Codec) -> int:

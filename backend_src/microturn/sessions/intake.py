@@ -1,17 +1,15 @@
-"""What a turn does to its session's history before anything is computed: it cuts, then appends; or it changes nothing.
+"""What a turn does to its session's history before anything is computed: it cuts, then appends.
 
-Everything that depends on the context is checked here, when the turn's time has come. Pages follow later. A turn that
-came before changes nothing: it is answered as it was.
+Everything that depends on the context is checked here, when the turn's time has come. Pages follow later.
 """
 
 from __future__ import annotations
 
-from microturn.errors import ContextFull, FailedPrecondition, InvalidArgument, ResourceExhausted
+from microturn.errors import ContextFull, FailedPrecondition, InvalidArgument
 from microturn.sessions.accounts import Accounts
-from microturn.sessions.inputs import EmbedInput, TextInput, TokenInput, is_empty
-from microturn.sessions.results import check_same, content_of
+from microturn.sessions.inputs import EmbedInput, TextInput, TokenInput
 from microturn.sessions.session import Session
-from microturn.sessions.turn import Turn, TurnRequest
+from microturn.sessions.turn import Turn
 from microturn.text.grammar import Grammar, Matcher
 
 
@@ -25,7 +23,7 @@ def append_input(
         turn: its options have been set.
         max_tokens: how much it will generate at most; 0 where it will not be answered.
         accounts: say whether there is memory for that; None where the caller asks them.
-        undoes_cut: whether `Session.roll_back_input` will put back what was cut, too.
+        undoes_cut: whether `roll_back_input` will put back what was cut, too.
 
     Raises:
         MicroturnError: why the turn must not run; nothing has changed then.
@@ -47,7 +45,7 @@ def append_input(
         if turn.options.count_only:
             history.roll_back(turn.checkpoint)
     except Exception:
-        session.roll_back_input(turn)
+        roll_back_input(session, turn)
         raise
     turn.checkpoint = behind_cut
 
@@ -63,44 +61,23 @@ def check_number(session: Session, turn: Turn, *, num_before: int = 0) -> None:
         raise FailedPrecondition(f"turn {expected} comes before turn {turn.options.turn}", turn=expected)
 
 
-def answer_repetition(session: Session, request: TurnRequest, *, max_waiting: int) -> bool:
-    """Answers a turn that came before: from its record, or together with the one that is not done yet.
+def append_queued(session: Session, accounts: Accounts) -> dict[Turn, Exception | None]:
+    """Appends the inputs of the turns that wait, without generating; says of each why it was refused, or None."""
+    outcomes: dict[Turn, Exception | None] = {}
+    for turn in session.queued:
+        outcomes[turn] = None
+        try:
+            append_input(session, turn, max_tokens=0, accounts=accounts)
+        except Exception as error:
+            outcomes[turn] = error
+    return outcomes
 
-    Args:
-        session: the turn's.
-        request: of the turn.
-        max_waiting: repetitions that one turn is answered to.
 
-    Returns:
-        Whether it came before.
-
-    Raises:
-        InvalidArgument: its number is that of another turn.
-        FailedPrecondition: its answer is not kept any more.
-        ResourceExhausted: too many clients wait for the turn.
-    """
-    number = request.options.get("turn")
-    if number is None:
-        return False
-    for earlier in session.open_turns:
-        if earlier.is_numbered and earlier.options.turn == number:
-            check_same(request, content_of(earlier.request))
-            if len(earlier.sinks) > max_waiting:
-                raise ResourceExhausted(f"{len(earlier.sinks)} clients wait for turn {number}", retry_after_ms=200)
-            earlier.attach(request.sink)
-            break
-    else:
-        answer = session.results.find(request)
-        if answer is None and number < session.num_turns:
-            raise FailedPrecondition(
-                f"the answer to turn {number} is not kept any more: go on with turn {session.num_turns}",
-                turn=session.num_turns,
-            )
-        if answer is None:
-            return False
-        request.sink.put(answer)
-    session.last_activity_s = max(session.last_activity_s, request.arrived_s)
-    return True
+def roll_back_input(session: Session, turn: Turn) -> None:
+    """Undoes `append_input`, and all that has been appended since."""
+    assert turn.checkpoint is not None
+    session.history.roll_back(turn.checkpoint)
+    session.num_turns = turn.number
 
 
 def _cut_position(session: Session, turn: Turn) -> int:
@@ -150,7 +127,7 @@ def _encode(session: Session, turn: Turn, *, generates: bool) -> list[int]:
     """The ids that a turn's input becomes; before embeddings, those of text that was held and of the template."""
     context, codec, options = session.context, session.codec, turn.options
     given = turn.request.input
-    appends = not is_empty(given) or generates
+    appends = not given.is_empty or generates
     if not appends and options.role is None:
         return []  # a keep-alive: text that is held stays held
     if isinstance(given, TextInput) or not appends:
@@ -162,7 +139,7 @@ def _encode(session: Session, turn: Turn, *, generates: bool) -> list[int]:
             last_token_id=context.last_token_id,
             prepared=turn.prepared,
         )
-    ids = codec.append_other(role=options.role, last_token_id=context.last_token_id, input_follows=not is_empty(given))
+    ids = codec.append_other(role=options.role, last_token_id=context.last_token_id, input_follows=not given.is_empty)
     return [*ids, *given.token_ids] if isinstance(given, TokenInput) else ids
 
 

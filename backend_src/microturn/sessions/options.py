@@ -15,6 +15,7 @@ from typing import Any
 from microturn.errors import InvalidArgument, did_you_mean
 from microturn.sessions.option_values import boolean, integer, list_of, number, one_of, text
 from microturn.settings import MAX_IDLE_TIMEOUT_S
+from microturn.text.chat_templates import NO_TOOLS, tools_as_json
 from microturn.text.grammar_source import KINDS, MAX_SOURCE_LEN, GrammarSource, check_names
 
 MAX_STOP_STRINGS = 16
@@ -75,9 +76,8 @@ def _traceparent(value: Any) -> str:
     return value
 
 
-def _tools(value: Any) -> tuple[dict[str, Any], ...]:
-    tools: tuple[dict[str, Any], ...] = list_of(dict, "a JSON list of at most 128 objects", 128, bool)(value)
-    return tools
+def _tools(value: Any) -> str:
+    return tools_as_json(list_of(dict, "a JSON list of at most 128 objects", 128, bool)(value))
 
 
 def _tool_choice(value: Any) -> str:
@@ -93,7 +93,6 @@ def _option(default: Any, parse: Callable[[Any], Any]) -> Any:
 class TurnOptions:
     """Options of one turn; `client/PROTOCOL.md` says what each one means.
 
-    Sampling filters apply in this order: penalties, temperature, `top_k`, `top_p`, `min_p`.
     `max_tokens` None stands for the contract's default, which depends on the input (see `Turn.max_tokens`).
     """
 
@@ -158,15 +157,6 @@ class TurnOptions:
         """Whether the history changes the logits."""
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
-    @property
-    def grammar_source(self) -> GrammarSource | None:
-        """What the answer must match; None is anything."""
-        for kind in KINDS:
-            said = getattr(self, kind)
-            if said:
-                return GrammarSource(kind, said if isinstance(said, str) else json.dumps(said, ensure_ascii=False))
-        return None
-
 
 @dataclass(frozen=True)
 class SessionOptions:
@@ -178,7 +168,7 @@ class SessionOptions:
     sink_tokens: int | None = _option(None, integer(0, 2**31 - 1))
     window_tokens: int | None = _option(None, integer(1, 2**31 - 1))
     history: str | None = _option(None, one_of("bounded", "whole"))
-    tools: tuple[dict[str, Any], ...] = _option((), _tools)
+    tools: str = _option(NO_TOOLS, _tools)
     session_priority: int = _option(0, integer(-MAX_PRIORITY, MAX_PRIORITY))
     resume: bool = _option(False, boolean)
     fork_of: str | None = _option(None, text(128))
@@ -197,6 +187,15 @@ _SESSION_OPTIONS = frozenset(option.name for option in fields(SessionOptions))
 _OPTIONS = {
     option.metadata.get("wire_name", option.name): option for option in (*fields(TurnOptions), *fields(SessionOptions))
 }
+
+
+def grammar_source(options: Mapping[str, Any]) -> GrammarSource | None:
+    """What the answer of a turn with these options, by name, must match; None is anything."""
+    for kind in KINDS:
+        said = options.get(kind)
+        if said:
+            return GrammarSource(kind, said if isinstance(said, str) else json.dumps(said, ensure_ascii=False))
+    return None
 
 
 def parse_turn_options(values: Mapping[str, Any]) -> TurnOptions:

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from microturn.errors import InvalidArgument
+from microturn.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from microturn.sessions.inputs import EmbedInput, TextInput, TokenInput
 from microturn.sessions.turn import Turn, TurnOutput, TurnRequest
 
@@ -62,6 +62,44 @@ class Results:
         check_same(request, result.content)
         assert result.answer.status is not None
         return replace(result.answer, status=replace(result.answer.status, replayed=True))
+
+    def answer_repetition(
+        self, request: TurnRequest, open_turns: Iterable[Turn], num_turns: int, *, max_waiting: int
+    ) -> bool:
+        """Answers a turn that came before: from its record, or together with the one that is not done yet.
+
+        Args:
+            request: of the turn.
+            open_turns: those of the session.
+            num_turns: the session's.
+            max_waiting: repetitions that one turn is answered to.
+
+        Returns:
+            Whether it came before.
+
+        Raises:
+            InvalidArgument: its number is that of another turn.
+            FailedPrecondition: its answer is not kept any more.
+            ResourceExhausted: too many clients wait for the turn.
+        """
+        number = request.options.get("turn")
+        if number is None:
+            return False
+        for earlier in open_turns:
+            if earlier.is_numbered and earlier.options.turn == number:
+                check_same(request, content_of(earlier.request))
+                if len(earlier.sinks) > max_waiting:
+                    raise ResourceExhausted(f"{len(earlier.sinks)} clients wait for turn {number}", retry_after_ms=200)
+                earlier.attach(request.sink)
+                return True
+        answer = self.find(request)
+        if answer is not None:
+            request.sink.put(answer)
+        elif number < num_turns:
+            raise FailedPrecondition(
+                f"the answer to turn {number} is not kept any more: go on with turn {num_turns}", turn=num_turns
+            )
+        return answer is not None
 
     def _keep(self, number: int, result: Result) -> None:
         self._results[number] = result

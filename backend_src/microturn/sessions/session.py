@@ -159,12 +159,6 @@ class Session:
             until = self.window.num_sinks
         return min(self.num_pending, until - self.kv_len)
 
-    def roll_back_input(self, turn: Turn) -> None:
-        """Undoes what `intake.append_input` did for a turn, and all that has been appended since."""
-        assert turn.checkpoint is not None
-        self.history.roll_back(turn.checkpoint)
-        self.num_turns = turn.number
-
     def at_rest(self, table: PageTable) -> Session:
         """A copy, with an empty table, as of the last committed point: that before the running turn."""
         return replace(

@@ -167,7 +167,7 @@ class SessionTable:
 
         Args:
             session: one that lives.
-            reason: `closed`, `replaced`, `moved` or `expired`.
+            reason: `closed`, `replaced`, `moved`, `expired` or `failed`.
         """
         assert session.running is None, "a running turn is ended first"
         del self._sessions[session.id]
@@ -241,6 +241,8 @@ def _ended(session: Session, reason: str) -> _Ended:
             message = f"{named} was idle for {session.idle_timeout_s:g} s: {anew}"
         case "moved":
             message = f"{named} was moved to another server: go on there, with START and resume"
+        case "failed":
+            message = f"{named} was closed, since it failed here: {anew}"
         case _:
             message = f"{named} was closed: {anew}"
     return _Ended(Expired if reason == "expired" else NotFound, message, session.key, session.epoch)

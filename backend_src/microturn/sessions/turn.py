@@ -8,7 +8,7 @@ from typing import Any, Protocol, Self
 
 from microturn.errors import MicroturnError
 from microturn.sessions.history import Checkpoint
-from microturn.sessions.inputs import TurnInput, is_empty
+from microturn.sessions.inputs import TurnInput
 from microturn.sessions.options import SessionOptions, TurnOptions
 from microturn.text.grammar import Grammar, Matcher
 from microturn.text.prepared_text import PreparedText
@@ -236,7 +236,7 @@ class Turn:
         """Whether it ends the turns before it; an empty one does so only if it says so itself, as with max_tokens."""
         if self.options.count_only:
             return False
-        if is_empty(self.request.input) and not self.generates:
+        if self.request.input.is_empty and not self.generates:
             return self.request.options.get("on_overlap") == "interrupt"
         return self.options.on_overlap == "interrupt"
 
@@ -244,13 +244,13 @@ class Turn:
     def is_keepalive(self) -> bool:
         """Whether it changes nothing; such a turn has no place among the others."""
         asks = self.generates or self.interrupts or self.options.role or self.options.rewind_to is not None
-        changes = not self.options.count_only and (asks or not is_empty(self.request.input))
+        changes = not self.options.count_only and (asks or not self.request.input.is_empty)
         return not changes and not self.request.end and not self.is_numbered
 
     @property
     def max_tokens(self) -> int:
         """Tokens to generate at most: 16 by default; an empty input generates only if its own turn says so."""
-        if self.options.count_only or (is_empty(self.request.input) and "max_tokens" not in self.request.options):
+        if self.options.count_only or (self.request.input.is_empty and "max_tokens" not in self.request.options):
             return 0
         return 16 if self.options.max_tokens is None else self.options.max_tokens
 

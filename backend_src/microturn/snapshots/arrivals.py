@@ -56,7 +56,7 @@ class Arrivals:
     Args:
         settings: the limits.
         sessions: the live sessions.
-        host: the environment of restored sessions.
+        environment: what restored sessions find here.
         directory: the snapshots that clients may resume; None for none.
         storage: takes the KV in their snapshots.
         page_parts: of a page in this server.
@@ -67,7 +67,7 @@ class Arrivals:
         self,
         settings: Settings,
         sessions: SessionTable,
-        host: SessionEnvironment,
+        environment: SessionEnvironment,
         directory: SnapshotDirectory | None,
         storage: Storage,
         page_parts: Sequence[PagePart],
@@ -75,14 +75,16 @@ class Arrivals:
     ) -> None:
         self._settings = settings
         self._sessions = sessions
-        self._host = host
+        self._environment = environment
         self._directory = directory
-        self._restorer = None if directory is None else SnapshotRestorer(directory, host, page_parts, self._check)
+        self._restorer = (
+            None if directory is None else SnapshotRestorer(directory, environment, page_parts, self._check)
+        )
         self._storage = storage
         self._files = files
         self._pending: dict[SessionId, _Pending] = {}
         self._is_closed = False
-        self._next_purge_s = host.clock()
+        self._next_purge_s = environment.clock()
         self._is_purging = False
 
     @property
@@ -185,7 +187,7 @@ class Arrivals:
 
     def purge(self) -> None:
         """Removes expired snapshots if it is time."""
-        next_s, now_s = self.next_s, self._host.clock()
+        next_s, now_s = self.next_s, self._environment.clock()
         if self._directory is None or next_s is None or now_s < next_s:
             return
         self._is_purging = True
@@ -222,10 +224,10 @@ class Arrivals:
         session = taken.session
         if taken.kv is not None:
             image = self._storage.bring(taken.kv)
-            session.stored = StoredKV(image, taken.kv.state, self._host.clock())
+            session.stored = StoredKV(image, taken.kv.state, self._environment.clock())
         else:
             self._files.submit(taken.drop_content, _ignore)
-        session.last_activity_s = self._host.clock()
+        session.last_activity_s = self._environment.clock()
         self._sessions.add(session)
 
 

@@ -50,7 +50,7 @@ class SnapshotRestorer:
 
     Args:
         directory: of the snapshots.
-        host: the environment of restored sessions.
+        environment: what restored sessions find here.
         page_parts: of a page in this server.
         check: raises if there is no room for a session.
     """
@@ -58,12 +58,12 @@ class SnapshotRestorer:
     def __init__(
         self,
         directory: SnapshotDirectory,
-        host: SessionEnvironment,
+        environment: SessionEnvironment,
         page_parts: Sequence[PagePart],
         check: Callable[[Session], None],
     ) -> None:
         self._directory = directory
-        self._host = host
+        self._environment = environment
         self._page_parts = page_parts
         self._check = check
 
@@ -93,12 +93,12 @@ class SnapshotRestorer:
             return None
         check_owner(header, request)
         check_up_to_date(header, newest_epoch)
-        check_model(header, self._host)
+        check_model(header, self._environment)
         snapshot = self._directory.find(session_id)
         if snapshot is None:
             return None
         check_owner(snapshot.header, request)  # it may have been saved again in the meantime
-        session = restore_session(snapshot, self._host)
+        session = restore_session(snapshot, self._environment)
         self._check(session)
         if not is_wanted():
             return None

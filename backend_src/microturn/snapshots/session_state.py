@@ -14,6 +14,7 @@ needs. The text state is opaque here.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any
@@ -31,15 +32,16 @@ from microturn.sessions.results import Result, Results
 from microturn.sessions.session import Session
 from microturn.sessions.turn import Status, TurnOutput
 from microturn.snapshots.snapshot import Header, Snapshot
+from microturn.text.chat_templates import tools_as_json
 from microturn.text.codec import Codec
 
 
-def snapshot_of(session: Session, host: SessionEnvironment, *, epoch: int, expires_s: float) -> Snapshot:
+def snapshot_of(session: Session, environment: SessionEnvironment, *, epoch: int, expires_s: float) -> Snapshot:
     """Makes the snapshot of a session.
 
     Args:
         session: quiesced.
-        host: its environment.
+        environment: what it finds here.
         epoch: of the copy.
         expires_s: when the snapshot expires, in seconds since 1970.
     """
@@ -58,10 +60,10 @@ def snapshot_of(session: Session, host: SessionEnvironment, *, epoch: int, expir
         "cache_salt": session.cache_salt,
         "priority": session.priority,
         "num_turns": session.num_turns,
-        "age_s": host.clock() - session.opened_s,
+        "age_s": environment.clock() - session.opened_s,
         "defaults": _set_options(session.defaults),
         "results": [_result_as_json(number, result) for number, result in session.results.kept()],
-        "tools": codec.tools,
+        "tools": json.loads(codec.tools) if codec.tools else [],
         "text_state": states.number_of(codec.state),
         "text_states": states.written,
     }
@@ -75,24 +77,24 @@ def snapshot_of(session: Session, host: SessionEnvironment, *, epoch: int, expir
         spans = [(span.start, len(span.embeds)) for span in context.embeds]
         tensors["embeds"] = torch.cat([span.embeds for span in context.embeds])
         tensors["embed_spans"] = torch.tensor(spans, dtype=torch.int64)
-    header = Header(session.id, epoch, host.model_fingerprint, expires_s, session.key, session.tenant)
+    header = Header(session.id, epoch, environment.model_fingerprint, expires_s, session.key, session.tenant)
     return Snapshot(header, state, tensors, format_version=2 if context.num_forgotten else 1)
 
 
-def check_model(header: Header, host: SessionEnvironment) -> None:
+def check_model(header: Header, environment: SessionEnvironment) -> None:
     """Checks that a session was saved with this server's model.
 
     Raises:
         FailedPrecondition: it was not.
     """
-    if header.model_fingerprint != host.model_fingerprint:
+    if header.model_fingerprint != environment.model_fingerprint:
         raise FailedPrecondition(
             f"session '{header.session_id}' was saved with another model (fingerprint {header.model_fingerprint}, "
-            f"here {host.model_fingerprint}): restore it on a server of that model"
+            f"here {environment.model_fingerprint}): restore it on a server of that model"
         )
 
 
-def restore_session(snapshot: Snapshot, host: SessionEnvironment) -> Session:
+def restore_session(snapshot: Snapshot, environment: SessionEnvironment) -> Session:
     """Restores the session of a snapshot, without its KV; callable in any thread.
 
     Its idle time starts again.
@@ -101,20 +103,19 @@ def restore_session(snapshot: Snapshot, host: SessionEnvironment) -> Session:
         FailedPrecondition: it is of another model, or does not fit here.
         InternalError: its content is invalid.
     """
-    check_model(snapshot.header, host)
+    check_model(snapshot.header, environment)
     try:
-        return _restored(snapshot, host)
+        return _restored(snapshot, environment)
     except (ValueError, TypeError, KeyError, IndexError, AssertionError, RuntimeError) as error:
         raise InternalError(
             f"the saved session '{snapshot.header.session_id}' has invalid content ({error!r}): open a new one"
         ) from error
 
 
-def _restored(snapshot: Snapshot, host: SessionEnvironment) -> Session:
-    header, state = snapshot.header, snapshot.state
-    now_s = host.clock()
+def _restored(snapshot: Snapshot, environment: SessionEnvironment) -> Session:
+    header, state, now_s = snapshot.header, snapshot.state, environment.clock()
     window = None if state["window"] is None else Window(**state["window"])
-    max_context = min(state["max_context"], host.max_context)
+    max_context = min(state["max_context"], environment.max_context)
     num_tokens = len(snapshot.tensors["token_ids"]) if window is None else window.max_kept + 1
     if num_tokens > max_context:
         raise FailedPrecondition(
@@ -122,21 +123,22 @@ def _restored(snapshot: Snapshot, host: SessionEnvironment) -> Session:
             "raise max_context or kv_tokens"
         )
     if window is not None:
-        host.check_window(window)
+        environment.check_window(window)
+    codec = environment.new_codec(tools_as_json(state["tools"]))
     return Session(
         id=header.session_id,
-        history=_restored_history(host.new_codec(state["tools"]), state, snapshot.tensors, window),
-        table=host.new_table(window),
+        history=_restored_history(codec, state, snapshot.tensors, window),
+        table=environment.new_table(window),
         defaults=parse_turn_options(state["defaults"]),
         seed=state["seed"],
         max_context=max_context,
         window=window,
         num_dropped=state["num_dropped"],
-        history_limit=host.history_limit(keeps_all=state.get("keeps_history", False)),
+        history_limit=environment.history_limit(keeps_all=state.get("keeps_history", False)),
         is_rebuilt=state.get("is_rebuilt", False),
         idle_timeout_s=state["idle_timeout_s"],
         last_activity_s=now_s,
-        results=Results(host.num_results, map(_result_from_json, state["results"])),
+        results=Results(environment.num_results, map(_result_from_json, state["results"])),
         key=header.key,
         tenant=header.tenant,
         cache_salt=state["cache_salt"],

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from microturn.errors import DeadlineExceeded, MicroturnError
-from microturn.sessions.inputs import TextInput, TokenInput, is_empty
+from microturn.sessions.inputs import TextInput, TokenInput
 from microturn.sessions.session import Session
 from microturn.sessions.turn import Status, Turn
 from microturn.settings import Settings
@@ -22,7 +22,7 @@ sessions_log = logging.getLogger("microturn.sessions")
 turns_log = logging.getLogger("microturn.turns")
 
 # Finish reasons of turns that were not cut short by a client or a deadline.
-_IN_TIME = frozenset({"length", "stop", "append", "closed"})
+_IN_TIME = frozenset({"length", "stop", "complete", "append", "closed"})
 
 
 class Recorder:
@@ -137,7 +137,7 @@ class Recorder:
             line |= {"turn": answer.turn, "finish_reason": answer.finish_reason, **answer.usage, **timing_ms}
         if self._logs_text:
             given = turn.request.input
-            if isinstance(given, TextInput | TokenInput) and not is_empty(given):
+            if isinstance(given, TextInput | TokenInput) and not given.is_empty:
                 line["input"] = given.text if isinstance(given, TextInput) else list(given.token_ids)
             line["output"] = "".join(piece.text for piece in turn.pieces)
         return {name: value for name, value in line.items() if value is not None}

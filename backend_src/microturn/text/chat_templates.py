@@ -18,12 +18,12 @@ from microturn.errors import InvalidArgument
 from microturn.text.chat import ChatTemplate, Message
 
 _MAX_NUM_KEPT = 32
-NO_TOOLS = "[]"
+NO_TOOLS = ""
 
 
 def tools_as_json(tools: Sequence[Mapping[str, object]]) -> str:
-    """The key of a list of tools in `ChatTemplates`."""
-    return json.dumps(list(tools), ensure_ascii=False)
+    """A session's tools in one text, as they are passed on: a key of caches, however many they are."""
+    return json.dumps(list(tools), ensure_ascii=False) if tools else NO_TOOLS
 
 
 class ChatTemplates:
@@ -92,6 +92,9 @@ class ChatTemplates:
 
     def _render(self, messages: Sequence[Message], tools: str, *, asks_for_answer: bool = False) -> str:
         text: str = self._tokenizer.apply_chat_template(
-            list(messages), tools=json.loads(tools) or None, tokenize=False, add_generation_prompt=asks_for_answer
+            list(messages),
+            tools=json.loads(tools) if tools else None,
+            tokenize=False,
+            add_generation_prompt=asks_for_answer,
         )
         return text

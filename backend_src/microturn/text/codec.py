@@ -6,7 +6,7 @@ rolls it back by assigning an earlier state. Long texts are encoded before, in a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -31,13 +31,13 @@ class Codec(Protocol):
 
     Attributes:
         state: the whole state; immutable, hashable, assignable.
-        tools: of its chat template, as JSON objects.
+        tools: of its chat template, from `tools_as_json`.
     """
 
     state: Any
 
     @property
-    def tools(self) -> Sequence[Mapping[str, Any]]: ...
+    def tools(self) -> str: ...
 
     def fork(self) -> Codec:
         """A codec for another session, with the same state."""
@@ -131,8 +131,8 @@ class Codec(Protocol):
         ...
 
 
-# Creates the codec of a new session with its tools.
-CodecFactory = Callable[[Sequence[Mapping[str, Any]]], Codec]
+# Creates the codec of a new session with its tools, which are from `tools_as_json`.
+CodecFactory = Callable[[str], Codec]
 
 # Prepares a text for any session of the model, in any thread: see `ModelText.prepare`.
 PrepareText = Callable[[str, bool, int], PreparedText]

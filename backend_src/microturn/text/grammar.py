@@ -81,12 +81,18 @@ class Grammars:
             if grammar is None:
                 if self._vocabulary is None:
                     self._vocabulary = read_vocabulary(self._read_tokens(), self._eos_ids)
-                grammar = Grammar(source, self._vocabulary)
+                grammar = Grammar(source, self._as_llguidance(source), self._vocabulary)
                 grammar.try_out()
                 self._kept[source] = grammar
                 while len(self._kept) > MAX_KEPT:
                     self._kept.popitem(last=False)
         return grammar
+
+    def _as_llguidance(self, source: GrammarSource) -> str:
+        if source.kind != "tool_choice":
+            return as_llguidance(source)
+        assert self.tool_format is not None, "how the model writes calls is not known"
+        return self.tool_format.as_llguidance(source)
 
 
 class Grammar:
@@ -97,15 +103,17 @@ class Grammar:
         fault: why no turn may use it any more.
 
     Args:
-        source: what it was compiled from.
+        source: what it is compiled from.
+        written: the same, as the library writes it.
         vocabulary: of the model.
 
     Raises:
         InvalidArgument: see `Grammars.compile`.
     """
 
-    def __init__(self, source: GrammarSource, vocabulary: LLTokenizer) -> None:
+    def __init__(self, source: GrammarSource, written: str, vocabulary: LLTokenizer) -> None:
         self.source = source
+        self._written = written
         self.num_words = -(-vocabulary.vocab_size // 32)
         self._vocab_size = vocabulary.vocab_size
         self._vocabulary = vocabulary
@@ -176,7 +184,7 @@ class Grammar:
             max_grammar_size=50_000,
             verbose_errors=False,
         )
-        matcher = LLMatcher(self._vocabulary, as_llguidance(self.source), log_level=0, limits=limits)
+        matcher = LLMatcher(self._vocabulary, self._written, log_level=0, limits=limits)
         if matcher.is_error():
             raise refusal(self.source, matcher.get_error())
         return matcher

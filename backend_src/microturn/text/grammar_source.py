@@ -23,10 +23,17 @@ JSON_STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_se
 
 @dataclass(frozen=True)
 class GrammarSource:
-    """A grammar as an option says it: its name, one of `KINDS`, and its text."""
+    """A grammar as an option says it.
+
+    Attributes:
+        kind: the option's name, one of `KINDS`.
+        text: its value.
+        tools: those that `tool_choice` chooses from, which are the session's.
+    """
 
     kind: str
     text: str
+    tools: str = ""
 
 
 def check_names(names: Collection[str]) -> None:
@@ -43,7 +50,7 @@ def check_names(names: Collection[str]) -> None:
 
 
 def as_llguidance(source: GrammarSource) -> str:
-    """A grammar as the library writes it.
+    """A grammar as the library writes it; that of `tool_choice` depends on the model: see `tool_formats`.
 
     Raises:
         InvalidArgument: it is no JSON, or no JSON object, where it should be.
@@ -56,7 +63,7 @@ def as_llguidance(source: GrammarSource) -> str:
                 return LLMatcher.grammar_from_json_schema(source.text, defaults=JSON_STYLE)
             case "regex":
                 return LLMatcher.grammar_from_regex(source.text)
-            case "grammar" | "tool_choice":
+            case "grammar":
                 return LLMatcher.grammar_from_lark(source.text)
             case _:
                 choices = (json.dumps(choice, ensure_ascii=False) for choice in json.loads(source.text))

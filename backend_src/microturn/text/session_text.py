@@ -6,13 +6,12 @@ rolled back by assigning the earlier state.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from microturn.text.chat_templates import NO_TOOLS, tools_as_json
+from microturn.text.chat_templates import NO_TOOLS
 from microturn.text.codec import Piece
 from microturn.text.detokenizer import OutputState
 from microturn.text.model_text import ModelText
@@ -42,26 +41,22 @@ class SessionText:
 
     Attributes:
         state: the whole state.
+        tools: of its chat template.
 
     Args:
         model_text: of the model.
-        tools: for the chat template, as JSON objects.
+        tools: for the chat template, from `tools_as_json`.
 
     Errors:
         InvalidArgument: there are tools, and the model has no template or one that does not accept them.
     """
 
-    def __init__(self, model_text: ModelText, tools: Sequence[Mapping[str, object]] | None = None) -> None:
+    def __init__(self, model_text: ModelText, tools: str = NO_TOOLS) -> None:
         self._model = model_text
-        self._tools = tools_as_json(tools) if tools else NO_TOOLS
+        self.tools = tools
         if tools:
-            model_text.chat_template(self._tools)
+            model_text.chat_template(tools)
         self.state = TextState()
-
-    @property
-    def tools(self) -> Sequence[Mapping[str, object]]:
-        tools: list[Mapping[str, object]] = json.loads(self._tools)
-        return tools
 
     def state_as_json(self, state: TextState) -> dict[str, Any]:
         written = asdict(state)
@@ -142,17 +137,17 @@ class SessionText:
             escapes=self._escapes(None),
         )
         if role is not None and (role != state.role or role == "tool"):  # each result of a tool is a message
-            writer.open_message(self._model.chat_template(self._tools), state.role, role)
+            writer.open_message(self._model.chat_template(self.tools), state.role, role)
         return writer
 
     def _escapes(self, role: str | None) -> bool:
         """Whether the content of a message of this role, or of the open one, is written as within a JSON string."""
         role = role or self.state.role
-        return role is not None and self._model.chat_template(self._tools).escapes(role)
+        return role is not None and self._model.chat_template(self.tools).escapes(role)
 
     def _answer_space(self, role: str | None) -> str:
         is_answer = (role or self.state.role) == "assistant"
-        return self._model.chat_template(self._tools).answer_space if is_answer else ""
+        return self._model.chat_template(self.tools).answer_space if is_answer else ""
 
     def _keep(self, writer: Writer, role: str | None, *, has_input: bool, input_follows: bool) -> None:
         state = self.state

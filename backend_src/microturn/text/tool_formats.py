@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+from llguidance import LLMatcher
+
 from microturn.errors import InvalidArgument, did_you_mean
 from microturn.text.grammar_source import JSON_STYLE, MAX_SOURCE_LEN, GrammarSource, refusal
 
@@ -65,17 +67,17 @@ class ToolFormat:
         family = next((family for marker, family in _MARKERS if marker in template), "")
         return cls(family, special_ids) if family else None
 
-    def grammar(self, choice: str, tools: Sequence[Mapping[str, Any]]) -> GrammarSource:
-        """The answers that are nothing but calls.
+    def as_llguidance(self, source: GrammarSource) -> str:
+        """The answers that are nothing but calls. Takes some milliseconds for many tools.
 
         Args:
-            choice: ``required`` for one or more calls, or the name of a tool for one call of it.
-            tools: of the session, as OpenAI describes them: functions, or functions wrapped in an object.
+            source: its text is ``required`` for one or more calls, or the name of a tool for one call of it. The tools
+                are as OpenAI describes them: functions, or functions wrapped in an object.
 
         Raises:
             InvalidArgument: there is no such tool, one has no name, or all of it is too long.
         """
-        known = [_read(tool) for tool in tools]
+        choice, known = source.text, [_read(tool) for tool in json.loads(source.tools or "[]")]
         chosen = [tool for tool in known if choice in ("required", tool.name)]
         if not chosen:
             names = [tool.name for tool in known]
@@ -83,11 +85,10 @@ class ToolFormat:
             raise InvalidArgument(f"tool_choice='{choice[:100]}', and the session has no such tool: {hint}")
         rules = _Rules(chosen, self.special_ids, is_repeated=choice == "required")
         lark = "\n".join(getattr(rules, self.family)()) + "\n"
-        source = GrammarSource("tool_choice", lark)
         if len(lark) > MAX_SOURCE_LEN:
             reason = f"the tools make a grammar of {len(lark)} characters: at most {MAX_SOURCE_LEN} are read"
             raise refusal(source, reason)
-        return source
+        return LLMatcher.grammar_from_lark(lark)
 
 
 def _read(tool: Mapping[str, Any]) -> _Tool:

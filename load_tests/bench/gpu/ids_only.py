@@ -14,7 +14,7 @@ class IdsOnly:
     """No text comes in, and none goes out."""
 
     state: Any = None
-    tools: Sequence[Any] = ()
+    tools: str = ""
 
     def fork(self) -> IdsOnly:
         return IdsOnly()

@@ -7,6 +7,7 @@ import re
 import signal
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from microturn_client import Client
 from support.edge import DEPLOY
+from support.gateway import running_gateway
 from support.prometheus import Prometheus
 from support.served import Served, Start
 
@@ -95,9 +97,21 @@ def test_every_rule_is_evaluated_and_nothing_fires(prometheus: Prometheus) -> No
     assert prometheus.query('ALERTS{alertstate="firing"}') == []
 
 
+def test_a_gateway_is_scraped_by_the_token_of_its_metrics(tmp_path: Path) -> None:
+    file = tmp_path / "metrics-token"
+    file.write_text("of sixteen characters and more")
+    with (
+        running_gateway("localhost:1", token="a-token-of-its-clients", metrics_token=file.read_text()) as address,
+        closing(Prometheus(tmp_path, address, "gateway", file)) as scraped,
+    ):
+        scraped.wait_for('microturn_gateway_sessions_limit{job="gateway"} == 64')
+        scraped.wait_for('microturn_gateway_requests_total{endpoint="/metrics", status="200"} > 0')
+        assert scraped.query('{__name__=~"microturn_gateway_.*_created"}') == []
+
+
 def test_dashboard_and_rules_use_metrics_that_are_documented() -> None:
     page = (DEPLOY.parent / "docs" / "metrics.md").read_text()
-    documented = set(re.findall(r"^\| `(microturn_\w+)`", page, re.MULTILINE))
+    documented = set(re.findall(r"^\| `(microturn_(?!gateway_)\w+)`", page, re.MULTILINE))
     assert len(documented) > 30
     texts = [(DEPLOY / "prometheus" / name).read_text() for name in ("recording-rules.yml", "alert-rules.yml")]
     texts.append(json.dumps(DASHBOARD))

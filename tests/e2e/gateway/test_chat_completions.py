@@ -55,6 +55,14 @@ def cached(completion: Any) -> int:
     return int(completion.usage.prompt_tokens_details.cached_tokens)
 
 
+async def test_each_token_comes_with_its_log_probability(openai: AsyncOpenAI, beginning: Messages) -> None:
+    [choice] = (await ask(openai, beginning, logprobs=True)).choices
+    tokens = choice.logprobs.content
+    assert len(tokens) == 6
+    assert "".join(token.token for token in tokens) == choice.message.content
+    assert all(token.token and -20 < token.logprob <= 0 for token in tokens)  # in English no character is cut in two
+
+
 async def test_an_answer_is_that_of_a_session(server: str, openai: AsyncOpenAI, beginning: Messages) -> None:
     completion = await ask(openai, beginning)
     [choice] = completion.choices

@@ -87,3 +87,25 @@ async def test_other_tools_begin_the_context_anew_with_all_that_was_said(connect
     second = (await until(connection, "response.done"))[-1].response
     assert [item.name for item in second.output] == ["other"]
     assert second.usage.input_tokens > first.usage.output_tokens + 20
+
+
+async def test_a_cancel_within_a_calls_arguments_leaves_a_conversation_that_goes_on(
+    connection: AsyncRealtimeConnection,
+) -> None:
+    """The answer may be over before the cancel comes to the server: then it is complete, and there is an error."""
+    content: Any = [{"type": "input_text", "text": "How warm is it in Bern?"}]
+    await connection.conversation.item.create(item={"type": "message", "role": "user", "content": content})
+    await connection.response.create(response={"tool_choice": FORCED})  # type: ignore[typeddict-item]
+    begun = await until(connection, "response.function_call_arguments.delta")
+    await connection.response.cancel()
+    ended = await until(connection, "response.done")
+    response = ended[-1].response
+    [item] = response.output
+    assert (item.type, item.name) == ("function_call", "get_weather")
+    deltas = [event.delta for event in begun + ended if event.type == "response.function_call_arguments.delta"]
+    assert "".join(deltas) == item.arguments
+    if response.status == "cancelled":
+        assert item.status == "incomplete"
+    again = (await call(connection))[-1].response
+    assert (again.status, again.output[0].status) == ("completed", "completed")
+    assert again.microturn["kv"] == "in place"

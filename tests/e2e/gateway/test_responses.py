@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from typing import Any
+from uuid import uuid4
 
 import openai as sdk
 import pytest
@@ -30,6 +31,11 @@ async def ask(openai: AsyncOpenAI, said: Any, previous: Any = None, **options: A
         options["previous_response_id"] = previous.id
     model = (await openai.models.list()).data[0].id
     return await openai.responses.create(model=model, input=said, **options)
+
+
+async def ask_afresh(openai: AsyncOpenAI, said: Any, **options: Any) -> Any:
+    """As a caller of its own, who has no sessions here."""
+    return await ask(openai.with_options(api_key=uuid4().hex), said, store=False, **options)
 
 
 def cached(response: Any) -> int:
@@ -58,7 +64,7 @@ async def test_the_second_turn_computes_only_what_is_new(openai: AsyncOpenAI) ->
     second = await ask(openai, "And of Spain?", first)
     assert cached(second) >= first.usage.total_tokens - 2
     assert second.usage.input_tokens - first.usage.total_tokens < 20
-    fresh = await ask(openai, [user(QUESTION), *as_input(first), user("And of Spain?")], store=False)
+    fresh = await ask_afresh(openai, [user(QUESTION), *as_input(first), user("And of Spain?")])
     assert cached(fresh) == 0
     assert fresh.usage.input_tokens == second.usage.input_tokens
     assert fresh.output_text == second.output_text
@@ -70,12 +76,12 @@ async def test_branches_of_a_response_answer_as_conversations_of_their_own(opena
     branches = [await ask(openai, question, first) for question in questions]
     for question, branch in zip(questions, branches, strict=True):
         assert cached(branch) >= first.usage.total_tokens - 2 - PAGE_TOKENS
-        fresh = await ask(openai, [user(QUESTION), *as_input(first), user(question)], store=False)
+        fresh = await ask_afresh(openai, [user(QUESTION), *as_input(first), user(question)])
         assert branch.output_text == fresh.output_text
     after = await ask(openai, "Why?", branches[0])
     assert cached(after) >= branches[0].usage.total_tokens - 2
     told = [user(QUESTION), *as_input(first), user(questions[0]), *as_input(branches[0]), user("Why?")]
-    assert after.output_text == (await ask(openai, told, store=False)).output_text
+    assert after.output_text == (await ask_afresh(openai, told)).output_text
 
 
 async def test_a_conversation_that_is_sent_as_a_whole_finds_its_session(openai: AsyncOpenAI) -> None:
@@ -109,7 +115,7 @@ async def test_a_tool_is_called_and_its_result_told(openai: AsyncOpenAI) -> None
     assert cached(second) >= first.usage.total_tokens - 2
     assert second.usage.input_tokens - first.usage.total_tokens < 40
     assert second.output_text
-    fresh = await ask(openai, [user(QUESTION), *as_input(first), result], tools=[TOOL], store=False)
+    fresh = await ask_afresh(openai, [user(QUESTION), *as_input(first), result], tools=[TOOL])
     assert fresh.usage.output_tokens == second.usage.output_tokens
 
 

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import signal
+from collections.abc import Callable
 
 import pytest
 
 from microturn_client import Client
 from support.served import Served, Start
 
+# What a server prints, by its options and whether that is on a terminal; the same server's when asked again.
+Talked = Callable[..., list[str]]
 TEXT_LINE = re.compile(r"\d\d:\d\d:\d\d ([A-Z]+ )?\w+: .+")
 
 
-def talked(served: Served) -> list[str]:
-    """What a server prints in a life with one session."""
+@pytest.fixture(scope="module")
+def talked(start_tiny: Start) -> Talked:
+    return functools.cache(
+        lambda *arguments, on_terminal: said_in_a_life(start_tiny(*arguments, on_terminal=on_terminal))
+    )
+
+
+def said_in_a_life(served: Served) -> list[str]:
+    """With one session."""
     served.wait_until_ready(120)
     with Client(served.address) as client, client.session() as session:
         session.append("Hello.")
@@ -26,8 +37,8 @@ def talked(served: Served) -> list[str]:
 
 
 @pytest.mark.parametrize(("on_terminal", "arguments"), [(True, ()), (False, ("--log-format=text",))])
-def test_lines_are_text_on_a_terminal_or_where_asked_for(start_tiny: Start, on_terminal, arguments) -> None:
-    said = talked(start_tiny(*arguments, on_terminal=on_terminal))
+def test_lines_are_text_on_a_terminal_or_where_asked_for(talked: Talked, on_terminal, arguments) -> None:
+    said = talked(*arguments, on_terminal=on_terminal)
     assert not [line for line in said if line.startswith("{")]
     lines = [line for line in said if TEXT_LINE.fullmatch(line)]
     assert any(" loading: warmed up " in line for line in lines)
@@ -35,8 +46,8 @@ def test_lines_are_text_on_a_terminal_or_where_asked_for(start_tiny: Start, on_t
 
 
 @pytest.mark.parametrize(("on_terminal", "arguments"), [(False, ()), (True, ("--log-format=json",))])
-def test_lines_are_json_in_a_pipe_or_where_asked_for(start_tiny: Start, on_terminal, arguments) -> None:
-    said = talked(start_tiny(*arguments, on_terminal=on_terminal))
+def test_lines_are_json_in_a_pipe_or_where_asked_for(talked: Talked, on_terminal, arguments) -> None:
+    said = talked(*arguments, on_terminal=on_terminal)
     assert not [line for line in said if TEXT_LINE.fullmatch(line)]
     events = [json.loads(line)["event"] for line in said if line.startswith("{")]
     assert any(event.startswith("warmed up ") for event in events)
@@ -53,6 +64,6 @@ def test_a_terminal_shows_what_to_try_next(start_tiny: Start) -> None:
     assert f"  curl {served.metrics_url}" in said[ready:]
 
 
-def test_a_program_reads_one_line_on_stdout(start_tiny: Start) -> None:
-    said = talked(start_tiny())
+def test_a_program_reads_one_line_on_stdout(talked: Talked) -> None:
+    said = talked(on_terminal=False)
     assert [line for line in said if not line.startswith(("{", "microturn: ", "ready in "))] == []

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from microturn.serve.options import default_model_repository
 from microturn_client import Client, Session, Tokens, TurnEnd
+from support import share
 from support.scrape import scrape_until
 from support.served import Served
 
@@ -27,7 +28,7 @@ SETTINGS = {
 
 
 def test_kv_that_was_away_is_as_it_was(serve: Callable[..., Served], smollm2_dir: str, tmp_path: Path) -> None:
-    settings = {**SETTINGS, "disk_tier_dir": str(tmp_path / "tier")}
+    settings = {**SETTINGS, "num_threads": share.num_threads(), "disk_tier_dir": str(tmp_path / "tier")}
     served = serve(
         f"--model-repository={default_model_repository()}",
         f"--model={smollm2_dir}",

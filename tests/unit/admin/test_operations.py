@@ -134,6 +134,27 @@ def test_a_busy_session_is_copied_as_it_was_and_not_moved(driver: ThreadedDriver
     assert go_on(other) == expected_tokens([*HISTORY, 7], 3)
 
 
+def test_a_session_whose_turn_nobody_hears_is_moved_and_the_turn_is_done_where_it_is_asked_for(
+    driver: ThreadedDriver, start: Start, tmp_path: Path
+) -> None:
+    """Until its client came back or it expired, such a session could not be moved: `has a turn: try again`."""
+    asked: dict[str, Any] = {"turn": 1, "max_tokens": 4000, "session_key": "ours"}
+    recorder, turn = driver.post(1, [8], **asked)
+    until_s = time.monotonic() + 10
+    while not recorder.outputs and time.monotonic() < until_s:
+        time.sleep(0.005)
+    driver.engine.cancel(turn)
+    assert do(driver, "list")[0]["state"] == "parked"
+    export(driver, tmp_path / "one", move=True)
+    with pytest.raises(NotFound, match="was moved to another server: go on there"):
+        go_on(driver)
+    other = start(max_context=4096, num_pages=4096)
+    do(other, "import", path=str(tmp_path / "one"))
+    again = other.ask(1, [8], **asked | {"max_tokens": 30}).wait()
+    assert again.token_ids == expected_tokens([*HISTORY, 8], 30)
+    assert not again.status.replayed
+
+
 def test_with_its_kv_a_session_computes_nothing_again_elsewhere(
     driver: ThreadedDriver, start: Start, tmp_path: Path
 ) -> None:

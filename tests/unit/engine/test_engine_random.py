@@ -16,24 +16,28 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+from unittest.mock import patch
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from microturn.engine import steps
+from microturn.engine import steps, suspects, turn_grammars
 from microturn.engine.engine import Engine
-from microturn.engine.steps import InFlightStep
+from microturn.engine.in_flight_step import InFlightStep
+from microturn.engine.scheduler import ScheduledRow
 from microturn.sessions import speculation
 from microturn.sessions.options import TurnOptions
 from microturn.sessions.session import Session
 from microturn.settings import Settings
 from microturn.text.grammar_source import GrammarSource
+from support import plain_turn
 from support.fake_runner import VOCAB_SIZE, FakeDriver
 from support.foreseen import foreseen
 from support.grammars import hash_grammars
@@ -276,14 +280,15 @@ class EngineMachine(RuleBasedStateMachine):
         self._listen(pause)
 
     @precondition(lambda self: self.plain.num_open)
-    @rule(is_late=st.booleans(), pause=pauses)
-    def fail_a_pass(self, is_late: bool, pause: int) -> None:
-        """The next forward pass raises, at once or when its tokens are asked for, having spoilt what it writes."""
-        if is_late:
-            self.driver.runner.late_error = OutOfMemory()
-        else:
+    @rule(when=st.sampled_from(["built", "run", "read"]), pause=pauses)
+    def fail_a_pass(self, when: str, pause: int) -> None:
+        """The next forward pass raises: as it is built, or having spoilt what it writes, or as its tokens are read."""
+        if when == "run":
             self.driver.runner.error = OutOfMemory()
-        self._step()
+        elif when == "read":
+            self.driver.runner.late_error = OutOfMemory()
+        with patch.object(ScheduledRow, "build", _fail_to_build) if when == "built" else contextlib.nullcontext():
+            self._step()
         self.driver.runner.error = self.driver.runner.late_error = None
         self._listen(pause)
 
@@ -523,6 +528,14 @@ class LateEngineMachine(TieredEngineMachine):
         return [session for session in sessions if session.stored is not None and not session.table.is_empty]
 
 
+def _fail_to_build(_: ScheduledRow) -> NoReturn:
+    raise OutOfMemory
+
+
+def _some_grammar(options: Mapping[str, Any]) -> GrammarSource | None:
+    return GRAMMAR if options.get("max_tokens") in (6, 10) else None
+
+
 @pytest.mark.parametrize("is_asynchronous", [False, True], ids=["in_step", "ahead"])
 @pytest.mark.parametrize(
     ("machine", "share"), [(EngineMachine, 0.5), (TieredEngineMachine, 0.125), (LateEngineMachine, 0.0625)]
@@ -540,10 +553,12 @@ def test_whatever_happens_the_engine_does_what_plain_lists_say(
     # Some turns count the tokens before them as if they had penalties, which at their defaults change no choice.
     monkeypatch.setattr(TurnOptions, "has_penalties", property(lambda options: options.max_tokens in (4, 8)))
     monkeypatch.setattr(speculation, "look_up", foreseen)
+    # Passes fail more often than any session would live.
+    monkeypatch.setattr(suspects, "MAX_FAILURES", sys.maxsize)
     # And some must match a grammar; their values are whole before they end, or not.
     hash_grammars(EOS_IDS).compile(GRAMMAR)
-    grammar_source = property(lambda options: GRAMMAR if options.max_tokens in (6, 10) else None)
-    monkeypatch.setattr(TurnOptions, "grammar_source", grammar_source)
+    for module in (turn_grammars, plain_turn):
+        monkeypatch.setattr(module, "grammar_source", _some_grammar)
     runs = settings(
         max_examples=int(share * pytestconfig.getoption("engine_runs")),
         stateful_step_count=30,

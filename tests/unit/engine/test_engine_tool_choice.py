@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import threading
 from typing import Any
 
 import pytest
 
+from microturn.text.grammar_source import GrammarSource
 from microturn.text.tool_formats import ToolFormat
 from support.driver import IdsOnly
 from support.fake_runner import FakeDriver
@@ -20,7 +21,7 @@ LLAMA = ToolFormat("llama3_json", {})
 
 
 class WithTools(IdsOnly):
-    def __init__(self, tools: Sequence[Any]) -> None:
+    def __init__(self, tools: str) -> None:
         self.tools = tools
 
     def fork(self) -> IdsOnly:
@@ -93,3 +94,35 @@ def test_a_model_whose_calls_are_not_known_refuses_to_force_them() -> None:
     assert refused.error is not None
     assert "chat template does not tell how it writes calls" in str(refused.error)
     assert driver.engine._sessions.find(1) is None, "END closes all the same"
+
+
+def test_the_engines_thread_builds_no_grammar_of_tools_and_a_second_turn_none_at_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was written anew on the engine's thread for every forced turn: all sessions waited for a session's tools."""
+    written: list[tuple[str, str]] = []
+    as_llguidance = ToolFormat.as_llguidance
+
+    def noted(tool_format: ToolFormat, source: GrammarSource) -> str:
+        written.append((source.text, threading.current_thread().name))
+        return as_llguidance(tool_format, source)
+
+    monkeypatch.setattr(ToolFormat, "as_llguidance", noted)
+    driver = driver_of()
+    tools = json.dumps([WEATHER, STOP])
+    first = driver.turn(1, PROMPT, start=True, tools=tools, max_tokens=100, tool_choice="stop")
+    assert call_in(first.token_ids)["name"] == "stop"
+    again = driver.turn(1, PROMPT, max_tokens=100, tool_choice="stop")
+    branch = driver.turn(2, PROMPT, start=True, fork_of="1", max_tokens=100, tool_choice="stop")
+    assert call_in(again.token_ids) == call_in(branch.token_ids) == {"name": "stop", "parameters": {}}
+    assert written == [("stop", "microturn-grammars-0")]
+    driver.engine.stop()
+
+
+def test_other_tools_make_another_grammar() -> None:
+    driver = driver_of()
+    for number, city in enumerate(["Bern", "Basel"]):
+        schema = {"type": "object", "properties": {"city": {"const": city}}, "required": ["city"]}
+        tools = json.dumps([{"name": "weather", "parameters": schema}])
+        answer = driver.turn(number, PROMPT, start=True, tools=tools, max_tokens=100, tool_choice="weather")
+        assert call_in(answer.token_ids)["parameters"] == {"city": city}

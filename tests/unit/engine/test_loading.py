@@ -29,7 +29,7 @@ def test_a_pool_that_sizes_itself_counts_in_the_type_of_its_pages(
     token_bytes = 30 * 2 * 3 * (64 + 4)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=2 * 1000 * token_bytes))
     engine = loading.load_engine(Settings(model_dir=smollm2_dir, kv_dtype="int8", weights="float32"))
-    assert engine.host.max_context == 1000
+    assert engine.environment.max_context == 1000
     last_layer = engine.runner.kv.layers[29]
     assert last_layer.elements.dtype == torch.int8
     assert [tensor.shape for tensor in last_layer.tensors] == [(63, 2, 3, 16, 64), (63, 2, 3, 16)]
@@ -67,7 +67,7 @@ def test_weights_of_8_bits_take_the_place_of_float32_but_for_the_embeddings(
     held = {tensor.data_ptr(): tensor.nbytes for tensor in model.parameters() if not tensor.is_meta}
     assert sum(held.values()) < 114e6, "SmolLM2 has 28 million weights in its embeddings, which the head shares"
     assert engine.runner.vocab_size == 49152
-    assert engine.host.model_fingerprint == model_fingerprint(smollm2_dir, "int8")
+    assert engine.environment.model_fingerprint == model_fingerprint(smollm2_dir, "int8")
     encode = ModelText.from_directory(Path(smollm2_dir)).encoder.encode
     prompt = encode("The capital of France is", begins=True)
     logits = engine.runner.run(Batch([Row(prompt, 0, [0])]))

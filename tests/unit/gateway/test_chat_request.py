@@ -123,7 +123,6 @@ def test_what_changes_no_message_is_accepted() -> None:
         ),
         ({"n": 2}, "invalid_value", "n"),
         ({"max_tokens": 0}, "invalid_value", "max_tokens"),
-        ({"logprobs": True}, "unsupported_parameter", "logprobs"),
         ({"tools": [{}]}, "missing_parameter", "tools.0.function"),
         ({"tools": [{"type": "web_search"}]}, "unsupported_parameter", "tools.0.type"),
         ({"tool_choice": "required"}, "invalid_value", "tool_choice"),

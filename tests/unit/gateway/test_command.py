@@ -20,6 +20,13 @@ from microturn_gateway.command import main
         (["--host", "0.0.0.0"], "can be reached from outside"),
         (["--max-sessions", "0"], "max_sessions must be above 0"),
         (["--token-file", "/nowhere"], "No such file"),
+        (["--secret-key-file", "/dev/null"], "is empty"),
+        (["--server-token-file", "/nowhere"], "give --server-tls"),
+        (["--server-tls-cert", "/nowhere", "--server-tls"], "--server-tls-key"),
+        (["--server-tls-ca", "/nowhere", "--port", "0"], "No such file"),
+        (["--server-tls", "--server-token-file", "/nowhere", "--port", "0"], "No such file"),
+        (["--server-metadata", "x-microturn-tenant"], "is not NAME=VALUE"),
+        (["--server-metadata", "x-session-id=4711", "--port", "0"], "'x-session-id' is gRPC's or the client's own"),
         (["--served-model-name", "gpt-4o", "--served-model-name", ""], "a model's name is not empty"),
     ],
 )
@@ -36,6 +43,18 @@ def test_a_token_that_is_none(tmp_path: Path, token: str, said: str, capsys: pyt
     (tmp_path / "token").write_text(token)
     assert main(["--token-file", str(tmp_path / "token")]) == 1
     assert said in capsys.readouterr().err
+
+
+def test_two_tokens_for_the_server(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("MICROTURN_TOKEN", "another")
+    assert main(["--server-tls", "--server-token-file", "/nowhere"]) == 1
+    assert "leave one out" in capsys.readouterr().err
+
+
+def test_a_key_for_client_secrets_that_is_short(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "key").write_text("thirty-one characters and a bit"[:31])
+    assert main(["--secret-key-file", str(tmp_path / "key")]) == 1
+    assert "32 characters" in capsys.readouterr().err
 
 
 def test_options_that_are_given_again() -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from microturn_client import Tokens, ToolArguments, ToolCall, ToolCallBegun
+from microturn_client import Tokens, ToolArguments, ToolCall, ToolCallBegun, ToolEvent
 from support.realtime_driver import Driver, error_of, types
 from support.simulated_context import SimulatedContext, status_of
 
 TOOL = {"type": "function", "name": "f", "description": "Does it", "parameters": {"type": "object"}}
 OTHER = {"type": "function", "name": "g"}
+WHEN = ("added", "done")
 
 
 @pytest.fixture
@@ -22,7 +24,27 @@ def tools(driver: Driver) -> Driver:
     return driver
 
 
-def call(driver: Driver, text: str = "", finish_reason: str = "stop") -> list[dict[str, Any]]:
+ONE: tuple[ToolEvent, ...] = (
+    ToolCallBegun("call_1", "f"),
+    ToolArguments("call_1", '{"a":'),
+    ToolArguments("call_1", "1}"),
+    ToolCall("call_1", "f", {"a": 1}, '{"a":1}'),
+)
+TWO: tuple[ToolEvent, ...] = (
+    ToolCallBegun("call_2", "f"),
+    ToolArguments("call_2", '{"a":2}'),
+    ToolCall("call_2", "f", {"a": 2}, '{"a":2}'),
+)
+BROKEN_OFF: tuple[ToolEvent, ...] = (
+    ToolCallBegun("call_2", "f"),
+    ToolArguments("call_2", '{"a":'),
+    ToolCall("call_2", "f", None, '{"a":'),
+)
+
+
+def call(
+    driver: Driver, text: str = "", finish_reason: str = "stop", told: Sequence[ToolEvent] = ONE
+) -> list[dict[str, Any]]:
     """The model says something, then calls."""
     driver.item("Hello")
     driver.send("response.create")
@@ -31,12 +53,7 @@ def call(driver: Driver, text: str = "", finish_reason: str = "stop") -> list[di
     end = len(driver.server) + 3
     driver.realtime.tokens(Tokens(text, (1,), end - 2), 5.0)
     driver.realtime.tokens(Tokens("", (2,), end - 1), 6.0)
-    for event in (
-        ToolCallBegun("call_1", "f"),
-        ToolArguments("call_1", '{"a":'),
-        ToolArguments("call_1", "1}"),
-        ToolCall("call_1", "f", {"a": 1}, '{"a":1}'),
-    ):
+    for event in told:
         driver.realtime.tokens(event, 7.0)
     driver.server.tokens += ["<assistant>", "call", "end"]
     driver.server._role = "assistant"
@@ -70,6 +87,76 @@ def test_a_call_is_an_item(tools: Driver) -> None:
         "call_1",
         '{"a":1}',
     )
+
+
+@pytest.mark.parametrize("text", ["", " I look. "])
+def test_several_calls_in_one_answer_are_items_in_their_order(tools: Driver, text: str) -> None:
+    events = call(tools, text, told=(*ONE, *TWO))
+    calls = [event for event in events if event.get("item", {}).get("type") == "function_call"]
+    added, done = ([event for event in calls if event["type"] == f"response.output_item.{when}"] for when in WHEN)
+    first_index = int(bool(text))
+    assert [event["output_index"] for event in added] == [first_index, first_index + 1]
+    assert [(event["item"]["call_id"], event["item"]["arguments"]) for event in done] == [
+        ("call_1", '{"a":1}'),
+        ("call_2", '{"a":2}'),
+    ]
+    arguments: dict[str, str] = {}
+    for event in events:
+        if event["type"] == "response.function_call_arguments.delta":
+            arguments[event["item_id"]] = arguments.get(event["item_id"], "") + event["delta"]
+    output = events[-1]["response"]["output"]
+    assert [item["type"] for item in output] == ["message"] * first_index + ["function_call"] * 2
+    assert arguments == {item["id"]: item["arguments"] for item in output[first_index:]}
+    for when in WHEN:
+        follows = {
+            event["item"]["id"]: event["previous_item_id"]
+            for event in events
+            if event["type"] == f"conversation.item.{when}"
+        }
+        ids = [item["id"] for item in output]
+        assert [follows[after] for after in ids[1:]] == ids[:-1]
+
+
+def test_results_of_several_calls_are_told_and_nothing_again(tools: Driver) -> None:
+    call(tools, told=(*ONE, *TWO))
+    num_steps = len(tools.steps)
+    result(tools, "two", "call_2")
+    result(tools, "one")
+    tools.send("response.create")
+    tools.run()
+    *told, answered = tools.steps[num_steps:]
+    options = {"max_tokens": 0, "role": "tool"}
+    assert [(step.message and step.message.content, step.options) for step in told] == [
+        ("two", options),
+        ("one", options),
+    ]
+    assert "rewind_to" not in answered.options
+
+
+def test_a_cancel_within_a_calls_arguments_leaves_it_incomplete_and_those_before_it_whole(tools: Driver) -> None:
+    events = call(tools, finish_reason="interrupted", told=(*ONE, *BROKEN_OFF))
+    response = events[-1]["response"]
+    assert (response["status"], response["status_details"]["reason"]) == ("cancelled", "client_cancelled")
+    assert [(item["call_id"], item["status"], item["arguments"]) for item in response["output"]] == [
+        ("call_1", "completed", '{"a":1}'),
+        ("call_2", "incomplete", '{"a":'),
+    ]
+    last_done = [event for event in events if event["type"] == "response.function_call_arguments.done"][-1]
+    assert (last_done["call_id"], last_done["arguments"]) == ("call_2", '{"a":')
+    num_steps = len(tools.steps)
+    tools.item("Never mind")
+    tools.send("response.create")
+    tools.run()
+    said = [step.message.content for step in tools.steps[num_steps:] if step.message is not None]
+    assert said == ["Never mind"]
+    assert not any("rewind_to" in step.options for step in tools.steps[num_steps:])
+
+
+def test_a_call_that_was_broken_off_is_deleted_with_its_answer(tools: Driver) -> None:
+    output = call(tools, finish_reason="interrupted", told=BROKEN_OFF)[-1]["response"]["output"]
+    tools.send("conversation.item.delete", item_id=output[0]["id"])
+    assert types(tools.run()) == ["conversation.item.deleted"]
+    assert tools.server.text == "<user>Hello"
 
 
 @pytest.mark.parametrize("text", ["", " I look. "])
@@ -109,18 +196,20 @@ def test_calls_are_retrieved_and_deleted_and_not_truncated(tools: Driver) -> Non
 def test_other_tools_begin_the_context_anew_for_what_comes_behind_them(tools: Driver) -> None:
     """Pipecat and agents that hand over change the tools in the middle of a session."""
     call(tools)
-    before, num_steps = tools.realtime.context, len(tools.steps)
+    before, num_steps = tools.realtime.talk.context, len(tools.steps)
     result(tools, "one")
     tools.send("session.update", session={"tools": [OTHER]})
     tools.item("And now?")
     step = tools.begin()
-    assert (tools.realtime.tools, tools.realtime.context) == ((TOOL,), before), "the result came before the update"
+    assert (tools.realtime.talk.tools, tools.realtime.talk.context) == ((TOOL,), before), (
+        "the result came before the update"
+    )
     tools.answer(step)
     tools.server = SimulatedContext()
     events = tools.run()
     assert types(events)[:2] == ["session.updated", "conversation.item.added"]
-    assert tools.realtime.tools == (OTHER,)
-    assert tools.realtime.context is not before
+    assert tools.realtime.talk.tools == (OTHER,)
+    assert tools.realtime.talk.context is not before
     told = [(step.message.role, step.message.content) for step in tools.steps[num_steps + 1 :] if step.message]
     assert [role for role, _ in told] == ["user", "assistant", "tool", "user"]
     assert '{"name": "f", "arguments": {"a": 1}}' in told[1][1]
@@ -130,11 +219,11 @@ def test_other_tools_begin_the_context_anew_for_what_comes_behind_them(tools: Dr
 def test_the_same_tools_change_nothing(tools: Driver) -> None:
     tools.item("Hello")
     tools.run()
-    before = tools.realtime.context
+    before = tools.realtime.talk.context
     tools.send("session.update", session={"tools": [TOOL]})
     tools.item("And now?")
     tools.run()
-    assert tools.realtime.context is before
+    assert tools.realtime.talk.context is before
     assert len(tools.steps) == 2
 
 
@@ -142,14 +231,14 @@ def test_tools_that_come_and_go_between_turns_leave_a_context_that_no_session_ha
     """A job that needs no turn, or fails, must not leave a context that a session is thought to hold."""
     tools.item("Hello")
     tools.run()
-    before = tools.realtime.context
+    before = tools.realtime.talk.context
     tools.send("session.update", session={"tools": [OTHER]})
     tools.send("conversation.item.delete", item_id="nothing")
     tools.send("session.update", session={"tools": [TOOL]})
     tools.send("conversation.item.delete", item_id="nothing")
     tools.run()
-    assert tools.realtime.context is not before
-    assert tools.realtime.context.context_len == 0
+    assert tools.realtime.talk.context is not before
+    assert tools.realtime.talk.context.context_len == 0
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "f"}])

@@ -8,7 +8,7 @@ import pytest
 
 from microturn_gateway.context import Message
 from microturn_gateway.failures import Refusal
-from microturn_gateway.response_items import Called, Returned, Said, messages_of, parse_input
+from microturn_gateway.response_items import Called, Returned, Said, check_results, messages_of, parse_input
 from microturn_gateway.response_request import parse_response_request
 
 FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
@@ -58,7 +58,7 @@ def test_what_changes_no_answer_is_shown_as_it_came() -> None:
     inert = {
         "metadata": {"a": "b"},
         "parallel_tool_calls": False,
-        "reasoning": {"effort": "low"},
+        "reasoning": {"effort": "low", "summary": None},
         "service_tier": "auto",
         "truncation": "auto",
         "prompt_cache_key": "k",
@@ -99,14 +99,32 @@ def test_options_of_the_answer() -> None:
         ({"input": "a", "background": True}, "unsupported_parameter", "background"),
         ({"input": "a", "conversation": "conv_1"}, "unsupported_parameter", "conversation"),
         ({"input": "a", "prompt": {"id": "p"}}, "unsupported_parameter", "prompt"),
-        ({"input": "a", "top_logprobs": 2}, "invalid_value", "top_logprobs"),
-        ({"input": "a", "include": ["message.output_text.logprobs"]}, "unsupported_parameter", "include"),
+        ({"input": "a", "top_logprobs": 2}, "unsupported_parameter", "top_logprobs"),
         ({"input": "a", "max_output_tokens": 0}, "invalid_value", "max_output_tokens"),
         ({"input": "a", "text": {"format": {"type": "xml"}}}, "invalid_value", "text.format.type"),
         ({"input": "a", "text": {"format": {"type": "json_schema"}}}, "missing_parameter", "text.format.schema"),
+        (
+            {"input": "a", "text": {"format": {"type": "json_schema", "schema": {}}}},
+            "missing_parameter",
+            "text.format.name",
+        ),
     ],
 )
 def test_what_would_change_an_answer_is_refused_by_name(asked: dict[str, Any], code: str, param: str) -> None:
     with pytest.raises(Refusal) as refused:
         parse_response_request(asked)
     assert (refused.value.code, refused.value.param) == (code, param)
+
+
+def test_an_output_without_its_call_is_refused() -> None:
+    """No chat template can say what it answers."""
+    items = parse_input(
+        [
+            {"type": "function_call_output", "call_id": "a", "output": "1"},
+            {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
+        ]
+    )
+    check_results(items[::-1])
+    with pytest.raises(Refusal, match="no call 'a'") as refused:
+        check_results(items)
+    assert refused.value.param == "input"

@@ -113,6 +113,15 @@ async def test_events_tell_the_response_as_it_comes(openai: AsyncOpenAI) -> None
     assert (events[0].response.status, events[0].response.output) == ("in_progress", [])
 
 
+async def test_a_stream_names_its_events_and_says_when_it_is_done(openai: AsyncOpenAI) -> None:
+    async with openai.responses.with_streaming_response.create(input=QUESTION, model="fake", stream=True) as stream:
+        *events, done, rest = (await stream.text()).split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    for event in events:
+        name, data = event.split("\n")
+        assert name.removeprefix("event: ") == json.loads(data.removeprefix("data: "))["type"]
+
+
 @pytest.mark.parametrize("calls", [False, True])
 async def test_events_and_responses_have_all_that_the_types_of_the_sdk_want(openai: AsyncOpenAI, calls: bool) -> None:
     """It does not check them itself."""

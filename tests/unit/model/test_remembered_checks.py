@@ -7,8 +7,8 @@ import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -114,7 +114,13 @@ def _touched(settings: Settings, _: pytest.MonkeyPatch) -> Settings:
 
 
 def _other_library(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    monkeypatch.setattr(remembered_checks, "version", lambda name: f"99.{name}")
+    """Told by the library: one without metadata was ``unknown`` in every version, and an upgrade checked nothing."""
+    monkeypatch.setattr("llvmlite.__version__", "99")
+    return settings
+
+
+def _other_build_of_torch(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    monkeypatch.setattr(torch.__config__, "show", lambda: "with other kernels")
     return settings
 
 
@@ -155,6 +161,7 @@ def _nowhere(settings: Settings, _: pytest.MonkeyPatch) -> Settings:
         _other_weights,
         _touched,
         _other_library,
+        _other_build_of_torch,
         _other_sources,
         _other_variable,
         _damaged,
@@ -226,10 +233,10 @@ def test_a_link_that_leads_nowhere_does_not_keep_a_model_from_its_start(settings
 def test_a_library_that_is_not_installed_does_not_keep_a_model_from_its_start(
     settings: Settings, checks: Checks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def version(name: str) -> str:
-        raise PackageNotFoundError(name)
+    def import_module(name: str) -> ModuleType:
+        raise ImportError(name)
 
-    monkeypatch.setattr(remembered_checks, "version", version)
+    monkeypatch.setattr(remembered_checks, "import_module", import_module)
     for _ in range(2):
         assert cpu_loading.load(settings).weights == "int8"
     assert checks.num_float32 == 1

@@ -8,27 +8,27 @@ from typing import Any
 import pytest
 
 from microturn.errors import InvalidArgument
-from microturn.sessions.options import OF_ONE_TURN, TurnOptions, parse_parameters, parse_turn_options
+from microturn.sessions.options import OF_ONE_TURN, TurnOptions, grammar_source, parse_parameters, parse_turn_options
 from microturn.text.grammar_source import KINDS, MAX_SOURCE_LEN, GrammarSource
 
 
-def parsed(**values: Any) -> TurnOptions:
+def parsed(**values: Any) -> dict[str, Any]:
     options, _ = parse_parameters(json.dumps(values), start=False)
-    return TurnOptions(**options)
+    return options
 
 
 @pytest.mark.parametrize(
     ("kind", "text"), [("json_schema", '{"type": "object"}'), ("regex", "[0-9]+"), ("grammar", 'start: "a"')]
 )
 def test_a_grammar_is_a_text(kind: str, text: str) -> None:
-    assert parsed(**{kind: text}).grammar_source == GrammarSource(kind, text)
+    assert grammar_source(parsed(**{kind: text})) == GrammarSource(kind, text)
     for bad in ("", "x" * (MAX_SOURCE_LEN + 1), 1, {"type": "object"}, None):
         with pytest.raises(InvalidArgument, match=f"option '{kind}' is a string of 1 to {MAX_SOURCE_LEN} characters"):
             parsed(**{kind: bad})
 
 
 def test_choices_are_a_json_list_of_texts() -> None:
-    source = parsed(choice='["yes", "nö"]').grammar_source
+    source = grammar_source(parsed(choice='["yes", "nö"]'))
     assert source is not None
     assert (source.kind, json.loads(source.text)) == ("choice", ["yes", "nö"])
     for bad in ("[]", '[""]', "yes", "[1]", json.dumps(["x"] * 1025), json.dumps(["x" * (MAX_SOURCE_LEN + 1)]), 3):
@@ -37,13 +37,13 @@ def test_choices_are_a_json_list_of_texts() -> None:
 
 
 def test_an_answer_matches_one_grammar_alone() -> None:
-    assert TurnOptions().grammar_source is None
+    assert grammar_source(parsed(max_tokens=3)) is None
     with pytest.raises(InvalidArgument, match="'choice' and 'regex' both say what the answer is: give one"):
         parsed(regex="a", choice='["a"]')
 
 
 def test_a_value_that_goes_on_needs_its_grammar() -> None:
-    assert parsed(regex="a", grammar_from=7).grammar_from == 7
+    assert parsed(regex="a", grammar_from=7)["grammar_from"] == 7
     with pytest.raises(InvalidArgument, match="'grammar_from' comes with one of json_schema, regex, grammar, choice"):
         parsed(grammar_from=7)
     with pytest.raises(InvalidArgument, match="integer"):
@@ -65,7 +65,7 @@ def test_a_grammar_is_of_its_turn_alone() -> None:
     ],
 )
 def test_biases_are_a_json_object_of_ids(written: Any, biases: tuple[tuple[int, float], ...]) -> None:
-    options = parsed(logit_bias=written)
+    options = TurnOptions(**parsed(logit_bias=written))
     assert options.logit_bias == biases
     assert parse_turn_options({"logit_bias": json.loads(json.dumps(options.logit_bias))}) == options
 

@@ -17,6 +17,7 @@ from microturn.sessions.options import (
     TENANT_HEADER,
     SessionOptions,
     TurnOptions,
+    grammar_source,
     parse_parameters,
     parse_turn_options,
 )
@@ -126,8 +127,8 @@ def test_booleans_are_true_or_false(name: str) -> None:
 
 def test_a_tool_choice_that_leaves_it_to_the_model_goes_with_other_grammars() -> None:
     options, _ = parse_parameters(json.dumps({"tool_choice": "auto", "regex": "a"}), start=False)
-    assert TurnOptions(**options).grammar_source == GrammarSource("regex", "a")
-    assert TurnOptions(tool_choice="required").grammar_source == GrammarSource("tool_choice", "required")
+    assert grammar_source(options) == GrammarSource("regex", "a")
+    assert grammar_source({"tool_choice": "required"}) == GrammarSource("tool_choice", "required")
     with pytest.raises(InvalidArgument, match="'regex' and 'tool_choice' both say what the answer is"):
         parse_parameters(json.dumps({"tool_choice": "required", "regex": "a"}), start=False)
 
@@ -262,7 +263,8 @@ def test_resume_is_true_or_false() -> None:
 
 def test_tools_are_a_json_list_of_objects() -> None:
     tools = [{"type": "function", "function": {"name": "clock", "parameters": {}}}]
-    assert session_option("tools", json.dumps(tools)) == tuple(tools)
+    assert json.loads(session_option("tools", json.dumps(tools))) == tools
+    assert session_option("tools", "[]") == SessionOptions().tools
     for bad in ("clock", "[1]", '["clock"]', json.dumps([{"a": 1}] * 129), DEEP_NEST):
         with pytest.raises(InvalidArgument, match="option 'tools' is a JSON list of at most 128 objects"):
             session_option("tools", bad)

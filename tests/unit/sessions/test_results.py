@@ -107,7 +107,7 @@ def test_turns_that_say_the_same(one: TurnRequest, other: TurnRequest) -> None:
         request_of(options={"rewind_to": 0}),
         request_of(options={"on_overlap": "interrupt"}),
         request_of(session_options=SessionOptions(max_context=9)),
-        request_of(session_options=SessionOptions(tools=({"name": "clock"},))),
+        request_of(session_options=SessionOptions(tools='[{"name": "clock"}]')),
     ],
 )
 def test_turns_that_say_something_else(other: TurnRequest) -> None:

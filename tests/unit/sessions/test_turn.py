@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from microturn.errors import InvalidArgument, Unavailable
-from microturn.sessions.inputs import EmbedInput, TextInput, TokenInput, TurnInput, is_empty
+from microturn.sessions.inputs import EmbedInput, TextInput, TokenInput, TurnInput
 from microturn.sessions.options import SessionOptions, TurnOptions
 from microturn.sessions.turn import Status, Turn, TurnOutput, TurnRequest
 from support.driver import Recorder
@@ -26,12 +26,12 @@ def turn_of(given: TurnInput, asked: int | None = None, default: int | None = No
 
 @pytest.mark.parametrize("empty", [TokenInput(()), TextInput(""), EmbedInput(torch.empty(0, 4))])
 def test_inputs_that_append_nothing(empty: TurnInput) -> None:
-    assert is_empty(empty)
+    assert empty.is_empty
 
 
 @pytest.mark.parametrize("full", [TokenInput((0,)), TextInput(" "), EmbedInput(torch.zeros(1, 4))])
 def test_inputs_that_append_something(full: TurnInput) -> None:
-    assert not is_empty(full)
+    assert not full.is_empty
 
 
 @pytest.mark.parametrize(

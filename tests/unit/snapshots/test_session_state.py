@@ -38,7 +38,7 @@ def restored(driver: FakeDriver, **values: Any) -> tuple[Session, Session]:
     """A session, and the same one as another server of the model gets it."""
     live(driver, **KEY, **values)
     other = FakeDriver(max_context=256)
-    return find(driver), restore_session(through_json(saved(driver, epoch=9)), other.engine.host)
+    return find(driver), restore_session(through_json(saved(driver, epoch=9)), other.engine.environment)
 
 
 def test_every_field_of_a_session_comes_back(driver: FakeDriver) -> None:
@@ -74,7 +74,7 @@ def test_every_recorded_result_comes_back(driver: FakeDriver) -> None:
 
 def test_a_session_without_a_token_comes_back(driver: FakeDriver) -> None:
     driver.turn(1, start=True)
-    again = restore_session(through_json(saved(driver)), driver.engine.host)
+    again = restore_session(through_json(saved(driver)), driver.engine.environment)
     assert len(again.context) == 0
 
 
@@ -83,7 +83,7 @@ def test_its_age_goes_on_and_its_idle_time_begins_anew(driver: FakeDriver) -> No
     driver.clock.now_s += 20
     snapshot = through_json(saved(driver))
     driver.clock.now_s += 1000
-    again = restore_session(snapshot, driver.engine.host)
+    again = restore_session(snapshot, driver.engine.environment)
     assert driver.clock() - again.opened_s == pytest.approx(20)
     assert again.last_activity_s == driver.clock()
 
@@ -101,14 +101,14 @@ def test_a_session_of_another_model_is_refused(driver: FakeDriver) -> None:
     live(driver)
     other = FakeDriver(model_fingerprint="another")
     with pytest.raises(FailedPrecondition, match=r"saved with another model .*here another"):
-        restore_session(saved(driver), other.engine.host)
+        restore_session(saved(driver), other.engine.environment)
 
 
 def test_a_session_that_is_longer_than_any_here_is_refused(driver: FakeDriver) -> None:
     live(driver)
     with pytest.raises(FailedPrecondition, match="needs room for 14 tokens, and max_context is 13 here"):
-        restore_session(saved(driver), FakeDriver(max_context=13).engine.host)
-    assert restore_session(saved(driver), FakeDriver(max_context=14).engine.host).max_context == 14
+        restore_session(saved(driver), FakeDriver(max_context=13).engine.environment)
+    assert restore_session(saved(driver), FakeDriver(max_context=14).engine.environment).max_context == 14
 
 
 # ---- windows -------------------------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ def test_a_window_goes_on_sliding_as_it_would_have(num_turns: int) -> None:
     driver.turn(1, [1, 2, 3], start=True, max_tokens=2, **WINDOW)
     for number in range(num_turns):
         driver.turn(1, [number, number + 1], max_tokens=3)
-    session = restore_session(through_json(saved(driver)), other.engine.host)
+    session = restore_session(through_json(saved(driver)), other.engine.environment)
     other.engine._sessions.add(session)
     assert (session.window, session.num_dropped) == (find(driver).window, find(driver).num_dropped)
     assert session.least_rewind == find(driver).least_rewind
@@ -152,10 +152,10 @@ def test_a_window_goes_on_sliding_as_it_would_have(num_turns: int) -> None:
 def test_a_window_that_cannot_be_kept_is_refused(values: dict[str, Any], refusal: str) -> None:
     driver = windowed()
     driver.turn(1, [1, 2, 3], start=True, max_tokens=2, **WINDOW)
-    host = FakeDriver(max_context=values.get("max_context", 64), page_size=values.get("page_size", 4)).engine.host
-    host = replace(host, no_window_reason=values.get("no_window_reason"))
+    other = FakeDriver(max_context=values.get("max_context", 64), page_size=values.get("page_size", 4))
+    environment = replace(other.engine.environment, no_window_reason=values.get("no_window_reason"))
     with pytest.raises(FailedPrecondition, match=refusal):
-        restore_session(saved(driver), host)
+        restore_session(saved(driver), environment)
 
 
 @pytest.mark.parametrize(
@@ -183,4 +183,4 @@ def test_what_is_no_session_is_an_error_and_never_a_session(driver: FakeDriver, 
     tensors = {**snapshot.tensors, **spoilt.get("tensors", {})}
     tensors = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     with pytest.raises(InternalError, match="has invalid content"):
-        restore_session(replace(snapshot, state=state, tensors=tensors), driver.engine.host)
+        restore_session(replace(snapshot, state=state, tensors=tensors), driver.engine.environment)

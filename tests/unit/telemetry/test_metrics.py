@@ -16,7 +16,9 @@ _ROW = re.compile(
 
 
 def rows() -> dict[str, re.Match[str]]:
-    found = [_ROW.fullmatch(line) for line in TABLE.read_text().splitlines() if line.startswith("| `microturn_")]
+    lines = [line for line in TABLE.read_text().splitlines() if line.startswith("| `microturn_")]
+    # Those of the gateway have a test beside it.
+    found = [_ROW.fullmatch(line) for line in lines if not line.startswith("| `microturn_gateway_")]
     assert all(found), "a row that is none"
     return {row["name"]: row for row in found if row}
 

@@ -9,8 +9,8 @@ import pytest
 
 from microturn.sessions.inputs import TextInput
 from microturn.telemetry.metrics import Metrics
-from support.driver import Recorder
 from support.fake_runner import FakeDriver
+from support.grammars import FAKE_ENDS, fake_grammars
 
 SECRET = "swordfish"
 
@@ -25,7 +25,6 @@ def metrics(driver: FakeDriver) -> Metrics:
 
 
 def test_a_turn_is_counted_with_its_time_and_its_tokens(driver: FakeDriver) -> None:
-    answer = Recorder()
     answer, _ = driver.post(1, [5, 6, 7], start=True, max_tokens=4)
     driver.clock.now_s += 0.05
     driver.engine.step()
@@ -70,6 +69,14 @@ def test_deadlines_are_met_or_missed(driver: FakeDriver) -> None:
     assert waiting.code == "DEADLINE_EXCEEDED"
     driver.turn(1, [5], max_tokens=1, deadline_ms=0.0)  # else it has what START has set
     assert metrics(driver).deadlines.values == {("met",): 1, ("missed",): 2}
+
+
+def test_an_answer_of_a_grammar_that_is_whole_meets_its_deadline() -> None:
+    """It was counted neither as met nor as missed."""
+    driver = FakeDriver(max_context=256, eos_ids=frozenset(FAKE_ENDS), grammars=fake_grammars())
+    answer = driver.turn(1, [5], start=True, max_tokens=100, regex="[0-9]{4}", deadline_ms=60_000.0)
+    assert answer.status.finish_reason == "complete"
+    assert metrics(driver).deadlines.values == {("met",): 1, ("missed",): 0}
 
 
 def test_rewinds_are_counted_with_what_they_cut(driver: FakeDriver) -> None:

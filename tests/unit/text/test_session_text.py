@@ -435,7 +435,7 @@ TOOLS = [{"type": "function", "function": {"name": "weather", "description": "of
 def test_tools_are_told_where_the_template_has_a_place_for_them(load_edge) -> None:
     edge = load_edge("with_tools")
     context = edge.open(TOOLS)
-    assert context.text.tools == TOOLS
+    assert json.loads(context.text.tools) == TOOLS
     write_chat(context, EXAMPLE)
     assert context.ids == edge.chat_ids(joined(EXAMPLE), tools=TOOLS)
     assert context.ids != edge.chat_ids(joined(EXAMPLE))

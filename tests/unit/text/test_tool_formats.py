@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import pytest
 from jsonschema import validate
 
 from microturn.errors import InvalidArgument
+from microturn.text.chat_templates import tools_as_json
 from microturn.text.grammar import Grammars
+from microturn.text.grammar_source import GrammarSource
 from microturn.text.grammar_vocabulary import TokenTexts
 from microturn.text.tool_formats import ToolFormat
 from microturn_client import ToolCall
@@ -48,9 +51,20 @@ def tool_format(family: str) -> ToolFormat:
     return ToolFormat("mistral", SPECIAL_IDS) if family == "mistral_named" else ToolFormat(family, special_ids)
 
 
-def answer_of(grammars: Grammars, family: str, choice: str, seed: int) -> str:
+def source_of(choice: str, tools: Sequence[Mapping[str, Any]]) -> GrammarSource:
+    return GrammarSource("tool_choice", choice, tools_as_json(tools))
+
+
+@lru_cache
+def grammars_of(family: str) -> Grammars:
+    texts = [bytes([byte]) for byte in range(128)] + [b""] * len(MARKS)
+    named = {token_id: mark for mark, token_id in SPECIAL_IDS.items()}
+    return Grammars(lambda: TokenTexts(texts, named, encode), {END}, tool_format(family))
+
+
+def answer_of(family: str, choice: str, seed: int) -> str:
     """A random answer, with special tokens as they are spelled."""
-    matcher = grammars.compile(tool_format(family).grammar(choice, TOOLS)).begin()
+    matcher = grammars_of(family).compile(source_of(choice, TOOLS)).begin()
     rng, text = random.Random(seed), ""
     while not matcher.is_complete:
         token_id = rng.choice(ids_of(matcher.allowed(), NUM_TOKENS))
@@ -74,15 +88,9 @@ def check(call: ToolCall) -> None:
     validate(dict(call.arguments), schema)
 
 
-@pytest.fixture(scope="module")
-def grammars() -> Grammars:
-    texts = [bytes([byte]) for byte in range(128)] + [b""] * len(MARKS)
-    return Grammars(lambda: TokenTexts(texts, {i: mark for mark, i in SPECIAL_IDS.items()}, encode), {END})
-
-
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_is_required_is_one_or_more_calls_that_match_their_schemas(grammars: Grammars, family: str) -> None:
-    found = [calls_in(answer_of(grammars, family, "required", seed)) for seed in range(40)]
+def test_what_is_required_is_one_or_more_calls_that_match_their_schemas(family: str) -> None:
+    found = [calls_in(answer_of(family, "required", seed)) for seed in range(40)]
     for calls in found:
         assert calls
         for call in calls:
@@ -92,16 +100,16 @@ def test_what_is_required_is_one_or_more_calls_that_match_their_schemas(grammars
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_name_of_a_tool_is_one_call_of_it(grammars: Grammars, family: str) -> None:
+def test_the_name_of_a_tool_is_one_call_of_it(family: str) -> None:
     for seed in range(20):
-        (call,) = calls_in(answer_of(grammars, family, "get_weather", seed))
+        (call,) = calls_in(answer_of(family, "get_weather", seed))
         assert call.name == "get_weather"
         check(call)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_all_arguments_may_come_and_those_that_are_not_required_may_not(grammars: Grammars, family: str) -> None:
-    names = [set(calls_in(answer_of(grammars, family, "get_weather", seed))[0].arguments or ()) for seed in range(60)]
+def test_all_arguments_may_come_and_those_that_are_not_required_may_not(family: str) -> None:
+    names = [set(calls_in(answer_of(family, "get_weather", seed))[0].arguments or ()) for seed in range(60)]
     assert set().union(*names) == set(WEATHER["properties"])
     assert set.intersection(*names) == set(WEATHER["required"])
 
@@ -140,10 +148,10 @@ def test_other_templates_tell_none(template: str) -> None:
 )
 def test_what_is_no_tool_is_refused_with_the_reason(choice: str, tools: list[dict[str, Any]], reason: str) -> None:
     with pytest.raises(InvalidArgument, match=reason):
-        tool_format("hermes").grammar(choice, tools)
+        tool_format("hermes").as_llguidance(source_of(choice, tools))
 
 
-def test_a_schema_that_is_none_is_refused_under_the_name_of_the_option(grammars: Grammars) -> None:
-    source = tool_format("hermes").grammar("f", [{"name": "f", "parameters": {"type": "objekt"}}])
+def test_a_schema_that_is_none_is_refused_under_the_name_of_the_option() -> None:
+    source = source_of("f", [{"name": "f", "parameters": {"type": "objekt"}}])
     with pytest.raises(InvalidArgument, match="'tool_choice' is refused"):
-        grammars.compile(source)
+        grammars_of("hermes").compile(source)

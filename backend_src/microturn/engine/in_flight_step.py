@@ -1,0 +1,67 @@
+"""A step that the model computes: whose tokens, and how they are waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from microturn.engine.scheduler import ScheduledRow
+from microturn.kv.transfer import upload
+from microturn.model.batch import Batch
+from microturn.model.drawn import Drawn, Sampled
+
+_NOTHING = Batch([])
+
+
+@dataclass
+class InFlightStep:
+    """A forward pass that the model has been given, and whose tokens are not known yet.
+
+    Attributes:
+        rows: whose tokens it computes.
+        begun_s: since when no other pass is before it, by the engine's clock.
+        batch: what the model was given; nothing where that could not be built.
+        drawn: the choice of a token for each row that wants one.
+        logits: what they are to be chosen from, once the tokens before them are committed; None where that is done.
+        error: why there is none.
+    """
+
+    rows: Sequence[ScheduledRow]
+    begun_s: float
+    batch: Batch = _NOTHING
+    drawn: Drawn | None = None
+    logits: Tensor | None = None
+    error: Exception | None = None
+
+    @property
+    def choosing(self) -> list[ScheduledRow]:
+        """The rows behind which a token is chosen."""
+        return [scheduled for scheduled, row in zip(self.rows, self.batch.rows, strict=True) if row.wants_logits]
+
+    def sampled(self) -> list[Sampled]:
+        """Waits for the tokens that were chosen, in the order of the rows that want one.
+
+        Raises:
+            Exception: the pass has failed.
+        """
+        if self.error is not None:
+            raise self.error
+        assert self.drawn is not None
+        return self.drawn.sampled()
+
+    def ids_of(self, following: Sequence[ScheduledRow]) -> Tensor:
+        """The tokens that the rows of the next pass compute, int64 [rows], where they are chosen.
+
+        Args:
+            following: some of the turns that choose a token here, in their order.
+        """
+        assert self.drawn is not None
+        ids, choosing = self.drawn.ids, self.choosing
+        if len(following) == len(choosing):
+            return ids
+        place_of = {row.turn: place for place, row in enumerate(choosing)}
+        places = torch.tensor([place_of[row.turn] for row in following])
+        return ids[upload(places, ids.device)]

@@ -1,0 +1,33 @@
+"""Sessions whose last forward pass failed, and when one has failed too often."""
+
+from __future__ import annotations
+
+from weakref import WeakKeyDictionary
+
+from microturn.sessions.session import Session
+
+MAX_FAILURES = 3
+
+
+class Suspects:
+    """Sessions whose last forward pass failed.
+
+    A pass that fails does not tell which of its sessions is at fault. So each of them computes alone until a pass of
+    its own succeeds: the others are cleared, and only the one at fault fails again and again.
+    """
+
+    def __init__(self) -> None:
+        self._num_failures: WeakKeyDictionary[Session, int] = WeakKeyDictionary()
+
+    def __contains__(self, session: object) -> bool:
+        return bool(self._num_failures) and session in self._num_failures
+
+    def blame(self, session: Session) -> bool:
+        """Notes that a pass of a session has failed; returns whether it is one too many."""
+        self._num_failures[session] = self._num_failures.get(session, 0) + 1
+        return self._num_failures[session] >= MAX_FAILURES
+
+    def clear(self, session: Session) -> None:
+        """Notes that a pass of a session has succeeded."""
+        if self._num_failures:
+            self._num_failures.pop(session, None)
