@@ -41,6 +41,9 @@ const connection = new Connection(prepare, {
     if (!isTriedAgain) at("state").textContent = "not connected";
   },
 
+  silent: () => trouble("The model’s server has been silent for a while. It may be busy or starting; nothing is lost."),
+  heard: () => trouble(null),
+
   "input_text_buffer.appended"({ text, microturn }) {
     const chunk = document.createElement("span");
     chunk.textContent = text;

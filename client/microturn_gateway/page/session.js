@@ -3,6 +3,9 @@
 // What `error.event_id` is where text could not be appended.
 export const APPEND = "append";
 
+// What is sent is answered sooner, unless the gateway waits for its server.
+const SILENCE_MS = 3000;
+
 export class Failure extends Error {
   constructor(code, message = code) {
     super(message);
@@ -26,7 +29,8 @@ export async function ask(path, token, body, signal) {
   throw said ? new Failure(said.error.code, said.error.message) : new Failure("unreachable");
 }
 
-// `on` has a function for each type of event that is of interest, and `closed`, which gets a `Failure`.
+// `on` has a function for each type of event that is of interest; `silent` and `heard`, for when nothing comes for long
+// and when something comes again; and `closed`, which gets a `Failure`.
 // The page never puts the token itself into a WebSocket: it fetches a client secret.
 export async function openSession(token, on) {
   const response = await ask("v1/realtime/client_secrets", token, {});
@@ -42,6 +46,8 @@ class Session {
   #wasOpen = false;
   #numTold = 0;
   #told = new Map(); // items that are not confirmed: what to call, by id
+  #silence = null; // since something was sent
+  #isSilent = false;
 
   constructor(socket, on) {
     this.#socket = socket;
@@ -87,15 +93,29 @@ class Session {
   // Leaves it: nothing more is heard of it.
   close() {
     this.#on = {};
+    clearTimeout(this.#silence);
     this.#socket.close();
     this.#giveUp(new Failure("broken"));
   }
 
   #send(event) {
-    if (this.#socket.readyState === WebSocket.OPEN) this.#socket.send(JSON.stringify(event));
+    if (this.#socket.readyState !== WebSocket.OPEN) return;
+    this.#socket.send(JSON.stringify(event));
+    this.#silence ??= setTimeout(() => {
+      this.#isSilent = true;
+      this.#on.silent?.();
+    }, SILENCE_MS);
+  }
+
+  #hear() {
+    clearTimeout(this.#silence);
+    this.#silence = null;
+    if (this.#isSilent) this.#on.heard?.();
+    this.#isSilent = false;
   }
 
   #receive(event) {
+    this.#hear();
     if (event.type === "conversation.item.done") this.#taken(event.item.id)?.resolve();
     const refused = event.type === "error" ? this.#taken(event.error.event_id) : undefined;
     if (refused) refused.reject(new Failure(event.error.code, event.error.message));
@@ -109,6 +129,7 @@ class Session {
   }
 
   #closed(reason) {
+    clearTimeout(this.#silence);
     const failure = new Failure(reason || (this.#wasOpen ? "broken" : "not_taken"));
     this.#giveUp(failure);
     this.#on.closed?.(failure);

@@ -183,7 +183,7 @@ def test_settings_change_how_answers_are_made(page: Page) -> None:
     page.click("#open-settings")
     set_field(page, "instructions", "Answer in Latin.")
     page.press("Escape")  # which changes nothing
-    assert page.value("document.getElementById('instructions').value") == ""
+    page.wait_for("document.getElementById('instructions').value === ''")
 
     page.click("#open-settings")
     set_field(page, "instructions", "Answer in one short sentence.")

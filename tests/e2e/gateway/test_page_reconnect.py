@@ -63,6 +63,7 @@ def test_a_restarted_server_is_waited_for_and_told_the_talk_again(smollm2_dir: s
         page.type("And in the shade?")
         page.wait_for(f"{WORDS}.length > 0")
         assert text(page, "#trouble-words").split(".")[0] in (
+            "The model’s server has been silent for a while",
             "The model’s server does not answer",
             "The server no longer has this session; it may have been restarted",
         )
