@@ -16,6 +16,9 @@ from microturn_gateway.options import room_for_answer
 from microturn_gateway.sessions import LOST, Model, events_of
 from microturn_gateway.settings import GatewaySettings
 
+# Messages that are appended at once: as many turns as a server lets wait in a session by default.
+_NUM_TOGETHER = 8
+
 Events = AsyncGenerator[Tokens | ToolEvent | TurnEnd]
 
 
@@ -154,18 +157,30 @@ class Exchange:
             missing = branch.context.become(question.conversation) or []
         context = branch.context
         self.count = PromptCount(min(held_len, context.end))
-        for message in missing:
-            turn = branch.session.turn(message.content, role=message.role, max_tokens=0, **_rewinding(context))
-            *_, end = [event async for event in events_of(turn)]
-            assert isinstance(end, TurnEnd)
-            context.append(message, end.status.context_len)
-            self.count.take(end.status)
+        num_together = 1 if question.keeps else _NUM_TOGETHER
+        for index in range(0, len(missing), num_together):
+            await self._append(branch, missing[index : index + num_together])
         branch.is_told = True
         self._session = branch.session
         self._turn = branch.session.turn(None, **self._options(question, context), **_rewinding(context))
         if self._client.is_broken:
             self._interrupt()
         return events_of(self._turn)
+
+    async def _append(self, branch: Branch, messages: Sequence[Message]) -> None:
+        """Appends messages to the context, computed together: each interrupts the one before, whose input stays.
+
+        Where one of several ends is not known, so for what shall be gone on from each is appended by itself.
+        """
+        turns: list[AsyncTurn] = []
+        for message in messages:
+            how = {"on_overlap": "interrupt"} if turns else _rewinding(branch.context)
+            turns.append(branch.session.turn(message.content, role=message.role, max_tokens=0, **how))
+        for message, turn in zip(messages, turns, strict=True):
+            *_, end = [event async for event in events_of(turn)]
+            assert isinstance(end, TurnEnd)
+            branch.context.append(message, end.status.context_len)
+            self.count.take(end.status)
 
     def _options(self, question: Question, context: HeldContext) -> dict[str, Any]:
         most = question.max_tokens
