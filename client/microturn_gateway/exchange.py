@@ -16,8 +16,8 @@ from microturn_gateway.options import room_for_answer
 from microturn_gateway.sessions import LOST, Model, events_of
 from microturn_gateway.settings import GatewaySettings
 
-# Messages that are appended at once: one whose turn runs, and as many as a server lets wait by default.
-_NUM_TOGETHER = 9
+# Messages that are appended at once: as many turns as a server lets wait in a session by default.
+_NUM_TOGETHER = 8
 
 Events = AsyncGenerator[Tokens | ToolEvent | TurnEnd]
 

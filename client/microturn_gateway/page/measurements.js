@@ -46,7 +46,7 @@ export class Measurements {
     if (session && request) {
       const times = Math.max(session, request) / Math.min(session, request);
       const by = times < 1.1 ? "at about the same time" : `${times.toFixed(1)} times ${session < request ? "sooner" : "later"}`;
-      this.at("gain").textContent = `The session’s first word came ${by}.`;
+      this.at("gain").textContent = `The session began ${by}.`;
     }
     if (firstMs !== null) this.#add({ kind, ms: firstMs, contextLen: promptLen, cachedLen });
   }

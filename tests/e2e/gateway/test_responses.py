@@ -92,6 +92,17 @@ async def test_a_conversation_that_is_sent_as_a_whole_finds_its_session(openai: 
     assert cached(second) >= first.usage.total_tokens - 2
 
 
+async def test_what_is_not_stored_is_computed_each_time_and_answered_as_what_is(openai: AsyncOpenAI) -> None:
+    caller, roles = openai.with_options(api_key=uuid4().hex), ("user", "assistant")
+    said = [{"role": roles[number % 2], "content": f"Repeat the number {number}."} for number in range(21)]
+    for num_messages in (1, 7, 21):  # the last are more than are appended at once
+        unstored = [await ask(caller, said[:num_messages], store=False) for _ in range(2)]
+        stored = await ask(openai.with_options(api_key=uuid4().hex), said[:num_messages])
+        assert [cached(response) for response in unstored] == [0, 0]
+        assert {response.output_text for response in unstored} == {stored.output_text}
+        assert {response.usage.input_tokens for response in unstored} == {stored.usage.input_tokens}
+
+
 async def test_branches_that_are_asked_for_at_once(openai: AsyncOpenAI) -> None:
     first = await ask(openai, QUESTION)
     questions = ("And of Spain?", "Name a river there.", "Who lives in it?")
