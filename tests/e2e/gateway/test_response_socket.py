@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
+from uuid import uuid4
 
 import openai as sdk
 import pytest
@@ -23,7 +24,8 @@ LASTS = ("response.completed", "response.incomplete", "response.failed", "error"
 
 @pytest.fixture
 async def connection(tool_openai: AsyncOpenAI) -> AsyncIterator[AsyncResponsesConnection]:
-    async with tool_openai.responses.connect() as connection:
+    """Of a caller of its own, who has no sessions here."""
+    async with tool_openai.with_options(api_key=uuid4().hex).responses.connect() as connection:
         yield connection
 
 
