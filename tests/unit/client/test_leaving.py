@@ -106,10 +106,19 @@ class TestThreads:
         with self.session(server) as session:
             turn = session.turn([1], **LONG)
             kept.append(turn)
-            timer = threading.Timer(0.1, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGINT))
-            timer.start()
-            with pytest.raises(KeyboardInterrupt):
+            sent = []
+
+            def press_ctrl_c():
+                sent.append((time.monotonic(), signal.getsignal(signal.SIGINT)))
+                signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+            def wait():
                 turn.wait()
+                pytest.fail(f"the turn came to its end at {time.monotonic()}; sent: {sent}")
+
+            threading.Timer(0.1, press_ctrl_c).start()
+            with pytest.raises(KeyboardInterrupt):
+                wait()
             assert_it_stands_still(server, session.id)
 
     def test_a_turn_that_nobody_holds(self, server):
