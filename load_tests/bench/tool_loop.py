@@ -4,11 +4,10 @@ The OpenAI SDK asks, by chat completions (which send the whole conversation each
 `previous_response_id` only what is new); each call is forced, so that all ways do the same work. Each loop is run:
 
 * `kept`: as one caller, who finds the KV of what was said.
-* `not kept`: by the same gateway, as another caller for each request, who has no sessions there. Whole conversations
-  are sent.
+* `not kept`: by the same gateway, as another caller for each request, who has no sessions there; whole conversations
+  are sent, and responses are not stored.
 
-Before a server that shares the prefixes of sessions (the default; one that nobody else needs the room of is found there
-also without a session) and before one that does not. Kept loops and others alternate.
+Kept loops and others alternate, before a server with default settings.
 """
 
 from __future__ import annotations
@@ -58,16 +57,13 @@ def run_tool_loop(model: str, num_runs: int) -> None:
     cached: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as directory:
         model_dir = str(write_tool_model(resolve_model(model), Path(directory)))
-        for shares in (True, False):
-            with running_server(model_dir, f"share_prefixes={str(shares).lower()}") as server, _gateway(server) as url:
-                for number in tqdm(range(num_runs), desc=f"share_prefixes={shares}", unit="run"):
-                    for api, loop in (("chat completions", _chat_loop), ("responses", _response_loop)):
-                        for keeps in (True, False):
-                            way = (
-                                f"{api}, {'kept' if keeps else 'not kept'}, prefixes {'shared' if shares else 'apart'}"
-                            )
-                            steps, cached[way] = loop(url, f"{number} {way}", keeps=keeps)
-                            seconds[way].append(steps)
+        with running_server(model_dir) as server, _gateway(server) as url:
+            for number in tqdm(range(num_runs), unit="run"):
+                for api, loop in (("chat completions", _chat_loop), ("responses", _response_loop)):
+                    for keeps in (True, False):
+                        way = f"{api}, {'kept' if keeps else 'not kept'}"
+                        steps, cached[way] = loop(url, f"{number} {way}", keeps=keeps)
+                        seconds[way].append(steps)
     # Each step's median over the runs, so that a neighbour's burst is not in the sum.
     totals = {way: sum(median(step) for step in zip(*loops, strict=True)) for way, loops in seconds.items()}
     rows: list[Sequence[object]] = [
@@ -150,6 +146,7 @@ def _response_loop(url: str, number: str, *, keeps: bool) -> tuple[_Loop, int]:
                 instructions=_RULES.format(number=number),
                 input=news,
                 previous_response_id=previous,
+                store=keeps,
                 tools=tools,
                 tool_choice={"type": "function", "name": "get_weather"},
                 max_output_tokens=100,

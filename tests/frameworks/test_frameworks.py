@@ -36,7 +36,9 @@ PROGRAMS = {
     "pipecat_realtime": "agents",
     "livekit_chat": "agents",
     "litellm_chat": "litellm",
+    "pipecat_speech": "agents",
 }
+SPEECH = "pipecat_speech"
 CITIES = ("Bern", "Basel", "Chur")
 # Nothing is asked for on the network but the gateway.
 _OFFLINE = {"OPENAI_AGENTS_DISABLE_TRACING": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
@@ -71,12 +73,22 @@ def seen_by(base_url: str) -> Callable[[str], Seen]:
     return cache(partial(_run, base_url))
 
 
-@pytest.fixture(params=PROGRAMS)
+@pytest.fixture(params=[program for program in PROGRAMS if program != SPEECH])
 def seen(request: pytest.FixtureRequest, seen_by: Callable[[str], Seen]) -> Seen:
     return seen_by(request.param)
 
 
 def _run(base_url: str, program: str) -> Seen:
+    told = _told(base_url, program)
+    return Seen(told["pieces"], told["call"], _usage(told), told.get("structured"))
+
+
+def _usage(told: dict[str, Any]) -> list[Used]:
+    return [Used(*used) for used in told["usage"]]
+
+
+def _told(base_url: str, program: str) -> dict[str, Any]:
+    """What a program prints at its end."""
     python = needed(_ROOT / ".frameworks" / PROGRAMS[program] / "bin" / "python", "make setup-frameworks")
     done = subprocess.run(
         [python, _PROGRAMS / f"{program}.py"],
@@ -87,10 +99,9 @@ def _run(base_url: str, program: str) -> Seen:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    told = json.loads(done.stdout.splitlines()[-1])
-    usage = [Used(*used) for used in told["usage"]]
-    print(program, usage)
-    return Seen(told["pieces"], told["call"], usage, told.get("structured"))
+    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    print(program, told["usage"])
+    return told
 
 
 def test_it_streams_an_answer(seen: Seen) -> None:
@@ -109,6 +120,16 @@ def test_each_turn_computes_only_what_is_new(seen: Seen) -> None:
     for before, after in pairwise(seen.usage):
         assert after.cached >= before.prompt + before.answer - 2
         assert after.prompt - after.cached < _MOST_NEW_TOKENS
+
+
+def test_spoken_questions_are_answered_aloud_by_one_session(base_url: str) -> None:
+    needed("espeak-ng", "apt install espeak-ng")
+    told = _told(base_url, SPEECH)
+    assert len(told["heard"]) == 2
+    assert "weather" in told["heard"][0]
+    first, second = _usage(told)
+    assert second.cached >= first.prompt + first.answer - 2
+    assert sum(told["said_s"]) > 1.0
 
 
 def test_langchains_structured_output_is_of_its_schema(seen_by: Callable[[str], Seen]) -> None:

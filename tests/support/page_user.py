@@ -17,8 +17,16 @@ def come(page: Page, address: str) -> None:
 
 
 def ask(page: Page, text: str) -> None:
-    """Types a question, waits until all of it has landed, and asks."""
+    """Types a question, and asks."""
     page.click("#input")
+    type_and_ask(page, text)
+
+
+def type_and_ask(page: Page, text: str) -> None:
+    """Types where the focus is, waits until all of it has landed, and asks.
+
+    Nothing can be asked while another session opens, which the state does not say yet when a dialog has just closed.
+    """
     page.type(text)
     page.wait_for(f"document.getElementById('landed').textContent === {json.dumps(text)}")
     page.press("Enter")

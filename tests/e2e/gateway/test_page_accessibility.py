@@ -9,7 +9,7 @@ import pytest
 from support.axe import violations
 from support.chromium import Page, chromium
 from support.gateway_command import gateway_command
-from support.page_user import STATE, ask, come, hear_all, set_field, text
+from support.page_user import STATE, ask, come, hear_all, set_field, text, type_and_ask
 
 LOOKS = [(width, scheme) for width in (1280, 390) for scheme in ("light", "dark")]
 # Everything that the log of whole answers is told, from when the page is opened.
@@ -120,7 +120,6 @@ def test_a_dialog_is_used_with_the_keyboard_and_gives_the_focus_back(page: Page)
     for _ in range(2):
         page.press("Tab")
     page.wait_for("document.activeElement.id === 'input'")
-    page.type("And moss?")
-    page.press("Enter")
+    type_and_ask(page, "And moss?")
     hear_all(page, 2)
     assert page.value("document.querySelectorAll('.answer.request').length") == 1
