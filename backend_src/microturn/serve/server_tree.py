@@ -49,6 +49,7 @@ class ServerTree:
         self._orders = self._warden.stdin
         self._reader = log.follow(self._warden.stdout)
         self._model_processes: list[psutil.Process] = []
+        self._triton_processes: list[psutil.Process | None] = []
 
     def exit_code(self) -> int | None:
         """The server's exit code, with 128 + the signal for a killed one; None while it runs."""
@@ -62,10 +63,17 @@ class ServerTree:
     def watch_model_processes(self) -> None:
         """Records the model processes; to be called when the model is ready."""
         self._model_processes = find_descendants(self._warden.pid, STUB_NAME)
+        self._triton_processes = [process.parent() for process in self._model_processes]
 
     def dead_model_process(self) -> int | None:
-        """The id of a recorded model process that has died, or None; Triton does not restart it."""
-        return next((process.pid for process in self._model_processes if not is_alive(process)), None)
+        """The id of a recorded model process that has died, or None; Triton does not restart it.
+
+        One that died with its Triton does not count: the warden is about to tell how that ended.
+        """
+        for process, triton in zip(self._model_processes, self._triton_processes, strict=True):
+            if not is_alive(process) and triton is not None and is_alive(triton):
+                return process.pid
+        return None
 
     def ask_to_stop(self) -> None:
         """Sends SIGTERM to the server through the warden; the server then lets live sessions end."""
