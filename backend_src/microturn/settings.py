@@ -34,8 +34,6 @@ class Settings:
         weights: their type, ``auto`` (int8 on a CPU where the model's layers can have it, bfloat16 on a GPU), ``int8``
             (a step reads a quarter of the bytes, and logits change: `make bench-weights` measures how much; on a CPU),
             ``bfloat16`` (on a GPU) or ``float32``.
-        deterministic: a session's logits are bitwise reproducible, whatever the batch, chunking, preemption or
-            restoring; slower.
         attention: the kernels: ``native`` (on a CPU), ``flashinfer`` (on a GPU), ``torch`` (slow, runs everywhere), or
             ``auto``, the first of them that can run.
         kv_dtype: type of the KV cache, ``auto`` (float32 on a CPU, that of the weights on a GPU), ``float32``,
@@ -85,7 +83,6 @@ class Settings:
     model_dir: str = ""
     device: str = "auto"
     weights: str = "auto"
-    deterministic: bool = False
     attention: str = "auto"
     kv_dtype: str = "auto"
     kv_tokens: int = 0

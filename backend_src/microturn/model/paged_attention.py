@@ -37,9 +37,9 @@ class _KindPlan:
         moved_by: int64 [n], how far.
     """
 
-    def __init__(self, steps: Sequence[PagedStep], *, native: bool, exact: bool) -> None:
+    def __init__(self, steps: Sequence[PagedStep], *, native: bool) -> None:
         self.steps = steps
-        self.native = NativePlan(steps, exact=exact) if native else None
+        self.native = NativePlan(steps) if native else None
         self.moved, self.moved_by = (torch.from_numpy(part) for part in steps[0].moved_queries())
 
 
@@ -52,15 +52,14 @@ class PagedAttention:
         native: whether to use the native kernel, or torch.
         rotary: of the model; needed for moved sinks. The native kernel gets the queries of such rows a second time,
             rotated back by the distance, so that shared pages need not change.
-        exact: whether a token's result is bitwise independent of how its session is divided into rows; native only.
     """
 
     def __init__(
-        self, batch: Batch, kv: KVTensors, *, native: bool, rotary: Rotary | None = None, exact: bool = False
+        self, batch: Batch, kv: KVTensors, *, native: bool, rotary: Rotary | None = None
     ) -> None:
         self._kv = kv
         self._kinds = [
-            _KindPlan(PagedStep.plan(batch, kv.page_size, number, kind.num_groups), native=native, exact=exact)
+            _KindPlan(PagedStep.plan(batch, kv.page_size, number, kind.num_groups), native=native)
             for number, kind in enumerate(kv.groups.kinds)
         ]
         self._rotary = rotary

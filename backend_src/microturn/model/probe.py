@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
 from typing import Generic, Self, TypeVar
 
@@ -25,8 +24,6 @@ from microturn.kv.layer_groups import LayerShape
 from microturn.kv.tensors import KVTensors
 from microturn.model.batch import Batch, EmbedSpan, Row
 from microturn.model.cpu.layers import FusedLayers
-from microturn.model.cpu.linear import ExactLinear, Linear
-from microturn.model.cpu.weights import Products
 from microturn.model.probe_attention import UnlikeOurs, check_attention
 from microturn.model.runner import ModelRunner, TransformerLayers
 from microturn.model.stock import stock_logits
@@ -61,35 +58,24 @@ class Checked(Generic[D]):
     no_window_reason: str | None
 
 
-def check_model(
-    model: PreTrainedModel, layers: Sequence[LayerShape], *, use_native: bool, exact: bool = False
-) -> Checked[FusedLayers]:
+def check_model(model: PreTrainedModel, layers: Sequence[LayerShape], *, use_native: bool) -> Checked[FusedLayers]:
     """Checks a model on a CPU, in float32: see `check_runner`.
 
     Args:
         model: loaded with our attention; unchanged afterwards.
         layers: its layers' shapes.
         use_native: which kernels to check.
-        exact: whether fused layers must give bitwise the same result in any batch.
 
     Raises:
         InvalidArgument: a session's logits would differ from the stock model's.
     """
-    new_decoder = partial(FusedLayers.of, model, layers, products_of(exact=exact))
     return check_runner(
         model,
         layers,
-        lambda decoder: ModelRunner(
-            model, new_pages(layers), use_native=use_native, decoder=decoder, exact=exact and decoder is not None
-        ),
-        new_decoder,
+        lambda decoder: ModelRunner(model, new_pages(layers), use_native=use_native, decoder=decoder),
+        lambda: FusedLayers.of(model, layers),
         TOLERANCE,
     )
-
-
-def products_of(*, exact: bool) -> Products:
-    """The matrix products of fused layers in float32; exact ones give a row bitwise the same result in any batch."""
-    return ExactLinear if exact else Linear
 
 
 def check_runner(

@@ -62,7 +62,7 @@ class RememberedChecks:
 
     def __init__(self, directory: Path, settings: Settings, *, use_native: bool, num_threads: int) -> None:
         digest = hashlib.blake2b(digest_size=16)
-        asked = (settings.weights, settings.deterministic, use_native, num_threads)
+        asked = (settings.weights, use_native, num_threads)
         files = sorted(
             (file.name, file.stat().st_mtime_ns) for file in Path(settings.model_dir).iterdir() if file.exists()
         )

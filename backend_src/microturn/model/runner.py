@@ -70,7 +70,6 @@ class ModelRunner:
         kv: the pages.
         use_native: whether short rows go through the native kernel.
         decoder: our implementation of the layers; None runs transformers' own.
-        exact: whether attention is bitwise independent of how a session is divided into rows; native only.
         accepts_embeds: result of the probe (see `Runner`); `no_window_reason` likewise.
     """
 
@@ -83,7 +82,6 @@ class ModelRunner:
         *,
         use_native: bool,
         decoder: TransformerLayers | None = None,
-        exact: bool = False,
         accepts_embeds: bool = True,
         no_window_reason: str | None = None,
     ) -> None:
@@ -92,7 +90,6 @@ class ModelRunner:
         self._rotary = rotary.installed(model)
         self.kv = kv
         self.use_native = use_native
-        self._exact = exact
         self.accepts_embeds = accepts_embeds
         self.no_window_reason = no_window_reason
         embeddings = model.get_input_embeddings()
@@ -120,7 +117,7 @@ class ModelRunner:
 
     def _attend(self, batch: Batch) -> Attention:
         """The attention of a step."""
-        return PagedAttention(batch, self.kv, native=self.use_native, rotary=self._rotary, exact=self._exact)
+        return PagedAttention(batch, self.kv, native=self.use_native, rotary=self._rotary)
 
     def _ids(self, batch: Batch) -> Tensor:
         """The new tokens, int64 [tokens]."""

@@ -1,24 +1,29 @@
 """Native paged attention: one call computes all rows of a step, without copying any context.
 
-The rows of a *tile* are a session's new queries times the query heads that share a KV head, up to 48 rows: an append of
-16 tokens with three heads per KV head reads each key once. A tile's keys are divided into *splits*, and every (split,
-KV head) is an independent task::
+The rows of a *tile* are a session's new queries times the query heads that share a KV head, up to 64 rows: an append of
+16 tokens with three heads per KV head reads each key once. A tile's keys are divided into *splits*, each a *task*::
 
     keys    0                                            newest + 1
-            |  split 0   |  split 1   |  split 2   |  split 3  |     once for each KV head
+            |  split 0   |  split 1   |  split 2   |  split 3  |     at multiples of 256 of the keys' positions
                          |            |
-                         +--+--+--+--+   blocks of 64 keys, found through the page table. For each of them:
+                         +--+--+--+--+   blocks of 64 keys, at multiples of 64. For each of them:
                          |  |  |  |  |
-                         +--+--+--+--+   scores = keys x queries           [64, rows], masked at window and diagonal
-                                         peak, total, weights = softmax    [rows], [rows], [64, rows]
-                                         sums = shrink * sums + weights x values    [rows, head_dim], never leave cache
+                         +--+--+--+--+   panel of keys, found through the page table
+                                         scores = queries x keys           [rows, 64]
+                                         peak, total, weights = softmax    [rows], [rows], [rows, 64]
+                                         panel of values
+                                         sums = shrink * sums + weights x values    [rows, head_dim]
 
-    Finally the splits are merged in order: sums and totals, weighted by 2 ** (peak - highest peak).
+Finally the splits are merged in order: sums and totals, weighted by 2 ** (peak - highest peak).
 
 This is an online softmax (Milakov and Gimelshein, 2018) over tiles as in FlashAttention (Dao et al., 2022), split over
-keys as in Flash-Decoding (Dao et al., 2023). Tiles and splits depend on the row only, so that a row's result does not
-depend on the rest of the batch; in the exact mode only on the query and the tokens that it sees. Keys and values in
-bfloat16 or int8 are converted to floats a block at a time.
+keys as in Flash-Decoding (Dao et al., 2023). Splits and blocks lie at fixed positions, and each row adds up its own
+sums, key by key: so **a query's result depends to the bit only on the tokens that it sees**, and not on how a session
+is divided into steps, what else is in the batch, or how the work is divided among threads. (Batch invariance, as in He
+et al., "Defeating Nondeterminism in LLM Inference", 2025.)
+
+Threads take *units*: a whole tile, whose splits are merged at once, or for a tile of few rows behind a long context one
+split, whose result is kept until all are there.
 
 Threads: Numba's OpenMP layer binds to the OpenMP runtime that torch has loaded, so that both share one team. Its other
 layers have their own threads, which compete with torch's spinning ones: measured twice as slow on two cores.
@@ -28,7 +33,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Self
@@ -40,13 +45,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from microturn.kv.tensors import LayerPages
-from microturn.model.cpu.attention_kernels import KEY_BLOCK, TILE_ROWS, append_and_attend
+from microturn.model.cpu.attention_kernels import PADDING, append_and_attend
+from microturn.model.cpu.attention_operands import num_terms, operands_of
+from microturn.model.cpu.attention_panels import KEY_BLOCK
 from microturn.model.paged_step import Int32Array, PagedStep
 
-# Keys of a split: few enough that one session occupies several threads, and enough that copying its queries takes a
-# task less than a tenth of its time. A row of many tiles has enough tasks without more splits.
+# Most rows of a tile: with head_dim 64 queries, scores, sums and a panel take up to 64 KiB of the second cache.
+TILE_ROWS = 64
+
+# Keys of a split: few enough that one session occupies several threads.
 SPLIT_LEN = 256
-MAX_ROW_TASKS = 64
+
+# Up to so many rows, reading the keys takes most of a tile's time: its splits are units of their own.
+_FEW_ROWS = 16
 
 _UNBOUNDED = 2**30
 
@@ -71,73 +82,98 @@ class _Shape:
 
 
 @dataclass(frozen=True)
-class _Tasks:
-    """The tasks of one step in all layers of a shape, and memory for their results.
+class _Work:
+    """The work of one step in all layers of a shape, and memory for its results.
 
     Attributes:
         tasks: int32 [tasks, 9]: row of the batch; its first query (packed); first of the tile's rows, counted from
             there; number of these rows; where the first query's own key is among the row's; first key; end of the keys;
-            the first query as these keys see it; the offset that makes a key's index a multiple of KEY_BLOCK at the
-            beginning of a block. The splits of a tile are consecutive, in the order of their keys. For moved sinks the
-            rotated queries follow all other queries.
-        tile_indptr: int32 [tiles + 1], bounds of the tiles' splits in `tasks`.
-        sums: float32 [kv_heads, tasks, head_dim * TILE_ROWS], weighted values.
-        peaks: float32 [kv_heads, tasks, TILE_ROWS], highest scores.
-        totals: float32 [kv_heads, tasks, TILE_ROWS], sums of weights.
+            the first query as these keys see it; the position of the row's key 0. The splits of a tile are consecutive,
+            in the order of their keys. For moved sinks the rotated queries follow all other queries.
+        units: int32 [units, 3]: first task, end of the tasks, and the place of the result, or -1 for a whole tile.
+        merges: int32 [divided tiles, 3]: first task, and the places of the first result and behind the last one.
+        sums: float32 [kv_heads, results, rows * padded_dim], weighted values.
+        peaks: float32 [kv_heads, results, rows], highest scores.
+        totals: float32 [kv_heads, results, rows], sums of weights.
     """
 
     tasks: Int32Array
-    tile_indptr: Int32Array
+    units: Int32Array
+    merges: Int32Array
     sums: NDArray[np.float32]
     peaks: NDArray[np.float32]
     totals: NDArray[np.float32]
 
     @classmethod
-    def plan(cls, step: PagedStep, shape: _Shape, *, exact: bool) -> Self:
+    def plan(cls, step: PagedStep, shape: _Shape) -> Self:
         tasks: list[tuple[int, ...]] = []
-        tile_indptr = [0]
-        turned = int(step.query_indptr[-1])
-        for row in range(len(step.context_len)):
-            start, end = int(step.query_indptr[row]), int(step.query_indptr[row + 1])
-            position = int(step.context_len[row]) - (end - start)
-            num_sinks, num_evicted = int(step.num_sinks[row]), int(step.num_evicted[row])
-            num_rows = (end - start) * shape.group
-            max_splits = math.ceil(MAX_ROW_TASKS / math.ceil(num_rows / TILE_ROWS))
-            for first in range(0, num_rows, TILE_ROWS):
-                num = min(TILE_ROWS, num_rows - first)
-                oldest = max(0, position + first // shape.group - shape.window + 1)
-                key_end = position + (first + num - 1) // shape.group + 1
-                tile = row, start, first, num, position
-                if oldest < num_sinks:
-                    tasks.append((*tile, 0 if exact else oldest, num_sinks, turned, 0))
-                    oldest = num_sinks
-                if exact:
-                    borders = _fixed_borders(oldest, key_end, num_sinks, num_evicted)
-                else:
-                    num_splits = min(max_splits, math.ceil((key_end - oldest) / SPLIT_LEN))
-                    borders = [oldest + (key_end - oldest) * split // num_splits for split in range(num_splits + 1)]
-                for first_key, last_key in pairwise(borders):
-                    phase = num_evicted if exact else -first_key
-                    tasks.append((*tile, first_key, last_key, start, phase % KEY_BLOCK))
-                tile_indptr.append(len(tasks))
-            turned += end - start if num_sinks else 0
-        results = (shape.num_kv_heads, len(tasks))
+        units: list[tuple[int, int, int]] = []
+        merges: list[tuple[int, int, int]] = []
+        num_results = most_rows = 0
+        for tile in _tiles(step, shape):
+            first, num_splits, num_rows = len(tasks), len(tile), tile[0][3]
+            tasks += tile
+            if num_splits == 1 or num_rows > _FEW_ROWS:
+                units.append((first, first + num_splits, -1))
+            else:
+                units += [(first + split, first + split + 1, num_results + split) for split in range(num_splits)]
+                merges.append((first, num_results, num_results + num_splits))
+                num_results += num_splits
+                most_rows = max(most_rows, num_rows)
+        padded_dim = shape.head_dim + -shape.head_dim % PADDING
+        results = shape.num_kv_heads, num_results
         return cls(
-            np.array(tasks, np.int32).reshape(-1, 9),
-            np.array(tile_indptr, np.int32),
-            np.empty((*results, shape.head_dim * TILE_ROWS), np.float32),
-            np.empty((*results, TILE_ROWS), np.float32),
-            np.empty((*results, TILE_ROWS), np.float32),
+            np.array(tasks, np.int32),
+            np.array(_dealt(units, tasks), np.int32),
+            np.array(merges, np.int32).reshape(-1, 3),
+            np.empty((*results, most_rows * padded_dim), np.float32),
+            np.empty((*results, most_rows), np.float32),
+            np.empty((*results, most_rows), np.float32),
         )
 
 
-def _fixed_borders(oldest: int, key_end: int, num_sinks: int, num_evicted: int) -> list[int]:
-    """Bounds of splits independent of the tile: at multiples of SPLIT_LEN of the keys' positions.
+def _tiles(step: PagedStep, shape: _Shape) -> Iterator[list[tuple[int, ...]]]:
+    """The tasks of each tile."""
+    turned = int(step.query_indptr[-1])
+    for row in range(len(step.context_len)):
+        start, end = int(step.query_indptr[row]), int(step.query_indptr[row + 1])
+        position = int(step.context_len[row]) - (end - start)
+        num_sinks, num_evicted = int(step.num_sinks[row]), int(step.num_evicted[row])
+        num_rows = (end - start) * shape.group
+        for first in range(0, num_rows, TILE_ROWS):
+            num = min(TILE_ROWS, num_rows - first)
+            oldest = max(0, position + first // shape.group - shape.window + 1)
+            key_end = position + (first + num - 1) // shape.group + 1
+            tile = row, start, first, num, position
+            tasks = []
+            if oldest < num_sinks:
+                tasks.append((*tile, 0, num_sinks, turned, 0))
+                oldest = num_sinks
+            borders = _borders(oldest, key_end, num_sinks, num_evicted)
+            tasks += [(*tile, first_key, last_key, start, num_evicted) for first_key, last_key in pairwise(borders)]
+            yield tasks
+        turned += end - start if num_sinks else 0
+
+
+def _borders(oldest: int, key_end: int, num_sinks: int, num_evicted: int) -> list[int]:
+    """Bounds of splits, from the block of the oldest key on.
 
     Keys of a tile that one of its queries does not see have a weight of exactly 0.
     """
-    first = oldest - (oldest + num_evicted) % SPLIT_LEN
-    return [max(num_sinks, first), *range(first + SPLIT_LEN, key_end, SPLIT_LEN), key_end]
+    first = max(num_sinks, oldest - (oldest + num_evicted) % KEY_BLOCK)
+    next_split = first + SPLIT_LEN - (first + num_evicted) % SPLIT_LEN
+    return [first, *range(next_split, key_end, SPLIT_LEN), key_end]
+
+
+def _dealt(units: list[tuple[int, int, int]], tasks: Sequence[tuple[int, ...]]) -> list[tuple[int, int, int]]:
+    """The units in such an order that each thread, which gets a contiguous part of them, has as much to do."""
+
+    def cost(unit: tuple[int, int, int]) -> int:
+        return sum((tasks[number][6] - tasks[number][5]) * (_FEW_ROWS + tasks[number][3]) for number in range(*unit[:2]))
+
+    num_threads = numba.get_num_threads()
+    ordered = sorted(units, key=cost, reverse=True)
+    return [unit for thread in range(num_threads) for unit in ordered[thread::num_threads]]
 
 
 class NativePlan:
@@ -145,13 +181,11 @@ class NativePlan:
 
     Args:
         steps: the page tables of the batch, for each group of the layers.
-        exact: whether a query's result is bitwise the same in any batch.
     """
 
-    def __init__(self, steps: Sequence[PagedStep], *, exact: bool = False) -> None:
+    def __init__(self, steps: Sequence[PagedStep]) -> None:
         self._steps = steps
-        self._exact = exact
-        self._tasks: dict[_Shape, _Tasks] = {}
+        self._work: dict[_Shape, _Work] = {}
 
     def append_and_attend(
         self, group: int, q: Tensor, k: Tensor, v: Tensor, kv: LayerPages, scale: float, window: int | None, out: Tensor
@@ -163,24 +197,28 @@ class NativePlan:
         """
         num_kv_heads, head_dim = k.shape[1:]
         shape = _Shape(num_kv_heads, q.shape[1] // num_kv_heads, head_dim, _UNBOUNDED if window is None else window)
-        work = self._tasks.get(shape)
+        work = self._work.get(shape)
         if work is None:
-            work = self._tasks[shape] = _Tasks.plan(self._steps[0], shape, exact=self._exact)
+            work = self._work[shape] = _Work.plan(self._steps[0], shape)
         step = self._steps[group]
+        pages = _array(kv.elements)
+        operands = operands_of(pages)
         append_and_attend(
             q.numpy(),
             k.numpy(),
             v.numpy(),
-            _array(kv.elements),
-            kv.scales.numpy(),
+            pages,
+            kv.scales.view(-1).numpy(),
             step.slots,
             step.page_ids,
             step.page_indptr,
             work.tasks,
-            work.tile_indptr,
+            work.units,
+            work.merges,
             np.float32(scale * math.log2(math.e)),
             shape.window,
-            self._exact,
+            operands,
+            num_terms(pairs=operands.dtype == np.int32),
             out.numpy(),
             work.sums,
             work.peaks,

@@ -4,15 +4,12 @@ Numba compiles plain loops well, but it keeps no block of sums in registers, so 
 store of its sum. Here a block of sums stays in registers, and per term each operand is loaded once for the whole block
 (Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008).
 
-A *wide* tile has its rows in the lanes: nothing is ever added across lanes, and keys and values are read an element
-at a time, each for up to 48 rows. A *narrow* tile, one query of a few heads, has the elements of its head in the
-lanes: keys and values are read in whole vectors, which memory limits. Scores are summed over lanes, all those of a
-vector's worth of keys at once, and lie there key by key.
+Every row has sums of its own, added in an order that depends on nothing but the positions of its keys: a row's result
+has the same bits, however many rows are computed beside it. Keys that a row does not see have a weight of exactly 0,
+and change no bit either.
 
-Common arguments: ``*source`` are the five of a `Source`, the block's keys or values: ``source[t]`` is [head_dim].
-``scores`` is [keys, tile rows], which the softmax turns into weights in place: whole vectors per key in a wide tile,
-and NARROW_ROWS floats per key in a narrow one, so that NARROW_BLOCK keys fill a vector. The order of each sum is fixed,
-so that a row's result depends on nothing else.
+Arrays: ``queries`` [rows, lanes of a head], ``scores`` float32 [rows, KEY_BLOCK], ``weights`` [rows, KEY_BLOCK or its
+pairs] and ``sums`` float32 [rows, padded_dim]; panels are as in `attention_panels`.
 """
 
 from __future__ import annotations
@@ -21,209 +18,184 @@ from typing import Any
 
 from llvmlite import ir
 
-from microturn.model.cpu.attention_sources import Source
+from microturn.model.cpu.attention_operands import add_dot, are_pairs, num_terms, repeated, round_to_pairs
+from microturn.model.cpu.attention_panels import KEY_BLOCK
 from microturn.model.cpu.vectors import (
     HAS_AVX512,
     INT,
     LANES,
     Values,
-    add_products,
+    broadcast,
     callable_by_kernels,
     exp2,
-    fetch,
     fold,
     for_each_choice,
     in_all_lanes,
-    load,
-    load_repeated,
+    lanes_within,
+    load_vector,
     loop,
     maximum,
+    multiply_add,
     splat,
-    store,
-    store_first,
-    sums_of_lanes,
+    store_vector,
 )
 
-# Wide: a block of sums is up to three vectors of rows by so many keys or elements: 24 of 32 registers, or 12 of 16.
-MAX_VECTORS = 3
-WIDE_BLOCK = 8 if HAS_AVX512 else 4
+# A block of sums is up to so many rows by so many vectors: 16 of 32 registers, or 12 of 16.
+ROWS_AT_ONCE = 4 if HAS_AVX512 else 3
+_VECTORS_AT_ONCE = 4
 
-# Narrow: 4 rows by so many keys (scores) or vectors of elements (values): 16 of 32 registers, or 8 of 16.
-NARROW_ROWS = 4
-NARROW_BLOCK = LANES // NARROW_ROWS
+# A masked score is so far below the initial peak that its weight is 0 even if all keys so far are masked.
+_MASKED = -3e38
+NO_SCORE = -1e30
 
-WIDTHS = range(1, MAX_VECTORS + 1)
+_NUM_VECTORS = KEY_BLOCK // LANES
+_FLOAT = ir.FloatType()
 
 
-def wide_scores() -> Any:
-    """Makes ``(scores, *source, queries, first_key, num_vectors)``, for WIDE_BLOCK keys.
+def scores() -> Any:
+    """Makes ``(scores, panel, queries, row, num_rows, num_lanes)``, for up to ROWS_AT_ONCE rows.
 
-    ``scores[t] = sum over d < head_dim of source[t, d] * queries[d]``; `queries` is [head_dim, rows].
+    ``scores[row, key] = sum over lanes of queries[row, lane] * panel[lane, key]``.
     """
 
-    def emit(b: ir.IRBuilder, scores: ir.Value, *args: ir.Value) -> None:
-        source, (queries, first_key, num_vectors) = Source(*args[:5]), args[5:]
-        keys = [b.add(first_key, INT(t)) for t in range(WIDE_BLOCK)]
-        starts = [source.floats(b, key) for key in keys]
+    def emit(b: ir.IRBuilder, scores: ir.Value, panel: ir.Value, queries: ir.Value, *args: ir.Value) -> None:
+        row, num_rows, num_lanes = args
 
-        def emit_width(width: int) -> None:
-            def add(d: ir.Value, sums: Values) -> Values:
-                elements = [in_all_lanes(b, b.gep(start, [d])) for start in starts]
-                return add_products(b, elements, load(b, queries, d, width), sums)
+        def emit_rows(count: int) -> None:
+            rows = [b.add(row, INT(index)) for index in range(count)]
+            starts = [b.gep(queries, [b.mul(number, num_lanes)]) for number in rows]
+            for first in range(0, KEY_BLOCK, _VECTORS_AT_ONCE * LANES):
+                columns = range(first, first + _VECTORS_AT_ONCE * LANES, LANES)
 
-            sums = loop(b, source.head_dim, [splat(0.0)] * (WIDE_BLOCK * width), add, fills_registers=True)
-            for t, key in enumerate(keys):
-                store(b, scores, key, sums[t * width : (t + 1) * width])
+                def add(lane: ir.Value, sums: Values, columns: range = columns) -> Values:
+                    keys = b.gep(panel, [b.mul(lane, INT(KEY_BLOCK))])
+                    vectors = [load_vector(b, b.gep(keys, [INT(column)]), LANES) for column in columns]
+                    return _add_all(b, [repeated(b, b.gep(start, [lane])) for start in starts], vectors, sums)
 
-        for_each_choice(b, num_vectors, WIDTHS, emit_width)
+                sums = iter(loop(b, num_lanes, [splat(0.0)] * (count * len(columns)), add, fills_registers=True))
+                for number in rows:
+                    to = b.gep(scores, [b.mul(number, INT(KEY_BLOCK))])
+                    for column in columns:
+                        store_vector(b, next(sums), b.gep(to, [INT(column)]))
 
-    return callable_by_kernels(emit)
-
-
-def wide_values(num_elements: int) -> Any:
-    """Makes ``(sums, shrink, *source, weights, first_element, num_keys, num_vectors)``.
-
-    ``sums[d] = shrink * sums[d] + sum over t < num_keys of source[t, d] * weights[t]`` for `num_elements` elements d
-    from `first_element` on; `sums` is [head_dim, rows] and `shrink` [rows].
-    """
-
-    def emit(b: ir.IRBuilder, sums: ir.Value, shrink: ir.Value, *args: ir.Value) -> None:
-        source, (weights, first_element, num_keys, num_vectors) = Source(*args[:5]), args[5:]
-        rows = [b.add(first_element, INT(d)) for d in range(num_elements)]
-
-        def emit_width(width: int) -> None:
-            def add(t: ir.Value, totals: Values) -> Values:
-                start = source.floats(b, t)
-                elements = [in_all_lanes(b, b.gep(start, [row])) for row in rows]
-                return add_products(b, elements, load(b, weights, t, width), totals)
-
-            factors = load(b, shrink, INT(0), width)
-            old = [b.fmul(x, f) for row in rows for x, f in zip(load(b, sums, row, width), factors, strict=True)]
-            totals = loop(b, num_keys, old, add, fills_registers=True)
-            for d, row in enumerate(rows):
-                store(b, sums, row, totals[d * width : (d + 1) * width])
-
-        for_each_choice(b, num_vectors, WIDTHS, emit_width)
-
-    return callable_by_kernels(emit)
-
-
-def narrow_scores() -> Any:
-    """Makes ``(scores, *source, scales, queries, first_key)``, for NARROW_BLOCK keys.
-
-    As `wide_scores`, but `queries` is [NARROW_ROWS, head_dim]; head_dim is a multiple of LANES.
-    """
-
-    def emit(b: ir.IRBuilder, scores: ir.Value, *args: ir.Value) -> None:
-        source, (scales, queries, first_key) = Source(*args[:5]), args[5:]
-        keys = [b.add(first_key, INT(t)) for t in range(NARROW_BLOCK)]
-        starts = [(source.stored(b, key), source.scale(b, scales, key)) for key in keys]
-        rows = [b.gep(queries, [b.mul(source.head_dim, INT(row))]) for row in range(NARROW_ROWS)]
-        num_vectors = b.udiv(source.head_dim, INT(LANES))
-
-        def add(vector: ir.Value, sums: Values) -> Values:
-            at = b.mul(vector, INT(LANES))
-            elements = [source.to_floats(b, b.gep(start, [at]), scale) for start, scale in starts]
-            return add_products(b, elements, [load(b, row, vector, 1)[0] for row in rows], sums)
-
-        sums = loop(b, num_vectors, [splat(0.0)] * (NARROW_BLOCK * NARROW_ROWS), add)
-        store(b, scores, b.udiv(first_key, INT(NARROW_BLOCK)), [sums_of_lanes(b, sums)])
-
-    return callable_by_kernels(emit)
-
-
-def narrow_values(num_vectors: int) -> Any:
-    """Makes ``(sums, shrink, *source, scales, ahead, weights, first_element, num_keys)``.
-
-    As `wide_values`, for `num_vectors` vectors of elements from `first_element` on and `sums` [NARROW_ROWS, head_dim].
-    With each key it has the values of the key `ahead` keys later fetched: the arithmetic is too short to wait for them.
-    """
-
-    def emit(b: ir.IRBuilder, sums: ir.Value, shrink: ir.Value, *args: ir.Value) -> None:
-        source, (scales, ahead, weights, first_element, num_keys) = Source(*args[:5]), args[5:]
-        row_starts = [b.add(first_element, b.mul(source.head_dim, INT(row))) for row in range(NARROW_ROWS)]
-        rows = [b.gep(sums, [start]) for start in row_starts]
-
-        def add(t: ir.Value, totals: Values) -> Values:
-            later = b.gep(source.stored(b, b.add(t, ahead)), [first_element])
-            for d in range(0, num_vectors * LANES, source.line_len):
-                fetch(b, b.gep(later, [INT(d)]))
-            weight = b.gep(weights, [b.mul(t, INT(NARROW_ROWS))])
-            factors = [in_all_lanes(b, b.gep(weight, [INT(row)])) for row in range(NARROW_ROWS)]
-            start, scale = b.gep(source.stored(b, t), [first_element]), source.scale(b, scales, t)
-            places = [b.gep(start, [INT(d)]) for d in range(0, num_vectors * LANES, LANES)]
-            elements = [source.to_floats(b, place, scale) for place in places]
-            return add_products(b, factors, elements, totals)
-
-        old = []
-        for index, row in enumerate(rows):
-            factor = in_all_lanes(b, b.gep(shrink, [INT(index)]))
-            old += [b.fmul(vector, factor) for vector in load(b, row, INT(0), num_vectors)]
-        totals = loop(b, num_keys, old, add)
-        for index, row in enumerate(rows):
-            store(b, row, INT(0), totals[index * num_vectors : (index + 1) * num_vectors])
+        for_each_choice(b, num_rows, range(1, ROWS_AT_ONCE + 1), emit_rows)
 
     return callable_by_kernels(emit)
 
 
 def softmax() -> Any:
-    """Makes ``(scores, peak, total, shrink, num_keys, num_vectors)``: a step of the online softmax, to the base 2.
+    """Makes ``(pages, scores, weights, row, first, end, scales, peak, total, shrink)``: a step of the online softmax.
 
-    Raises `peak` to the highest score, turns scores into weights relative to it and adds them to `total`; earlier sums
-    are to be multiplied by `shrink`. All three are [rows].
+    To the base 2. Raises ``peak[row]`` to the highest score of the keys from `first` up to `end`, writes their weights
+    relative to it and adds them to ``total[row]``; earlier sums are to be multiplied by ``shrink[row]``. The other keys
+    have a weight of 0. Pages in int8 have ``scales`` [2, KEY_BLOCK], of keys and of values: the former belong to the
+    scores, the latter to the weights that are written.
     """
 
-    def emit(b: ir.IRBuilder, scores: ir.Value, peak: ir.Value, total: ir.Value, *args: ir.Value) -> None:
-        shrink, num_keys, num_vectors = args
+    def emit(b: ir.IRBuilder, pages: ir.Value, scores: ir.Value, weights: ir.Value, *args: ir.Value) -> None:
+        row, first, end, scales, peak, total, shrink = args
+        has_scales = pages.type.pointee == ir.IntType(8)
+        start = b.gep(scores, [b.mul(row, INT(KEY_BLOCK))])
 
-        def emit_width(width: int) -> None:
-            def raise_peaks(t: ir.Value, known: Values) -> Values:
-                return [maximum(b, x, top) for x, top in zip(load(b, scores, t, width), known, strict=True)]
+        def scaled(vectors: Values, part: int) -> Values:
+            if not has_scales:
+                return vectors
+            places = [b.gep(scales, [INT(part * KEY_BLOCK + index * LANES)]) for index in range(_NUM_VECTORS)]
+            return [b.fmul(x, load_vector(b, at, LANES)) for x, at in zip(vectors, places, strict=True)]
 
-            def weigh(t: ir.Value, totals: Values) -> Values:
-                weights = [exp2(b, b.fsub(x, top)) for x, top in zip(load(b, scores, t, width), peaks, strict=True)]
-                store(b, scores, t, weights)
-                return [b.fadd(x, weight) for x, weight in zip(totals, weights, strict=True)]
+        given = [load_vector(b, b.gep(start, [INT(index * LANES)]), LANES) for index in range(_NUM_VECTORS)]
+        visible = [lanes_within(b, first, end, index * LANES) for index in range(_NUM_VECTORS)]
+        given = [b.select(see, x, splat(_MASKED)) for see, x in zip(visible, scaled(given, 0), strict=True)]
+        old_peak = in_all_lanes(b, b.gep(peak, [row]))
+        top = given[0]
+        for x in given[1:]:
+            top = maximum(b, x, top)
+        top = maximum(b, fold(b, top, 1, lambda x, y: maximum(b, x, y)), old_peak)
+        factor = exp2(b, b.fsub(old_peak, top))
+        results = [exp2(b, b.fsub(x, top)) for x in given]
+        added = results[0]
+        for x in results[1:]:
+            added = b.fadd(added, x)
+        added = fold(b, added, 1, b.fadd)
+        old_total = in_all_lanes(b, b.gep(total, [row]))
+        for array, value in ((peak, top), (shrink, factor), (total, multiply_add(b, old_total, factor, added))):
+            b.store(b.extract_element(value, INT(0)), b.gep(array, [row]))
 
-            old = load(b, peak, INT(0), width)
-            peaks = loop(b, num_keys, old, raise_peaks)
-            factors = [exp2(b, b.fsub(x, top)) for x, top in zip(old, peaks, strict=True)]
-            totals = [b.fmul(x, factor) for x, factor in zip(load(b, total, INT(0), width), factors, strict=True)]
-            store(b, total, INT(0), loop(b, num_keys, totals, weigh))
-            store(b, peak, INT(0), peaks)
-            store(b, shrink, INT(0), factors)
-
-        for_each_choice(b, num_vectors, WIDTHS, emit_width)
+        pairs = are_pairs(weights)
+        results = scaled(results, 1)
+        if pairs:
+            results = [round_to_pairs(b, *two) for two in zip(results[::2], results[1::2], strict=True)]
+        to = b.gep(weights, [b.mul(row, INT(KEY_BLOCK // num_terms(pairs=pairs)))])
+        for index, vector in enumerate(results):
+            store_vector(b, vector, b.gep(to, [INT(index * LANES)]))
 
     return callable_by_kernels(emit)
 
 
-def narrow_softmax() -> Any:
-    """Makes ``(scores, peak, total, shrink, num_vectors)``: as `softmax`, for so many vectors of NARROW_BLOCK keys.
+def values(num_vectors: int) -> Any:
+    """Makes ``(sums, shrink, panel, weights, row, num_rows, first_element, padded_dim, num_keys)``.
 
-    Only the first NARROW_ROWS elements of the three are used.
+    For up to ROWS_AT_ONCE rows and `num_vectors` vectors of elements from `first_element` on, ``sums[row] =
+    shrink[row] * sums[row] + sum over keys of weights[row, key] * panel[key]``.
     """
 
-    def emit(b: ir.IRBuilder, scores: ir.Value, peak: ir.Value, total: ir.Value, *args: ir.Value) -> None:
-        shrink, num_vectors = args
+    def emit(b: ir.IRBuilder, sums: ir.Value, shrink: ir.Value, panel: ir.Value, *args: ir.Value) -> None:
+        weights, row, num_rows, first_element, padded_dim, num_keys = args
+        terms = num_terms(pairs=are_pairs(panel))
+        places = [b.add(first_element, INT(index * LANES)) for index in range(num_vectors)]
+        num_lanes = b.udiv(b.add(num_keys, INT(terms - 1)), INT(terms))
 
-        def raise_peaks(index: ir.Value, known: Values) -> Values:
-            return [maximum(b, load(b, scores, index, 1)[0], known[0])]
+        def emit_rows(count: int) -> None:
+            rows = [b.add(row, INT(index)) for index in range(count)]
+            factors = [b.gep(weights, [b.mul(number, INT(KEY_BLOCK // terms))]) for number in rows]
+            addresses = [b.gep(sums, [b.add(b.mul(number, padded_dim), at)]) for number in rows for at in places]
+            shrinks = [in_all_lanes(b, b.gep(shrink, [number])) for number in rows for _ in places]
 
-        def weigh(index: ir.Value, totals: Values) -> Values:
-            weights = exp2(b, b.fsub(load(b, scores, index, 1)[0], peaks))
-            store(b, scores, index, [weights])
-            return [b.fadd(totals[0], weights)]
+            def add(lane: ir.Value, totals: Values) -> Values:
+                start = b.gep(panel, [b.mul(lane, padded_dim)])
+                vectors = [load_vector(b, b.gep(start, [at]), LANES) for at in places]
+                return _add_all(b, [repeated(b, b.gep(factor, [lane])) for factor in factors], vectors, totals)
 
-        old = load_repeated(b, peak, NARROW_ROWS)
-        (peaks,) = loop(b, num_vectors, [old], raise_peaks)
-        peaks = fold(b, peaks, NARROW_ROWS, lambda x, y: maximum(b, x, y))
-        factors = exp2(b, b.fsub(old, peaks))
-        (sums,) = loop(b, num_vectors, [splat(0.0)], weigh)
-        sums = fold(b, sums, NARROW_ROWS, b.fadd)
-        old_totals = b.fmul(load_repeated(b, total, NARROW_ROWS), factors)
-        store_first(b, b.fadd(old_totals, sums), total, NARROW_ROWS)
-        store_first(b, peaks, peak, NARROW_ROWS)
-        store_first(b, factors, shrink, NARROW_ROWS)
+            old = [b.fmul(load_vector(b, at, LANES), by) for at, by in zip(addresses, shrinks, strict=True)]
+            for total, at in zip(loop(b, num_lanes, old, add, fills_registers=True), addresses, strict=True):
+                store_vector(b, total, at)
+
+        for_each_choice(b, num_rows, range(1, ROWS_AT_ONCE + 1), emit_rows)
 
     return callable_by_kernels(emit)
+
+
+def merge() -> Any:
+    """Makes ``(sums, peak, total, more_sums, more_peak, more_total, row, padded_dim)``: adds the sums of other keys.
+
+    All sums of a row are relative to its peak.
+    """
+
+    def emit(b: ir.IRBuilder, sums: ir.Value, peak: ir.Value, total: ir.Value, *args: ir.Value) -> None:
+        more_sums, more_peak, more_total, row, padded_dim = args
+        known, more = (in_all_lanes(b, b.gep(of, [row])) for of in (peak, more_peak))
+        top = maximum(b, more, known)
+        factors = [exp2(b, b.fsub(of, top)) for of in (known, more)]
+
+        def merged(x: ir.Value, y: ir.Value) -> ir.Value:
+            return multiply_add(b, x, factors[0], b.fmul(y, factors[1]))
+
+        totals = [in_all_lanes(b, b.gep(of, [row])) for of in (total, more_total)]
+        for array, value in ((peak, top), (total, merged(*totals))):
+            b.store(b.extract_element(value, INT(0)), b.gep(array, [row]))
+        starts = [b.gep(of, [b.mul(row, padded_dim)]) for of in (sums, more_sums)]
+
+        def merge_vector(index: ir.Value, _: Values) -> Values:
+            places = [b.gep(start, [b.mul(index, INT(LANES))]) for start in starts]
+            store_vector(b, merged(*(load_vector(b, at, LANES) for at in places)), places[0])
+            return []
+
+        loop(b, b.udiv(padded_dim, INT(LANES)), [], merge_vector)
+
+    return callable_by_kernels(emit)
+
+
+def _add_all(b: ir.IRBuilder, factors: Values, vectors: Values, sums: Values) -> Values:
+    """sums[factor, vector] + factor * vector, for every factor with every vector."""
+    products = [(factor, vector) for factor in factors for vector in vectors]
+    return [add_dot(b, *product, total) for product, total in zip(products, sums, strict=True)]

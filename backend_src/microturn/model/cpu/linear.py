@@ -8,7 +8,7 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor, nn
 
-from microturn.model.cpu import few_rows
+from microturn.model.cpu import float_products
 
 # Up to this many rows our kernel is faster: from 4 rows on 1.8 to 1.3 times with AVX-512 (up to some 40 rows), 2 to 1
 # times with AVX2.
@@ -68,36 +68,20 @@ class TorchLinear:
 
 
 class Linear(TorchLinear):
-    """A `Product` in float32 on a CPU, with our own kernel for few rows."""
+    """A `Product` in float32 on a CPU that computes each row in the same way: bitwise the same in any batch."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight, bias)
-        self._weight_array = weight.numpy() if few_rows.fits(weight) else None
+        self._weight_array = weight.numpy() if float_products.fits(weight) else None
 
     def __call__(self, x: Tensor, out: Tensor) -> Tensor:
         """See `Product`."""
-        self._multiply(x, out)
-        return out if self.bias is None else out.add_(self.bias)
-
-    def _multiply(self, x: Tensor, out: Tensor) -> None:
-        if x.shape[0] > FEW_ROWS or self._weight_array is None:
-            torch.mm(x, self.weight.t(), out=out)
-        else:
-            few_rows.multiply(x.numpy(), self._weight_array, out.numpy())
-
-
-class ExactLinear(Linear):
-    """A `Linear` that computes each row in the same way for any number of rows: bitwise the same in any batch.
-
-    For many rows it is slower than torch's product.
-    """
-
-    def _multiply(self, x: Tensor, out: Tensor) -> None:
         if self._weight_array is not None:
-            few_rows.multiply(x.numpy(), self._weight_array, out.numpy())
+            float_products.multiply(x.numpy(), self._weight_array, out.numpy())
         else:
             for row, result in zip(x, out, strict=True):
                 torch.mv(self.weight, row, out=result)
+        return out if self.bias is None else out.add_(self.bias)
 
 
 def stacked(modules: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:

@@ -21,7 +21,7 @@ from microturn.model.cpu.layers import FusedLayers
 from microturn.model.cpu.probe_int8 import Refused, int8_decoder
 from microturn.model.cpu.weights import release_linears
 from microturn.model.loaded import Loaded, size_pool
-from microturn.model.probe import Checked, check_model, products_of
+from microturn.model.probe import Checked, check_model
 from microturn.model.remembered_checks import Outcome, RememberedChecks
 from microturn.settings import Settings
 
@@ -57,7 +57,6 @@ def load(settings: Settings) -> Loaded:
         KVTensors(layers, pool.num_pages, pool.page_size, kv_dtype, groups=groups),
         use_native=use_native,
         decoder=checked.decoder,
-        exact=settings.deterministic,
         accepts_embeds=checked.accepts_embeds,
         no_window_reason=checked.no_window_reason,
     )
@@ -87,7 +86,7 @@ def _checked(
     elif outcome.weights == "int8":
         decoder = FusedLayers(model, layers, Int8Linear)
     else:
-        decoder = FusedLayers.of(model, layers, products_of(exact=settings.deterministic))
+        decoder = FusedLayers.of(model, layers)
     return Checked(decoder, outcome.accepts_embeds, outcome.no_window_reason), outcome.weights
 
 
@@ -96,10 +95,7 @@ def _check(
 ) -> tuple[Checked[FusedLayers], str]:
     """See `_checked`."""
     # In float32, whatever the type of the pages: there a difference is an error and not rounding.
-    checked = check_model(model, layers, use_native=use_native, exact=settings.deterministic)
-    if settings.deterministic and (checked.decoder is None or not use_native):
-        lacking = "native attention" if checked.decoder else f"layers of ours for {type(model).__name__}"
-        raise InvalidArgument(f"setting 'deterministic' cannot be true here: it needs {lacking}")
+    checked = check_model(model, layers, use_native=use_native)
     return _with_weights(settings.weights, model, layers, checked)
 
 

@@ -1,8 +1,7 @@
 """Building blocks of LLVM code (vectors, loops, memory) for functions in Numba kernels.
 
 A function is written as an ``emit(b, *args)`` that appends instructions to the builder `b`; LLVM maps the vectors to
-the CPU's registers. A *matrix* is a
-contiguous float32 array of rows, each of so many whole vectors.
+the CPU's registers.
 """
 
 from __future__ import annotations
@@ -31,6 +30,9 @@ LANES = 16 if HAS_AVX512 else 8
 # The target cache of prefetches: 3 is L1, 2 is L2. Intel's L1 can have few outstanding lines, so that L2 is faster
 # there; on AMD's Zen 3 L1 is faster by 5 to 15 %.
 _NEARNESS = 2 if HAS_AVX512 else 3
+
+# Lanes within which instructions interleave two vectors: 128 bits.
+_GROUP = 4
 
 INT = ir.IntType(64)
 _INT32, _BYTE = ir.IntType(32), ir.IntType(8)
@@ -111,26 +113,42 @@ def for_each_choice(b: ir.IRBuilder, value: ir.Value, choices: Iterable[int], em
             emit(choice)
 
 
-def load(b: ir.IRBuilder, matrix: ir.Value, row: ir.Value, num_vectors: int) -> Values:
-    return [b.load(address, align=4) for address in _addresses(b, matrix, row, num_vectors)]
+def loop_any(b: ir.IRBuilder, count: ir.Value, body: Callable[[ir.Value, Values], Values]) -> None:
+    """A `loop` without values whose count may be 0."""
+    with b.if_then(b.icmp_signed(">", count, INT(0))):
+        loop(b, count, [], body)
 
 
-def store(b: ir.IRBuilder, matrix: ir.Value, row: ir.Value, values: Values) -> None:
-    for value, address in zip(values, _addresses(b, matrix, row, len(values)), strict=True):
-        b.store(value, address, align=4)
+def load_vector(b: ir.IRBuilder, address: ir.Value, count: int) -> ir.Value:
+    """Loads `count` elements."""
+    kind = ir.VectorType(address.type.pointee, count)
+    return b.load(b.bitcast(address, kind.as_pointer()), align=1)
 
 
-def widen(b: ir.IRBuilder, address: ir.Value, lanes: int) -> ir.Value:
-    """Loads `lanes` elements as floats: float32, int8 by value, or bfloat16 stored as int16."""
-    narrow = address.type.pointee
+def store_vector(b: ir.IRBuilder, vector: ir.Value, address: ir.Value) -> None:
+    b.store(vector, b.bitcast(address, vector.type.as_pointer()), align=1)
+
+
+def load_first(b: ir.IRBuilder, address: ir.Value, count: int, num_first: ir.Value) -> ir.Value:
+    """Loads `num_first` elements, and zeros for the others of `count`, whose memory is not touched."""
+    kind = ir.VectorType(address.type.pointee, count)
+    mask = b.icmp_signed("<", ir.VectorType(INT, count)(list(range(count))), broadcast(b, num_first, count))
+    pointer = b.bitcast(address, kind.as_pointer())
+    name = f"llvm.masked.load.v{count}{kind.element.intrinsic_name}.p0"
+    signature = ir.FunctionType(kind, [pointer.type, _INT32, mask.type, kind])
+    masked_load = cgutils.get_or_insert_function(b.module, signature, name)
+    return b.call(masked_load, [pointer, _INT32(1), mask, kind(None)])
+
+
+def widen(b: ir.IRBuilder, elements: ir.Value) -> ir.Value:
+    """Elements as floats: float32, int8 by value, or bfloat16 as the int16 of its bits."""
+    narrow, lanes = elements.type.element, elements.type.count
     if isinstance(narrow, ir.FloatType):
-        return b.load(b.bitcast(address, ir.VectorType(narrow, lanes).as_pointer()), align=4)
-    wide = ir.VectorType(_INT32, lanes)
-    floats = ir.VectorType(ir.FloatType(), lanes)
-    numbers = b.load(b.bitcast(address, ir.VectorType(narrow, lanes).as_pointer()), align=narrow.width // 8)
+        return elements
+    wide, floats = ir.VectorType(_INT32, lanes), ir.VectorType(ir.FloatType(), lanes)
     if narrow.width == 8:
-        return b.sitofp(b.sext(numbers, wide), floats)
-    return b.bitcast(b.shl(b.zext(numbers, wide), wide([16] * lanes)), floats)
+        return b.sitofp(b.sext(elements, wide), floats)
+    return b.bitcast(b.shl(b.zext(elements, wide), wide([16] * lanes)), floats)
 
 
 def fetch(b: ir.IRBuilder, address: ir.Value) -> None:
@@ -156,18 +174,6 @@ def in_all_lanes(b: ir.IRBuilder, address: ir.Value) -> ir.Value:
     return broadcast(b, b.load(address))
 
 
-def load_repeated(b: ir.IRBuilder, address: ir.Value, count: int) -> ir.Value:
-    """Loads `count` floats and repeats them to fill the lanes."""
-    few = b.load(b.bitcast(address, ir.VectorType(ir.FloatType(), count).as_pointer()), align=4)
-    return b.shuffle_vector(few, few.type(ir.Undefined), _INT_VECTOR([lane % count for lane in range(LANES)]))
-
-
-def store_first(b: ir.IRBuilder, vector: ir.Value, address: ir.Value, count: int) -> None:
-    """Stores the first lanes."""
-    few = b.shuffle_vector(vector, _UNDEFINED, ir.VectorType(_INT32, count)(list(range(count))))
-    b.store(few, b.bitcast(address, few.type.as_pointer()), align=4)
-
-
 def fold(b: ir.IRBuilder, vector: ir.Value, period: int, combine: Callable[[ir.Value, ir.Value], ir.Value]) -> ir.Value:
     """Combines all lanes that are a multiple of `period` apart; each of them gets the result."""
     distance = LANES // 2
@@ -178,28 +184,67 @@ def fold(b: ir.IRBuilder, vector: ir.Value, period: int, combine: Callable[[ir.V
     return vector
 
 
-def split_runs(b: ir.IRBuilder, x: ir.Value, y: ir.Value, run_len: int) -> tuple[ir.Value, ir.Value]:
-    """Two vectors of interleaved runs of `run_len` lanes: the even runs of x and y, and the odd ones."""
-    starts = range(0, LANES, 2 * run_len)
-    even = [start + i for start in starts for i in (*range(run_len), *range(LANES, LANES + run_len))]
-    odd = [lane + run_len for lane in even]
-    return b.shuffle_vector(x, y, _INT_VECTOR(even)), b.shuffle_vector(x, y, _INT_VECTOR(odd))
+def transposed(b: ir.IRBuilder, rows: Values) -> Values:
+    """The columns of LANES vectors of LANES lanes of 32 bits.
+
+    First within groups of four lanes, by the instructions that interleave two vectors there; then whole groups.
+    """
+    num_groups = LANES // _GROUP
+    # parts[i][group]: of four rows, in each group of lanes their elements of column 4 * group + i
+    parts: list[Values] = [[] for _ in range(_GROUP)]
+    for first in range(0, LANES, _GROUP):
+        a, c, d, e = rows[first : first + _GROUP]
+        low, high = [_unpack(b, a, c, 1, half) for half in (0, 1)], [_unpack(b, d, e, 1, half) for half in (0, 1)]
+        for index in range(_GROUP):
+            parts[index].append(_unpack(b, low[index // 2], high[index // 2], 2, index % 2))
+    columns = [_groups_transposed(b, of) for of in parts]
+    return [columns[index][group] for group in range(num_groups) for index in range(_GROUP)]
 
 
-def sums_of_lanes(b: ir.IRBuilder, vectors: Values) -> ir.Value:
-    """The sum over the lanes of each of LANES vectors, as one vector: a tree of pairwise sums, for all at once."""
-    run_len = 1
-    while len(vectors) > 1:
-        pairs = zip(vectors[::2], vectors[1::2], strict=True)
-        vectors = [b.fadd(*split_runs(b, x, y, run_len)) for x, y in pairs]
-        run_len *= 2
-    return vectors[0]
+def _groups_transposed(b: ir.IRBuilder, vectors: Values) -> Values:
+    """A square of vectors and their groups of four lanes, transposed."""
+    if len(vectors) == 1:
+        return vectors
+    pairs = list(zip(vectors[::2], vectors[1::2], strict=True))
+    halves = [_groups_transposed(b, [_every_other_group(b, *two, odd) for two in pairs]) for odd in (0, 1)]
+    return [vector for two in zip(*halves, strict=True) for vector in two]
 
 
-def add_products(b: ir.IRBuilder, factors: Values, vectors: Values, sums: Values) -> Values:
-    """sums[factor, vector] + factor * vector, for every factor with every vector."""
-    products = [b.fmul(factor, vector, flags=_FUSED) for factor in factors for vector in vectors]
-    return [b.fadd(product, total, flags=_FUSED) for product, total in zip(products, sums, strict=True)]
+def _every_other_group(b: ir.IRBuilder, x: ir.Value, y: ir.Value, odd: int) -> ir.Value:
+    starts = range(odd * _GROUP, 2 * LANES, 2 * _GROUP)
+    return b.shuffle_vector(x, y, _INT_VECTOR([start + lane for start in starts for lane in range(_GROUP)]))
+
+
+def _unpack(b: ir.IRBuilder, x: ir.Value, y: ir.Value, run_len: int, half: int) -> ir.Value:
+    """Interleaves runs of lanes of x and y: of each group of four their first or second half."""
+    at = [
+        group + half * 2 + run + lane + source
+        for group in range(0, LANES, _GROUP)
+        for run in range(0, 2, run_len)
+        for source in (0, LANES)
+        for lane in range(run_len)
+    ]
+    return b.shuffle_vector(x, y, _INT_VECTOR(at))
+
+
+def interleaved(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> Values:
+    """Two vectors of lanes, halves of 16 bits: those of x in the lower halves, those of y in the upper ones."""
+    kind = ir.VectorType(ir.IntType(16), 2 * LANES)
+    x, y = b.bitcast(x, kind), b.bitcast(y, kind)
+    runs = [[place for at in range(first, first + LANES) for place in (at, 2 * LANES + at)] for first in (0, LANES)]
+    return [b.bitcast(b.shuffle_vector(x, y, ir.VectorType(_INT32, 2 * LANES)(run)), _INT_VECTOR) for run in runs]
+
+
+def lanes_within(b: ir.IRBuilder, first: ir.Value, end: ir.Value, offset: int) -> ir.Value:
+    """Which lanes, counted from `offset` on, are at least `first` and below `end`; `end` is at least `first`."""
+    start, length = (broadcast(b, b.trunc(value, _INT32)) for value in (first, b.sub(end, first)))
+    at = b.sub(_INT_VECTOR([offset + lane for lane in range(LANES)]), start)
+    return b.icmp_unsigned("<", at, length)
+
+
+def multiply_add(b: ir.IRBuilder, x: ir.Value, y: ir.Value, total: ir.Value) -> ir.Value:
+    """total + x * y, rounded once where the CPU can."""
+    return b.fadd(b.fmul(x, y, flags=_FUSED), total, flags=_FUSED)
 
 
 def maximum(b: ir.IRBuilder, x: ir.Value, known: ir.Value) -> ir.Value:
@@ -219,9 +264,3 @@ def exp2(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
     power = b.bitcast(b.shl(biased, _INT_VECTOR([_MANTISSA_BITS] * LANES)), _VECTOR)
     too_small = b.fcmp_ordered("<", x, splat(_LEAST_EXPONENT))
     return b.select(too_small, splat(0.0), b.fmul(result, power))
-
-
-def _addresses(b: ir.IRBuilder, matrix: ir.Value, row: ir.Value, num_vectors: int) -> Values:
-    vectors = b.bitcast(matrix, _VECTOR.as_pointer())
-    start = b.mul(row, INT(num_vectors))
-    return [b.gep(vectors, [b.add(start, INT(vector))]) for vector in range(num_vectors)]

@@ -49,8 +49,6 @@ def load(settings: Settings, device: torch.device) -> Loaded:
     """
     if settings.weights not in _DTYPES:
         raise InvalidArgument(f"setting 'weights' is one of {', '.join(_DTYPES)} on a GPU, not '{settings.weights}'")
-    if settings.deterministic:
-        raise InvalidArgument("setting 'deterministic' cannot be true on a GPU: kernels depend on a step's size")
     return make_ready(runner.load_model(settings.model_dir, torch.float32, device), settings)
 
 

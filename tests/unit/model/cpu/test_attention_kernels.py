@@ -13,8 +13,8 @@ from microturn.kv.layer_groups import LayerShape
 from microturn.kv.quantization import dequantize
 from microturn.kv.tensors import KVTensors
 from microturn.model.batch import Batch, Row
-from microturn.model.cpu.attention import MAX_ROW_TASKS, SPLIT_LEN
-from microturn.model.cpu.attention_kernels import KEY_BLOCK, TILE_ROWS
+from microturn.model.cpu.attention import SPLIT_LEN, TILE_ROWS
+from microturn.model.cpu.attention_panels import KEY_BLOCK
 from microturn.model.paged_attention import PagedAttention
 
 
@@ -42,7 +42,7 @@ MANY_QUERIES = TILE_ROWS + 5
         pytest.param([(KEY_BLOCK + i, 2) for i in (-3, -2, -1, 0)], id="block borders"),
         pytest.param([(30, 31), (30, 32), (3, 1)], id="long and short appends"),
         pytest.param([(0, TILE_ROWS + 1)], id="several query tiles"),
-        pytest.param([(2 * SPLIT_LEN, TILE_ROWS * MAX_ROW_TASKS // 9)], id="fewer splits than keys would have"),
+        pytest.param([(2 * SPLIT_LEN, TILE_ROWS * 7)], id="tiles and splits"),
     ],
 )
 def test_paged_attention_equals_attention_over_plain_keys(
@@ -119,7 +119,7 @@ def test_a_row_is_the_same_to_the_bit_in_any_company(heads: Heads, new: int, com
 @pytest.mark.parametrize("heads", [SMALL, Heads(9, 3, 64), Heads(16, 2, 64), Heads(4, 4, 64)], ids=str)
 @pytest.mark.parametrize("window", [None, 7, 300])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8], ids=str)
-def test_in_the_exact_mode_cutting_a_session_into_rows_changes_no_bit(
+def test_cutting_a_session_into_rows_changes_no_bit(
     heads: Heads, window: int | None, dtype: torch.dtype
 ) -> None:
     """Block borders, split borders, tiles of every width, single queries: nothing but what a query sees counts."""
@@ -133,7 +133,7 @@ def test_in_the_exact_mode_cutting_a_session_into_rows_changes_no_bit(
         out = []
         for first, last in pairwise([0, *cuts, num_tokens]):
             row = Row([0] * (last - first), first, list(range(-(-last // 4))))
-            attention = PagedAttention(Batch([row]), kv, native=True, exact=True)
+            attention = PagedAttention(Batch([row]), kv, native=True)
             parts = (part[first:last].contiguous() for part in (q, k, v))
             out.append(attention.append_and_attend(0, *parts, heads.head_dim**-0.5, window))
         return torch.cat(out)
