@@ -22,8 +22,8 @@ sums, key by key: so **a query's result depends to the bit only on the tokens th
 is divided into steps, what else is in the batch, or how the work is divided among threads. (Batch invariance, as in He
 et al., "Defeating Nondeterminism in LLM Inference", 2025.)
 
-Threads take *units*: a whole tile, whose splits are merged at once, or for a tile of few rows behind a long context one
-split, whose result is kept until all are there.
+Threads take *units*: a whole tile of one KV head, whose splits are merged at once, or some splits of a tile that would
+keep a thread busy for longer than the others; their results are kept until all are there.
 
 Threads: Numba's OpenMP layer binds to the OpenMP runtime that torch has loaded, so that both share one team. Its other
 layers have their own threads, which compete with torch's spinning ones: measured twice as slow on two cores.
@@ -36,6 +36,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any, Self
 
 import numba
@@ -45,9 +46,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from microturn.kv.tensors import LayerPages
-from microturn.model.cpu.attention_kernels import PADDING, append_and_attend
-from microturn.model.cpu.attention_operands import num_terms, operands_of
+from microturn.model.cpu.attention_kernels import append_and_attend
+from microturn.model.cpu.attention_operands import MAX_TERMS, num_terms, operands_of
 from microturn.model.cpu.attention_panels import KEY_BLOCK
+from microturn.model.cpu.vectors import LANES
 from microturn.model.paged_step import Int32Array, PagedStep
 
 # Most rows of a tile: with head_dim 64 queries, scores, sums and a panel take up to 64 KiB of the second cache.
@@ -56,10 +58,16 @@ TILE_ROWS = 64
 # Keys of a split: few enough that one session occupies several threads.
 SPLIT_LEN = 256
 
-# Up to so many rows, reading the keys takes most of a tile's time: its splits are units of their own.
-_FEW_ROWS = 16
+# A key costs as much to find and copy as so many rows to compute with it.
+_KEY_COST = 8
+
+# Tiles are divided into so many units at least, as far as they have splits, so that all threads have as much to do.
+_UNITS_PER_THREAD = 4
 
 _UNBOUNDED = 2**30
+
+_Task = tuple[int, ...]
+_Unit = tuple[int, int, int, int]
 
 
 def unavailable_reason() -> str | None:
@@ -90,15 +98,18 @@ class _Work:
             there; number of these rows; where the first query's own key is among the row's; first key; end of the keys;
             the first query as these keys see it; the position of the row's key 0. The splits of a tile are consecutive,
             in the order of their keys. For moved sinks the rotated queries follow all other queries.
-        units: int32 [units, 3]: first task, end of the tasks, and the place of the result, or -1 for a whole tile.
+        units: int32 [units, 4]: first task, end of the tasks, place of the first one's result, or -1 for a whole tile,
+            and KV head. The units of a thread are consecutive.
+        thread_indptr: int32 [threads + 1], bounds of the threads' units.
         merges: int32 [divided tiles, 3]: first task, and the places of the first result and behind the last one.
-        sums: float32 [kv_heads, results, rows * padded_dim], weighted values.
-        peaks: float32 [kv_heads, results, rows], highest scores.
-        totals: float32 [kv_heads, results, rows], sums of weights.
+        sums: float32 [kv_heads, results, rows * padded_dim or more], weighted values.
+        peaks: float32 [kv_heads, results, rows or more], highest scores.
+        totals: float32 [kv_heads, results, rows or more], sums of weights.
     """
 
     tasks: Int32Array
     units: Int32Array
+    thread_indptr: Int32Array
     merges: Int32Array
     sums: NDArray[np.float32]
     peaks: NDArray[np.float32]
@@ -106,25 +117,33 @@ class _Work:
 
     @classmethod
     def plan(cls, step: PagedStep, shape: _Shape) -> Self:
-        tasks: list[tuple[int, ...]] = []
-        units: list[tuple[int, int, int]] = []
+        tiles = list(_tiles(step, shape))
+        num_threads = numba.get_num_threads()
+        most_cost = sum(map(_cost, tiles)) * shape.num_kv_heads / (_UNITS_PER_THREAD * num_threads)
+        tasks: list[_Task] = []
+        units: list[tuple[int, _Unit]] = []
         merges: list[tuple[int, int, int]] = []
         num_results = most_rows = 0
-        for tile in _tiles(step, shape):
-            first, num_splits, num_rows = len(tasks), len(tile), tile[0][3]
+        for tile in tiles:
+            first = len(tasks)
             tasks += tile
-            if num_splits == 1 or num_rows > _FEW_ROWS:
-                units.append((first, first + num_splits, -1))
-            else:
-                units += [(first + split, first + split + 1, num_results + split) for split in range(num_splits)]
-                merges.append((first, num_results, num_results + num_splits))
-                num_results += num_splits
-                most_rows = max(most_rows, num_rows)
-        padded_dim = shape.head_dim + -shape.head_dim % PADDING
+            num_splits = min(len(tile), math.ceil(most_cost and _cost(tile) / most_cost))
+            if num_splits <= 1:
+                units += [(_cost(tile), (first, len(tasks), -1, head)) for head in range(shape.num_kv_heads)]
+                continue
+            for begin, end in pairwise(len(tile) * split // num_splits for split in range(num_splits + 1)):
+                unit = first + begin, first + end, num_results + begin
+                units += [(_cost(tile[begin:end]), (*unit, head)) for head in range(shape.num_kv_heads)]
+            merges.append((first, num_results, num_results + len(tile)))
+            num_results += len(tile)
+            most_rows = max(most_rows, tile[0][3])
+        shares = _shares(units, num_threads)
+        padded_dim = shape.head_dim + -shape.head_dim % (MAX_TERMS * LANES)
         results = shape.num_kv_heads, num_results
         return cls(
             np.array(tasks, np.int32),
-            np.array(_dealt(units, tasks), np.int32),
+            np.array([unit for share in shares for unit in share], np.int32),
+            np.cumsum([0, *map(len, shares)]).astype(np.int32),
             np.array(merges, np.int32).reshape(-1, 3),
             np.empty((*results, most_rows * padded_dim), np.float32),
             np.empty((*results, most_rows), np.float32),
@@ -132,7 +151,23 @@ class _Work:
         )
 
 
-def _tiles(step: PagedStep, shape: _Shape) -> Iterator[list[tuple[int, ...]]]:
+def _cost(tasks: Sequence[_Task]) -> int:
+    """Of one head: reading a key costs as much as computing some rows."""
+    return sum((task[6] - task[5]) * (_KEY_COST + task[3]) for task in tasks)
+
+
+def _shares(units: list[tuple[int, _Unit]], num_threads: int) -> list[list[_Unit]]:
+    """Divides units with their costs among threads: each in turn, the largest first, to the one with the least."""
+    shares: list[list[_Unit]] = [[] for _ in range(num_threads)]
+    loads = [0] * num_threads
+    for cost, unit in sorted(units, key=itemgetter(0), reverse=True):
+        least = loads.index(min(loads))
+        shares[least].append(unit)
+        loads[least] += cost
+    return shares
+
+
+def _tiles(step: PagedStep, shape: _Shape) -> Iterator[list[_Task]]:
     """The tasks of each tile."""
     turned = int(step.query_indptr[-1])
     for row in range(len(step.context_len)):
@@ -165,17 +200,6 @@ def _borders(oldest: int, key_end: int, num_sinks: int, num_evicted: int) -> lis
     return [first, *range(next_split, key_end, SPLIT_LEN), key_end]
 
 
-def _dealt(units: list[tuple[int, int, int]], tasks: Sequence[tuple[int, ...]]) -> list[tuple[int, int, int]]:
-    """The units in such an order that each thread, which gets a contiguous part of them, has as much to do."""
-
-    def cost(unit: tuple[int, int, int]) -> int:
-        return sum((tasks[number][6] - tasks[number][5]) * (_FEW_ROWS + tasks[number][3]) for number in range(*unit[:2]))
-
-    num_threads = numba.get_num_threads()
-    ordered = sorted(units, key=cost, reverse=True)
-    return [unit for thread in range(num_threads) for unit in ordered[thread::num_threads]]
-
-
 class NativePlan:
     """The work of one step for one kind of layers, planned at the first layer of each shape.
 
@@ -186,6 +210,7 @@ class NativePlan:
     def __init__(self, steps: Sequence[PagedStep]) -> None:
         self._steps = steps
         self._work: dict[_Shape, _Work] = {}
+        self._indices: dict[tuple[int, int], NDArray[np.int64]] = {}
 
     def append_and_attend(
         self, group: int, q: Tensor, k: Tensor, v: Tensor, kv: LayerPages, scale: float, window: int | None, out: Tensor
@@ -210,10 +235,11 @@ class NativePlan:
             pages,
             kv.scales.view(-1).numpy(),
             step.slots,
-            step.page_ids,
-            step.page_indptr,
+            self._key_at(group, num_kv_heads),
+            step.page_indptr * step.page_size,
             work.tasks,
             work.units,
+            work.thread_indptr,
             work.merges,
             np.float32(scale * math.log2(math.e)),
             shape.window,
@@ -224,6 +250,16 @@ class NativePlan:
             work.peaks,
             work.totals,
         )
+
+
+    def _key_at(self, group: int, num_kv_heads: int) -> NDArray[np.int64]:
+        """Index of the first head's key of each place in the rows' pages, counted in heads, and some more."""
+        key_at = self._indices.get((group, num_kv_heads))
+        if key_at is None:
+            step = self._steps[group]
+            pages = np.append(step.page_ids, [0] * LANES).astype(np.int64) * (2 * num_kv_heads * step.page_size)
+            key_at = self._indices[group, num_kv_heads] = (pages[:, None] + np.arange(step.page_size)).ravel()
+        return key_at
 
 
 def _array(tensor: Tensor) -> NDArray[Any]:

@@ -22,12 +22,10 @@ from microturn.model.cpu.attention_panels import KEY_BLOCK
 from microturn.model.cpu.attention_products import NO_SCORE, ROWS_AT_ONCE
 from microturn.model.cpu.vectors import LANES
 
-# Elements of a head are padded with zeros to a multiple of this: whole vectors of pairs.
-PADDING = 2 * LANES
-
 # So many new tokens are written by one thread: waking another takes longer.
 _FEW_VECTORS = 32
 
+HALF_BLOCK = KEY_BLOCK // 2
 _MANY_VECTORS = 4
 _NO_SCORE = np.float32(NO_SCORE)
 
@@ -51,9 +49,10 @@ def _attend(
     q: _Array,
     kv: _Array,
     scales: _Array,
-    pages: _Array,
     head: int,
     task: _Array,
+    key_at: _Array,
+    num_next: int,
     scale: np.float32,
     window: int,
     operands: _Array,
@@ -62,27 +61,22 @@ def _attend(
     peak: _Array,
     total: _Array,
 ) -> None:
-    """One task: attends its keys. Writes sums [rows * padded_dim], peak and total [rows]."""
+    """One task: attends its keys. Writes sums [rows * padded_dim], peak and total [rows].
+
+    Args:
+        key_at: of its keys and of those that the thread attends next; the latter are prefetched.
+        num_next: how many these are.
+    """
     first_row, num_rows, position = task[2], task[3], task[4]
     key_start, key_end, first_query, phase = task[5], task[6], task[7], task[8]
     num_kv_heads, page_size, head_dim = kv.shape[2], kv.shape[3], kv.shape[4]
     group = q.shape[1] // num_kv_heads
-    to_values = num_kv_heads * page_size * head_dim
-    padded_dim = head_dim + -head_dim % PADDING
+    to_values = num_kv_heads * page_size
+    keys = kv.reshape(-1)[head * page_size * head_dim :]
+    values = keys[to_values * head_dim :]
+    padded_dim = head_dim + -head_dim % (num_terms * LANES)
     num_lanes = padded_dim // num_terms
-
-    # Index of each key; the last one is repeated to fill a vector.
-    num_task_keys = key_end - key_start
-    key_at = np.empty(num_task_keys + LANES, np.int64)
-    page, offset = key_start // page_size, key_start % page_size
-    for t in range(num_task_keys):
-        key_at[t] = ((2 * np.int64(pages[page]) * num_kv_heads + head) * page_size + offset) * head_dim
-        offset += 1
-        if offset == page_size:
-            page, offset = page + 1, 0
-    for t in range(num_task_keys, key_at.shape[0]):
-        key_at[t] = key_at[num_task_keys - 1]
-    _prefetch(kv, key_at, 0, head_dim, min(KEY_BLOCK, num_task_keys))
+    _prefetch(keys, key_at, head_dim, min(KEY_BLOCK, key_end - key_start))
 
     floats = np.zeros(num_rows * padded_dim, np.float32)
     for row in range(num_rows):
@@ -106,15 +100,18 @@ def _attend(
     while first_key < key_end:
         num_keys = min(KEY_BLOCK - (first_key + phase) % KEY_BLOCK, key_end - first_key)
         block_at = key_at[first_key - key_start :]
-        _prefetch(kv, block_at, to_values, head_dim, num_keys)
-        _pack_keys(kv, block_at, head_dim, num_keys, panel)
+        next_at = block_at[num_keys:]
+        num_ahead = max(1, min(KEY_BLOCK, key_end - first_key - num_keys + num_next))
+        _pack_keys(keys, block_at, head_dim, num_keys, panel, values, block_at, head_dim, 0, num_keys - 1)
         for row in range(0, num_rows, ROWS_AT_ONCE):
-            _scores(scores, panel, queries, row, min(ROWS_AT_ONCE, num_rows - row), num_lanes)
+            count = min(ROWS_AT_ONCE, num_rows - row)
+            last = num_keys - 1 if row == 0 else 0
+            _scores(scores, panel, queries, row, count, num_lanes, values, block_at, head_dim, HALF_BLOCK, last)
 
         if scales.shape[0] > 0:
             for t in range(num_keys):
-                block_scales[t] = scales[block_at[t] // head_dim]
-                block_scales[KEY_BLOCK + t] = scales[(block_at[t] + to_values) // head_dim]
+                block_scales[t] = scales[block_at[t] + head * page_size]
+                block_scales[KEY_BLOCK + t] = scales[block_at[t] + head * page_size + to_values]
             for t in range(num_keys, KEY_BLOCK):
                 block_scales[KEY_BLOCK + t] = 0
         for row in range(num_rows):
@@ -123,16 +120,17 @@ def _attend(
             end = max(first, min(num_keys, newest + 1 - first_key))
             _softmax(kv, scores, weights, row, first, end, block_scales, peak, total, shrink)
 
-        num_ahead = min(KEY_BLOCK, key_end - first_key - num_keys)
-        _prefetch(kv, block_at[num_keys:], 0, head_dim, num_ahead)
-        _pack_values(kv, block_at, to_values, head_dim, num_keys, panel, padded_dim)
+        last = num_ahead - 1
+        _pack_values(values, block_at, head_dim, num_keys, panel, padded_dim, keys, next_at, head_dim, 0, last)
+        ahead = keys, next_at, head_dim, HALF_BLOCK
         for row in range(0, num_rows, ROWS_AT_ONCE):
-            rows = row, min(ROWS_AT_ONCE, num_rows - row)
+            count = min(ROWS_AT_ONCE, num_rows - row)
+            last = num_ahead - 1 if row == 0 else 0
             whole = padded_dim - padded_dim % (_MANY_VECTORS * LANES)
             for d in range(0, whole, _MANY_VECTORS * LANES):
-                _values(sums, shrink, panel, weights, *rows, d, padded_dim, num_keys)
+                _values(sums, shrink, panel, weights, row, count, d, padded_dim, num_keys, *ahead, last)
             for d in range(whole, padded_dim, LANES):
-                _values_rest(sums, shrink, panel, weights, *rows, d, padded_dim, num_keys)
+                _values_rest(sums, shrink, panel, weights, row, count, d, padded_dim, num_keys, *ahead, last)
         first_key += num_keys
 
 
@@ -157,10 +155,11 @@ def append_and_attend(
     kv: _Array,
     scales: _Array,
     slots: _Array,
-    page_ids: _Array,
-    page_indptr: _Array,
+    key_at: _Array,
+    row_starts: _Array,
     tasks: _Array,
     units: _Array,
+    thread_indptr: _Array,
     merges: _Array,
     scale: np.float32,
     window: int,
@@ -179,7 +178,7 @@ def append_and_attend(
     num_kv_heads, page_size, head_dim = kv.shape[2], kv.shape[3], kv.shape[4]
     group = q.shape[1] // num_kv_heads
     to_values = num_kv_heads * page_size * head_dim
-    padded_dim = head_dim + -head_dim % PADDING
+    padded_dim = head_dim + -head_dim % (num_terms * LANES)
     num_vectors = k.shape[0] * num_kv_heads
     if num_vectors <= _FEW_VECTORS:
         for vector in range(num_vectors):
@@ -188,29 +187,34 @@ def append_and_attend(
         for vector in numba.prange(num_vectors):
             _append(k, v, kv, scales, slots, vector, to_values)
 
-    for part in numba.prange(units.shape[0] * num_kv_heads):
-        index, head = part // num_kv_heads, part % num_kv_heads
-        first, end, result = units[index, 0], units[index, 1], units[index, 2]
-        task = tasks[first]
-        pages = page_ids[page_indptr[task[0]] :]
-        if result >= 0:
-            results = sums[head, result], peaks[head, result], totals[head, result]
-            _attend(q, kv, scales, pages, head, task, scale, window, operands, num_terms, *results)
-        else:
-            num_rows = task[3]
-            tile = (
+    for thread in numba.prange(thread_indptr.shape[0] - 1):
+        for number in range(thread_indptr[thread], thread_indptr[thread + 1]):
+            first, end, result, head = units[number, 0], units[number, 1], units[number, 2], units[number, 3]
+            num_rows = tasks[first, 3]
+            row_start = row_starts[tasks[first, 0]]
+            whole = (
                 np.empty(num_rows * padded_dim, np.float32),
                 np.empty(num_rows, np.float32),
                 np.empty(num_rows, np.float32),
             )
-            _attend(q, kv, scales, pages, head, task, scale, window, operands, num_terms, *tile)
-            if end > first + 1:
-                more = np.empty_like(tile[0]), np.empty_like(tile[1]), np.empty_like(tile[2])
-                for number in range(first + 1, end):
-                    _attend(q, kv, scales, pages, head, tasks[number], scale, window, operands, num_terms, *more)
+            split = np.empty_like(whole[0]), np.empty_like(whole[1]), np.empty_like(whole[2])
+            for place in range(first, end):
+                if result >= 0:
+                    index = result + place - first
+                    target = sums[head, index], peaks[head, index], totals[head, index]
+                elif place == first:
+                    target = whole
+                else:
+                    target = split
+                task = tasks[place]
+                num_next = tasks[end - 1, 6] - task[6]
+                keys_at = key_at[row_start + task[5] :]
+                _attend(q, kv, scales, head, task, keys_at, num_next, scale, window, operands, num_terms, *target)
+                if result < 0 and place > first:
                     for row in range(num_rows):
-                        _merge(*tile, *more, row, padded_dim)
-            _write_out(task, head, group, padded_dim, tile[0], tile[2], out)
+                        _merge(*whole, *split, row, padded_dim)
+            if result < 0:
+                _write_out(tasks[first], head, group, padded_dim, whole[0], whole[2], out)
 
     if merges.shape[0] > 0:
         for part in numba.prange(merges.shape[0] * num_kv_heads):

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from microturn.model.cpu.vectors import CPU_FEATURES, HAS_AVX512, LANES, broadcast, multiply_add, widen
 
+MAX_TERMS = 2
 HAS_BFLOAT16 = HAS_AVX512 and "+avx512bf16" in CPU_FEATURES
 
 _FLOAT, _INT32, _INT16 = ir.FloatType(), ir.IntType(32), ir.IntType(16)
@@ -54,7 +55,7 @@ def are_pairs(lanes: ir.Value) -> bool:
 
 def num_terms(*, pairs: bool) -> int:
     """Elements of a lane."""
-    return 2 if pairs else 1
+    return MAX_TERMS if pairs else 1
 
 
 def to_lanes(b: ir.IRBuilder, elements: ir.Value, *, pairs: bool) -> ir.Value:

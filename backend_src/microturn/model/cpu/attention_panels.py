@@ -6,13 +6,12 @@
   neighbouring keys.
 
 Copying takes a key some ten instructions per vector, once for all rows of a tile, and needs no memory bandwidth: a
-panel stays in the cache. Functions get ``pages, key_at``: all pages, flat (float32, bfloat16 as the int16 of its bits,
-or int8), and per key of the block the index of its first element.
+panel stays in the cache.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from llvmlite import ir
 
@@ -38,20 +37,73 @@ KEY_BLOCK = 64
 _CACHE_LINE_BYTES = 64
 
 
+class Keys(NamedTuple):
+    """Three arguments of a function: the keys of a block, or their values.
+
+    Attributes:
+        pages: all of them, flat: float32, bfloat16 as the int16 of its bits, or int8.
+        at: per key its index, counted in heads: its first element is ``pages[at[key] * head_dim]``.
+        head_dim: elements of a key.
+    """
+
+    pages: ir.Value
+    at: ir.Value
+    head_dim: ir.Value
+
+    def start(self, b: ir.IRBuilder, key: ir.Value) -> ir.Value:
+        """Address of a key's first element."""
+        return b.gep(self.pages, [b.mul(b.load(b.gep(self.at, [key])), self.head_dim)])
+
+
+class Ahead(NamedTuple):
+    """Five arguments of a function: keys that it prefetches while it computes, since it does not wait for them.
+
+    A burst of prefetches would: a core has few outstanding loads.
+
+    Attributes:
+        pages: as in `Keys`; `at` and `head_dim` likewise.
+        first: index of the first key in `at`.
+        last: index of the last key; more are not fetched.
+    """
+
+    pages: ir.Value
+    at: ir.Value
+    head_dim: ir.Value
+    first: ir.Value
+    last: ir.Value
+
+    def fetch(self, b: ir.IRBuilder, number: ir.Value) -> None:
+        """Prefetches the key behind `number` others, or the last one once more."""
+        key = b.add(self.first, number)
+        key = b.select(b.icmp_signed("<", key, self.last), key, self.last)
+        start = Keys(self.pages, self.at, self.head_dim).start(b, key)
+        kind = self.pages.type.pointee
+        line_len = _CACHE_LINE_BYTES // (4 if isinstance(kind, ir.FloatType) else kind.width // 8)
+        num_lines = b.udiv(b.add(self.head_dim, INT(line_len - 1)), INT(line_len))
+
+        def fetch_line(line: ir.Value, _: Values) -> Values:
+            fetch(b, b.gep(start, [b.mul(line, INT(line_len))]))
+            return []
+
+        loop(b, num_lines, [], fetch_line)
+
+
 def pack_keys() -> Any:
-    """Makes ``(pages, key_at, head_dim, num_keys, panel)``: panel [lanes of a head, KEY_BLOCK].
+    """Makes ``(*keys, num_keys, panel, *ahead)``: panel [lanes of a head, KEY_BLOCK]; fetches half a block ahead.
 
     Elements behind a head are 0; columns behind the last vector with a key are not written.
     """
 
-    def emit(b: ir.IRBuilder, pages: ir.Value, key_at: ir.Value, *args: ir.Value) -> None:
-        head_dim, num_keys, panel = args
+    def emit(b: ir.IRBuilder, *args: ir.Value) -> None:
+        keys, (num_keys, panel), ahead = Keys(*args[:3]), args[3:5], Ahead(*args[5:])
         pairs = are_pairs(panel)
         step = LANES * num_terms(pairs=pairs)
 
         def pack_vector_of_keys(group: ir.Value, _: Values) -> Values:
             first = b.mul(group, INT(LANES))
-            starts = [b.gep(pages, [b.load(b.gep(key_at, [b.add(first, INT(t))]))]) for t in range(LANES)]
+            starts = [keys.start(b, b.add(first, INT(t))) for t in range(LANES)]
+            for t in range(LANES // 2):
+                ahead.fetch(b, b.add(b.mul(group, INT(LANES // 2)), INT(t)))
 
             def pack(number: ir.Value, count: ir.Value | None) -> Values:
                 rows = [to_lanes(b, _elements(b, start, number, step, count), pairs=pairs) for start in starts]
@@ -60,7 +112,7 @@ def pack_keys() -> Any:
                     store_vector(b, column, b.gep(panel, [b.add(b.mul(row, INT(KEY_BLOCK)), first)]))
                 return []
 
-            _for_elements(b, head_dim, step, pack)
+            _for_elements(b, keys.head_dim, step, pack)
             return []
 
         loop(b, b.udiv(b.add(num_keys, INT(LANES - 1)), INT(LANES)), [], pack_vector_of_keys)
@@ -69,21 +121,23 @@ def pack_keys() -> Any:
 
 
 def pack_values() -> Any:
-    """Makes ``(pages, key_at, shift, head_dim, num_keys, panel, padded_dim)``.
+    """Makes ``(*values, num_keys, panel, padded_dim, *ahead)``: fetches half a block ahead.
 
-    The panel is [keys or their pairs, padded_dim]; elements behind a head are 0. The values of a key begin `shift`
-    elements behind its key. Where the number of keys is odd, the last pair has what `key_at` says next.
+    The panel is [keys or their pairs, padded_dim]; elements behind a head are 0. Where the number of keys is odd, the
+    last pair has the last key twice.
     """
 
-    def emit(b: ir.IRBuilder, pages: ir.Value, key_at: ir.Value, shift: ir.Value, *args: ir.Value) -> None:
-        head_dim, num_keys, panel, padded_dim = args
+    def emit(b: ir.IRBuilder, *args: ir.Value) -> None:
+        values, (num_keys, panel, padded_dim), ahead = Keys(*args[:3]), args[3:6], Ahead(*args[6:])
         pairs = are_pairs(panel)
         terms = num_terms(pairs=pairs)
         step = LANES * terms
 
         def pack_lanes(index: ir.Value, _: Values) -> Values:
-            keys = [b.add(b.mul(index, INT(terms)), INT(t)) for t in range(terms)]
-            starts = [b.gep(pages, [b.add(b.load(b.gep(key_at, [key])), shift)]) for key in keys]
+            places = [b.add(b.mul(index, INT(terms)), INT(t)) for t in range(terms)]
+            last = b.sub(num_keys, INT(1))
+            starts = [values.start(b, b.select(b.icmp_signed("<", at, last), at, last)) for at in places]
+            ahead.fetch(b, b.udiv(b.mul(index, INT(terms)), INT(2)))
             to = b.gep(panel, [b.mul(index, padded_dim)])
 
             def pack(number: ir.Value, count: ir.Value | None) -> Values:
@@ -94,7 +148,7 @@ def pack_values() -> Any:
                     store_vector(b, vector, b.gep(to, [at]))
                 return []
 
-            _for_elements(b, head_dim, step, pack)
+            _for_elements(b, values.head_dim, step, pack)
             return []
 
         loop(b, b.udiv(b.add(num_keys, INT(terms - 1)), INT(terms)), [], pack_lanes)
@@ -122,24 +176,16 @@ def pack_queries() -> Any:
 
 
 def prefetch() -> Any:
-    """Makes ``(pages, key_at, shift, head_dim, num_keys)``: prefetches keys, or their values `shift` elements behind."""
+    """Makes ``(*keys, num_keys)``: prefetches some keys at once."""
 
-    def emit(b: ir.IRBuilder, pages: ir.Value, key_at: ir.Value, *args: ir.Value) -> None:
-        shift, head_dim, num_keys = args
-        kind = pages.type.pointee
-        line_len = _CACHE_LINE_BYTES // (4 if isinstance(kind, ir.FloatType) else kind.width // 8)
-        num_lines = b.udiv(b.add(head_dim, INT(line_len - 1)), INT(line_len))
+    def emit(b: ir.IRBuilder, *args: ir.Value) -> None:
+        ahead = Ahead(*args[:3], INT(0), b.sub(args[3], INT(1)))
 
         def fetch_key(key: ir.Value, _: Values) -> Values:
-            start = b.gep(pages, [b.add(b.load(b.gep(key_at, [key])), shift)])
+            ahead.fetch(b, key)
+            return []
 
-            def fetch_line(line: ir.Value, _: Values) -> Values:
-                fetch(b, b.gep(start, [b.mul(line, INT(line_len))]))
-                return []
-
-            return loop(b, num_lines, [], fetch_line)
-
-        loop_any(b, num_keys, fetch_key)
+        loop(b, args[3], [], fetch_key)
 
     return callable_by_kernels(emit)
 

@@ -19,7 +19,7 @@ from typing import Any
 from llvmlite import ir
 
 from microturn.model.cpu.attention_operands import add_dot, are_pairs, num_terms, repeated, round_to_pairs
-from microturn.model.cpu.attention_panels import KEY_BLOCK
+from microturn.model.cpu.attention_panels import KEY_BLOCK, Ahead
 from microturn.model.cpu.vectors import (
     HAS_AVX512,
     INT,
@@ -53,13 +53,13 @@ _FLOAT = ir.FloatType()
 
 
 def scores() -> Any:
-    """Makes ``(scores, panel, queries, row, num_rows, num_lanes)``, for up to ROWS_AT_ONCE rows.
+    """Makes ``(scores, panel, queries, row, num_rows, num_lanes, *ahead)``, for up to ROWS_AT_ONCE rows.
 
-    ``scores[row, key] = sum over lanes of queries[row, lane] * panel[lane, key]``.
+    ``scores[row, key] = sum over lanes of queries[row, lane] * panel[lane, key]``; `Ahead` with every lane a key.
     """
 
     def emit(b: ir.IRBuilder, scores: ir.Value, panel: ir.Value, queries: ir.Value, *args: ir.Value) -> None:
-        row, num_rows, num_lanes = args
+        (row, num_rows, num_lanes), ahead = args[:3], Ahead(*args[3:])
 
         def emit_rows(count: int) -> None:
             rows = [b.add(row, INT(index)) for index in range(count)]
@@ -68,6 +68,8 @@ def scores() -> Any:
                 columns = range(first, first + _VECTORS_AT_ONCE * LANES, LANES)
 
                 def add(lane: ir.Value, sums: Values, columns: range = columns) -> Values:
+                    if columns.start == 0:
+                        ahead.fetch(b, lane)
                     keys = b.gep(panel, [b.mul(lane, INT(KEY_BLOCK))])
                     vectors = [load_vector(b, b.gep(keys, [INT(column)]), LANES) for column in columns]
                     return _add_all(b, [repeated(b, b.gep(start, [lane])) for start in starts], vectors, sums)
@@ -133,14 +135,14 @@ def softmax() -> Any:
 
 
 def values(num_vectors: int) -> Any:
-    """Makes ``(sums, shrink, panel, weights, row, num_rows, first_element, padded_dim, num_keys)``.
+    """Makes ``(sums, shrink, panel, weights, row, num_rows, first_element, padded_dim, num_keys, *ahead)``.
 
     For up to ROWS_AT_ONCE rows and `num_vectors` vectors of elements from `first_element` on, ``sums[row] =
-    shrink[row] * sums[row] + sum over keys of weights[row, key] * panel[key]``.
+    shrink[row] * sums[row] + sum over keys of weights[row, key] * panel[key]``; `Ahead` with every second key one.
     """
 
     def emit(b: ir.IRBuilder, sums: ir.Value, shrink: ir.Value, panel: ir.Value, *args: ir.Value) -> None:
-        weights, row, num_rows, first_element, padded_dim, num_keys = args
+        (weights, row, num_rows, first_element, padded_dim, num_keys), ahead = args[:6], Ahead(*args[6:])
         terms = num_terms(pairs=are_pairs(panel))
         places = [b.add(first_element, INT(index * LANES)) for index in range(num_vectors)]
         num_lanes = b.udiv(b.add(num_keys, INT(terms - 1)), INT(terms))
@@ -152,6 +154,7 @@ def values(num_vectors: int) -> Any:
             shrinks = [in_all_lanes(b, b.gep(shrink, [number])) for number in rows for _ in places]
 
             def add(lane: ir.Value, totals: Values) -> Values:
+                ahead.fetch(b, b.udiv(b.mul(lane, INT(terms)), INT(2)))
                 start = b.gep(panel, [b.mul(lane, padded_dim)])
                 vectors = [load_vector(b, b.gep(start, [at]), LANES) for at in places]
                 return _add_all(b, [repeated(b, b.gep(factor, [lane])) for factor in factors], vectors, totals)
