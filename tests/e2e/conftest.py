@@ -45,7 +45,7 @@ def raw(server: str) -> Iterator[RawStream]:
 @pytest.fixture(scope="module")
 def start_tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
     """Starts servers of a tiny model, whose logits are the same in any company; they end with the module."""
-    settings = {"weights": "float32", "deterministic": "true", "kv_tokens": 16384, "max_context": 8192}
+    settings = {"weights": "float32", "kv_tokens": 16384, "max_context": 8192}
     model = write_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
     with servers_of(model, partial(tmp_path_factory.mktemp, "run"), **settings) as start:
         yield start

@@ -27,7 +27,7 @@ OpenStream = Callable[..., RawStream]
 @pytest.fixture(scope="module")
 def tenants_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     model = write_tiny_model(tmp_path_factory.mktemp("tiny") / "model")
-    with model_server(str(model), "max_sessions_per_tenant=50", "deterministic=true") as server:
+    with model_server(str(model), "max_sessions_per_tenant=50") as server:
         yield server.address
 
 

@@ -16,7 +16,7 @@ from microturn.kv.pool import PagePool
 from microturn.kv.tensors import KVTensors
 from microturn.model.cpu.int8_linear import Int8Linear
 from microturn.model.cpu.layers import FusedLayers
-from microturn.model.cpu.linear import ExactLinear, Linear
+from microturn.model.cpu.linear import Linear
 from microturn.model.runner import ModelRunner, Runner, trace_layers
 from microturn.offload.background import BackgroundThreads, NewBackground
 from microturn.sessions.inputs import TokenInput, TurnInput
@@ -210,7 +210,6 @@ def model_runner(
     page_size: int = 16,
     use_native: bool = True,
     kv_dtype: torch.dtype = torch.float32,
-    is_deterministic: bool = False,
 ) -> ModelRunner:
     """A runner over a model with a pool of its own, and with fused layers where they know the model.
 
@@ -226,9 +225,8 @@ def model_runner(
     groups = LayerGroups.of(layers)
     kv = KVTensors(layers, groups.num_groups * num_pages, page_size, kv_dtype, groups=groups)
     exact = exact_of(model)
-    products = ExactLinear if is_deterministic else Linear
-    decoder = FusedLayers.of(model, layers, products) if exact is None else FusedLayers.of(exact, layers, Int8Linear)
-    return ModelRunner(model, kv, use_native=use_native, decoder=decoder, exact=is_deterministic)
+    decoder = FusedLayers.of(model, layers) if exact is None else FusedLayers.of(exact, layers, Int8Linear)
+    return ModelRunner(model, kv, use_native=use_native, decoder=decoder)
 
 
 def asynchronous_runner(model: PreTrainedModel, **kwargs: Any) -> ModelRunner:

@@ -44,7 +44,7 @@ def load(settings: Settings) -> Loaded:
     checked, weights = _checked(settings, model, layers, use_native=use_native)
     if weights == "int8":
         release_linears(model)
-    kv_dtype = KV_DTYPES["float32" if settings.kv_dtype == "auto" else settings.kv_dtype]
+    kv_dtype = KV_DTYPES["bfloat16" if settings.kv_dtype == "auto" else settings.kv_dtype]
     groups = LayerGroups.of(layers)
     token_bytes = groups.num_groups * KVTensors.bytes_per_token(groups.slots, kv_dtype)
 

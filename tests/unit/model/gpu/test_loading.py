@@ -44,7 +44,6 @@ def test_float32_stays_exact() -> None:
     ("settings", "reason"),
     [
         ({"weights": "int8"}, "'weights' is one of auto, bfloat16, float32 on a GPU, not 'int8'"),
-        ({"deterministic": True}, "'deterministic' cannot be true on a GPU"),
         ({"attention": "native"}, "'attention' cannot be native on a GPU"),
         ({"attention": "flashinfer"}, "'attention' cannot be flashinfer here: FlashInfer runs on a GPU"),
     ],

@@ -1,4 +1,4 @@
-"""Oracle 2 to the bit, in the exact mode: company, chunks, preemption and restoring change no bit of a logit."""
+"""Oracle 2 to the bit: other sessions, chunks and preemption change no bit of a logit, for every type of the KV."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from microturn.model.cpu import attention
 from microturn.sessions.turn import SessionId
 from support import models
 from support.driver import model_runner
@@ -28,31 +29,42 @@ def model(request: pytest.FixtureRequest) -> PreTrainedModel:
     return getattr(models, request.param)()
 
 
+@pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16, torch.int8], ids=str)
+def kv_dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    dtype: torch.dtype = request.param
+    return dtype
+
+
 @pytest.fixture(scope="module")
-def alone(model: PreTrainedModel) -> Logits:
+def alone(model: PreTrainedModel, kv_dtype: torch.dtype) -> Logits:
     """Each session by itself, every append in one pass."""
     logits: Logits = {}
     for session in range(1, NUM_SESSIONS + 1):
-        logits |= _logits(model, [session], max_batch_tokens=2000)
+        logits |= _logits(model, [session], max_batch_tokens=2000, kv_dtype=kv_dtype)
     return logits
 
 
 @pytest.mark.parametrize("max_batch_tokens", [5, 48, 500])
-def test_company_and_chunks_change_no_bit(model: PreTrainedModel, alone: Logits, max_batch_tokens: int) -> None:
+def test_other_sessions_and_chunks_change_no_bit(
+    model: PreTrainedModel, alone: Logits, kv_dtype: torch.dtype, max_batch_tokens: int
+) -> None:
     """With 500 there is a pass of so many tokens that torch would cut its activation among threads, amid a row."""
-    _require_equal(_logits(model, range(1, NUM_SESSIONS + 1), max_batch_tokens=max_batch_tokens), alone)
+    sessions = range(1, NUM_SESSIONS + 1)
+    _require_equal(_logits(model, sessions, max_batch_tokens=max_batch_tokens, kv_dtype=kv_dtype), alone)
 
 
-def test_preemption_changes_no_bit(model: PreTrainedModel, alone: Logits) -> None:
+def test_preemption_changes_no_bit(model: PreTrainedModel, alone: Logits, kv_dtype: torch.dtype) -> None:
     """Every session fits the pool by itself, and two of them do not."""
     num_pages = -(-2 * 350 // PAGE_SIZE) - 1
-    _require_equal(_logits(model, range(1, NUM_SESSIONS + 1), max_batch_tokens=64, num_pages=num_pages), alone)
+    sessions = range(1, NUM_SESSIONS + 1)
+    _require_equal(_logits(model, sessions, max_batch_tokens=64, num_pages=num_pages, kv_dtype=kv_dtype), alone)
 
 
-def test_the_fast_mode_is_another_one() -> None:
-    """Else the tests above would show nothing: there chunks do change bits."""
+def test_a_sum_that_depends_on_the_batch_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Splits that begin at the row's oldest key instead of at fixed positions: the planted mistake of most engines."""
     model = models.grouped_heads()
-    whole, chunks = (_logits(model, [1], max_batch_tokens=n, is_deterministic=False) for n in (2000, 5))
+    monkeypatch.setattr(attention, "_borders", lambda oldest, key_end, *_: [oldest, (oldest + key_end) // 2, key_end])
+    whole, chunks = (_logits(model, [1], max_batch_tokens=n) for n in (2000, 5))
     assert any(not torch.equal(whole[at], chunks[at]) for at in whole)
 
 
@@ -62,10 +74,10 @@ def _logits(
     *,
     max_batch_tokens: int,
     num_pages: int = 256,
-    is_deterministic: bool = True,
+    kv_dtype: torch.dtype = torch.float32,
 ) -> Logits:
     """The logits that the tokens of some sessions are sampled from; what a session is told depends on it alone."""
-    runner = model_runner(model, num_pages=num_pages, page_size=PAGE_SIZE, is_deterministic=is_deterministic)
+    runner = model_runner(model, num_pages=num_pages, page_size=PAGE_SIZE, kv_dtype=kv_dtype)
     driver = RecordingDriver(
         runner, num_pages=num_pages, page_size=PAGE_SIZE, max_context=350, max_batch_tokens=max_batch_tokens
     )
