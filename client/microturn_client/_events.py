@@ -73,9 +73,8 @@ class Resumed:
 
     Attributes:
         same_tokens: its context has the tokens that it had, and what comes next is tokenized as it would have been.
-        same_numerics: the server goes on with the KV that it has or saved. Otherwise the context was computed again in
-            other company, which may round otherwise, and so change a token that is chosen later; it does not on a
-            server with ``weights=float32`` or ``deterministic=true``.
+        same_numerics: the server goes on with the KV that it has or saved. Otherwise the context was computed again,
+            which on a GPU may round otherwise, and so change a token that is chosen later.
         reason: what happened, in words.
     """
 

@@ -24,6 +24,7 @@ from microturn.model.cpu import attention as native
 from microturn.model.cpu.layers import FusedLayers
 from microturn.zoo.store import resolve_model
 
+_TYPES = {name: KV_DTYPES[name] for name in ("float32", "bfloat16", "int8")}
 _PAGE_SIZE = 16
 _NUM_SESSIONS, _NUM_TIMED_STEPS = 4, 40
 
@@ -49,7 +50,7 @@ def run_kv(model_name: str, num_contexts: int, context_len: int) -> None:
             use_native=native.unavailable_reason() is None,
             decoder=decoder,
         )
-        for name, dtype in KV_DTYPES.items()
+        for name, dtype in _TYPES.items()
     }
     contexts = perplexity.contexts(model_dir, num_contexts, context_len)
     surprises = {name: perplexity.surprises(of_type, contexts, name) for name, of_type in runners.items()}
