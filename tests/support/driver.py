@@ -16,7 +16,6 @@ from microturn.kv.pool import PagePool
 from microturn.kv.tensors import KVTensors
 from microturn.model.cpu.int8_linear import Int8Linear
 from microturn.model.cpu.layers import FusedLayers
-from microturn.model.cpu.linear import Linear
 from microturn.model.runner import ModelRunner, Runner, trace_layers
 from microturn.offload.background import BackgroundThreads, NewBackground
 from microturn.sessions.inputs import TokenInput, TurnInput

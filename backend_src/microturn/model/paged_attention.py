@@ -54,9 +54,7 @@ class PagedAttention:
             rotated back by the distance, so that shared pages need not change.
     """
 
-    def __init__(
-        self, batch: Batch, kv: KVTensors, *, native: bool, rotary: Rotary | None = None
-    ) -> None:
+    def __init__(self, batch: Batch, kv: KVTensors, *, native: bool, rotary: Rotary | None = None) -> None:
         self._kv = kv
         self._kinds = [
             _KindPlan(PagedStep.plan(batch, kv.page_size, number, kind.num_groups), native=native)

@@ -45,7 +45,8 @@ def test_layers_with_a_window_take_pages_out_of_one_pool_with_the_others(smollm2
     for file in Path(smollm2_dir).iterdir():
         if not (tmp_path / file.name).exists():
             (tmp_path / file.name).symlink_to(file)
-    engine = loading.load_engine(Settings(model_dir=str(tmp_path), kv_tokens=1000, max_context=1000, weights="float32"))
+    exact = {"weights": "float32", "kv_dtype": "float32"}
+    engine = loading.load_engine(Settings(model_dir=str(tmp_path), kv_tokens=1000, max_context=1000, **exact))
     kv = engine.runner.kv
     assert [(kind.window, kind.num_groups) for kind in kv.groups.kinds] == [(None, 1), (20, 2)]
     assert [tuple(layer.elements.shape) for layer in kv.layers] == [(3 * 63, 2, 1, 16, 16)] * 3

@@ -16,7 +16,14 @@ from support.families import FAMILIES, pristine, pristine_logits, write_family
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-_POOL = {"kv_tokens": 2048, "max_context": 512, "weights": "float32", "device": "cpu", "num_threads": 1}
+_POOL = {
+    "kv_tokens": 2048,
+    "max_context": 512,
+    "weights": "float32",
+    "kv_dtype": "float32",
+    "device": "cpu",
+    "num_threads": 1,
+}
 _SERVED = {
     "apertus",
     "arcee",

@@ -63,9 +63,7 @@ def logits_of(loaded: Loaded) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("weights", ["auto", "float32"])
-def test_a_second_start_checks_nothing_and_computes_the_same(
-    settings: Settings, checks: Checks, weights: str
-) -> None:
+def test_a_second_start_checks_nothing_and_computes_the_same(settings: Settings, checks: Checks, weights: str) -> None:
     settings = replace(settings, weights=weights)
     first = cpu_loading.load(settings)
     counted = (checks.num_float32, checks.num_int8)

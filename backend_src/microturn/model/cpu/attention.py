@@ -251,7 +251,6 @@ class NativePlan:
             work.totals,
         )
 
-
     def _key_at(self, group: int, num_kv_heads: int) -> NDArray[np.int64]:
         """Index of the first head's key of each place in the rows' pages, counted in heads, and some more."""
         key_at = self._indices.get((group, num_kv_heads))

@@ -135,9 +135,7 @@ def _attend(
 
 
 @numba.njit(nogil=True)
-def _write_out(
-    task: _Array, head: int, group: int, padded_dim: int, sums: _Array, total: _Array, out: _Array
-) -> None:
+def _write_out(task: _Array, head: int, group: int, padded_dim: int, sums: _Array, total: _Array, out: _Array) -> None:
     """Writes the weighted mean of a tile's values."""
     first_query, first_row, num_rows = task[1], task[2], task[3]
     for row in range(num_rows):
@@ -230,9 +228,7 @@ def append_and_attend(
 
 
 @numba.njit(nogil=True)
-def _append(
-    k: _Array, v: _Array, kv: _Array, scales: _Array, slots: _Array, vector: int, to_values: int
-) -> None:
+def _append(k: _Array, v: _Array, kv: _Array, scales: _Array, slots: _Array, vector: int, to_values: int) -> None:
     """Writes one head's key and value of one token; vectors are counted token by token."""
     num_kv_heads, page_size, head_dim = kv.shape[2], kv.shape[3], kv.shape[4]
     token, head = vector // num_kv_heads, vector % num_kv_heads

@@ -83,7 +83,7 @@ def repeated(b: ir.IRBuilder, address: ir.Value) -> ir.Value:
 
 
 def add_dot(b: ir.IRBuilder, x: ir.Value, y: ir.Value, total: ir.Value) -> ir.Value:
-    """total + x * y in each lane."""
+    """Total + x * y in each lane."""
     if x.type == _FLOATS:
         return multiply_add(b, x, y, total)
     kind = ir.FunctionType(_FLOATS, [_FLOATS, _PAIRS, _PAIRS])

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from llvmlite import ir
 
-from microturn.model.cpu.attention_operands import LANE_VECTORS, are_pairs, num_terms, round_to_pairs, to_lanes
+from microturn.model.cpu.attention_operands import are_pairs, num_terms, round_to_pairs, to_lanes
 from microturn.model.cpu.vectors import (
     INT,
     LANES,

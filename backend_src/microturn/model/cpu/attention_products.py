@@ -25,7 +25,6 @@ from microturn.model.cpu.vectors import (
     INT,
     LANES,
     Values,
-    broadcast,
     callable_by_kernels,
     exp2,
     fold,

@@ -243,7 +243,7 @@ def lanes_within(b: ir.IRBuilder, first: ir.Value, end: ir.Value, offset: int) -
 
 
 def multiply_add(b: ir.IRBuilder, x: ir.Value, y: ir.Value, total: ir.Value) -> ir.Value:
-    """total + x * y, rounded once where the CPU can."""
+    """Total + x * y, rounded once where the CPU can."""
     return b.fadd(b.fmul(x, y, flags=_FUSED), total, flags=_FUSED)
 
 

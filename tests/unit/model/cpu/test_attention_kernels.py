@@ -120,9 +120,7 @@ def test_a_row_is_the_same_to_the_bit_in_any_company(heads: Heads, new: int, com
 @pytest.mark.parametrize("heads", [SMALL, Heads(9, 3, 64), Heads(16, 2, 64), Heads(4, 4, 64)], ids=str)
 @pytest.mark.parametrize("window", [None, 7, 300])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
-def test_cutting_a_session_into_rows_changes_no_bit(
-    heads: Heads, window: int | None, dtype: torch.dtype
-) -> None:
+def test_cutting_a_session_into_rows_changes_no_bit(heads: Heads, window: int | None, dtype: torch.dtype) -> None:
     """Block borders, split borders, tiles of every width, single queries: nothing but what a query sees counts."""
     generator = torch.Generator().manual_seed(4)
     num_tokens = 2 * SPLIT_LEN + 90
