@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 
 from microturn.kv import tensors as kv_tensors
 from microturn.model.batch import Batch, Row
+from microturn.model.cpu.attention_operands import HAS_BFLOAT16
 from microturn.model.runner import ModelRunner
 from support.driver import model_runner
 from support.models import VOCAB_SIZE
@@ -32,8 +33,9 @@ TYPES = pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.int8], ids=st
 # Largest difference of two logits that such steps explain in three layers; 0.01 was seen. The spread of logits is 2.
 STEPS = 0.03
 
-# Root mean square of what a type changes, relative to the spread of logits; half of it was seen.
-NEARNESS = {torch.bfloat16: 0.04, torch.int8: 0.12}
+# Root mean square of what a type changes, relative to the spread of logits; half of it was seen, or 0.045 where queries
+# and weights are rounded to bfloat16 too.
+NEARNESS = {torch.bfloat16: 0.08 if HAS_BFLOAT16 else 0.04, torch.int8: 0.12}
 
 
 def distance(got: Tensor, expected: Tensor) -> float:
@@ -69,7 +71,10 @@ def test_logits_stay_near_those_of_float32(tiny_model: PreTrainedModel, kv_dtype
     by_torch = one_shot_logits(tiny_model, ids, kv_dtype, use_native=False)
     native = one_shot_logits(tiny_model, ids, kv_dtype, use_native=True)
     assert 1e-4 < distance(native, exact) <= NEARNESS[kv_dtype]
-    assert (native - by_torch).abs().max() <= STEPS
+    if HAS_BFLOAT16:
+        assert distance(native, by_torch) <= NEARNESS[kv_dtype]
+    else:
+        assert (native - by_torch).abs().max() <= STEPS
 
 
 @TYPES

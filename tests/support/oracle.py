@@ -117,8 +117,10 @@ def check_incremental(
 
     num_compared = 0
     for session, history in enumerate(histories):
-        is_exact = kv_dtype == torch.float32
-        expected = stock_logits(model, history) if is_exact else one_shot_logits(model, history, kv_dtype)
+        if kv_dtype == torch.float32:
+            expected = stock_logits(model, history)
+        else:
+            expected = one_shot_logits(model, history, kv_dtype, use_native=runner.use_native)
         sampled_from = {at: driver.logits[session + 1, at] for at in generated[session]}
         check_sampled(expected, history, sampled_from, tolerance or tolerance_of(model))
         num_compared += len(generated[session])
