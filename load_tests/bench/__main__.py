@@ -24,7 +24,7 @@ from load_tests.bench.tool_loop import run_tool_loop
 from load_tests.bench.turns import run_turns
 from load_tests.bench.weight_types import run_weights
 
-_PEERS = ("vllm", "llama.cpp")
+_PEERS = ("openvino", "vllm", "llama.cpp")
 
 
 def main() -> None:
@@ -153,7 +153,7 @@ def _modes(arguments: argparse.Namespace, served: Served) -> list[str]:
     if arguments.peers is None:
         return list(arguments.modes)
     peers = arguments.peers or _PEERS
-    modes = [*arguments.modes, *(["vllm"] if "vllm" in peers else [])]
+    modes = [*arguments.modes, *(peer for peer in ("openvino", "vllm") if peer in peers)]
     if "llama.cpp" not in peers:
         return modes
     if served.llama_server is None or not served.ggufs:

@@ -5,6 +5,7 @@
   that it has seen before, as servers without sessions do. It is warm as long as nobody else needs the pages.
 * `stateless`: the same requests, computed anew.
 * `plain`: no server; a loop over a stock transformers model in float32, with a cache per conversation.
+* `openvino`: OpenVINO GenAI, from the same weights in Q8_0, with prefix caching.
 * `vllm`: vLLM's CPU build in float32, with prefix caching.
 * `llama.cpp …`: a llama.cpp server, by the name of its GGUF file; a slot per conversation.
 """
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from load_tests.bench.llama_cpp import llama_cpp
+from load_tests.bench.openvino import openvino
 from load_tests.bench.plain_loop import plain_loop
 from load_tests.bench.talks import Requests, Service, SessionTalk, Talk
 from load_tests.bench.vllm_cpu import vllm_cpu
@@ -64,6 +66,8 @@ def serving(mode: str, served: Served) -> AbstractContextManager[Service]:
     match mode:
         case "plain":
             return plain_loop(resolve_model(served.model))
+        case "openvino":
+            return openvino(served.model)
         case "vllm":
             return vllm_cpu(resolve_model(served.model), served.num_sessions)
         case "session" | "prefix" | "stateless":

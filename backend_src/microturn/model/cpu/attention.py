@@ -180,7 +180,7 @@ def _tiles(step: PagedStep, shape: _Shape) -> Iterator[list[_Task]]:
             oldest = max(0, position + first // shape.group - shape.window + 1)
             key_end = position + (first + num - 1) // shape.group + 1
             tile = row, start, first, num, position
-            tasks = []
+            tasks: list[_Task] = []
             if oldest < num_sinks:
                 tasks.append((*tile, 0, num_sinks, turned, 0))
                 oldest = num_sinks

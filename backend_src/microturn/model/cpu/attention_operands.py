@@ -26,7 +26,8 @@ _FLOATS = ir.VectorType(_FLOAT, LANES)
 _WIDE, _HALVES = ir.VectorType(_INT32, 2 * LANES), ir.VectorType(_INT16, 2 * LANES)
 
 
-class _BFloat16(ir.Type):
+# llvmlite is untyped.
+class _BFloat16(ir.Type):  # type: ignore[misc]
     """LLVM's type, which llvmlite lacks."""
 
     def _to_string(self) -> str:

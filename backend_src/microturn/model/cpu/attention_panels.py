@@ -179,13 +179,14 @@ def prefetch() -> Any:
     """Makes ``(*keys, num_keys)``: prefetches some keys at once."""
 
     def emit(b: ir.IRBuilder, *args: ir.Value) -> None:
-        ahead = Ahead(*args[:3], INT(0), b.sub(args[3], INT(1)))
+        pages, at, head_dim, num_keys = args
+        ahead = Ahead(pages, at, head_dim, INT(0), b.sub(num_keys, INT(1)))
 
         def fetch_key(key: ir.Value, _: Values) -> Values:
             ahead.fetch(b, key)
             return []
 
-        loop(b, args[3], [], fetch_key)
+        loop(b, num_keys, [], fetch_key)
 
     return callable_by_kernels(emit)
 

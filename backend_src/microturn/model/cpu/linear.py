@@ -10,10 +10,6 @@ from torch import Tensor, nn
 
 from microturn.model.cpu import float_products
 
-# Up to this many rows our kernel is faster: from 4 rows on 1.8 to 1.3 times with AVX-512 (up to some 40 rows), 2 to 1
-# times with AVX2.
-FEW_ROWS = 24
-
 
 class Product(Protocol):
     """One or several `nn.Linear` with the same input as one product.
