@@ -47,14 +47,14 @@ def openvino(model: str) -> Iterator[OpenVino]:
         with subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         ) as process:
-            assert process.stdin is not None
             assert process.stdout is not None
             if "ready" not in process.stdout.readline():
                 raise RuntimeError(f"{command!r} ended: start it by hand to see why")
+            peer = OpenVino(process)
             try:
-                yield OpenVino(process)
+                yield peer
             finally:
-                process.stdin.close()
+                peer.close()
 
 
 def _python(home: Path) -> Path:
@@ -80,11 +80,18 @@ class OpenVino:
         self._process = process
         self._numbers = count()
         self._answers: _Answers = {}
-        Thread(target=self._read, name="openvino", daemon=True).start()
+        self._reader = Thread(target=self._read, name="openvino", daemon=True)
+        self._reader.start()
 
     def open(self) -> HistoryTalk:
         """See `Service.open`; the prefix of a conversation is found in the cache."""
         return HistoryTalk(self._request)
+
+    def close(self) -> None:
+        """Lets the program end, and waits for that."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._reader.join()
 
     async def _request(self, prompt: Sequence[int], num_output: int) -> list[int]:
         number, loop = next(self._numbers), asyncio.get_running_loop()
