@@ -1,4 +1,4 @@
-"""Native attention as compiled for CPUs with fewer instructions than this one: its own tests, in a process of their own."""
+"""Native attention as compiled for CPUs with fewer instructions than this one: its tests, in a process of their own."""
 
 from __future__ import annotations
 
