@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from load_tests.bench.llama_cpp import llama_cpp
-from load_tests.bench.openvino import openvino
+from load_tests.bench.openvino_peer import openvino
 from load_tests.bench.plain_loop import plain_loop
 from load_tests.bench.talks import Requests, Service, SessionTalk, Talk
 from load_tests.bench.vllm_cpu import vllm_cpu

@@ -1,4 +1,4 @@
-"""The report of `microturn bench engine`: runs the measurements and prints them."""
+"""The reports of `microturn bench`: run the measurements and print them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from dataclasses import asdict, replace
 from microturn.bench.about import about
 from microturn.bench.bandwidth import read_bandwidth
 from microturn.bench.engine import StepTimes, as_json, slopes, time_parked, time_steps
+from microturn.bench.grown_sessions import GrownSessions
 from microturn.bench.stepped_engine import SteppedEngine
 from microturn.bench.table import print_table
+from microturn.bench.trace import step_ms, trace_beat
 from microturn.engine.loading import load_engine
 from microturn.errors import InvalidArgument
 from microturn.settings import MAX_IDLE_TIMEOUT_S, Settings
@@ -59,15 +61,44 @@ def report_engine(arguments: argparse.Namespace) -> dict[str, object]:
     }
 
 
-def _settings(arguments: argparse.Namespace) -> Settings:
-    """The given settings, with room for the measured sessions."""
+def report_trace(arguments: argparse.Namespace) -> None:
+    """Records a beat, writes the file and prints how long steps took.
+
+    Raises:
+        InvalidArgument: the model or a setting is not supported.
+        OSError: the file cannot be written.
+    """
+    longest = arguments.context + _ROOM
+    settings = replace(
+        _given_settings(arguments.assignments),
+        model_dir=str(resolve_model(arguments.model)),
+        max_sessions=arguments.sessions,
+        kv_tokens=arguments.sessions * longest,
+        max_context=longest,
+        share_prefixes=False,
+    )
+    sessions = GrownSessions(load_engine(settings))
+    trace = trace_beat(sessions, arguments.sessions, arguments.context, arguments.seconds)
+    trace.write(arguments.file)
+    took_ms = sorted(step_ms(trace))
+    middle, last = took_ms[len(took_ms) // 2], took_ms[-1]
+    print(f"{len(took_ms)} steps of {arguments.sessions} sessions: median {middle:.1f} ms, longest {last:.1f}")
+    print(f"written: {arguments.file} (open it at ui.perfetto.dev)")
+
+
+def _given_settings(assignments: Sequence[str]) -> Settings:
     values = {}
-    for assignment in arguments.assignments:
+    for assignment in assignments:
         name, equals, value = assignment.partition("=")
         if not equals:
             raise InvalidArgument(f"--set takes key=value, not '{assignment}'")
         values[name] = value
-    settings = Settings.from_strings(values)
+    return Settings.from_strings(values)
+
+
+def _settings(arguments: argparse.Namespace) -> Settings:
+    """The given settings, with room for the measured sessions."""
+    settings = _given_settings(arguments.assignments)
     most_rows, longest = max(arguments.rows), max(arguments.contexts) + max(arguments.new) + _ROOM
     return replace(
         settings,

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from load_tests.bench.openvino import OpenVino
+from load_tests.bench.openvino_peer import OpenVino
 
 # Answers two requests at a time, the later one first, with the lengths of their prompts.
 _BACKWARDS = """

@@ -1,7 +1,8 @@
 """OpenVINO GenAI as a peer: continuous batching and prefix caching, weights in Q8_0, its KV in 8 bits (the default).
 
 It runs in a process of its own, with an environment of its own in the cache directory, made on first use. Requests go
-through a pipe: a server would only cost it time.
+through a pipe: a server would only cost it time. (This file is not called `openvino`, which the program beside it
+imports: a program's directory comes first in its path.)
 """
 
 from __future__ import annotations
