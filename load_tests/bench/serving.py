@@ -1,6 +1,7 @@
 """The ways in which a benchmark is served, by name.
 
-* `session`: one streaming session per conversation; a turn sends its new tokens.
+* `session`: one streaming session per conversation; a turn sends its new tokens, and its answer comes token by token.
+* `whole`: the same, but the answer comes when it has ended, as all peers' answers do here.
 * `prefix`: every turn is a request of its own, with the whole conversation so far; the server finds the KV of the pages
   that it has seen before, as servers without sessions do. It is warm as long as nobody else needs the pages.
 * `stateless`: the same requests, computed anew.
@@ -12,9 +13,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from load_tests.bench.llama_cpp import llama_cpp
@@ -25,7 +27,7 @@ from load_tests.bench.vllm_cpu import vllm_cpu
 from microturn.serve.child import running_server
 from microturn.zoo.store import resolve_model
 
-OWN_MODES = ("session", "prefix", "stateless", "plain")
+OWN_MODES = ("session", "whole", "prefix", "stateless", "plain")
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ def serving(mode: str, served: Served) -> AbstractContextManager[Service]:
             return openvino(served.model)
         case "vllm":
             return vllm_cpu(resolve_model(served.model), served.num_sessions)
-        case "session" | "prefix" | "stateless":
+        case "session" | "whole" | "prefix" | "stateless":
             return _ours(mode, served)
     if served.llama_server is None:
         raise RuntimeError("--llama-server is missing: name the program, or build it with `make llama-server`")
@@ -93,8 +95,17 @@ class MicroturnServer:
         return self.new_talk(self.address)
 
 
+# How our server's modes hold a conversation.
+TALKS: Mapping[str, Callable[[str], Talk]] = {
+    "session": SessionTalk,
+    "whole": partial(SessionTalk, stream=False),
+    "prefix": Requests,
+    "stateless": Requests,
+}
+
+
 @contextmanager
 def _ours(mode: str, served: Served) -> Iterator[Service]:
     share_prefixes = f"share_prefixes={str(mode == 'prefix').lower()}"
     with running_server(served.model, share_prefixes, *served.settings) as address:
-        yield MicroturnServer(address, SessionTalk if mode == "session" else Requests)
+        yield MicroturnServer(address, TALKS[mode])

@@ -46,11 +46,12 @@ class SessionTalk:
 
     Args:
         address: of the server.
+        stream: whether an answer comes token by token, or as a whole.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, stream: bool = True) -> None:
         self._client = AsyncClient(address, timeout_s=600)
-        self._session = self._client.session()
+        self._session = self._client.session(stream=stream)
 
     async def turn(self, given: Sequence[int], num_output: int) -> None:
         """See `Talk.turn`."""

@@ -10,8 +10,8 @@ from tqdm import tqdm
 from load_tests.bench import beat_level
 from load_tests.bench.beat import take_level
 from load_tests.bench.beat_level import Level
-from load_tests.bench.serving import MicroturnServer
-from load_tests.bench.talks import Requests, SessionTalk
+from load_tests.bench.serving import TALKS, MicroturnServer
+from load_tests.bench.talks import SessionTalk
 from load_tests.bench.turns import _measure
 
 
@@ -23,9 +23,9 @@ def test_every_turn_of_a_level_is_accounted_for(server: str, monkeypatch: pytest
     assert min(level.latencies_ms) > 0
 
 
-@pytest.mark.parametrize("talk", [SessionTalk, Requests])
-def test_turns_are_taken_in_a_session_and_as_requests(talk: type[SessionTalk | Requests], server: str) -> None:
+@pytest.mark.parametrize("mode", ["session", "whole", "prefix"])
+def test_turns_are_taken_in_a_session_and_as_requests(mode: str, server: str) -> None:
     with tqdm(disable=True) as progress:
-        run = asyncio.run(_measure(MicroturnServer(server, talk), 2, [1, 3], progress))
+        run = asyncio.run(_measure(MicroturnServer(server, TALKS[mode]), 2, [1, 3], progress))
     assert list(run) == [1, 3]
     assert min(run.values()) > 0

@@ -358,6 +358,26 @@ class ClientContract:
             assert answer.logprobs is None
             assert third.turn(PROMPT, **GENERATE).text() == said
 
+    def test_an_answer_that_is_not_streamed_comes_at_once_and_is_the_same(self, client: Client) -> None:
+        with client.session() as session, client.session(stream=False) as other:
+            answer, end = other.turn(PROMPT, **GENERATE)
+            assert isinstance(answer, Tokens)
+            assert isinstance(end, TurnEnd)
+            assert list(answer.ids) == generate(session, PROMPT)
+            assert (answer.position, end.status.context_len) == (len(PROMPT), len(PROMPT) + 12)
+            streamed = list(other.turn([70], **GENERATE, stream=True))
+            assert len(streamed) > len(list(session.turn([70], **GENERATE, stream=False))) == 2
+            assert generate(other, [71]) == generate(session, [71])
+
+    def test_an_interrupted_answer_that_is_not_streamed_has_what_was_generated(self, client: Client) -> None:
+        with client.session() as session:
+            session.append(PROMPT)
+            turn = session.turn(PROMPT, **{**GENERATE, "max_tokens": 1000}, stream=False)
+            session.turn([70], max_tokens=0, on_overlap="interrupt").wait()
+            answer = turn.collect()
+            assert answer.status.finish_reason == "interrupted"
+            assert session.context_len == 2 * len(PROMPT) + len(answer.ids) + 1
+
     def test_news_reaches_whatever_is_called_first(self, client: Client) -> None:
         """Only the events of a turn said it, so a program that appends and rewinds never heard of a loss."""
         called: list[Resumed] = []

@@ -134,6 +134,7 @@ class TurnOptions:
     ignore_eos: bool = _option(False, boolean)
     skip_special_tokens: bool = _option(True, boolean)
     logprobs: bool | int = _option(False, _logprobs)
+    stream: bool = _option(True, boolean)
     speculate: str = _option("off", one_of("off", "ngram"))
     return_appended_ids: bool = _option(False, boolean)
     count_only: bool = _option(False, boolean)

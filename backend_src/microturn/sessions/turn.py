@@ -119,7 +119,8 @@ class Turn:
         request: what was asked.
         options: the session's defaults with what the request said.
         sinks: where it is answered: the request's, and those of its repetitions.
-        pieces: what was answered so far; kept for a numbered turn, which may be asked for again, and on demand.
+        pieces: what was answered so far; kept for a numbered turn, which may be asked for again, for one that is
+            answered as a whole, and on demand.
         keeps_pieces: whether they are kept anyway.
         on_end: is told how the turn ended, once.
         number: its place among the turns of its session.
@@ -172,12 +173,15 @@ class Turn:
         self.sinks.append(self.request.sink)
 
     def put(self, output: TurnOutput) -> None:
-        """Answers with a piece; one with a status is the last."""
+        """Answers with a piece, or keeps it until the answer is whole; one with a status is the last."""
         self.is_answered = output.status is not None
-        if self.is_numbered or self.keeps_pieces:
+        streams = self.options.stream
+        if self.is_numbered or self.keeps_pieces or not streams:
             self.pieces.append(output)
-        for sink in self.sinks:
-            sink.put(output)
+        if streams or self.is_answered:
+            answer = output if streams else TurnOutput.joined(self.pieces)
+            for sink in self.sinks:
+                sink.put(answer)
         if output.status is not None:
             self.on_end(self, output.status)
 
@@ -200,7 +204,7 @@ class Turn:
 
     def attach(self, sink: TurnSink) -> None:
         """Answers a repetition too, from the beginning on."""
-        if self.pieces:
+        if self.pieces and self.options.stream:
             sink.put(TurnOutput.joined(self.pieces))
         self.sinks.append(sink)
 

@@ -24,9 +24,8 @@ def is_repetition(session: FakeSession, turn: FakeTurn) -> bool:
     for earlier in [*([session.running] if session.running else []), *session.queue]:
         if earlier.is_numbered and earlier.request.options["turn"] == number:
             _check_same(request, earlier.request.content)
-            if earlier.output:
-                told = _output_of(earlier, len(session.context) - len(earlier.output))
-                send(answer(request_id, **told))
+            if earlier.output and earlier.streams:
+                send(answer(request_id, **_output_of(earlier)))
             earlier.sinks.append((request_id, send))
             return True
     if number in session.results:
@@ -43,18 +42,15 @@ def remember(
     session: FakeSession, turn: FakeTurn, status: dict[str, object], ids: Sequence[int] | None, *, max_kept: int
 ) -> None:
     """Keeps how a numbered turn ended; of a session's the last few."""
-    rewound = turn.request.options.get("rewind_to")
-    before = len(turn.before[0]) if turn.before else 0
-    start = (before if rewound is None or turn.before is None else min(rewound, before)) + turn.num_input
-    told = {**_output_of(turn, start), "status": status, "appended_ids": ids}
+    told = {**_output_of(turn), "status": status, "appended_ids": ids}
     session.results[turn.number] = (turn.request.content, told)
     for number in sorted(session.results)[:-max_kept]:
         del session.results[number]
 
 
-def _output_of(turn: FakeTurn, start: int) -> dict[str, Any]:
+def _output_of(turn: FakeTurn) -> dict[str, Any]:
     """What was generated, as arguments of ``answer``."""
-    told = {"token_ids": turn.output, "position": start, "text": decode(turn.output)}
+    told = {"token_ids": turn.output, "position": turn.output_position, "text": decode(turn.output)}
     return {**told, **turn.logprobs_of(turn.output)}
 
 

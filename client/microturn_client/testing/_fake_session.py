@@ -30,6 +30,7 @@ class FakeTurn:
     appended: list[int] = field(default_factory=list)
     num_input: int = 0
     output: list[int] = field(default_factory=list)
+    output_position: int = 0
     values: list[bytes] | None = None
     value: list[int] | None = None
 
@@ -45,6 +46,10 @@ class FakeTurn:
         if self.value is not None and len(self.output) == len(self.value):
             return "complete"
         return "length" if len(self.output) >= self.max_tokens else None
+
+    @property
+    def streams(self) -> bool:
+        return bool(self.options.get("stream", True))
 
     @property
     def is_numbered(self) -> bool:

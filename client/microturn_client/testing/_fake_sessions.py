@@ -199,11 +199,13 @@ class FakeSessions:
                 continue
             position = len(session.context)
             token_id = session.next_token_of(turn)
+            if not turn.output:
+                turn.output_position = position
             session.context.append(token_id)
             turn.output.append(token_id)
             if turn.finish_reason is not None:
                 self._finish(session, turn, turn.finish_reason, last=token_id)
-            else:
+            elif turn.streams:
                 for request_id, send in turn.sinks:
                     told: dict[str, Any] = {"token_ids": [token_id], "position": position, "text": decode([token_id])}
                     send(answer(request_id, **told, **turn.logprobs_of([token_id])))
@@ -274,8 +276,8 @@ class FakeSessions:
         if turn.request.start and not turn.request.options.get("resume"):
             status["model_fingerprint"] = self.model_fingerprint
         ids = turn.appended if turn.options.get("return_appended_ids") else None
-        tail = [] if last is None else [last]
-        position = len(session.context) - 1
+        tail = turn.output if not turn.streams else [] if last is None else [last]
+        position = turn.output_position + len(turn.output) - len(tail)
         for request_id, send in turn.sinks:
             last_piece: dict[str, Any] = {
                 "token_ids": tail,

@@ -111,7 +111,7 @@ def test_an_integer_too_large_for_a_float_is_refused() -> None:
         turn_option("temperature", 10**400)
 
 
-BOOLEANS = ["ignore_eos", "skip_special_tokens", "return_appended_ids", "parse_special", "count_only"]
+BOOLEANS = ["ignore_eos", "skip_special_tokens", "return_appended_ids", "parse_special", "count_only", "stream"]
 
 
 @pytest.mark.parametrize("name", BOOLEANS)

@@ -201,3 +201,25 @@ def test_a_joined_piece_begins_where_the_first_token_is() -> None:
     tokens = TurnOutput((3,), "b", 12)
     assert TurnOutput.joined([only_text, tokens]).position == 12
     assert TurnOutput.joined([tokens, TurnOutput(status=STATUS)]).position == 12
+
+
+# ---- an answer as a whole ------------------------------------------------------------------------------------------
+
+
+def test_an_answer_that_is_not_streamed_is_one_piece_for_all_who_wait() -> None:
+    sinks = [Recorder(), Recorder()]
+    turn = Turn(TurnRequest(1, TokenInput((1,)), sinks[0], 0.0), options=TurnOptions(stream=False))
+    turn.put(TurnOutput(token_ids=(5,), text="a", position=7))
+    turn.attach(sinks[1])
+    turn.put(TurnOutput(token_ids=(6,), text="b", position=8))
+    assert not any(sink.outputs for sink in sinks)
+    turn.put(TurnOutput(text="c", status=STATUS))
+    whole = TurnOutput(token_ids=(5, 6), text="abc", position=7, status=STATUS)
+    assert [sink.outputs for sink in sinks] == [[whole], [whole]]
+
+
+def test_an_answer_that_is_not_streamed_and_fails_is_an_error_alone() -> None:
+    turn = Turn(TurnRequest(1, TokenInput((1,)), sink := Recorder(), 0.0), options=TurnOptions(stream=False))
+    turn.put(TurnOutput(token_ids=(5,), position=7))
+    turn.fail(Unavailable("gone"))
+    assert (sink.outputs, sink.code) == ([], "UNAVAILABLE")
