@@ -23,7 +23,7 @@ PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
 .PHONY: help setup model demo serve gateway simulate test test-fast test-all test-unit test-oracles test-e2e setup-frameworks test-frameworks check client-sync client-messages sbom check-deploy deploy-tools image-test clean \
-	bench-overhead bench-turns bench-beat bench-peers llama-server bench-engine bench-prefixes bench-endless bench-kv \
+	bench-overhead bench-turns bench-beat bench-starts bench-peers llama-server bench-engine bench-prefixes bench-endless bench-kv \
 	bench-weights bench-parked bench-client bench-telemetry bench-grammars bench-plan bench-host bench-speculation \
 	bench-tool-loop gpu-report fleet soak load load-ui capacity
 
@@ -171,6 +171,9 @@ bench-peers: model  ## both protocols beside vLLM and llama.cpp; ARGS='--llama-s
 
 llama-server: model  ## build a llama.cpp server and its models into the cache, for bench-peers (ten minutes)
 	@$(BIN)/python -m load_tests.bench build-llama-cpp
+
+bench-starts: model  ## from the start to the first token, and from kill -9 of the model process to serving again
+	@$(BIN)/python -m load_tests.bench starts $(ARGS)
 
 bench-engine: model  ## steps of the engine without Triton: linears, attention, the rest, against the memory's speed
 	@$(BIN)/microturn bench engine --json load_tests/bench/results/engine.json $(ARGS)

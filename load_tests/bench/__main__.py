@@ -19,6 +19,7 @@ from load_tests.bench.plan_check import CASES, run_plan_check
 from load_tests.bench.prefixes import run_prefixes
 from load_tests.bench.serving import OWN_MODES, Served
 from load_tests.bench.speculation import run_speculation
+from load_tests.bench.starts import run_starts
 from load_tests.bench.telemetry import run_telemetry
 from load_tests.bench.tool_loop import run_tool_loop
 from load_tests.bench.turns import run_turns
@@ -49,6 +50,8 @@ def main() -> None:
     benchmarks.add_parser("build-llama-cpp", help="build a llama.cpp server into the cache, with its models")
     overhead = benchmarks.add_parser("overhead", help="what server, adapter and client add to the engine")
     overhead.add_argument("--turns", type=int, default=100)
+    starts = benchmarks.add_parser("starts", help="from the start to the first token, and from kill -9 to serving")
+    starts.add_argument("--runs", type=int, default=5)
     endless = benchmarks.add_parser("endless", help="one session far beyond its model's positions")
     endless.add_argument("--turns", type=int, default=20_000)
     endless.add_argument("--window-tokens", type=int, default=1000)
@@ -106,6 +109,8 @@ def main() -> None:
             build_llama_cpp()
         case "prefixes":
             run_prefixes(arguments.model, arguments.sessions, arguments.prompt_len)
+        case "starts":
+            run_starts(arguments.model, arguments.runs)
         case "endless" if arguments.embeds is not None:
             run_endless_embeds(
                 arguments.model,

@@ -11,11 +11,13 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from microturn.errors import InvalidArgument
 from microturn.text.chat import ChatTemplate, Message
+
+if TYPE_CHECKING:  # `microturn serve` reads options too, and this import takes half a second
+    from transformers import PreTrainedTokenizerBase
 
 _MAX_NUM_KEPT = 32
 NO_TOOLS = ""

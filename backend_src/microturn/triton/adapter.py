@@ -46,6 +46,7 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Loads the model; the instance is ready when this returns."""
+        gc.freeze()  # what was imported
         self._log = LogThread(sys.stderr)
         disable_progress_bar()  # stderr is a log
         config = json.loads(args["model_config"])
@@ -76,6 +77,7 @@ class TritonPythonModel:
         # Objects of libraries and the model are permanent. Scanning them for garbage stops all turns for 165 ms.
         gc.collect()
         gc.freeze()
+        gc.enable()
 
     def serve(self, engine: Engine, responses: Responses, slots: SlotKeeper) -> None:
         """Sets the engine for turns, the responses for their answers, and the keeper of sequence slots."""
