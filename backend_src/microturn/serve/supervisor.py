@@ -1,6 +1,6 @@
 """Starts the server, watches it, restarts it, stops it.
 
-One thread makes all decisions; it wakes on signals and ten times a second. The health turns and the log have their own
+One thread makes all decisions; it wakes on signals and twenty times a second. The health turns and the log have their own
 threads and only report.
 """
 
@@ -26,7 +26,7 @@ from microturn.serve.server_tree import ServerTree
 from microturn.serve.signal_inbox import SignalInbox
 
 _STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT})
-_TICK_S = 0.1
+_TICK_S = 0.05
 _PROGRESS_S = 10.0
 # The share of the grace time for saving sessions; then the time for sending their last answers.
 _SHARE_OF_SAVING = 0.8
