@@ -22,8 +22,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from microturn.kv.copier import CopyShare, InPlaceCopier, KVCopier, parts_of
@@ -59,6 +63,13 @@ class LayerPages:
 
     elements: Tensor
     scales: Tensor
+
+    @cached_property
+    def arrays(self) -> tuple[NDArray[Any], NDArray[np.float32]]:
+        """The memory of the elements, bfloat16 (which NumPy lacks) as int16, and of the scales, flat. On a CPU."""
+        is_bfloat16 = self.elements.dtype == torch.bfloat16
+        elements = self.elements.view(torch.int16) if is_bfloat16 else self.elements
+        return elements.numpy(), self.scales.view(-1).numpy()
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

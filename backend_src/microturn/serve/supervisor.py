@@ -1,7 +1,7 @@
 """Starts the server, watches it, restarts it, stops it.
 
-One thread makes all decisions; it wakes on signals and twenty times a second. The health turns and the log have their own
-threads and only report.
+One thread makes all decisions; it wakes on signals and twenty times a second. The health turns and the log have
+their own threads and only report.
 """
 
 from __future__ import annotations

@@ -150,8 +150,10 @@ def append_and_attend(
     q: _Array,
     k: _Array,
     v: _Array,
+    out: _Array,
     kv: _Array,
     scales: _Array,
+    scale: np.float32,
     slots: _Array,
     key_at: _Array,
     row_starts: _Array,
@@ -159,14 +161,12 @@ def append_and_attend(
     units: _Array,
     thread_indptr: _Array,
     merges: _Array,
-    scale: np.float32,
-    window: int,
-    operands: _Array,
-    num_terms: int,
-    out: _Array,
     sums: _Array,
     peaks: _Array,
     totals: _Array,
+    window: int,
+    operands: _Array,
+    num_terms: int,
 ) -> None:
     """Writes new keys and values into their pages, attends all units, and merges the results of divided tiles.
 
