@@ -9,7 +9,7 @@ from typing import Any
 
 from microturn_client._messages_pb2 import ModelStreamInferResponse
 from microturn_client._wire import SessionId
-from microturn_client.testing._fake_model import EMBEDDING, encode, likeliest, next_token, split_at_boundary
+from microturn_client.testing._fake_model import EMBEDDING, decode, encode, likeliest, next_token, split_at_boundary
 from microturn_client.testing._fake_values import UnknownError, chosen_value, possible_values
 from microturn_client.testing._messages import FakeRequest
 
@@ -75,6 +75,11 @@ class FakeTurn:
         top = [likeliest(token_id, 1 if wanted is True else wanted) for token_id in token_ids]
         logprobs = [of_token[0][1] for of_token in top]
         return {"logprobs": logprobs} if wanted is True else {"logprobs": logprobs, "top": top}
+
+    def piece_of(self, tail: Sequence[int]) -> dict[str, Any]:
+        """What an answer tells of the last tokens of the output, as arguments of ``answer``."""
+        position = self.output_position + len(self.output) - len(tail)
+        return {"token_ids": list(tail), "position": position, "text": decode(tail), **self.logprobs_of(tail)}
 
     @property
     def only_counts(self) -> bool:

@@ -13,7 +13,6 @@ from typing import Any
 
 from microturn_client._messages_pb2 import ModelInferRequest
 from microturn_client._wire import SessionId
-from microturn_client.testing._fake_model import decode
 from microturn_client.testing._fake_repetitions import is_repetition, remember
 from microturn_client.testing._fake_session import FakeSession, FakeTurn, RefusedError, Send
 from microturn_client.testing._fake_values import GRAMMAR
@@ -197,18 +196,16 @@ class FakeSessions:
             turn = session.running
             if turn is None or not session.is_busy:
                 continue
-            position = len(session.context)
             token_id = session.next_token_of(turn)
             if not turn.output:
-                turn.output_position = position
+                turn.output_position = len(session.context)
             session.context.append(token_id)
             turn.output.append(token_id)
             if turn.finish_reason is not None:
                 self._finish(session, turn, turn.finish_reason, last=token_id)
             elif turn.streams:
                 for request_id, send in turn.sinks:
-                    told: dict[str, Any] = {"token_ids": [token_id], "position": position, "text": decode([token_id])}
-                    send(answer(request_id, **told, **turn.logprobs_of([token_id])))
+                    send(answer(request_id, **turn.piece_of([token_id])))
 
     def _begin(self, session: FakeSession, turn: FakeTurn) -> None:
         session.running = turn
@@ -277,15 +274,8 @@ class FakeSessions:
             status["model_fingerprint"] = self.model_fingerprint
         ids = turn.appended if turn.options.get("return_appended_ids") else None
         tail = turn.output if not turn.streams else [] if last is None else [last]
-        position = turn.output_position + len(turn.output) - len(tail)
         for request_id, send in turn.sinks:
-            last_piece: dict[str, Any] = {
-                "token_ids": tail,
-                "position": position,
-                "text": decode(tail),
-                **turn.logprobs_of(tail),
-            }
-            send(answer(request_id, **last_piece, status=status, appended_ids=ids))
+            send(answer(request_id, **turn.piece_of(tail), status=status, appended_ids=ids))
         self.num_turns_done += reason != "cancelled"
         if turn.is_numbered:
             remember(session, turn, status, ids, max_kept=self.max_queued_turns + 1)
