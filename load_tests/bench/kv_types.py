@@ -17,10 +17,10 @@ from statistics import median
 from load_tests.bench import perplexity, texts
 from load_tests.bench.results import print_table, write_result
 from load_tests.bench.steps import alternating_ms
+from microturn.kv.page_layout import PageLayout
 from microturn.kv.tensors import KV_DTYPES, KVTensors
 from microturn.model import runner
 from microturn.model.batch import Row
-from microturn.model.cpu import attention as native
 from microturn.model.cpu.layers import FusedLayers
 from microturn.zoo.store import resolve_model
 
@@ -46,8 +46,7 @@ def run_kv(model_name: str, num_contexts: int, context_len: int) -> None:
     runners = {
         name: runner.ModelRunner(
             model,
-            KVTensors(layers, num_pages, _PAGE_SIZE, dtype),
-            use_native=native.unavailable_reason() is None,
+            KVTensors(layers, num_pages, _PAGE_SIZE, dtype, layout=PageLayout.PANELS),
             decoder=decoder,
         )
         for name, dtype in _TYPES.items()

@@ -18,6 +18,7 @@ from torch import Tensor
 from load_tests.bench import perplexity, texts
 from load_tests.bench.results import print_table, write_result
 from load_tests.bench.steps import alternating_ms
+from microturn.kv.page_layout import PageLayout
 from microturn.kv.tensors import KVTensors
 from microturn.model import runner
 from microturn.model.batch import Row
@@ -47,13 +48,13 @@ def run_weights(model_name: str, num_contexts: int, context_len: int) -> None:
     layers = runner.trace_layers(model)
     pages_of_one = -(-(_TIMED_CONTEXT_LEN + max(_NUM_APPENDED)) // _PAGE_SIZE)
     num_pages = max(max(_NUM_SESSIONS) * pages_of_one, -(-context_len // _PAGE_SIZE))
-    kv = KVTensors(layers, num_pages, _PAGE_SIZE)
+    kv = KVTensors(layers, num_pages, _PAGE_SIZE, layout=PageLayout.PANELS)
     runners, weight_bytes = {}, {}
     for name, products in _TYPES.items():
         decoder = FusedLayers.of(model, layers, products)
         if decoder is None:
             raise SystemExit(f"{model_name} runs on transformers' layers, whose weights stay as they are")
-        runners[name] = runner.ModelRunner(model, kv, use_native=True, decoder=decoder)
+        runners[name] = runner.ModelRunner(model, kv, decoder=decoder)
         weight_bytes[name] = decoder.weight_bytes
 
     pieces = perplexity.contexts(model_dir, num_contexts, context_len)

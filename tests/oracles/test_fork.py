@@ -17,7 +17,7 @@ from support.models import VOCAB_SIZE
 from support.oracle import RecordingDriver, check_sampled, stock_logits, tolerance_of
 from support.plain_window import windowed_logits
 
-WINDOW = Window(8, 40, 16)
+WINDOW = Window(16, 40, 16)
 PLAIN: dict[str, Any] = {}
 WINDOWED: dict[str, Any] = {"overflow": "window", "sink_tokens": WINDOW.num_sinks, "window_tokens": WINDOW.length}
 
@@ -33,9 +33,9 @@ def check_forks(
     """
     rng = random.Random(seed)
     driver = RecordingDriver(
-        model_runner(model, num_pages=400, page_size=8),
+        model_runner(model, num_pages=400, page_size=16),
         num_pages=400,
-        page_size=8,
+        page_size=16,
         max_context=WINDOW.max_kept + 100 if start else 1000,
         max_batch_tokens=24,
         window_slack=WINDOW.slack,

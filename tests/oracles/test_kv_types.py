@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from microturn.kv import tensors as kv_tensors
+from microturn.kv.page_layout import PageLayout
 from microturn.model.batch import Batch, Row
 from microturn.model.cpu.attention_operands import HAS_BFLOAT16
 from microturn.model.runner import ModelRunner
@@ -68,8 +69,8 @@ def test_any_split_in_any_company_gives_the_logits_of_the_whole(
 def test_logits_stay_near_those_of_float32(tiny_model: PreTrainedModel, kv_dtype: torch.dtype) -> None:
     ids = random.Random(5).choices(range(VOCAB_SIZE), k=300)
     exact = stock_logits(tiny_model, ids)
-    by_torch = one_shot_logits(tiny_model, ids, kv_dtype, use_native=False)
-    native = one_shot_logits(tiny_model, ids, kv_dtype, use_native=True)
+    by_torch = one_shot_logits(tiny_model, ids, kv_dtype)
+    native = one_shot_logits(tiny_model, ids, kv_dtype, layout=PageLayout.PANELS)
     assert 1e-4 < distance(native, exact) <= NEARNESS[kv_dtype]
     if HAS_BFLOAT16:
         assert distance(native, by_torch) <= NEARNESS[kv_dtype]

@@ -16,6 +16,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from microturn.kv.page_layout import PageLayout
 from microturn.kv.page_track import Track
 from microturn.kv.tensors import KVTensors
 from microturn.model.cpu.attention import NativePlan
@@ -26,7 +27,7 @@ from support.models import VOCAB_SIZE
 from support.oracle import RecordingDriver, check_greedy, check_sampled, stock_logits
 from support.tiers import counters_of
 
-PAGE_SIZE = 8
+PAGE_SIZE = 16
 SLACK = 16
 
 
@@ -181,7 +182,7 @@ def test_memory_of_a_long_session_falls_as_its_layers_see_less() -> None:
     """One layer sees all and two see 20 tokens: at 500 tokens these keep a tenth, the session two fifths."""
     model = models.sliding_window()
     layers = trace_layers(model)
-    alone = ModelRunner(model, KVTensors(layers, 75, PAGE_SIZE), use_native=True)
+    alone = ModelRunner(model, KVTensors(layers, 75, PAGE_SIZE, layout=PageLayout.PANELS))
     used_bytes = []
     for runner in (alone, model_runner(model, num_pages=75, page_size=PAGE_SIZE)):
         driver = Driver(runner, num_pages=75, page_size=PAGE_SIZE, max_context=600, window_slack=SLACK)

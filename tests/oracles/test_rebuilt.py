@@ -19,7 +19,7 @@ from support.paths import PATHS
 from support.plain_window import windowed_logits
 from support.snapshots import find
 
-PAGE_SIZE = 8
+PAGE_SIZE = 16
 NUM_PAGES = 26
 MAX_CONTEXT = 200
 
@@ -83,7 +83,7 @@ def check_rebuilt(
 
 @PATHS
 @pytest.mark.parametrize(
-    "window", [Window(8, 30, 8), Window(16, 40, 24), Window(0, 40, 16)], ids=["small", "wide", "without sinks"]
+    "window", [Window(16, 30, 16), Window(16, 40, 32), Window(0, 40, 16)], ids=["small", "wide", "without sinks"]
 )
 def test_what_is_lost_is_computed_from_the_sinks_and_the_window(
     window: Window, new_runner: Callable[..., ModelRunner]
@@ -93,7 +93,7 @@ def test_what_is_lost_is_computed_from_the_sinks_and_the_window(
 
 @pytest.mark.parametrize("max_batch_tokens", [1, 7])
 def test_chunking_changes_nothing(max_batch_tokens: int) -> None:
-    check_rebuilt(models.grouped_heads(), Window(16, 40, 24), max_batch_tokens=max_batch_tokens)
+    check_rebuilt(models.grouped_heads(), Window(16, 40, 32), max_batch_tokens=max_batch_tokens)
 
 
 @pytest.mark.parametrize("new_model", [models.sliding_window, models.only_sliding])

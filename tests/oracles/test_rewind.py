@@ -44,8 +44,8 @@ def check_rewinds(
             logits that differ by more than its tolerance from those of the stock model.
     """
     rng = random.Random(seed)
-    driver = RecordingDriver(new_runner(model, page_size=8), page_size=8, max_batch_tokens=24)
-    fresh = Driver(model_runner(model, page_size=8), page_size=8)
+    driver = RecordingDriver(new_runner(model, page_size=16), page_size=16, max_batch_tokens=24)
+    fresh = Driver(model_runner(model, page_size=16), page_size=16)
     histories: list[list[int]] = [[] for _ in range(num_sessions)]
     for number in range(num_rounds):
         given = [rng.choices(vocabulary, k=rng.randint(1, 40)) for _ in histories]

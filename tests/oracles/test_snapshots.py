@@ -185,9 +185,9 @@ def two_servers(model_name: str, directory: Path, kv_dtype: torch.dtype, **setti
     model = getattr(models, model_name)()
     drivers = [
         Driver(
-            model_runner(model, num_pages=64, page_size=8, kv_dtype=kv_dtype),
+            model_runner(model, num_pages=64, page_size=16, kv_dtype=kv_dtype),
             num_pages=64,
-            page_size=8,
+            page_size=16,
             snapshots=SnapshotDirectory(directory, ttl_s=60),
             **settings,
         )

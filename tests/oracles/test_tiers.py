@@ -18,7 +18,7 @@ from support.models import VOCAB_SIZE
 from support.oracle import check_greedy
 from support.tiers import bits_of, counters_of, settle
 
-PAGE_SIZE = 8
+PAGE_SIZE = 16
 
 Starter = Callable[..., Driver]
 

@@ -18,7 +18,7 @@ from support.oracle import RecordingDriver, check_sampled, tolerance_of
 from support.paths import PATHS
 from support.plain_window import windowed_logits
 
-PAGE_SIZE = 8
+PAGE_SIZE = 16
 
 
 def check_window(
@@ -93,7 +93,7 @@ def check_window(
 @PATHS
 @pytest.mark.parametrize(
     "window",
-    [Window(8, 30, 8), Window(16, 64, 24), Window(0, 40, 16), Window(8, 5, 8)],
+    [Window(16, 30, 16), Window(16, 64, 32), Window(0, 40, 16), Window(16, 5, 16)],
     ids=["small", "wide", "without sinks", "tiny"],
 )
 def test_any_split_equals_the_plain_reference(
@@ -102,7 +102,7 @@ def test_any_split_equals_the_plain_reference(
     check_window(tiny_model, range(VOCAB_SIZE), window, seed=1, num_sessions=3, num_turns=12, new_runner=new_runner)
 
 
-@pytest.mark.parametrize("window", [Window(8, 30, 8), Window(8, 5, 8)], ids=["longer", "shorter"])
+@pytest.mark.parametrize("window", [Window(16, 30, 16), Window(16, 5, 16)], ids=["longer", "shorter"])
 def test_where_all_layers_have_a_window_the_shorter_one_counts(window: Window) -> None:
     check_window(models.only_sliding(), range(VOCAB_SIZE), window, seed=1, num_sessions=3, num_turns=12)
 
@@ -112,7 +112,7 @@ def test_chunking_changes_nothing(tiny_model: PreTrainedModel, max_batch_tokens:
     check_window(
         tiny_model,
         range(VOCAB_SIZE),
-        Window(8, 40, 16),
+        Window(16, 40, 16),
         seed=2,
         num_sessions=2,
         num_turns=10,
@@ -122,10 +122,10 @@ def test_chunking_changes_nothing(tiny_model: PreTrainedModel, max_batch_tokens:
 
 def test_what_is_preempted_is_computed_again_as_it_was(tiny_model: PreTrainedModel) -> None:
     """Five sessions that keep some 90 tokens each, on a pool for two: their whole history is walked through again."""
-    window = Window(8, 40, 16)
+    window = Window(16, 40, 16)
     arguments: dict[str, Any] = {"seed": 3, "num_sessions": 5, "num_turns": 9}
     roomy = check_window(tiny_model, range(VOCAB_SIZE), window, **arguments)
-    tight = check_window(tiny_model, range(VOCAB_SIZE), window, num_pages=24, **arguments)
+    tight = check_window(tiny_model, range(VOCAB_SIZE), window, num_pages=13, **arguments)
     assert tight > 2 * roomy, "nothing was preempted"
 
 

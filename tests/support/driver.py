@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from microturn.engine.wiring import build_engine
 from microturn.errors import MicroturnError
 from microturn.kv.layer_groups import LayerGroups
+from microturn.kv.page_layout import PageLayout
 from microturn.kv.pool import PagePool
 from microturn.kv.tensors import KVTensors
 from microturn.model.cpu.int8_linear import Int8Linear
@@ -222,10 +223,11 @@ def model_runner(
         return gpu_runner(model, num_pages=num_pages, page_size=page_size, kv_dtype=kv_dtype)
     layers = trace_layers(model)
     groups = LayerGroups.of(layers)
-    kv = KVTensors(layers, groups.num_groups * num_pages, page_size, kv_dtype, groups=groups)
+    layout = PageLayout.PANELS if use_native else PageLayout.HND
+    kv = KVTensors(layers, groups.num_groups * num_pages, page_size, kv_dtype, groups=groups, layout=layout)
     exact = exact_of(model)
     decoder = FusedLayers.of(model, layers) if exact is None else FusedLayers.of(exact, layers, Int8Linear)
-    return ModelRunner(model, kv, use_native=use_native, decoder=decoder)
+    return ModelRunner(model, kv, decoder=decoder)
 
 
 def asynchronous_runner(model: PreTrainedModel, **kwargs: Any) -> ModelRunner:

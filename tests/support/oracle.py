@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from microturn.engine.in_flight_step import InFlightStep
 from microturn.engine.scheduler import ScheduledRow
+from microturn.kv.page_layout import PageLayout
 from microturn.kv.tensors import KVTensors
 from microturn.kv.window import Window
 from microturn.model.batch import Batch, Row
@@ -94,8 +95,8 @@ def check_incremental(
             token is another one.
     """
     rng = random.Random(seed)
-    runner = new_runner(model, num_pages=1024, page_size=8, kv_dtype=kv_dtype)
-    driver = RecordingDriver(runner, num_pages=1024, page_size=8, max_batch_tokens=max_batch_tokens)
+    runner = new_runner(model, num_pages=1024, page_size=16, kv_dtype=kv_dtype)
+    driver = RecordingDriver(runner, num_pages=1024, page_size=16, max_batch_tokens=max_batch_tokens)
     histories: list[list[int]] = [[] for _ in range(num_sessions)]
     generated: list[list[int]] = [[] for _ in range(num_sessions)]
     for number in range(num_turns):
@@ -120,7 +121,7 @@ def check_incremental(
         if kv_dtype == torch.float32:
             expected = stock_logits(model, history)
         else:
-            expected = one_shot_logits(model, history, kv_dtype, use_native=runner.use_native)
+            expected = one_shot_logits(model, history, kv_dtype, layout=runner.kv.layout)
         sampled_from = {at: driver.logits[session + 1, at] for at in generated[session]}
         check_sampled(expected, history, sampled_from, tolerance or tolerance_of(model))
         num_compared += len(generated[session])
@@ -138,12 +139,12 @@ def stock_logits(model: PreTrainedModel, ids: Sequence[int]) -> Tensor:
 
 @torch.inference_mode()
 def one_shot_logits(
-    model: PreTrainedModel, ids: Sequence[int], kv_dtype: torch.dtype, *, use_native: bool = False
+    model: PreTrainedModel, ids: Sequence[int], kv_dtype: torch.dtype, *, layout: PageLayout = PageLayout.HND
 ) -> Tensor:
     """Logits [n, vocab_size] of one full forward pass of transformers' layers over our attention, with nobody else."""
     pages = list(range(-(-len(ids) // 16)))
-    kv = KVTensors(trace_layers(model), len(pages), 16, kv_dtype, model.device)
-    attention = PagedAttention(Batch([Row(list(ids), 0, pages)]), kv, native=use_native)
+    kv = KVTensors(trace_layers(model), len(pages), 16, kv_dtype, model.device, layout=layout)
+    attention = PagedAttention(Batch([Row(list(ids), 0, pages)]), kv)
     at = torch.arange(len(ids), device=model.device)[None]
     given = torch.tensor([list(ids)], device=model.device)
     logits: Tensor = model(input_ids=given, position_ids=at, use_cache=False, paged=attention).logits[0]

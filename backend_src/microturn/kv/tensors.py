@@ -1,21 +1,16 @@
-"""The KV cache in memory, and the definition of its layout.
+"""The KV cache in memory.
 
 Layers are divided into groups (see `LayerGroups`), and a page belongs to one group. Each slot of a group has one tensor
-``[num_pages, 2, num_kv_heads, page_size, head_dim]`` (FlashInfer's HND layout), which holds the keys and values of the
-group's layer in that slot. A model whose layers all have the same window is one group, and each layer has a tensor::
-
-    page 7:  K  | head 0: token 0, token 1, …, token page_size-1 | head 1: … | … |
-             V  | head 0: token 0, token 1, …, token page_size-1 | head 1: … | … |
-
-So the keys of one head in a page are contiguous: on a CPU without AVX-512 reading them is 1.3 times faster than if the
-heads of a token lay together.
+``[num_pages, 2, num_kv_heads, …]``, which holds the keys and values of the group's layer in that slot; `page_layout`
+defines the order of a head's elements in a page. A model whose layers all have the same window is one group,
+and each layer has a tensor. The keys of one head in a page are contiguous: on a CPU without AVX-512 reading them is 1.3
+times faster than if the heads of a token lay together.
 
 Position ``p`` of a session is in its page ``pages[p // page_size]`` at offset ``p % page_size``, where `pages` are its
 pages for the layer's group.
 
 Elements are float32, bfloat16, int8, or on a GPU float8 (e4m3). In int8 each head's key and value of each token has a
-float32 scale of its own, in a second tensor whose first axes are those of the first: ``[num_pages, 2, num_kv_heads,
-page_size]``.
+float32 scale of its own, in a second tensor ``[num_pages, 2, num_kv_heads, page_size]``.
 """
 
 from __future__ import annotations
@@ -34,12 +29,9 @@ from microturn.kv.copier import CopyShare, InPlaceCopier, KVCopier, parts_of
 from microturn.kv.gpu_copier import StreamCopier
 from microturn.kv.image import KVImage, PagePart
 from microturn.kv.layer_groups import LayerGroups, LayerShape
+from microturn.kv.page_layout import PageLayout
 from microturn.kv.quantization import dequantize, quantize
 from microturn.kv.transfer import Transfer
-
-# Order of elements in a page, written into snapshots: the shape alone is ambiguous if a page has as many tokens as
-# heads.
-LAYOUT = "HND"
 
 # Element types by their names in the settings.
 KV_DTYPES = {
@@ -57,19 +49,21 @@ class LayerPages:
     """All pages of the layers of one slot.
 
     Attributes:
-        elements: [num_pages, 2, num_kv_heads, page_size, head_dim].
+        elements: [num_pages, 2, num_kv_heads, *shape], the shape and order of a head as in the layout.
         scales: float32 [num_pages, 2, num_scales, page_size], with a scale per head in int8 and none otherwise.
+        layout: order of the elements.
     """
 
     elements: Tensor
     scales: Tensor
+    layout: PageLayout = PageLayout.HND
 
     @cached_property
     def arrays(self) -> tuple[NDArray[Any], NDArray[np.float32]]:
-        """The memory of the elements, bfloat16 (which NumPy lacks) as int16, and of the scales, flat. On a CPU."""
+        """The memory of the elements, bfloat16 (which NumPy lacks) as int16, and of the scales, both flat. On a CPU."""
         is_bfloat16 = self.elements.dtype == torch.bfloat16
         elements = self.elements.view(torch.int16) if is_bfloat16 else self.elements
-        return elements.numpy(), self.scales.view(-1).numpy()
+        return elements.view(-1).numpy(), self.scales.view(-1).numpy()
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -98,14 +92,23 @@ class LayerPages:
             offsets: int64 [tokens], positions in these pages.
             keys: floats [tokens, num_kv_heads, head_dim]; `values` likewise.
         """
-        for part, new in enumerate((keys, values)):
-            elements, self.scales[pages, part, :, offsets] = self.encode(new)
-            _indexable(self.elements)[pages, part, :, offsets] = _indexable(elements)
+        of_keys, of_values = self._views(self.elements)
+        new_keys, self.scales[pages, 0, :, offsets] = self.encode(keys)
+        new_values, self.scales[pages, 1, :, offsets] = self.encode(values)
+        terms = of_values.shape[3]
+        of_keys[pages, :, offsets] = _indexable(new_keys).view(*new_keys.shape[:2], -1, terms)
+        of_values[pages, :, offsets // terms, offsets % terms] = _indexable(new_values)
 
     def decode(self, page_ids: Tensor) -> Tensor:
-        """Keys and values of some pages, float32 [pages, 2, num_kv_heads, page_size, head_dim]."""
-        elements = _indexable(self.elements)[page_ids].view(self.elements.dtype)
+        """Keys and values of some pages, float32 [pages, 2, num_kv_heads, page_size, head_dim] in this order."""
+        keys, values = self._views(_indexable(self.elements)[page_ids])
+        elements = torch.stack((keys.flatten(3), values.flatten(2, 3)), 1).view(self.elements.dtype)
         return dequantize(elements, self.scales[page_ids]) if elements.dtype == torch.int8 else elements.float()
+
+    def _views(self, elements: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of pages with these elements, by token."""
+        elements, page_size = _indexable(elements), self.scales.shape[3]
+        return self.layout.keys(elements, page_size), self.layout.values(elements, page_size)
 
 
 class KVTensors:
@@ -115,6 +118,7 @@ class KVTensors:
         num_pages: pages in each tensor.
         device: where the pages are.
         groups: which pages belong to a layer.
+        layout: order of the elements of a page.
         layers: for each layer, in the model's order, the tensors with its pages; they also hold other groups' pages.
 
     Args:
@@ -124,6 +128,7 @@ class KVTensors:
         dtype: type of the elements, one of `KV_DTYPES`.
         device: where to allocate the pages.
         groups: of the layers; None puts all into one group.
+        layout: order of the elements of a page; the native kernel wants PANELS, with an even `head_dim`.
         new_copier: makes the copier, given all tensors of the pages; None chooses it by the device.
     """
 
@@ -135,18 +140,20 @@ class KVTensors:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         groups: LayerGroups | None = None,
+        layout: PageLayout = PageLayout.HND,
         new_copier: Callable[[Sequence[Tensor]], KVCopier] | None = None,
     ) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
         self.device = torch.device(device)
         self.groups = LayerGroups.one(layers) if groups is None else groups
+        self.layout = layout
         self._slots = []
         for slot in self.groups.slots:
-            heads = (num_pages, 2, slot.num_kv_heads, page_size)
-            elements = torch.empty(*heads, slot.head_dim, dtype=dtype, device=device)
+            shape = layout.shape(page_size, slot.head_dim)
+            elements = torch.empty(num_pages, 2, slot.num_kv_heads, *shape, dtype=dtype, device=device)
             scales = torch.empty(num_pages, 2, _num_scales(slot, dtype), page_size, dtype=_SCALE_DTYPE, device=device)
-            self._slots.append(LayerPages(elements, scales))
+            self._slots.append(LayerPages(elements, scales, layout))
         self.layers = [self._slots[place.slot] for place in self.groups.places]
         if new_copier is None:
             new_copier = StreamCopier.on if self._tensors[0].is_cuda else InPlaceCopier

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from microturn.kv.page_layout import PageLayout
 from microturn.kv.tensors import KVTensors
 from microturn.model import dense_attention as dense
 from microturn.model.batch import Batch
@@ -48,14 +49,14 @@ class PagedAttention:
 
     Args:
         batch: the rows.
-        kv: their pages.
-        native: whether to use the native kernel, or torch.
+        kv: their pages; the native kernel computes over panels, torch over pages in HND.
         rotary: of the model; needed for moved sinks. The native kernel gets the queries of such rows a second time,
             rotated back by the distance, so that shared pages need not change.
     """
 
-    def __init__(self, batch: Batch, kv: KVTensors, *, native: bool, rotary: Rotary | None = None) -> None:
+    def __init__(self, batch: Batch, kv: KVTensors, *, rotary: Rotary | None = None) -> None:
         self._kv = kv
+        native = kv.layout is PageLayout.PANELS
         self._kinds = [
             _KindPlan(PagedStep.plan(batch, kv.page_size, number, kind.num_groups), native=native)
             for number, kind in enumerate(kv.groups.kinds)

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 
 from microturn.errors import InvalidArgument, reason_of
 from microturn.kv.layer_groups import LayerShape
+from microturn.kv.page_layout import PageLayout
 from microturn.kv.tensors import KVTensors
 from microturn.model.batch import Batch, EmbedSpan, Row
 from microturn.model.cpu.layers import FusedLayers
@@ -69,10 +70,11 @@ def check_model(model: PreTrainedModel, layers: Sequence[LayerShape], *, use_nat
     Raises:
         InvalidArgument: a session's logits would differ from the stock model's.
     """
+    layout = PageLayout.PANELS if use_native else PageLayout.HND
     return check_runner(
         model,
         layers,
-        lambda decoder: ModelRunner(model, new_pages(layers), use_native=use_native, decoder=decoder),
+        lambda decoder: ModelRunner(model, new_pages(layers, layout=layout), decoder=decoder),
         lambda: FusedLayers.of(model, layers),
         TOLERANCE,
     )
@@ -115,10 +117,14 @@ def check_runner(
 
 
 def new_pages(
-    layers: Sequence[LayerShape], dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+    layers: Sequence[LayerShape],
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    layout: PageLayout = PageLayout.HND,
 ) -> KVTensors:
     """Pages for two probes, and one for padding."""
-    return KVTensors(layers, 2 * -(-_probe_len(layers) // _PAGE_SIZE) + 1, _PAGE_SIZE, dtype, device)
+    num_pages = 2 * -(-_probe_len(layers) // _PAGE_SIZE) + 1
+    return KVTensors(layers, num_pages, _PAGE_SIZE, dtype, device, layout=layout)
 
 
 def _probe_len(layers: Sequence[LayerShape]) -> int:

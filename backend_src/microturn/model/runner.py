@@ -67,8 +67,7 @@ class ModelRunner:
 
     Args:
         model: loaded for inference with our attention (see `load_model`).
-        kv: the pages.
-        use_native: whether short rows go through the native kernel.
+        kv: the pages; their layout says which kernel computes the attention (see `PagedAttention`).
         decoder: our implementation of the layers; None runs transformers' own.
         accepts_embeds: result of the probe (see `Runner`); `no_window_reason` likewise.
     """
@@ -80,7 +79,6 @@ class ModelRunner:
         model: PreTrainedModel,
         kv: KVTensors,
         *,
-        use_native: bool,
         decoder: TransformerLayers | None = None,
         accepts_embeds: bool = True,
         no_window_reason: str | None = None,
@@ -89,7 +87,6 @@ class ModelRunner:
         self.decoder = decoder
         self._rotary = rotary.installed(model)
         self.kv = kv
-        self.use_native = use_native
         self.accepts_embeds = accepts_embeds
         self.no_window_reason = no_window_reason
         embeddings = model.get_input_embeddings()
@@ -117,7 +114,7 @@ class ModelRunner:
 
     def _attend(self, batch: Batch) -> Attention:
         """The attention of a step."""
-        return PagedAttention(batch, self.kv, native=self.use_native, rotary=self._rotary)
+        return PagedAttention(batch, self.kv, rotary=self._rotary)
 
     def _ids(self, batch: Batch) -> Tensor:
         """The new tokens, int64 [tokens]."""

@@ -14,7 +14,6 @@ from typing import Any, Self
 from microturn.kv.image import PagePart
 from microturn.kv.page_table import TableState
 from microturn.kv.page_track import Track
-from microturn.kv.tensors import LAYOUT
 from microturn.offload.copies import KVCopy
 from microturn.offload.image_file import DTYPE_NAMES, checksum_of, tensor_entries
 
@@ -22,7 +21,9 @@ from microturn.offload.image_file import DTYPE_NAMES, checksum_of, tensor_entrie
 PREFIX = "kv."
 
 _METADATA = "kv"
-# The layout of files that do not name one.
+# The first axes of the elements are heads; whether tokens or panels follow, their shape tells.
+_LAYOUT = "HND"
+# Of files that name none: tokens came first.
 _FIRST_LAYOUT = "NHD"
 
 
@@ -31,7 +32,7 @@ class KVPart:
     """The header's description of a snapshot's KV.
 
     Attributes:
-        layout: `kv.tensors.LAYOUT` when it was written.
+        layout: order of a page's axes.
         state: of the page table that the pages belong to.
         tensors: type and shape of each, in the order of `KVTensors.page_parts`.
         start: offset of the first tensor in the file.
@@ -75,7 +76,7 @@ class KVPart:
         num_pages = self.state.num_pages
         expected = tuple((DTYPE_NAMES[part.dtype], (num_pages, *part.shape)) for part in parts)
         num_bytes = num_pages * sum(part.num_bytes for part in parts)
-        return (self.layout, self.tensors, self.num_bytes) == (LAYOUT, expected, num_bytes)
+        return (self.layout, self.tensors, self.num_bytes) == (_LAYOUT, expected, num_bytes)
 
 
 def add_to_header(header: dict[str, Any], kv: KVCopy, data_len: int) -> None:
@@ -88,7 +89,7 @@ def add_to_header(header: dict[str, Any], kv: KVCopy, data_len: int) -> None:
     """
     entries = tensor_entries(kv.pages, PREFIX + "{}", data_len)
     said = {
-        "layout": LAYOUT,
+        "layout": _LAYOUT,
         "table": asdict(kv.state),
         "num_tensors": len(entries),
         "checksum": checksum_of(kv.pages),

@@ -17,8 +17,8 @@ from support.driver import Driver, model_runner
 
 @pytest.fixture(scope="module")
 def trace() -> Trace:
-    runner = model_runner(models.grouped_heads(), num_pages=128, page_size=8)
-    driver = Driver(runner, num_pages=128, page_size=8, max_batch_tokens=256, max_sessions=8)
+    runner = model_runner(models.grouped_heads(), num_pages=128, page_size=16)
+    driver = Driver(runner, num_pages=128, page_size=16, max_batch_tokens=256, max_sessions=8)
     return trace_beat(GrownSessions(driver.engine), num_sessions=3, context_len=40, duration_s=0.4)
 
 

@@ -6,12 +6,10 @@ The rows of a *tile* are a session's new queries times the query heads that shar
     keys    0                                            newest + 1
             |  split 0   |  split 1   |  split 2   |  split 3  |     at multiples of 256 of the keys' positions
                          |            |
-                         +--+--+--+--+   blocks of 64 keys, at multiples of 64. For each of them:
-                         |  |  |  |  |
-                         +--+--+--+--+   panel of keys, found through the page table
-                                         scores = queries x keys           [rows, 64]
+                         +--+--+--+--+   blocks of 64 keys, at multiples of 64, found through the page table.
+                         |  |  |  |  |   For each of them:
+                         +--+--+--+--+   scores = queries x keys           [rows, 64]
                                          peak, total, weights = softmax    [rows], [rows], [rows, 64]
-                                         panel of values
                                          sums = shrink * sums + weights x values    [rows, head_dim]
 
 Finally the splits are merged in order: sums and totals, weighted by 2 ** (peak - highest peak).
@@ -44,21 +42,23 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from microturn.kv.layer_groups import LayerShape
+from microturn.kv.page_layout import PANEL_TOKENS
 from microturn.kv.tensors import LayerPages
 from microturn.model.cpu.attention_kernels import append_and_attend
-from microturn.model.cpu.attention_operands import MAX_TERMS, num_terms, operands_of
+from microturn.model.cpu.attention_operands import MAX_TERMS, lanes_of
 from microturn.model.cpu.attention_panels import KEY_BLOCK
 from microturn.model.cpu.vectors import LANES
 from microturn.model.paged_step import Int32Array, PagedStep
 
-# Most rows of a tile: with head_dim 64 queries, scores, sums and a panel take up to 64 KiB of the second cache.
+# Most rows of a tile: with head_dim 64 queries, scores and sums take up to 48 KiB of the second cache.
 TILE_ROWS = 64
 
 # Keys of a split: few enough that one session occupies several threads.
 SPLIT_LEN = 256
 
-# A key costs as much to find and copy as so many rows to compute with it.
-_KEY_COST = 8
+# A key costs as much to read as so many rows to compute with it.
+_KEY_COST = 4
 
 # Tiles are divided into so many units at least, as far as they have splits, so that all threads have as much to do.
 _UNITS_PER_THREAD = 4
@@ -70,13 +70,16 @@ _Task = tuple[int, ...]
 _Unit = tuple[int, int, int, int]
 
 
-def unavailable_reason() -> str | None:
-    """Why this kernel cannot run here, or None when it can."""
+def unavailable_reason(page_size: int = PANEL_TOKENS, layers: Sequence[LayerShape] = ()) -> str | None:
+    """Why this kernel cannot run here, or not over such pages, or None when it can."""
     try:
         importlib.import_module("numba.np.ufunc.omppool")
     except ImportError as error:
         return f"Numba's OpenMP layer does not load ({error}); install libgomp1 for faster attention"
-    return None
+    if page_size % PANEL_TOKENS:
+        return f"page_size {page_size} is no multiple of {PANEL_TOKENS}"
+    odd = [layer.head_dim for layer in layers if layer.head_dim % 2]
+    return f"heads of {odd[0]} elements, an odd number" if odd else None
 
 
 @dataclass(frozen=True)
@@ -237,11 +240,12 @@ class NativePlan:
         if shape not in self._work:
             self._work[shape] = _Work.plan(self._steps[0], shape)
         work, step = self._work[shape], self._steps[group]
-        operands = operands_of(kv.arrays[0])
+        lanes = lanes_of(kv.arrays[0])
         return (
             step.slots,
-            _key_at(step, num_kv_heads),
-            step.page_indptr * step.page_size,
+            step.page_size,
+            step.page_ids,
+            step.page_indptr,
             work.tasks,
             work.units,
             work.thread_indptr,
@@ -250,15 +254,10 @@ class NativePlan:
             work.peaks,
             work.totals,
             shape.window,
-            operands,
-            num_terms(pairs=operands.dtype == np.int32),
+            lanes,
+            MAX_TERMS if lanes.dtype == np.int32 else 1,
+            kv.layout.terms(kv.elements.dtype),
         )
-
-
-def _key_at(step: PagedStep, num_kv_heads: int) -> NDArray[np.int64]:
-    """Index of the first head's key of each place in the rows' pages, counted in heads, and some more."""
-    pages = np.append(step.page_ids, [0] * LANES).astype(np.int64) * (2 * num_kv_heads * step.page_size)
-    return (pages[:, None] + np.arange(step.page_size)).ravel()
 
 
 def set_num_threads(num_threads: int) -> None:

@@ -1,6 +1,6 @@
 """The kernels of native attention, compiled by Numba; `attention` describes the algorithm and plans their work.
 
-The arithmetic on a block of keys is in `attention_products`, what it reads in `attention_panels`, and how pages are
+The arithmetic on a block of keys is in `attention_products`, how it reads pages in `attention_panels`, and how they are
 written in `attention_packing`.
 
 There is a kernel for each type of pages, compiled at its first call. Loops are written out: an array expression or a
@@ -15,17 +15,19 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from microturn.kv.quantization import MOST_STEPS
 from microturn.model.cpu import attention_packing as packing
 from microturn.model.cpu import attention_panels as panels
 from microturn.model.cpu import attention_products as products
-from microturn.model.cpu.attention_panels import KEY_BLOCK
+from microturn.model.cpu.attention_operands import MAX_TERMS, MOST_WEIGHT_STEPS
+from microturn.model.cpu.attention_panels import KEY_BLOCK, NUM_KEY_VECTORS
 from microturn.model.cpu.attention_products import NO_SCORE, ROWS_AT_ONCE
+from microturn.model.cpu.int8_kernels import find_scale
 from microturn.model.cpu.vectors import LANES
 
 # So many new tokens are written by one thread: waking another takes longer.
 _FEW_VECTORS = 32
 
-HALF_BLOCK = KEY_BLOCK // 2
 _MANY_VECTORS = 4
 _NO_SCORE = np.float32(NO_SCORE)
 
@@ -33,15 +35,39 @@ _NO_SCORE = np.float32(NO_SCORE)
 _Array = NDArray[Any]
 
 _pack = packing.pack()
-_pack_keys = panels.pack_keys()
-_pack_values = panels.pack_values()
 _pack_queries = panels.pack_queries()
 _prefetch = panels.prefetch()
 _scores = products.scores()
 _softmax = products.softmax()
 _values = products.values(_MANY_VECTORS)
 _values_rest = products.values(1)
+_values_part = products.values(1, is_part=True)
 _merge = products.merge()
+
+
+@numba.njit(nogil=True)
+def _locate(pages: _Array, first_key: int, end: int, of_head: tuple[int, int, int, int, int], at: _Array) -> None:
+    """Finds the vectors of keys of a block, and their values and scales (see `attention_panels.Block`).
+
+    Those behind the last key are the first once more.
+
+    Args:
+        pages: of the keys from 0 on.
+        first_key: of the block, at the beginning of a page.
+        end: of all keys.
+        of_head: tokens of a page, heads of keys, the head, its elements, and how many of them lie together.
+        at: int64 [3 * NUM_KEY_VECTORS], written.
+    """
+    page_size, num_kv_heads, head, head_dim, terms = of_head
+    for vector in range(NUM_KEY_VECTORS):
+        key = first_key + vector * LANES
+        if key >= end:
+            key = first_key
+        page, offset = np.int64(pages[key // page_size]), key % page_size
+        heads = 2 * page * num_kv_heads + head
+        at[vector] = heads * page_size * head_dim + offset * terms
+        at[NUM_KEY_VECTORS + vector] = ((heads + num_kv_heads) * page_size + offset) * head_dim
+        at[2 * NUM_KEY_VECTORS + vector] = heads * page_size + offset
 
 
 @numba.njit(nogil=True)
@@ -49,14 +75,17 @@ def _attend(
     q: _Array,
     kv: _Array,
     scales: _Array,
+    num_kv_heads: int,
+    page_size: int,
     head: int,
     task: _Array,
-    key_at: _Array,
-    num_next: int,
+    pages: _Array,
+    keys_end: int,
     scale: np.float32,
     window: int,
-    operands: _Array,
-    num_terms: int,
+    lanes: _Array,
+    operand_terms: int,
+    terms: int,
     sums: _Array,
     peak: _Array,
     total: _Array,
@@ -64,74 +93,77 @@ def _attend(
     """One task: attends its keys. Writes sums [rows * padded_dim], peak and total [rows].
 
     Args:
-        key_at: of its keys and of those that the thread attends next; the latter are prefetched.
-        num_next: how many these are.
+        pages: of the row.
+        keys_end: end of the keys that the thread attends next; their beginning is prefetched.
+        lanes: an empty array of the lanes' type.
+        operand_terms: elements of a lane.
+        terms: elements that lie together in the pages.
     """
     first_row, num_rows, position = task[2], task[3], task[4]
     key_start, key_end, first_query, phase = task[5], task[6], task[7], task[8]
-    num_kv_heads, page_size, head_dim = kv.shape[2], kv.shape[3], kv.shape[4]
+    head_dim = q.shape[2]
     group = q.shape[1] // num_kv_heads
-    to_values = num_kv_heads * page_size
-    keys = kv.reshape(-1)[head * page_size * head_dim :]
-    values = keys[to_values * head_dim :]
-    padded_dim = head_dim + -head_dim % (num_terms * LANES)
-    num_lanes = padded_dim // num_terms
-    _prefetch(keys, key_at, head_dim, min(KEY_BLOCK, key_end - key_start))
+    padded_dim = head_dim + -head_dim % (MAX_TERMS * LANES)
+    num_lanes, stride, value_stride = head_dim // terms, page_size * terms, head_dim * terms
+    at, next_at = np.empty(3 * NUM_KEY_VECTORS, np.int64), np.empty(3 * NUM_KEY_VECTORS, np.int64)
+    of_head = page_size, num_kv_heads, head, head_dim, terms
+    _locate(pages, key_start, key_end, of_head, at)
+    _prefetch(kv, at, stride, value_stride, num_lanes)
 
     floats = np.zeros(num_rows * padded_dim, np.float32)
     for row in range(num_rows):
         query, query_head = first_query + (first_row + row) // group, head * group + (first_row + row) % group
         for d in range(head_dim):
             floats[row * padded_dim + d] = q[query, query_head, d] * scale
-    queries = np.empty(num_rows * num_lanes, operands.dtype)
-    _pack_queries(floats, queries, num_rows * padded_dim)
+    query_scales = np.ones(num_rows, np.float32)
+    if scales.shape[0] > 0:
+        most_steps = min(MOST_WEIGHT_STEPS, (2**31 - 1) // (MOST_STEPS * head_dim))
+        for row in range(num_rows):
+            of_row = floats[row * padded_dim : (row + 1) * padded_dim]
+            find_scale(of_row, most_steps, query_scales[row : row + 1])
+            inverse = np.float32(1) / query_scales[row]
+            for d in range(head_dim):
+                of_row[d] *= inverse
+    queries = np.empty(num_rows * padded_dim // operand_terms, lanes.dtype)
+    _pack_queries(kv, floats, queries, num_rows * padded_dim)
 
     for row in range(num_rows):
         peak[row] = _NO_SCORE
         total[row] = 0
-    for at in range(num_rows * padded_dim):
-        sums[at] = 0
-    panel = np.empty(KEY_BLOCK * num_lanes, operands.dtype)
+    for place in range(num_rows * padded_dim):
+        sums[place] = 0
     scores = np.empty(num_rows * KEY_BLOCK, np.float32)
-    weights = np.empty(num_rows * KEY_BLOCK // num_terms, operands.dtype)
-    block_scales = np.zeros(2 * KEY_BLOCK, np.float32)
-    shrink = np.empty(num_rows, np.float32)
+    weights = np.empty(num_rows * KEY_BLOCK // operand_terms, lanes.dtype)
+    shrink, weight_scales = np.empty(num_rows, np.float32), np.empty(num_rows, np.float32)
+    many = head_dim - head_dim % (_MANY_VECTORS * LANES)
+    whole = head_dim - head_dim % LANES
+    to_values = num_kv_heads * page_size
     first_key = key_start
     while first_key < key_end:
         num_keys = min(KEY_BLOCK - (first_key + phase) % KEY_BLOCK, key_end - first_key)
-        block_at = key_at[first_key - key_start :]
-        next_at = block_at[num_keys:]
-        num_ahead = max(1, min(KEY_BLOCK, key_end - first_key - num_keys + num_next))
-        _pack_keys(keys, block_at, head_dim, num_keys, panel, values, block_at, head_dim, 0, num_keys - 1)
+        next_key = first_key + num_keys
+        if next_key < keys_end:
+            _locate(pages, next_key, keys_end, of_head, next_at)
+        block = kv, at, stride, value_stride
         for row in range(0, num_rows, ROWS_AT_ONCE):
-            count = min(ROWS_AT_ONCE, num_rows - row)
-            last = num_keys - 1 if row == 0 else 0
-            _scores(scores, panel, queries, row, count, num_lanes, values, block_at, head_dim, HALF_BLOCK, last)
-
-        if scales.shape[0] > 0:
-            for t in range(num_keys):
-                block_scales[t] = scales[block_at[t] + head * page_size]
-                block_scales[KEY_BLOCK + t] = scales[block_at[t] + head * page_size + to_values]
-            for t in range(num_keys, KEY_BLOCK):
-                block_scales[KEY_BLOCK + t] = 0
+            count, fetches = min(ROWS_AT_ONCE, num_rows - row), next_key < keys_end and row == 0
+            _scores(scores, *block, next_at, queries, query_scales, row, count, num_lanes, padded_dim, fetches)
         for row in range(num_rows):
             newest = position + (first_row + row) // group
             first = min(max(0, newest - window + 1 - first_key), num_keys)
             end = max(first, min(num_keys, newest + 1 - first_key))
-            _softmax(kv, scores, weights, row, first, end, block_scales, peak, total, shrink)
-
-        last = num_ahead - 1
-        _pack_values(values, block_at, head_dim, num_keys, panel, padded_dim, keys, next_at, head_dim, 0, last)
-        ahead = keys, next_at, head_dim, HALF_BLOCK
+            _softmax(scores, *block, weights, weight_scales, row, first, end, scales, to_values, peak, total, shrink)
         for row in range(0, num_rows, ROWS_AT_ONCE):
-            count = min(ROWS_AT_ONCE, num_rows - row)
-            last = num_ahead - 1 if row == 0 else 0
-            whole = padded_dim - padded_dim % (_MANY_VECTORS * LANES)
-            for d in range(0, whole, _MANY_VECTORS * LANES):
-                _values(sums, shrink, panel, weights, row, count, d, padded_dim, num_keys, *ahead, last)
-            for d in range(whole, padded_dim, LANES):
-                _values_rest(sums, shrink, panel, weights, row, count, d, padded_dim, num_keys, *ahead, last)
-        first_key += num_keys
+            count, fetches = min(ROWS_AT_ONCE, num_rows - row), next_key < keys_end and row == 0
+            of_rows = sums, kv, at, stride, value_stride, next_at, shrink, weights, weight_scales, row, count
+            for d in range(0, many, _MANY_VECTORS * LANES):
+                _values(*of_rows, d, padded_dim, num_keys, fetches)
+            for d in range(many, whole, LANES):
+                _values_rest(*of_rows, d, padded_dim, num_keys, fetches)
+            if whole < head_dim:
+                _values_part(*of_rows, whole, padded_dim, num_keys, fetches, head_dim - whole)
+        first_key = next_key
+        at, next_at = next_at, at
 
 
 @numba.njit(nogil=True)
@@ -155,8 +187,9 @@ def append_and_attend(
     scales: _Array,
     scale: np.float32,
     slots: _Array,
-    key_at: _Array,
-    row_starts: _Array,
+    page_size: int,
+    page_ids: _Array,
+    page_indptr: _Array,
     tasks: _Array,
     units: _Array,
     thread_indptr: _Array,
@@ -165,31 +198,30 @@ def append_and_attend(
     peaks: _Array,
     totals: _Array,
     window: int,
-    operands: _Array,
-    num_terms: int,
+    lanes: _Array,
+    operand_terms: int,
+    terms: int,
 ) -> None:
     """Writes new keys and values into their pages, attends all units, and merges the results of divided tiles.
 
-    See `attention._Work` for the arrays of the plan, and `attention_operands` for operands and their terms; `scales`
-    is flat.
+    See `attention._Work` for the arrays of the plan, `_attend` for lanes and terms; `kv` and `scales` are flat.
     """
-    num_kv_heads, page_size, head_dim = kv.shape[2], kv.shape[3], kv.shape[4]
+    num_kv_heads, head_dim = k.shape[1], k.shape[2]
     group = q.shape[1] // num_kv_heads
-    to_values = num_kv_heads * page_size * head_dim
-    padded_dim = head_dim + -head_dim % (num_terms * LANES)
+    padded_dim = head_dim + -head_dim % (MAX_TERMS * LANES)
     num_vectors = k.shape[0] * num_kv_heads
     if num_vectors <= _FEW_VECTORS:
         for vector in range(num_vectors):
-            _append(k, v, kv, scales, slots, vector, to_values)
+            _append(k, v, kv, scales, slots, page_size, vector, terms)
     else:
         for vector in numba.prange(num_vectors):
-            _append(k, v, kv, scales, slots, vector, to_values)
+            _append(k, v, kv, scales, slots, page_size, vector, terms)
 
     for thread in numba.prange(thread_indptr.shape[0] - 1):
         for number in range(thread_indptr[thread], thread_indptr[thread + 1]):
             first, end, result, head = units[number, 0], units[number, 1], units[number, 2], units[number, 3]
             num_rows = tasks[first, 3]
-            row_start = row_starts[tasks[first, 0]]
+            pages = page_ids[page_indptr[tasks[first, 0]] :]
             whole = (
                 np.empty(num_rows * padded_dim, np.float32),
                 np.empty(num_rows, np.float32),
@@ -205,9 +237,9 @@ def append_and_attend(
                 else:
                     target = split
                 task = tasks[place]
-                num_next = tasks[end - 1, 6] - task[6]
-                keys_at = key_at[row_start + task[5] :]
-                _attend(q, kv, scales, head, task, keys_at, num_next, scale, window, operands, num_terms, *target)
+                of_model = q, kv, scales, num_kv_heads, page_size, head
+                how = scale, window, lanes, operand_terms, terms
+                _attend(*of_model, task, pages, tasks[end - 1, 6], *how, *target)
                 if result < 0 and place > first:
                     for row in range(num_rows):
                         _merge(*whole, *split, row, padded_dim)
@@ -228,11 +260,15 @@ def append_and_attend(
 
 
 @numba.njit(nogil=True)
-def _append(k: _Array, v: _Array, kv: _Array, scales: _Array, slots: _Array, vector: int, to_values: int) -> None:
+def _append(
+    k: _Array, v: _Array, kv: _Array, scales: _Array, slots: _Array, page_size: int, vector: int, terms: int
+) -> None:
     """Writes one head's key and value of one token; vectors are counted token by token."""
-    num_kv_heads, page_size, head_dim = kv.shape[2], kv.shape[3], kv.shape[4]
+    num_kv_heads, head_dim = k.shape[1], k.shape[2]
     token, head = vector // num_kv_heads, vector % num_kv_heads
     page, offset = slots[token] // page_size, slots[token] % page_size
-    at = ((2 * page * num_kv_heads + head) * page_size + offset) * head_dim
-    _pack(kv, scales, at, k, vector * head_dim, head_dim)
-    _pack(kv, scales, at + to_values, v, vector * head_dim, head_dim)
+    keys, values = 2 * page * num_kv_heads + head, (2 * page + 1) * num_kv_heads + head
+    at = keys * page_size * head_dim + offset * terms
+    _pack(kv, scales, at, keys * page_size + offset, k, vector * head_dim, head_dim, terms, page_size * terms)
+    at = values * page_size * head_dim + offset // terms * terms * head_dim + offset % terms
+    _pack(kv, scales, at, values * page_size + offset, v, vector * head_dim, head_dim, 1, terms)

@@ -1,4 +1,4 @@
-"""Writes new keys and values into pages of each type, bitwise as `LayerPages.encode`.
+"""Writes new keys and values into pages of each type, bitwise as `LayerPages.put`.
 
 The type is known when code is generated: there are no branches on it.
 """
@@ -21,29 +21,36 @@ _BFLOAT16_NAN = _INT16(0x7FC0)
 
 
 def pack() -> Any:
-    """Makes ``(pages, scales, at, floats, first, head_dim)``: ``pages[at:] = floats[first : first + head_dim]``.
+    """Makes ``(pages, scales, at, scale_at, floats, first, head_dim, terms, stride)``: writes one vector of a head.
 
-    `pages` are as in a `Source`; int8 has its scale written to ``scales[at / head_dim]``.
+    Element d of ``floats[first : first + head_dim]`` goes to ``pages[at + d // terms * stride + d % terms]``. `pages`
+    are as in `attention_panels.Keys`; int8 has its scale written to ``scales[scale_at]``.
     """
 
     def emit(b: ir.IRBuilder, pages: ir.Value, scales: ir.Value, *args: ir.Value) -> None:
-        at, floats, first, head_dim = args
+        at, scale_at, floats, first, head_dim, terms, stride = args
         kind = pages.type.pointee
         start = b.gep(floats, [first])
         if kind == _INT8:
             scale = _scale(b, start, head_dim)
-            b.store(scale, b.gep(scales, [b.udiv(at, head_dim)]))
+            b.store(scale, b.gep(scales, [scale_at]))
 
-        def pack_element(d: ir.Value, _: Values) -> Values:
-            x = b.load(b.gep(start, [d]))
-            if kind == _INT8:
-                x = _to_int8(b, b.fdiv(x, scale))
-            elif kind == _INT16:
-                x = _to_bfloat16(b, x)
-            b.store(x, b.gep(pages, [b.add(at, d)]))
+        def pack_lane(lane: ir.Value, _: Values) -> Values:
+            place = b.add(at, b.mul(lane, stride))
+
+            def pack_element(term: ir.Value, _: Values) -> Values:
+                x = b.load(b.gep(start, [b.add(b.mul(lane, terms), term)]))
+                if kind == _INT8:
+                    x = _to_int8(b, b.fdiv(x, scale))
+                elif kind == _INT16:
+                    x = _to_bfloat16(b, x)
+                b.store(x, b.gep(pages, [b.add(place, term)]))
+                return []
+
+            loop(b, terms, [], pack_element)
             return []
 
-        loop(b, head_dim, [], pack_element)
+        loop(b, b.udiv(head_dim, terms), [], pack_lane)
 
     return callable_by_kernels(emit)
 

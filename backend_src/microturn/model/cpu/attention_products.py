@@ -9,7 +9,7 @@ has the same bits, however many rows are computed beside it. Keys that a row doe
 and change no bit either.
 
 Arrays: ``queries`` [rows, lanes of a head], ``scores`` float32 [rows, KEY_BLOCK], ``weights`` [rows, KEY_BLOCK or its
-pairs] and ``sums`` float32 [rows, padded_dim]; panels are as in `attention_panels`.
+pairs] and ``sums`` float32 [rows, padded_dim]; blocks are as in `attention_panels`.
 """
 
 from __future__ import annotations
@@ -18,19 +18,22 @@ from typing import Any
 
 from llvmlite import ir
 
-from microturn.model.cpu.attention_operands import add_dot, are_pairs, num_terms, repeated, round_to_pairs
-from microturn.model.cpu.attention_panels import KEY_BLOCK, Ahead
+from microturn.kv.quantization import LEAST_SCALE
+from microturn.model.cpu.attention_operands import MOST_WEIGHT_STEPS, Operands, operands_of, repeated
+from microturn.model.cpu.attention_panels import KEY_BLOCK, NUM_KEY_VECTORS, Block
 from microturn.model.cpu.vectors import (
     HAS_AVX512,
     INT,
     LANES,
     Values,
     callable_by_kernels,
+    choose,
     exp2,
     fold,
     for_each_choice,
     in_all_lanes,
     lanes_within,
+    load_first,
     load_vector,
     loop,
     maximum,
@@ -47,37 +50,48 @@ _VECTORS_AT_ONCE = 4
 _MASKED = -3e38
 NO_SCORE = -1e30
 
-_NUM_VECTORS = KEY_BLOCK // LANES
 _FLOAT = ir.FloatType()
 
 
 def scores() -> Any:
-    """Makes ``(scores, panel, queries, row, num_rows, num_lanes, *ahead)``, for up to ROWS_AT_ONCE rows.
+    """Makes ``(scores, *block, next_at, queries, query_scales, row, num_rows, num_lanes, padded_dim, fetches)``.
 
-    ``scores[row, key] = sum over lanes of queries[row, lane] * panel[lane, key]``; `Ahead` with every lane a key.
+    For up to ROWS_AT_ONCE rows: ``scores[row, key] = sum over elements of queries[row, element] * keys[element, key]``.
+    `query_scales` [rows] are of integers. Where `fetches` is not 0, the keys at `next_at` are prefetched.
     """
 
-    def emit(b: ir.IRBuilder, scores: ir.Value, panel: ir.Value, queries: ir.Value, *args: ir.Value) -> None:
-        (row, num_rows, num_lanes), ahead = args[:3], Ahead(*args[3:])
+    def emit(b: ir.IRBuilder, scores: ir.Value, *args: ir.Value) -> None:
+        block, ahead = Block(*args[:4]), Block(*args[:4])._replace(at=args[4])
+        queries, query_scales, row, num_rows, num_lanes, padded_dim, fetches = args[5:]
+        of = operands_of(block.pages)
+        num_vectors_of_lane = of.page_terms // of.terms
+        row_len = b.udiv(padded_dim, INT(of.terms))
 
         def emit_rows(count: int) -> None:
             rows = [b.add(row, INT(index)) for index in range(count)]
-            starts = [b.gep(queries, [b.mul(number, num_lanes)]) for number in rows]
-            for first in range(0, KEY_BLOCK, _VECTORS_AT_ONCE * LANES):
-                columns = range(first, first + _VECTORS_AT_ONCE * LANES, LANES)
+            starts = [b.gep(queries, [b.mul(number, row_len)]) for number in rows]
+            for first in range(0, NUM_KEY_VECTORS, _VECTORS_AT_ONCE):
+                vectors = range(first, first + _VECTORS_AT_ONCE)
 
-                def add(lane: ir.Value, sums: Values, columns: range = columns) -> Values:
-                    if columns.start == 0:
-                        ahead.fetch(b, lane)
-                    keys = b.gep(panel, [b.mul(lane, INT(KEY_BLOCK))])
-                    vectors = [load_vector(b, b.gep(keys, [INT(column)]), LANES) for column in columns]
-                    return _add_all(b, [repeated(b, b.gep(start, [lane])) for start in starts], vectors, sums)
+                def add(lane: ir.Value, sums: Values, vectors: range = vectors) -> Values:
+                    if vectors.start == 0:
+                        with b.if_then(b.icmp_signed("!=", fetches, INT(0))):
+                            ahead.fetch_keys(b, lane)
+                    given = [load_vector(b, block.key_address(b, at, lane), LANES * of.page_terms) for at in vectors]
+                    columns = zip(*(of.of_pages(b, elements) for elements in given), strict=True)
+                    for number, column in enumerate(columns):
+                        at = b.add(b.mul(lane, INT(num_vectors_of_lane)), INT(number))
+                        factors = [repeated(b, b.gep(start, [at])) for start in starts]
+                        sums = _add_all(b, of, factors, list(column), sums)
+                    return sums
 
-                sums = iter(loop(b, num_lanes, [splat(0.0)] * (count * len(columns)), add, fills_registers=True))
+                zeros = [of.zeros] * (count * len(vectors))
+                sums = iter(loop(b, num_lanes, zeros, add, fills_registers=True))
                 for number in rows:
+                    scale = in_all_lanes(b, b.gep(query_scales, [number]))
                     to = b.gep(scores, [b.mul(number, INT(KEY_BLOCK))])
-                    for column in columns:
-                        store_vector(b, next(sums), b.gep(to, [INT(column)]))
+                    for vector in vectors:
+                        store_vector(b, of.floats(b, next(sums), scale), b.gep(to, [INT(vector * LANES)]))
 
         for_each_choice(b, num_rows, range(1, ROWS_AT_ONCE + 1), emit_rows)
 
@@ -85,33 +99,38 @@ def scores() -> Any:
 
 
 def softmax() -> Any:
-    """Makes ``(pages, scores, weights, row, first, end, scales, peak, total, shrink)``: a step of the online softmax.
+    """Makes ``(scores, *block, weights, weight_scales, row, first, end, scales, to_values, peak, total, shrink)``.
 
-    To the base 2. Raises ``peak[row]`` to the highest score of the keys from `first` up to `end`, writes their weights
-    relative to it and adds them to ``total[row]``; earlier sums are to be multiplied by ``shrink[row]``. The other keys
-    have a weight of 0. Pages in int8 have ``scales`` [2, KEY_BLOCK], of keys and of values: the former belong to the
-    scores, the latter to the weights that are written.
+    A step of the online softmax, to the base 2. Raises ``peak[row]`` to the highest score of the keys from `first` up
+    to `end`, writes their weights relative to it and adds them to ``total[row]``; earlier sums are to be multiplied by
+    ``shrink[row]``. The other keys have a weight of 0. Pages in int8 have `scales`, those of values `to_values` behind
+    those of keys: the latter belong to the scores, the former to the weights, which are written as integers times
+    ``weight_scales[row]``.
     """
 
-    def emit(b: ir.IRBuilder, pages: ir.Value, scores: ir.Value, weights: ir.Value, *args: ir.Value) -> None:
-        row, first, end, scales, peak, total, shrink = args
-        has_scales = pages.type.pointee == ir.IntType(8)
+    def emit(b: ir.IRBuilder, scores: ir.Value, *args: ir.Value) -> None:
+        block = Block(*args[:4])
+        weights, weight_scales, row, first, end, scales, to_values, peak, total, shrink = args[4:]
+        are_integers = block.pages.type.pointee == ir.IntType(8)
+        of = operands_of(block.pages)
         start = b.gep(scores, [b.mul(row, INT(KEY_BLOCK))])
 
-        def scaled(vectors: Values, part: int) -> Values:
-            if not has_scales:
+        def scaled(vectors: Values, offset: ir.Value) -> Values:
+            if not are_integers:
                 return vectors
-            places = [b.gep(scales, [INT(part * KEY_BLOCK + index * LANES)]) for index in range(_NUM_VECTORS)]
-            return [b.fmul(x, load_vector(b, at, LANES)) for x, at in zip(vectors, places, strict=True)]
+            return [b.fmul(x, block.scales_of(b, scales, index, offset)) for index, x in enumerate(vectors)]
 
-        given = [load_vector(b, b.gep(start, [INT(index * LANES)]), LANES) for index in range(_NUM_VECTORS)]
-        visible = [lanes_within(b, first, end, index * LANES) for index in range(_NUM_VECTORS)]
-        given = [b.select(see, x, splat(_MASKED)) for see, x in zip(visible, scaled(given, 0), strict=True)]
+        def highest(vectors: Values) -> ir.Value:
+            top = vectors[0]
+            for x in vectors[1:]:
+                top = maximum(b, x, top)
+            return fold(b, top, 1, lambda x, y: maximum(b, x, y))
+
+        given = [load_vector(b, b.gep(start, [INT(index * LANES)]), LANES) for index in range(NUM_KEY_VECTORS)]
+        visible = [lanes_within(b, first, end, index * LANES) for index in range(NUM_KEY_VECTORS)]
+        given = [b.select(see, x, splat(_MASKED)) for see, x in zip(visible, scaled(given, INT(0)), strict=True)]
         old_peak = in_all_lanes(b, b.gep(peak, [row]))
-        top = given[0]
-        for x in given[1:]:
-            top = maximum(b, x, top)
-        top = maximum(b, fold(b, top, 1, lambda x, y: maximum(b, x, y)), old_peak)
+        top = maximum(b, highest(given), old_peak)
         factor = exp2(b, b.fsub(old_peak, top))
         results = [exp2(b, b.fsub(x, top)) for x in given]
         added = results[0]
@@ -122,45 +141,85 @@ def softmax() -> Any:
         for array, value in ((peak, top), (shrink, factor), (total, multiply_add(b, old_total, factor, added))):
             b.store(b.extract_element(value, INT(0)), b.gep(array, [row]))
 
-        pairs = are_pairs(weights)
-        results = scaled(results, 1)
-        if pairs:
-            results = [round_to_pairs(b, *two) for two in zip(results[::2], results[1::2], strict=True)]
-        to = b.gep(weights, [b.mul(row, INT(KEY_BLOCK // num_terms(pairs=pairs)))])
-        for index, vector in enumerate(results):
+        if are_integers:
+            # Only what the row sees may decide on its scale: the others' weights are 0, whatever their scales are.
+            results = [b.select(see, x, splat(0.0)) for see, x in zip(visible, scaled(results, to_values), strict=True)]
+            largest = maximum(b, highest(results), splat(LEAST_SCALE))
+            steps = b.fdiv(splat(MOST_WEIGHT_STEPS), largest)
+            results = [b.fmul(x, steps) for x in results]
+            scale = b.fmul(largest, splat(1 / MOST_WEIGHT_STEPS))
+            b.store(b.extract_element(scale, INT(0)), b.gep(weight_scales, [row]))
+        to = b.gep(weights, [b.mul(row, INT(KEY_BLOCK // of.terms))])
+        for index, vector in enumerate(of.of_floats(b, results)):
             store_vector(b, vector, b.gep(to, [INT(index * LANES)]))
 
     return callable_by_kernels(emit)
 
 
-def values(num_vectors: int) -> Any:
-    """Makes ``(sums, shrink, panel, weights, row, num_rows, first_element, padded_dim, num_keys, *ahead)``.
+def values(num_vectors: int, *, is_part: bool = False) -> Any:
+    """Makes ``(sums, *block, next_at, shrink, weights, weight_scales, row, num_rows, first_element, padded_dim, …)``.
 
-    For up to ROWS_AT_ONCE rows and `num_vectors` vectors of elements from `first_element` on, ``sums[row] =
-    shrink[row] * sums[row] + sum over keys of weights[row, key] * panel[key]``; `Ahead` with every second key one.
+    The last two arguments are `num_keys` and `fetches`. For up to ROWS_AT_ONCE rows and `num_vectors` vectors of
+    elements from `first_element` on, ``sums[row] = shrink[row] * sums[row] + sum over keys of weights[row, key] *
+    values[key]``. Where `fetches` is not 0, the values at `next_at` are prefetched.
+
+    Args:
+        num_vectors: see above.
+        is_part: the vector is the last one of a head and has `num_elements`, a further argument, at the end.
     """
 
-    def emit(b: ir.IRBuilder, sums: ir.Value, shrink: ir.Value, panel: ir.Value, *args: ir.Value) -> None:
-        (weights, row, num_rows, first_element, padded_dim, num_keys), ahead = args[:6], Ahead(*args[6:])
-        terms = num_terms(pairs=are_pairs(panel))
-        places = [b.add(first_element, INT(index * LANES)) for index in range(num_vectors)]
-        num_lanes = b.udiv(b.add(num_keys, INT(terms - 1)), INT(terms))
+    def emit(b: ir.IRBuilder, sums: ir.Value, *args: ir.Value) -> None:
+        block, ahead = Block(*args[:4]), Block(*args[:4])._replace(at=args[4])
+        shrink, weights, weight_scales, row, num_rows, first_element, padded_dim, num_keys, fetches = args[5:14]
+        of = operands_of(block.pages)
+        terms = of.page_terms
+        num_vectors_of_place = terms // of.terms
+        row_len = KEY_BLOCK // of.terms
+        first = b.mul(first_element, INT(terms))
+        first_lane = b.udiv(first_element, INT(terms))
+
+        def operands_at(place: ir.Value) -> list[Values]:
+            start = b.gep(block.value_address(b, place), [first])
+            if is_part:
+                parts = [load_first(b, start, LANES * terms, b.mul(args[14], INT(terms)))]
+            else:
+                starts = [b.gep(start, [INT(index * LANES * terms)]) for index in range(num_vectors)]
+                parts = [load_vector(b, address, LANES * terms) for address in starts]
+            return [of.of_pages(b, part) for part in parts]
 
         def emit_rows(count: int) -> None:
             rows = [b.add(row, INT(index)) for index in range(count)]
-            factors = [b.gep(weights, [b.mul(number, INT(KEY_BLOCK // terms))]) for number in rows]
-            addresses = [b.gep(sums, [b.add(b.mul(number, padded_dim), at)]) for number in rows for at in places]
-            shrinks = [in_all_lanes(b, b.gep(shrink, [number])) for number in rows for _ in places]
+            factors = [b.gep(weights, [b.mul(number, INT(row_len))]) for number in rows]
 
-            def add(lane: ir.Value, totals: Values) -> Values:
-                ahead.fetch(b, b.udiv(b.mul(lane, INT(terms)), INT(2)))
-                start = b.gep(panel, [b.mul(lane, padded_dim)])
-                vectors = [load_vector(b, b.gep(start, [at]), LANES) for at in places]
-                return _add_all(b, [repeated(b, b.gep(factor, [lane])) for factor in factors], vectors, totals)
+            def add_operands(place: ir.Value, operands: list[Values], totals: Values) -> Values:
+                for number, column in enumerate(zip(*operands, strict=True)):
+                    index = b.add(b.mul(place, INT(num_vectors_of_place)), INT(number))
+                    repeats = [repeated(b, b.gep(factor, [index])) for factor in factors]
+                    totals = _add_all(b, of, repeats, list(column), totals)
+                return totals
 
-            old = [b.fmul(load_vector(b, at, LANES), by) for at, by in zip(addresses, shrinks, strict=True)]
-            for total, at in zip(loop(b, num_lanes, old, add, fills_registers=True), addresses, strict=True):
-                store_vector(b, total, at)
+            def add(place: ir.Value, totals: Values) -> Values:
+                with b.if_then(b.icmp_signed("!=", fetches, INT(0))):
+                    ahead.fetch_values(b, b.add(first_lane, place))
+                return add_operands(place, operands_at(place), totals)
+
+            num_places, totals = b.udiv(num_keys, INT(terms)), [of.zeros] * (count * num_vectors)
+            has_places = b.icmp_signed(">", num_places, INT(0))
+            totals = choose(b, has_places, totals, lambda old: loop(b, num_places, old, add, fills_registers=True))
+            if terms > 1:
+                # The last key may be the first of two, of which the second was never written.
+                def add_last(totals: Values) -> Values:
+                    operands = [of.first_terms(b, part) for part in operands_at(num_places)]
+                    return add_operands(num_places, operands, totals)
+
+                totals = choose(b, b.icmp_signed("!=", b.urem(num_keys, INT(terms)), INT(0)), totals, add_last)
+            new = iter(totals)
+            for number in rows:
+                by, scale = (in_all_lanes(b, b.gep(array, [number])) for array in (shrink, weight_scales))
+                start = b.gep(sums, [b.add(b.mul(number, padded_dim), first_element)])
+                for index in range(num_vectors):
+                    to = b.gep(start, [INT(index * LANES)])
+                    store_vector(b, multiply_add(b, load_vector(b, to, LANES), by, of.floats(b, next(new), scale)), to)
 
         for_each_choice(b, num_rows, range(1, ROWS_AT_ONCE + 1), emit_rows)
 
@@ -197,7 +256,7 @@ def merge() -> Any:
     return callable_by_kernels(emit)
 
 
-def _add_all(b: ir.IRBuilder, factors: Values, vectors: Values, sums: Values) -> Values:
+def _add_all(b: ir.IRBuilder, of: Operands, factors: Values, vectors: Values, sums: Values) -> Values:
     """sums[factor, vector] + factor * vector, for every factor with every vector."""
     products = [(factor, vector) for factor in factors for vector in vectors]
-    return [add_dot(b, *product, total) for product, total in zip(products, sums, strict=True)]
+    return [of.add(b, *product, total) for product, total in zip(products, sums, strict=True)]

@@ -27,7 +27,7 @@ _tile = products.tile()
 
 
 @numba.njit(nogil=True)
-def _find_scale(x: _Array, most_steps: int, scale: _Array) -> None:
+def find_scale(x: _Array, most_steps: int, scale: _Array) -> None:
     """Sets the scale [1] with which a row's largest integer is `most_steps`.
 
     The scale of a row with a non-finite element is not finite: without their sign, floats are ordered like the integers
@@ -45,7 +45,7 @@ def _find_scale(x: _Array, most_steps: int, scale: _Array) -> None:
 
 @numba.njit(nogil=True)
 def quantize_row(x: _Array, most_steps: int, steps: _Array, scale: _Array) -> None:
-    _find_scale(x, most_steps, scale)
+    find_scale(x, most_steps, scale)
     inverse = np.float32(1.0) / scale[0]
     for d in range(x.shape[0]):
         steps[d] = np.int16(np.floor(x[d] * inverse + np.float32(0.5)))

@@ -30,11 +30,13 @@ from microturn.model.cpu.vectors import (
     INT,
     LANES,
     Values,
+    add_products,
     broadcast,
     callable_by_kernels,
     fetch,
     for_each_choice,
     loop,
+    sums_of_neighbours,
 )
 
 # Outputs of a panel. With AMX two panels are read at once: their number is even.
@@ -110,7 +112,7 @@ def tile() -> Any:
                     factors = [load(b, line, INT(place), _WEIGHTS) for place in starts]
                     given = [_repeated_quad(b, vector, at) for vector in inputs]
                     pairs = [(vector, factor) for vector in given for factor in factors]
-                    sums = [_add_products(b, *pair, total) for pair, total in zip(pairs, sums, strict=True)]
+                    sums = [add_products(b, *pair, total) for pair, total in zip(pairs, sums, strict=True)]
                 return sums
 
             zeros = [_SUMS([0] * LANES)] * (count * _NUM_VECTORS)
@@ -119,7 +121,7 @@ def tile() -> Any:
             for number in rows:
                 x_scale = broadcast(b, b.load(b.gep(x_scales, [number])))
                 both = b.shuffle_vector(next(halves), next(halves), _WIDE(list(range(2 * LANES))))
-                scaled = b.fmul(b.sitofp(_sums_of_neighbours(b, both), _FLOATS), factors)
+                scaled = b.fmul(b.sitofp(sums_of_neighbours(b, both), _FLOATS), factors)
                 address = b.gep(out, [b.add(b.mul(number, num_out), first)])
                 store_first(b, b.fmul(scaled, x_scale), address, b.sub(num_out, first))
 
@@ -136,17 +138,6 @@ def _repeated_quad(b: ir.IRBuilder, x: ir.Value, at: ir.Value) -> ir.Value:
     """Four neighbours of a row, in all lanes."""
     quad = b.load(b.bitcast(b.gep(x, [at]), _INT64.as_pointer()), align=2)
     return b.bitcast(broadcast(b, quad, LANES // 2), _INPUTS)
-
-
-def _add_products(b: ir.IRBuilder, x: ir.Value, weight: ir.Value, sums: ir.Value) -> ir.Value:
-    """Adds the products of two neighbours to the sum of their lane; LLVM has an instruction for just that."""
-    return b.add(sums, _sums_of_neighbours(b, b.mul(b.sext(x, _WIDE), b.sext(weight, _WIDE))))
-
-
-def _sums_of_neighbours(b: ir.IRBuilder, vector: ir.Value) -> ir.Value:
-    even, odd = (_SUMS([2 * lane + place for lane in range(LANES)]) for place in (0, 1))
-    nothing = _WIDE(ir.Undefined)
-    return b.add(b.shuffle_vector(vector, nothing, even), b.shuffle_vector(vector, nothing, odd))
 
 
 def store_first(b: ir.IRBuilder, values: ir.Value, address: ir.Value, count: ir.Value) -> None:

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from microturn.errors import InvalidArgument
 from microturn.kv.layer_groups import LayerGroups, LayerShape
+from microturn.kv.page_layout import PageLayout
 from microturn.kv.tensors import KV_DTYPES, KVTensors
 from microturn.model import runner
 from microturn.model.cpu import attention as native
@@ -38,14 +39,15 @@ def load(settings: Settings) -> Loaded:
         InvalidArgument: it cannot be loaded or served, or the settings do not fit it.
     """
     _refuse_what_is_for_a_gpu(settings)
-    use_native = _use_native(settings)
     model = runner.load_model(settings.model_dir)
     layers = runner.trace_layers(model)
+    use_native = _use_native(settings, layers)
     checked, weights = _checked(settings, model, layers, use_native=use_native)
     if weights == "int8":
         release_linears(model)
     kv_dtype = KV_DTYPES["bfloat16" if settings.kv_dtype == "auto" else settings.kv_dtype]
     groups = LayerGroups.of(layers)
+    layout = PageLayout.PANELS if use_native else PageLayout.HND
     token_bytes = groups.num_groups * KVTensors.bytes_per_token(groups.slots, kv_dtype)
 
     def free_tokens(max_context: int) -> int:
@@ -54,8 +56,7 @@ def load(settings: Settings) -> Loaded:
     pool, max_context = size_pool(settings, model, groups.num_groups, free_tokens)
     model_runner = runner.ModelRunner(
         model,
-        KVTensors(layers, pool.num_pages, pool.page_size, kv_dtype, groups=groups),
-        use_native=use_native,
+        KVTensors(layers, pool.num_pages, pool.page_size, kv_dtype, groups=groups, layout=layout),
         decoder=checked.decoder,
         accepts_embeds=checked.accepts_embeds,
         no_window_reason=checked.no_window_reason,
@@ -105,8 +106,8 @@ def _refuse_what_is_for_a_gpu(settings: Settings) -> None:
             raise InvalidArgument(f"setting '{name}' cannot be {value} on a CPU")
 
 
-def _use_native(settings: Settings) -> bool:
-    reason = native.unavailable_reason()
+def _use_native(settings: Settings, layers: Sequence[LayerShape]) -> bool:
+    reason = native.unavailable_reason(settings.page_size, layers)
     if settings.attention == "native" and reason is not None:
         raise InvalidArgument(f"setting 'attention' cannot be native here: {reason}")
     if settings.attention == "auto" and reason is not None:

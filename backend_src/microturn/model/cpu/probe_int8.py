@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from microturn.kv.layer_groups import LayerShape
+from microturn.kv.page_layout import PageLayout
 from microturn.kv.quantization import dequantize, quantize
 from microturn.kv.tensors import KVTensors
 from microturn.model.batch import Batch, Row
@@ -56,8 +57,8 @@ def int8_decoder(model: PreTrainedModel, layers: Sequence[LayerShape], exact: Fu
     vocab_size = model.config.get_text_config().vocab_size
     ids, neighbour = torch.randint(vocab_size, (2, _LEN), generator=torch.Generator().manual_seed(0)).tolist()
     num_pages = _LEN // _PAGE_SIZE
-    kv = KVTensors(layers, 2 * num_pages, _PAGE_SIZE)
-    runner = ModelRunner(model, kv, use_native=True, decoder=decoder)
+    kv = KVTensors(layers, 2 * num_pages, _PAGE_SIZE, layout=PageLayout.PANELS)
+    runner = ModelRunner(model, kv, decoder=decoder)
     pages, neighbour_pages = list(range(num_pages)), list(range(num_pages, 2 * num_pages))
 
     # Full and partial tiles of rows, each alone, then batched with another piece.

@@ -31,9 +31,6 @@ LANES = 16 if HAS_AVX512 else 8
 # there; on AMD's Zen 3 L1 is faster by 5 to 15 %.
 _NEARNESS = 2 if HAS_AVX512 else 3
 
-# Lanes within which instructions interleave two vectors: 128 bits.
-_GROUP = 4
-
 INT = ir.IntType(64)
 _INT32, _BYTE = ir.IntType(32), ir.IntType(8)
 _VECTOR, _INT_VECTOR = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(_INT32, LANES)
@@ -113,10 +110,17 @@ def for_each_choice(b: ir.IRBuilder, value: ir.Value, choices: Iterable[int], em
             emit(choice)
 
 
-def loop_any(b: ir.IRBuilder, count: ir.Value, body: Callable[[ir.Value, Values], Values]) -> None:
-    """A `loop` without values whose count may be 0."""
-    with b.if_then(b.icmp_signed(">", count, INT(0))):
-        loop(b, count, [], body)
+def choose(b: ir.IRBuilder, condition: ir.Value, values: Values, body: Callable[[Values], Values]) -> Values:
+    """``body(values)`` if the condition holds, otherwise `values`."""
+    before = b.block
+    with b.if_then(condition):
+        results = body(values)
+        inside = b.block
+    phis = [b.phi(value.type) for value in values]
+    for phi, value, result in zip(phis, values, results, strict=True):
+        phi.add_incoming(value, before)
+        phi.add_incoming(result, inside)
+    return phis
 
 
 def load_vector(b: ir.IRBuilder, address: ir.Value, count: int) -> ir.Value:
@@ -138,17 +142,6 @@ def load_first(b: ir.IRBuilder, address: ir.Value, count: int, num_first: ir.Val
     signature = ir.FunctionType(kind, [pointer.type, _INT32, mask.type, kind])
     masked_load = cgutils.get_or_insert_function(b.module, signature, name)
     return b.call(masked_load, [pointer, _INT32(1), mask, kind(None)])
-
-
-def widen(b: ir.IRBuilder, elements: ir.Value) -> ir.Value:
-    """Elements as floats: float32, int8 by value, or bfloat16 as the int16 of its bits."""
-    narrow, lanes = elements.type.element, elements.type.count
-    if isinstance(narrow, ir.FloatType):
-        return elements
-    wide, floats = ir.VectorType(_INT32, lanes), ir.VectorType(ir.FloatType(), lanes)
-    if narrow.width == 8:
-        return b.sitofp(b.sext(elements, wide), floats)
-    return b.bitcast(b.shl(b.zext(elements, wide), wide([16] * lanes)), floats)
 
 
 def fetch(b: ir.IRBuilder, address: ir.Value) -> None:
@@ -184,57 +177,6 @@ def fold(b: ir.IRBuilder, vector: ir.Value, period: int, combine: Callable[[ir.V
     return vector
 
 
-def transposed(b: ir.IRBuilder, rows: Values) -> Values:
-    """The columns of LANES vectors of LANES lanes of 32 bits.
-
-    First within groups of four lanes, by the instructions that interleave two vectors there; then whole groups.
-    """
-    num_groups = LANES // _GROUP
-    # parts[i][group]: of four rows, in each group of lanes their elements of column 4 * group + i
-    parts: list[Values] = [[] for _ in range(_GROUP)]
-    for first in range(0, LANES, _GROUP):
-        a, c, d, e = rows[first : first + _GROUP]
-        low, high = [_unpack(b, a, c, 1, half) for half in (0, 1)], [_unpack(b, d, e, 1, half) for half in (0, 1)]
-        for index in range(_GROUP):
-            parts[index].append(_unpack(b, low[index // 2], high[index // 2], 2, index % 2))
-    columns = [_groups_transposed(b, of) for of in parts]
-    return [columns[index][group] for group in range(num_groups) for index in range(_GROUP)]
-
-
-def _groups_transposed(b: ir.IRBuilder, vectors: Values) -> Values:
-    """A square of vectors and their groups of four lanes, transposed."""
-    if len(vectors) == 1:
-        return vectors
-    pairs = list(zip(vectors[::2], vectors[1::2], strict=True))
-    halves = [_groups_transposed(b, [_every_other_group(b, *two, odd) for two in pairs]) for odd in (0, 1)]
-    return [vector for two in zip(*halves, strict=True) for vector in two]
-
-
-def _every_other_group(b: ir.IRBuilder, x: ir.Value, y: ir.Value, odd: int) -> ir.Value:
-    starts = range(odd * _GROUP, 2 * LANES, 2 * _GROUP)
-    return b.shuffle_vector(x, y, _INT_VECTOR([start + lane for start in starts for lane in range(_GROUP)]))
-
-
-def _unpack(b: ir.IRBuilder, x: ir.Value, y: ir.Value, run_len: int, half: int) -> ir.Value:
-    """Interleaves runs of lanes of x and y: of each group of four their first or second half."""
-    at = [
-        group + half * 2 + run + lane + source
-        for group in range(0, LANES, _GROUP)
-        for run in range(0, 2, run_len)
-        for source in (0, LANES)
-        for lane in range(run_len)
-    ]
-    return b.shuffle_vector(x, y, _INT_VECTOR(at))
-
-
-def interleaved(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> Values:
-    """Two vectors of lanes, halves of 16 bits: those of x in the lower halves, those of y in the upper ones."""
-    kind = ir.VectorType(ir.IntType(16), 2 * LANES)
-    x, y = b.bitcast(x, kind), b.bitcast(y, kind)
-    runs = [[place for at in range(first, first + LANES) for place in (at, 2 * LANES + at)] for first in (0, LANES)]
-    return [b.bitcast(b.shuffle_vector(x, y, ir.VectorType(_INT32, 2 * LANES)(run)), _INT_VECTOR) for run in runs]
-
-
 def lanes_within(b: ir.IRBuilder, first: ir.Value, end: ir.Value, offset: int) -> ir.Value:
     """Which lanes, counted from `offset` on, are at least `first` and below `end`; `end` is at least `first`."""
     start, length = (broadcast(b, b.trunc(value, _INT32)) for value in (first, b.sub(end, first)))
@@ -245,6 +187,25 @@ def lanes_within(b: ir.IRBuilder, first: ir.Value, end: ir.Value, offset: int) -
 def multiply_add(b: ir.IRBuilder, x: ir.Value, y: ir.Value, total: ir.Value) -> ir.Value:
     """Total + x * y, rounded once where the CPU can."""
     return b.fadd(b.fmul(x, y, flags=_FUSED), total, flags=_FUSED)
+
+
+def add_products(b: ir.IRBuilder, x: ir.Value, y: ir.Value, sums: ir.Value) -> ir.Value:
+    """Adds the products of two neighbouring integers to the sum of their lane.
+
+    Args:
+        x: 2 * LANES integers of at most 16 bits; `y` likewise.
+        sums: LANES int32.
+    """
+    wide = ir.VectorType(_INT32, 2 * LANES)
+    # LLVM has an instruction for just that.
+    return b.add(sums, sums_of_neighbours(b, b.mul(b.sext(x, wide), b.sext(y, wide))))
+
+
+def sums_of_neighbours(b: ir.IRBuilder, vector: ir.Value) -> ir.Value:
+    """LANES sums of two neighbours of 2 * LANES int32."""
+    even, odd = (_INT_VECTOR([2 * lane + place for lane in range(LANES)]) for place in (0, 1))
+    nothing = vector.type(ir.Undefined)
+    return b.add(b.shuffle_vector(vector, nothing, even), b.shuffle_vector(vector, nothing, odd))
 
 
 def maximum(b: ir.IRBuilder, x: ir.Value, known: ir.Value) -> ir.Value:

@@ -46,7 +46,7 @@ def check_attention(
                 torch.randn(batch.num_tokens, heads, layer.head_dim, generator=generator, device=device).to(dtype)
                 for heads in (shape.num_heads, layer.num_kv_heads, layer.num_kv_heads)
             )
-            expected = _attend(PagedAttention(batch, kv, native=False, rotary=shape.rotary), layer, q, k, v)
+            expected = _attend(PagedAttention(batch, kv, rotary=shape.rotary), layer, q, k, v)
             written = kv.layers[0].elements.clone()
             attention = FlashInferAttention(shape, kv, workspace, batch.num_tokens)
             attention.plan(batch)

@@ -54,7 +54,6 @@ class GpuRunner(ModelRunner):
         super().__init__(
             model,
             kv,
-            use_native=False,
             decoder=decoder,
             accepts_embeds=accepts_embeds,
             no_window_reason=no_window_reason,

@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from microturn.kv.page_layout import PageLayout
 from microturn.kv.tensors import KVTensors
 from microturn.model.batch import Batch, Row
 from microturn.model.cpu import attention as native
@@ -24,7 +25,7 @@ def fused_runner(model: PreTrainedModel) -> ModelRunner:
     layers = trace_layers(model)
     decoder = FusedLayers.of(model, layers)
     assert decoder is not None
-    return ModelRunner(model, KVTensors(layers, 32, 16), use_native=True, decoder=decoder)
+    return ModelRunner(model, KVTensors(layers, 32, 16, layout=PageLayout.PANELS), decoder=decoder)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -61,7 +61,7 @@ def test_attention_and_pages_are_torch_s(
         batch = _batch(rows, seed)
         attention.plan(batch)
         q, k, v = _random(batch.num_tokens, seed)
-        expected = PagedAttention(batch, plain_kv, native=False).append_and_attend(0, q, k, v, SCALE, window)
+        expected = PagedAttention(batch, plain_kv).append_and_attend(0, q, k, v, SCALE, window)
         padding = 0 if room is None else sum(room)
         q, k, v = (torch.cat((x, torch.full((padding, *x.shape[1:]), torch.nan, dtype=x.dtype))) for x in (q, k, v))
         got = attention.append_and_attend(0, q, k, v, SCALE, window)[: batch.num_tokens]
@@ -79,7 +79,7 @@ def test_a_step_of_a_fixed_size_may_be_smaller_than_the_one_before() -> None:
         attention.plan(batch)
         q, k, v = _random(size, 1)
         expected_kv = _copy(kv)
-        expected = PagedAttention(batch, expected_kv, native=False).append_and_attend(
+        expected = PagedAttention(batch, expected_kv).append_and_attend(
             0, *(x[: batch.num_tokens] for x in (q, k, v)), SCALE, None
         )
         got = attention.append_and_attend(0, q, k, v, SCALE, None)
@@ -99,9 +99,7 @@ def test_sinks_that_have_moved_are_seen_by_queries_that_are_turned_back() -> Non
     attention = FlashInferAttention(_shape(layers), kv, torch.empty(0), 64)
     for batch in (Batch(rows), Batch(rows[1:2]), Batch(rows[::-1])):
         q, k, v = _random(batch.num_tokens, 5)
-        expected = PagedAttention(batch, plain_kv, native=False, rotary=ROTARY).append_and_attend(
-            0, q, k, v, SCALE, None
-        )
+        expected = PagedAttention(batch, plain_kv, rotary=ROTARY).append_and_attend(0, q, k, v, SCALE, None)
         attention.plan(batch)
         got = attention.append_and_attend(0, q, k, v, SCALE, None)
         torch.testing.assert_close(got, expected, atol=2e-2, rtol=2e-2)
@@ -116,7 +114,7 @@ def test_each_group_of_layers_has_its_pages_and_each_kind_its_window() -> None:
     batch = Batch([Row([0] * 2, 18, [7, 3, 21, 5, 9], others=others)])
     attention = FlashInferAttention(_shape(layers), kv, torch.empty(0), 64)
     attention.plan(batch)
-    expecting = PagedAttention(batch, plain_kv, native=False)
+    expecting = PagedAttention(batch, plain_kv)
     for layer, shape in enumerate(layers):
         q, k, v = _random(2, layer)
         expected = expecting.append_and_attend(layer, q, k, v, SCALE * (layer + 1), shape.window)
