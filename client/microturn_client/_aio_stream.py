@@ -15,18 +15,15 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from microturn_client._errors import ConnectionLost, InternalError, MicroturnError, from_failure
 from microturn_client._events import Event, Resumed
+from microturn_client._lifecycle import SessionState
 from microturn_client._messages_pb2 import ModelInferRequest
 from microturn_client._pending_turn import PendingTurn
 from microturn_client._session_core import SessionCore
-from microturn_client._session_state import SessionState
 from microturn_client._wire import Metadata, read_route
-
-if TYPE_CHECKING:
-    pass
 
 # After END is answered the server ends the stream by itself; a server that does not is not waited for.
 _STREAM_END_S = 1.0
@@ -133,7 +130,7 @@ class AsyncStream:
         return None
 
     async def _first_of(self, turns: deque[PendingTurn]) -> PendingTurn | None:
-        while not turns and self.core.takes_turns:
+        while not turns and self.core.lifecycle.takes_turns:
             self._enter_loop()
             await self._change()
         return turns[0] if turns else None
@@ -155,7 +152,7 @@ class AsyncStream:
         try:
             if call is not None:
                 call.end()
-                if call.reader is not None and self.core.state is SessionState.CLOSED:
+                if call.reader is not None and self.core.lifecycle.state is SessionState.CLOSED:
                     await asyncio.wait((call.reader,), timeout=_STREAM_END_S)
         finally:
             self.core.connection_lost(ConnectionLost("the session was closed"))
@@ -253,5 +250,5 @@ class AsyncStream:
             self.core.tick()
             self.flush()
         except Exception as failure:
-            self.core.lose(InternalError(f"the client itself failed when a time had come: {failure!r}"))
+            self.core.lifecycle.lose(InternalError(f"the client itself failed when a time had come: {failure!r}"))
             self._wake()

@@ -16,7 +16,7 @@ from microturn_client._new_turn import begin_ask
 from microturn_client._options import AppendOptions, MessageRole, TurnOptions
 from microturn_client._session_core import SessionCore
 from microturn_client._session_facts import SessionFacts
-from microturn_client._session_state import Timeouts
+from microturn_client._timeouts import Timeouts
 from microturn_client._tool_events import ToolCall, result_text
 
 _WITHDRAWN = "microturn: the input had not been sent, and is not appended"

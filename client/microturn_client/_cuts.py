@@ -47,7 +47,7 @@ class Cuts:
         self._answers: deque[PendingTurn] = deque(maxlen=_NUM_ANSWERS)
         self._last_done: PendingTurn | None = None
         self._held: list[PendingTurn] = []
-        self._blocking: PendingTurn | None = None
+        self._is_blocked = False  # by the cut on the wire: there is never more than one
 
     # ---- where to cut --------------------------------------------------------------------------------------------
 
@@ -122,7 +122,7 @@ class Cuts:
         if turn.is_end:
             return False
         sent = self._outbox.sent
-        if self._blocking is not None or (turn.is_cut and any(earlier.is_cut for earlier in sent)):
+        if self._is_blocked or (turn.is_cut and any(earlier.is_cut for earlier in sent)):
             return True
         if turn.options.get("on_overlap") == "interrupt" and any(earlier.is_behind for earlier in sent):
             return True  # it would cut short what was handed out before
@@ -133,7 +133,7 @@ class Cuts:
         position = _position_of(cut)
         self._hold(cut)
         if self._held or any(turn.is_held for turn in self._outbox) or self._transcript.behind(position):
-            self._blocking = cut
+            self._is_blocked = True
 
     def _cut(self, position: int, deadline: float) -> PendingTurn:
         options = {"max_tokens": 0, "on_overlap": "interrupt", "rewind_to": position}
@@ -195,7 +195,7 @@ class Cuts:
             turn.redo()
         self._outbox.put_first([*again, *self._held])
         self._held = []
-        self._blocking = None if self._blocking is cut else self._blocking
+        self._is_blocked = False
 
     def write_down(self, turn: PendingTurn) -> None:
         """Notes what a turn that has ended well has done to the context."""
@@ -222,28 +222,25 @@ class Cuts:
             turn.tensor, meant, status, turn.ids, turn.texts, sampling=sampling, was_to_generate=was_to_generate
         )
 
-    def is_refused(self, cut: PendingTurn) -> list[PendingTurn]:
-        """The server has not cut: what was held counts; returns what of it has ended."""
+    def is_refused(self) -> None:
+        """The server has not cut: what was held for that counts."""
         done, self._held = self._held, []
         for turn in (*done, *self._outbox):
             turn.release()
             turn.role = Role.TURN if turn.role is Role.SILENT else turn.role
-        self._blocking = None if self._blocking is cut else self._blocking
-        return done
-
-    def is_unsent(self, cut: PendingTurn) -> None:
-        """The server has not heard of a cut, which will be sent again: nothing waits for its answer until then."""
-        self._blocking = None if self._blocking is cut else self._blocking
+        self._is_blocked = False
+        for turn in done:
+            self.write_down(turn)
 
     def release(self) -> list[PendingTurn]:
         """Nobody will hear whether the server has cut: returns the turns that have ended and were held for that."""
         done, self._held = self._held, []
-        self._blocking = None
+        self._is_blocked = False
         return done
 
-    def is_broken(self) -> None:
-        """What is on the wire will be sent again."""
-        self._blocking = None
+    def is_unsent(self) -> None:
+        """The server has not heard of the cut, which will be sent again: nothing waits for its answer until then."""
+        self._is_blocked = False
 
     def forget_behind(self, position: int) -> None:
         """The context was cut back to a position."""

@@ -11,7 +11,7 @@ from microturn_client._inputs import InputTensor, encode_input
 from microturn_client._options import DEFAULT_MAX_TOKENS, MessageRole
 from microturn_client._pending_turn import PendingTurn
 from microturn_client._requests import Requests
-from microturn_client._session_state import Timeouts
+from microturn_client._timeouts import Timeouts
 
 if TYPE_CHECKING:
     from microturn_client._session_core import SessionCore

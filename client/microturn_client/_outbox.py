@@ -26,7 +26,8 @@ class Outbox:
 
     Attributes:
         next_number: of the next turn that is numbered.
-        retry_at: when to send the turn again for which the server had no room; None when there is none.
+        retry_at: nothing is sent before that time, or before a turn has its answer, since the server had no room for
+            one; None when it has.
 
     Args:
         is_numbered: whether turns are numbered at all.
@@ -108,10 +109,6 @@ class Outbox:
         is_new = turn.number is None
         most = _MAX_SENT if self._is_numbered else _MAX_SENT_UNNUMBERED
         return (is_new and num_sent >= most) or self.retry_at is not None
-
-    def wait_for_room(self, retry_at: float) -> None:
-        """The server has no room for a turn: sends nothing before that time, or before another one has its answer."""
-        self.retry_at = retry_at
 
     def tick(self, now: float) -> None:
         """Tries again when it is time."""

@@ -43,6 +43,7 @@ class PendingTurn:
         num_faults: how often the server has failed at it.
         resumed: what befell its session, as it was told.
         handed: the tokens that were handed out.
+        error: what its user was told instead of an answer.
 
     Args:
         shows_ids: its status says what its input became; the others see above.
@@ -79,7 +80,7 @@ class PendingTurn:
         self._shows_ids = shows_ids
         self._events: deque[Event] = deque()
         self.handed: list[Tokens] = []
-        self._error: MicroturnError | None = None
+        self.error: MicroturnError | None = None
         self._tool_names = tool_names
         self._received = ReceivedAnswer(tool_names)
 
@@ -92,9 +93,6 @@ class PendingTurn:
 
     def take_in(self, response: Response, context_len: int) -> None:
         """Adds what a response brought; ``context_len`` is where text stands that comes before any token."""
-        if response.error is not None:
-            self.fail(response.error)
-            return
         had_diverged = self._received.has_diverged
         events = self._received.take_in(response, context_len)
         if self._received.has_diverged and not had_diverged:
@@ -146,7 +144,7 @@ class PendingTurn:
     def fail(self, error: MicroturnError) -> None:
         """Ends the turn with an error of its own, unless it has ended: the first end stands."""
         if self.phase in ENDED:
-            self._error = None if self.is_left else copy.copy(error)
+            self.error = None if self.is_left else copy.copy(error)
             self.phase = ENDED[self.phase]
 
     # ---- what is handed out --------------------------------------------------------------------------------------
@@ -154,7 +152,7 @@ class PendingTurn:
     @property
     def is_over(self) -> bool:
         """Whether nothing more will be handed out than what is there."""
-        return self.is_left or self._error is not None or self.phase is Phase.ENDED
+        return self.is_left or self.error is not None or self.phase is Phase.ENDED
 
     @property
     def is_spent(self) -> bool:
@@ -177,11 +175,6 @@ class PendingTurn:
     def is_held(self) -> bool:
         """Whether a cut that may undo it is on its way."""
         return self.phase in RELEASED
-
-    @property
-    def error(self) -> MicroturnError | None:
-        """What its user was told instead of an answer."""
-        return self._error
 
     @property
     def has_reader(self) -> bool:
@@ -237,9 +230,9 @@ class PendingTurn:
                 self.num_handed += len(event.ids)
                 self.handed.append(event)
             return event
-        if self._error is not None:
+        if self.error is not None:
             # A copy: the traceback of the error that is kept would keep the reader's frames, and the session with them.
-            raise copy.copy(self._error)
+            raise copy.copy(self.error)
         return None
 
     # ---- what is done with it ------------------------------------------------------------------------------------
@@ -266,7 +259,7 @@ class PendingTurn:
         self.num_undone += 1
         self.limit = None
         self.phase = Phase.ENDED
-        if self._error is None:
+        if self.error is None:
             self.phase = Phase.OPEN
             self._events.clear()
 

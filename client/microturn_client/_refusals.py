@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from microturn_client import _log
 from microturn_client._errors import (
     Expired,
     FailedPrecondition,
@@ -13,13 +12,11 @@ from microturn_client._errors import (
     ResourceExhausted,
     SessionClosed,
 )
+from microturn_client._lifecycle import CLOSED_BEFORE, SessionState
 from microturn_client._pending_turn import PendingTurn
-from microturn_client._session_state import SessionState
 
 if TYPE_CHECKING:
     from microturn_client._session_core import SessionCore
-
-CLOSED_BEFORE = "the session was closed before the turn was answered"
 
 
 def refused(core: SessionCore, turn: PendingTurn, request_id: str, error: MicroturnError) -> None:
@@ -33,34 +30,31 @@ def refused(core: SessionCore, turn: PendingTurn, request_id: str, error: Microt
     is_sent_again = (
         expected is not None and turn.number is not None and (expected < turn.number or turn.refusal is error)
     )
-    if is_sent_again and core.end is not None:
+    if is_sent_again and core.lifecycle.end is not None:
         error = SessionClosed(CLOSED_BEFORE)  # END is before it now
     elif is_sent_again and expected is not None:
         # The server has not taken it: there is nothing that an interrupt could undo.
         core.outbox.left_gap(turn, expected)
         turn.release()
         if turn.is_cut:
-            core.cuts.is_unsent(turn)
+            core.cuts.is_unsent()
         return
     turn.fail(error)
     turn.release()
     core.outbox.is_void(turn)
     if turn.is_cut:
-        for held in core.cuts.is_refused(turn):
-            core.cuts.write_down(held)
-    if turn is core.end:
-        core.state = SessionState.CLOSED
-    elif turn is core.opener:
-        core.opener = None
-        if core.survival is not None and core.state is SessionState.RESUMING:
-            core.state = SessionState.OPEN
+        core.cuts.is_refused()
+    if turn is core.lifecycle.end:
+        core.lifecycle.state = SessionState.CLOSED
+    elif turn is core.lifecycle.opener:
+        if core.survival is not None and core.lifecycle.state is SessionState.RESUMING:
+            core.lifecycle.has_opened()
             core.survival.lives(core)
         else:
-            core.state = SessionState.NEW
-    elif isinstance(error, NotFound | Expired) and core.state is SessionState.OPEN:
-        core.state = SessionState.GONE
-        core.failure = error
-        _log.is_lost(core.id, error)
+            core.lifecycle.opener = None
+            core.lifecycle.state = SessionState.NEW
+    elif isinstance(error, NotFound | Expired) and core.lifecycle.state is SessionState.OPEN:
+        core.lifecycle.has_gone(error)
         for waiting in core.outbox.give_up_unsent():
             waiting.fail(error)
 
@@ -69,8 +63,8 @@ def _must_wait_for_room(core: SessionCore, turn: PendingTurn, error: MicroturnEr
     """Whether a numbered turn was refused since others of its session wait: it is sent again later."""
     if not isinstance(error, ResourceExhausted) or error.retry_after_ms is None:
         return False
-    if core.state is not SessionState.OPEN or turn.is_end or turn.is_passing or not core.outbox.has_sent_any:
+    if core.lifecycle.state is not SessionState.OPEN or turn.is_end or turn.is_passing or not core.outbox.has_sent_any:
         return False
     turn.refusal = error
-    core.outbox.wait_for_room(core.clock() + error.retry_after_ms / 1e3)
+    core.outbox.retry_at = core.clock() + error.retry_after_ms / 1e3
     return True

@@ -3,41 +3,32 @@
 A shell tells it what its user wants (``begin_…``), writes what ``requests_to_send`` hands out, feeds it what arrives
 (``receive``), tells it when the stream is gone (``connection_lost``), and when ``wake_at`` has come (``tick``). Each
 turn collects its own events, matched by request id, so several may be on the wire at once and nobody sees another's.
-The core knows no threads, no sockets and no tasks; the shell serialises the calls.
-
-    NEW ──first turn, as START──► OPENING ──first answer──► OPEN ──answer to END──► CLOSED
-     ▲                               │                        │
-     └───────────START refused───────┘                        ├──no such session any more──► GONE
-                                                              └──the stream broke──────────► LOST
-
-While START is not answered nothing else is sent: if it is refused, the turn that waits next becomes START. GONE still
-sends END, since Triton holds a sequence until it sees one; from LOST nothing can be sent. With a ``Recovery`` the core
-has a ``Survival``, which decides what a failure means, and goes on where the session would be GONE or LOST.
+The core knows no threads, no sockets and no tasks; the shell serialises the calls. ``Lifecycle`` has its states. With
+a ``Recovery``, ``Survival`` decides what a failure means, and goes on where the session would be GONE or LOST.
 """
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections.abc import Callable, Mapping
 
 from microturn_client import _log
 from microturn_client._cuts import Cuts
-from microturn_client._errors import ConnectionLost, InvalidArgument, MicroturnError, SessionClosed, TurnTimeout
+from microturn_client._errors import ConnectionLost, InvalidArgument, MicroturnError, TurnTimeout
 from microturn_client._events import REBUILT
 from microturn_client._inputs import InputTensor, encode_input
+from microturn_client._lifecycle import Lifecycle, SessionState
 from microturn_client._messages_pb2 import ModelInferRequest, ModelStreamInferResponse
 from microturn_client._new_turn import new_turn
 from microturn_client._news import News
 from microturn_client._outbox import Outbox
 from microturn_client._pending_turn import PendingTurn
-from microturn_client._phase import Role
-from microturn_client._refusals import CLOSED_BEFORE, refused
+from microturn_client._refusals import refused
 from microturn_client._requests import Requests
 from microturn_client._retry import Recovery
-from microturn_client._session_state import KEEPALIVE_SHARE, SessionState
 from microturn_client._survival import Survival
+from microturn_client._timeouts import KEEPALIVE_SHARE
 from microturn_client._transcript import Transcript
 from microturn_client._wire import Response, SessionId, read_response
 
@@ -46,7 +37,6 @@ class SessionCore:
     """One session.
 
     Attributes:
-        state: see above.
         context_len: absolute length of the context in tokens, as of the last turn that ended.
         seed: that the last turn sampled with; None before one has ended.
         requests: makes its requests.
@@ -56,11 +46,7 @@ class SessionCore:
         cuts: its cuts.
         news: what befell it.
         survival: what it does about failures; None when it ends with its stream.
-        opener: the turn without an answer behind which nothing is sent; None when there is none.
-        start: the turn that opened the session.
-        end: the turn that closes it.
-        end_resumes: ``end`` is sent to a session that the stream does not know.
-        failure: why the session takes no more turns.
+        lifecycle: its state, and the turns that begin and end it.
         heard_at: when the last message came, or the wire was last empty.
 
     Args:
@@ -80,7 +66,6 @@ class SessionCore:
         transcript: Transcript | None = None,
         is_attached: bool = False,
     ) -> None:
-        self.state = SessionState.BROKEN if is_attached else SessionState.NEW
         self.context_len = 0
         self.seed: int | None = None
         self.requests = requests
@@ -91,23 +76,13 @@ class SessionCore:
         self.transcript = transcript
         self.cuts = Cuts(self.outbox, self.transcript)
         self.news = News()
-        self.opener: PendingTurn | None = None
-        self.start: PendingTurn | None = None
-        self.end: PendingTurn | None = None
-        self.end_resumes = False
-        self.failure: MicroturnError | None = None
+        self.lifecycle = Lifecycle(self.id, self.outbox, self.cuts, is_attached=is_attached)
         self.heard_at = self._message_at = clock()
-        self._has_begun = False
         self._expires_in_s: float | None = None
         self._recovery = recovery
         self.survival = None if recovery is None else Survival(recovery, clock, is_attached=is_attached)
         if is_attached:
             self.transcript.is_complete = False
-
-    @property
-    def takes_turns(self) -> bool:
-        """Whether it is neither closed nor lost."""
-        return self.end is None and self.failure is None and self.state is not SessionState.CLOSED
 
     @property
     def id(self) -> SessionId:
@@ -157,34 +132,9 @@ class SessionCore:
         self.news.tell(cut)
         return cut
 
-    def begin_keepalive(self) -> None:
-        """Queues an empty turn that nobody reads, if one is due."""
-        due = self.keepalive_at
-        if due is not None and due <= self.clock():
-            self.outbox.put(PendingTurn.keepalive())
-
     def begin_close(self, timeout_s: float) -> PendingTurn | None:
-        """Queues END, which ends what runs; None when the server holds nothing that could be ended.
-
-        Turns that were not sent never are.
-        """
-        if self.end is not None or self.state is SessionState.CLOSED:
-            return self.end
-        closed = SessionClosed(CLOSED_BEFORE)
-        if not self._has_begun or self.state in (SessionState.LOST, SessionState.BROKEN):
-            self.fail_all(closed)
-            self.state = SessionState.CLOSED
-            return None
-        for turn in self.outbox.give_up_unsent():
-            turn.fail(closed)
-            turn.release()
-            if turn.is_cut:  # what is held for its answer counts
-                for held in self.cuts.is_refused(turn):
-                    self.cuts.write_down(held)
-        options = {"max_tokens": 0, "on_overlap": "interrupt"}
-        self.end = PendingTurn(encode_input(None), options, self.clock() + timeout_s, role=Role.END)
-        self.outbox.put(self.end)
-        return self.end
+        """Queues END, which ends what runs; None when the server holds nothing that could be ended."""
+        return self.lifecycle.begin_close(self.clock() + timeout_s)
 
     def branch(self, session_id: SessionId, timeout_s: float) -> tuple[SessionCore, PendingTurn]:
         """A session that goes on from this one's context, and its first turn, which appends nothing.
@@ -201,7 +151,7 @@ class SessionCore:
 
     def requests_to_send(self) -> list[ModelInferRequest]:
         """Hands out what is to be written now, in this order, each once."""
-        if self.state is SessionState.OPEN:
+        if self.lifecycle.state is SessionState.OPEN:
             self.cuts.cut_what_was_left()
         was_quiet = not self.outbox.has_sent_any
         requests = []
@@ -212,12 +162,12 @@ class SessionCore:
         return requests
 
     def _next_request(self) -> ModelInferRequest | None:
-        if self.opener is not None or self.state is SessionState.BROKEN:
+        if self.lifecycle.opener is not None or self.lifecycle.state is SessionState.BROKEN:
             return None
-        if self.survival is not None and self.state in (SessionState.RESUMING, SessionState.REPLAYING):
+        if self.survival is not None and self.lifecycle.state in (SessionState.RESUMING, SessionState.REPLAYING):
             return self.survival.next_request(self)
         turn = self.outbox.turn_to_send()
-        if turn is None or self.cuts.must_wait(turn) or (self.state is SessionState.GONE and not turn.is_end):
+        if turn is None or self.cuts.must_wait(turn) or (self.lifecycle.state is SessionState.GONE and not turn.is_end):
             return None
         return self._send(turn)
 
@@ -226,12 +176,10 @@ class SessionCore:
             self.cuts.is_sent(turn)
         self.outbox.number(turn)
         if turn.is_end:
-            request = self.requests.end(turn, resume=self.end_resumes)
-        elif self.state is SessionState.NEW:
+            request = self.requests.end(turn, resume=self.lifecycle.end_resumes)
+        elif self.lifecycle.state is SessionState.NEW:
             request = self.requests.start(turn)
-            self.start = self.opener = turn
-            self._has_begun = True
-            self.state = SessionState.OPENING
+            self.lifecycle.has_sent_start(turn)
         else:
             request = self.requests.later(turn)
         self.outbox.has_sent(turn, request.id)
@@ -252,10 +200,10 @@ class SessionCore:
         if response.error is not None:
             refused(self, turn, response.request_id, response.error)
             return
-        if turn is not self.end and not self.outbox.is_first(response.request_id):
+        if turn is not self.lifecycle.end and not self.outbox.is_first(response.request_id):
             self.connection_lost(ConnectionLost("the server left a turn without an answer"))
             return
-        if turn is self.opener:
+        if turn is self.lifecycle.opener:
             self._opened(turn)
         if response.status is None:
             self._take_in(turn, response)
@@ -265,11 +213,10 @@ class SessionCore:
 
     def _opened(self, turn: PendingTurn) -> None:
         """The first answer to ``opener`` came."""
-        if self.state is SessionState.REPLAYING:
+        if self.lifecycle.state is SessionState.REPLAYING:
             return  # one turn at a time
-        was_resuming = self.state is SessionState.RESUMING
-        self.opener = None
-        self.state = SessionState.OPEN
+        was_resuming = self.lifecycle.state is SessionState.RESUMING
+        self.lifecycle.has_opened()
         if self.survival is not None:
             self.survival.has_opened(self, turn, was_resuming=was_resuming)
 
@@ -287,10 +234,8 @@ class SessionCore:
         self.seed = response.status.seed
         self._expires_in_s = response.status.expires_in_s
         self._take_in(turn, response)
-        if turn is self.end:
-            self.state = SessionState.CLOSED
-            # END is answered last: answers to what was sent before it, and has none, were lost.
-            self.fail_all(SessionClosed(CLOSED_BEFORE))
+        if turn is self.lifecycle.end:
+            self.lifecycle.close()
         elif self.cuts.has_ended(turn):
             if response.status.rebuilt and not turn.is_passing:
                 _log.goes_on(self.id, is_same=REBUILT.exact, reason=REBUILT.reason)
@@ -303,23 +248,16 @@ class SessionCore:
     def connection_lost(self, error: MicroturnError) -> None:
         """The stream ended, or an error came that names no turn: without a remedy the turns fail with ``error``."""
         if self.survival is None or not self.survival.outlives(self, error):
-            self.lose(error)
-
-    def lose(self, error: MicroturnError) -> None:
-        """Ends the session here; all turns fail with ``error``."""
-        self.fail_all(error)
-        self.failure = error
-        is_closing = self.end is not None or self.state is SessionState.CLOSED
-        self.state = SessionState.CLOSED if is_closing else SessionState.LOST
-        if not is_closing:
-            _log.is_lost(self.id, error)
+            self.lifecycle.lose(error)
 
     # ---- time ----------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
         """Does what is due at ``wake_at``."""
-        self.outbox.tick(self.clock())
-        self.begin_keepalive()
+        now = self.clock()
+        self.outbox.tick(now)
+        if self.keepalive_at is not None and self.keepalive_at <= now:
+            self.outbox.put(PendingTurn.keepalive())
         if self.survival is not None:
             self.survival.tick(self)
 
@@ -333,7 +271,7 @@ class SessionCore:
     @property
     def wants_stream(self) -> bool:
         """Whether the stream that there is, if any, is of use."""
-        return self.state is not SessionState.BROKEN
+        return self.lifecycle.state is not SessionState.BROKEN
 
     def time_out(self, turn: PendingTurn) -> None:
         """Gives a turn up whose time has passed: one that was not sent never is, and what still comes is dropped."""
@@ -351,21 +289,11 @@ class SessionCore:
     @property
     def keepalive_at(self) -> float | None:
         """When the clock shows this, a keep-alive is due; None while none is: a turn is out, or nothing is open."""
-        if self.state is not SessionState.OPEN or self.outbox.has_sent_any or not self._expires_in_s:
+        if self.lifecycle.state is not SessionState.OPEN or self.outbox.has_sent_any or not self._expires_in_s:
             return None
         return self.heard_at + self._expires_in_s * KEEPALIVE_SHARE
 
     def _check_usable(self) -> None:
-        if self.end is not None or self.state is SessionState.CLOSED:
-            raise SessionClosed("the session is closed: open another one")
-        if self.failure is not None:
-            raise copy.copy(self.failure)
+        self.lifecycle.check_takes_turns()
         if self.survival is not None:
             self.survival.revive(self)
-
-    def fail_all(self, error: MicroturnError) -> None:
-        """Fails all turns without an answer."""
-        for turn in (*self.cuts.release(), *self.outbox.clear()):
-            turn.fail(error)
-            turn.release()
-        self.opener = None

@@ -31,11 +31,11 @@ from microturn_client._errors import (
     NotFound,
 )
 from microturn_client._events import REBUILT, Resumed, Status
+from microturn_client._lifecycle import SessionState
 from microturn_client._messages_pb2 import ModelInferRequest
 from microturn_client._pending_turn import PendingTurn
 from microturn_client._replay import Replay
 from microturn_client._retry import Backoff, Patience, Recovery, Remedy, remedy_for
-from microturn_client._session_state import SessionState
 
 if TYPE_CHECKING:
     from microturn_client._session_core import SessionCore
@@ -66,7 +66,7 @@ class Survival:
 
     def revive(self, core: SessionCore) -> None:
         """A turn is begun: tries again where it had given up, or was not needed."""
-        if core.state is SessionState.BROKEN and self._retry_at == math.inf:
+        if core.lifecycle.state is SessionState.BROKEN and self._retry_at == math.inf:
             self._backoff.succeeded()
             self._retry_at = core.clock()
             core.tick()
@@ -75,10 +75,10 @@ class Survival:
 
     def outlives(self, core: SessionCore, error: MicroturnError) -> bool:
         """Whether the session goes on after its stream was lost; sees to it."""
-        is_over = core.end is not None or core.state in (SessionState.CLOSED, SessionState.LOST, SessionState.GONE)
-        if is_over or remedy_for(error, is_resuming=True, num_faults=1) is not Remedy.RESUME:
+        remedy = remedy_for(error, is_resuming=True, num_faults=1)
+        if not core.lifecycle.takes_turns or remedy is not Remedy.RESUME:
             return False
-        if core.state is not SessionState.BROKEN:
+        if core.lifecycle.state is not SessionState.BROKEN:
             self._break(core, error)
         return True
 
@@ -87,7 +87,7 @@ class Survival:
         self._loss = self._loss or error
         self._leave_stream(core, self._backoff.next_attempt_at(error.retry_after_ms))
         if not self._has_opened and self._backoff.is_exhausted(self._recovery.give_up_opening_s):
-            core.lose(error)
+            core.lifecycle.lose(error)
         elif self._has_opened and self._backoff.is_exhausted(self._recovery.give_up_after_s):
             self._retry_at = math.inf
             _log.is_lost(core.id, error)
@@ -98,26 +98,26 @@ class Survival:
 
     def _leave_stream(self, core: SessionCore, retry_at: float) -> None:
         core.outbox.is_broken()
-        core.cuts.is_broken()
-        core.opener = None
-        core.state = SessionState.BROKEN
+        core.cuts.is_unsent()
+        core.lifecycle.opener = None
+        core.lifecycle.state = SessionState.BROKEN
         self._replay = None
         self._retry_at = retry_at
 
     def is_remedied(self, core: SessionCore, turn: PendingTurn, request_id: str, error: MicroturnError) -> bool:
         """Whether an error is one of the session rather than of the turn, and something is done about it."""
-        if turn is not core.end:
-            return core.state is not SessionState.GONE and self._is_survived(core, turn, error)
-        if core.end_resumes or not isinstance(error, NotFound):
+        if turn is not core.lifecycle.end:
+            return core.lifecycle.state is not SessionState.GONE and self._is_survived(core, turn, error)
+        if core.lifecycle.end_resumes or not isinstance(error, NotFound):
             return False
         # Triton may have ended the sequence of a session that lives; one END more tells.
-        core.end_resumes = True
+        core.lifecycle.end_resumes = True
         core.outbox.is_answered(request_id)
         core.outbox.put(turn)
         return True
 
     def _is_survived(self, core: SessionCore, turn: PendingTurn, error: MicroturnError) -> bool:
-        is_resuming = turn is core.opener and self._has_opened
+        is_resuming = turn is core.lifecycle.opener and self._has_opened
         remedy = remedy_for(error, is_resuming=is_resuming, num_faults=turn.num_faults)
         turn.num_faults += isinstance(error, InternalError)
         if turn.number is not None and isinstance(error, FailedPrecondition) and "turn" in error.details:
@@ -133,10 +133,8 @@ class Survival:
         if remedy is Remedy.RESUME or (remedy is Remedy.REOPEN and self._replay is not None):
             self._break(core, error)
         elif self._replay is not None or not core.transcript.is_replayable:
-            core.state = SessionState.GONE
-            core.failure = error
-            _log.is_lost(core.id, error)
-            core.fail_all(error)
+            core.lifecycle.has_gone(error)
+            core.lifecycle.fail_all(error)
         else:
             self._break(core, error)
             self._is_gone = self._has_opened = True
@@ -151,30 +149,30 @@ class Survival:
         if self._silent_until(core) <= now:
             self._patience.was_in_vain()
             self._leave_stream(core, retry_at=now)
-        elif core.state is SessionState.BROKEN and self._retry_at <= now:
-            core.state = SessionState.RESUMING if self._has_opened else SessionState.NEW
+        elif core.lifecycle.state is SessionState.BROKEN and self._retry_at <= now:
+            core.lifecycle.state = SessionState.RESUMING if self._has_opened else SessionState.NEW
             if self._is_gone:
                 self._begin_replay(core, Replay(core.transcript))
 
     def wake_at(self, core: SessionCore) -> float | None:
         """When something is due; None while nothing is."""
-        if core.state is SessionState.BROKEN:
+        if core.lifecycle.state is SessionState.BROKEN:
             return None if self._retry_at == math.inf else self._retry_at
         silent_until = self._silent_until(core)
         return core.keepalive_at if silent_until == math.inf else silent_until
 
     def _silent_until(self, core: SessionCore) -> float:
         """Up to when nothing need come; infinite while nothing is out, or the session is being closed."""
-        if not core.outbox.has_sent_any or core.end is not None:
+        if not core.outbox.has_sent_any or core.lifecycle.end is not None:
             return math.inf
-        factor = _REPLAY_PATIENCE if core.state is SessionState.REPLAYING else 1.0
+        factor = _REPLAY_PATIENCE if core.lifecycle.state is SessionState.REPLAYING else 1.0
         return core.heard_at + factor * self._patience.seconds
 
     def _begin_replay(self, core: SessionCore, replay: Replay) -> None:
-        start = core.start.result if core.start is not None else None
+        start = core.lifecycle.start.result if core.lifecycle.start is not None else None
         core.requests.reopen_with(None if start is None else start.seed)
         self._replay = replay
-        core.state = SessionState.REPLAYING
+        core.lifecycle.state = SessionState.REPLAYING
         if replay.is_done:
             self._end_replay(core, replay, SessionState.NEW)
 
@@ -182,9 +180,9 @@ class Survival:
         self._replay = None
         self._is_gone = False
         self._backoff.succeeded()
-        core.start = None
+        core.lifecycle.start = None
         core.outbox.replace_unsent(core.cuts.replan(), replay.num_turns)
-        core.state = state
+        core.lifecycle.state = state
         core.context_len = len(core.transcript)
         what = f"the session was opened anew with {core.context_len} tokens"
         self._announce(core, what, same_tokens=replay.is_exact, same_numerics=core.context_len == 0)
@@ -199,7 +197,7 @@ class Survival:
             turn = self._first_to_resume(core)
             # Numbers count from START. A first turn that an interrupt has undone is said again under another one.
             request = requests.start(turn) if turn.number == 0 else requests.resume(turn)
-        core.opener = turn
+        core.lifecycle.opener = turn
         core.outbox.has_sent(turn, request.id)
         return request
 
@@ -234,7 +232,7 @@ class Survival:
             self._has_asked(core, status.turn, status.context_len)
 
     def _has_told(self, core: SessionCore, replay: Replay, turn: PendingTurn, appended_ids: tuple[int, ...]) -> None:
-        core.opener = None
+        core.lifecycle.opener = None
         replay.has_told(turn.tensor, appended_ids, turn.ids)
         if not replay.is_done:
             return

@@ -18,9 +18,9 @@ from microturn_client._opening import attached_core, new_core
 from microturn_client._options import MessageRole, SessionOptions
 from microturn_client._retry import DEFAULT_RECOVERY, Recovery
 from microturn_client._session_core import SessionCore
-from microturn_client._session_state import DEFAULT_CLOSE_TIMEOUT_S, DEFAULT_TIMEOUT_S, Timeouts
 from microturn_client._sync_connection import Connection
 from microturn_client._sync_session import OnResumed, Session
+from microturn_client._timeouts import DEFAULT_CLOSE_TIMEOUT_S, DEFAULT_TIMEOUT_S, Timeouts
 from microturn_client._wire import Metadata, SessionId
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from microturn_client._inputs import TurnInput, encode_input
 from microturn_client._options import TurnOptions
 from microturn_client._pending_turn import PendingTurn
 from microturn_client._session_core import SessionCore
-from microturn_client._session_state import DEFAULT_CLOSE_TIMEOUT_S, Timeouts
 from microturn_client._sync_turn import Turn
 from microturn_client._sync_turns import Turns
+from microturn_client._timeouts import DEFAULT_CLOSE_TIMEOUT_S, Timeouts
 from microturn_client._transcript import TranscriptTurn
 from microturn_client._wire import new_session_id
 
@@ -81,8 +81,8 @@ class Session(Turns, Iterator[Event]):
             MicroturnError: when one of these turns failed (those behind it may still be heard), or the session is lost.
         """
         event = self._stream.next_of(self._sent)
-        if event is None and self._core.failure is not None:
-            raise copy.copy(self._core.failure)
+        if event is None and self._core.lifecycle.failure is not None:
+            raise copy.copy(self._core.lifecycle.failure)
         if event is None:
             raise StopIteration
         return event

@@ -13,18 +13,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from microturn_client._errors import ConnectionLost, InternalError, MicroturnError, from_failure
 from microturn_client._events import Event, Resumed
+from microturn_client._lifecycle import SessionState
 from microturn_client._messages_pb2 import ModelInferRequest
 from microturn_client._pending_turn import PendingTurn
 from microturn_client._session_core import SessionCore
-from microturn_client._session_state import SessionState
 from microturn_client._wire import Metadata, read_route
-
-if TYPE_CHECKING:
-    pass
 
 # After END is answered the server ends the stream by itself; a server that does not is not waited for.
 _STREAM_END_S = 1.0
@@ -130,7 +127,7 @@ class Stream:
 
     def _first_of(self, turns: deque[PendingTurn]) -> PendingTurn | None:
         with self.lock:
-            while not turns and self.core.takes_turns:
+            while not turns and self.core.lifecycle.takes_turns:
                 self._changed.wait()
         return turns[0] if turns else None
 
@@ -151,7 +148,7 @@ class Stream:
                 self.core.tick()
                 self.flush()
             except Exception as failure:
-                self.core.lose(InternalError(f"the client itself failed when a time had come: {failure!r}"))
+                self.core.lifecycle.lose(InternalError(f"the client itself failed when a time had come: {failure!r}"))
                 self._changed.notify_all()
                 return None
             return self.core.wake_at
@@ -161,7 +158,7 @@ class Stream:
         call = self._call
         if call is not None:
             call.end()
-            if call.reader is not None and self.core.state is SessionState.CLOSED:
+            if call.reader is not None and self.core.lifecycle.state is SessionState.CLOSED:
                 call.reader.join(_STREAM_END_S)
         with self.lock:
             self.core.connection_lost(ConnectionLost("the session was closed"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from microturn.sessions.session import Session
-from microturn_client._session_state import SessionState
+from microturn_client._lifecycle import SessionState
 from simulation.backend import Backend
 from simulation.containers import most_at, sizes_of
 from simulation.library_person import LibraryPerson
@@ -41,7 +41,7 @@ def _check_transcripts(person: LibraryPerson, servers: list[Server]) -> None:
     """What the client library knows of a session is what the session holds."""
     for shell in person.shells:
         core = shell.core
-        if core.state is not SessionState.OPEN or not core.transcript.is_replayable or list(core.outbox):
+        if core.lifecycle.state is not SessionState.OPEN or not core.transcript.is_replayable or list(core.outbox):
             continue
         backend = server_of(core.id, servers).backend
         session = None if backend is None else backend.engine._sessions.find(core.id)

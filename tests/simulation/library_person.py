@@ -8,11 +8,12 @@ from itertools import chain
 
 from microturn_client._errors import ConnectionLost, InvalidArgument, MicroturnError
 from microturn_client._events import Tokens, TurnEnd
+from microturn_client._lifecycle import SessionState
 from microturn_client._pending_turn import PendingTurn
 from microturn_client._requests import Requests
 from microturn_client._retry import DEFAULT_RECOVERY
 from microturn_client._session_core import SessionCore
-from microturn_client._session_state import DEFAULT_CLOSE_TIMEOUT_S, SessionState
+from microturn_client._timeouts import DEFAULT_CLOSE_TIMEOUT_S
 from simulation.plan import Act, Person
 from simulation.raw_person import Connect, input_of
 from simulation.shell import Shell, clock_of
@@ -87,7 +88,11 @@ class LibraryPerson:
 
     def _next_act(self) -> None:
         act = next(self._acts, None)
-        if act is None or self.shell.core.state in (SessionState.CLOSED, SessionState.LOST, SessionState.GONE):
+        if act is None or self.shell.core.lifecycle.state in (
+            SessionState.CLOSED,
+            SessionState.LOST,
+            SessionState.GONE,
+        ):
             self.is_done = True
             return
         self._world.after(act.pause_s, partial(self._do, act))
@@ -155,7 +160,7 @@ class LibraryPerson:
 
     def _give_up_closing(self, shell: Shell) -> None:
         """Nobody has confirmed that the session is closed."""
-        if shell.core.state is not SessionState.CLOSED:
+        if shell.core.lifecycle.state is not SessionState.CLOSED:
             shell.core.connection_lost(ConnectionLost("the session was closed"))
         shell.close()
         self._read()

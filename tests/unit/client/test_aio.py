@@ -316,7 +316,7 @@ class TestOneSessionsFault:
         with pytest.raises(ZeroDivisionError):
             await client.close()
         assert sum(end for _, end in server.flags()) == 3
-        assert [sessions[number]._core.state.value for number in (0, 2)] == ["closed"] * 2
+        assert [sessions[number]._core.lifecycle.state.value for number in (0, 2)] == ["closed"] * 2
         assert client._connection._channel.get_state().name == "SHUTDOWN"
 
 

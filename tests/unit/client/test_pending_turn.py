@@ -37,7 +37,7 @@ def test_text_alone_stands_behind_the_tokens_before_it(turn):
 
 def test_an_error_comes_after_the_events_before_it_and_stays(turn):
     turn.take_in(Response("1", ids=(5,), position=0), context_len=0)
-    turn.take_in(Response("1", error=InvalidArgument("no")), context_len=0)
+    turn.fail(InvalidArgument("no"))
     assert turn.is_over
     assert turn.next_event() == Tokens("", (5,), 0)
     for _ in range(2):
@@ -64,7 +64,7 @@ def test_each_turn_fails_with_an_error_of_its_own(turn):
 def test_nothing_comes_out_of_a_turn_that_was_left(turn):
     turn.take_in(Response("1", ids=(5,), position=0), context_len=0)
     turn.leave()
-    turn.take_in(Response("1", error=InvalidArgument("no")), context_len=0)
+    turn.fail(InvalidArgument("no"))
     assert turn.next_event() is None
     assert turn.is_over
 

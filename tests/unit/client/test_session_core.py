@@ -16,9 +16,10 @@ from microturn_client import (
     Unavailable,
 )
 from microturn_client._inputs import encode_input
+from microturn_client._lifecycle import SessionState
 from microturn_client._requests import Requests
 from microturn_client._session_core import SessionCore
-from microturn_client._session_state import KEEPALIVE_SHARE, SessionState
+from microturn_client._timeouts import KEEPALIVE_SHARE
 from support.clock import Clock
 
 IDS = encode_input([1, 2, 3])
@@ -63,7 +64,7 @@ def test_the_first_turn_is_start_and_carries_the_sessions_options(new_core, wire
     assert wire.flags(request) == (True, False)
     assert wire.option(request, "idle_timeout_s") == 30
     assert wire.option(request, "temperature") == 0.7
-    assert core.state is SessionState.OPENING
+    assert core.lifecycle.state is SessionState.OPENING
 
 
 def test_later_turns_are_neither_start_nor_end(open_core, wire):
@@ -87,7 +88,7 @@ def test_turns_wait_until_start_is_answered(core, wire):
     [start] = core.requests_to_send()
     assert core.requests_to_send() == []
     core.receive(wire.message(start.id, ids=(5,), position=3))
-    assert core.state is SessionState.OPEN
+    assert core.lifecycle.state is SessionState.OPEN
     [second] = core.requests_to_send()
     assert wire.flags(second) == (False, False)
 
@@ -139,7 +140,7 @@ def test_an_error_that_names_no_turn_ends_them_all(open_core, wire):
     open_core.receive(wire.error("", "UNAVAILABLE: stopping"))
     with pytest.raises(Unavailable):
         turn.next_event()
-    assert open_core.state is SessionState.LOST
+    assert open_core.lifecycle.state is SessionState.LOST
 
 
 def test_context_len_and_seed_are_those_of_the_last_status(core, wire):
@@ -184,7 +185,7 @@ class TestOptions:
         [later] = core.requests_to_send()
         core.receive(wire.message(later.id, end=wire.status()))
         clock.now_s += 60.0 * KEEPALIVE_SHARE
-        core.begin_keepalive()
+        core.tick()
         [keepalive] = core.requests_to_send()
         core.begin_close(5.0)
         [end] = core.requests_to_send()
@@ -241,7 +242,7 @@ class TestEnds:
         assert (closing.inputs[0].name, list(closing.inputs[0].shape)) == ("input_ids", [1, 0])
         assert wire.option(closing, "max_tokens") == 0
         open_core.receive(wire.message(closing.id, end=wire.status(finish_reason="closed")))
-        assert open_core.state is SessionState.CLOSED
+        assert open_core.lifecycle.state is SessionState.CLOSED
         assert events(end)[0].status.finish_reason == "closed"
 
     def test_what_has_no_answer_when_end_is_answered_gets_none(self, open_core, wire):
@@ -302,7 +303,7 @@ class TestEnds:
         [closing] = core.requests_to_send()
         assert wire.flags(closing) == (False, True)
         core.receive(wire.error(closing.id, "NOT_FOUND: none"))
-        assert core.state is SessionState.CLOSED
+        assert core.lifecycle.state is SessionState.CLOSED
         with pytest.raises(NotFound):
             end.next_event()
 
@@ -349,7 +350,7 @@ class TestEnds:
         [end] = open_core.requests_to_send()
         open_core.receive(wire.message(end.id, end=wire.status()))
         open_core.connection_lost(ConnectionLost("over"))
-        assert open_core.state is SessionState.CLOSED
+        assert open_core.lifecycle.state is SessionState.CLOSED
         with pytest.raises(SessionClosed):
             begin(open_core)
 
@@ -385,10 +386,10 @@ class TestTime:
     def test_a_keepalive_is_due_well_within_the_idle_time(self, open_core, clock, wire):
         assert open_core.keepalive_at == clock.now_s + 60.0 * KEEPALIVE_SHARE
         clock.now_s += 60.0 * KEEPALIVE_SHARE - 0.1
-        open_core.begin_keepalive()
+        open_core.tick()
         assert open_core.requests_to_send() == []
         clock.now_s += 0.1
-        open_core.begin_keepalive()
+        open_core.tick()
         [request] = open_core.requests_to_send()
         assert wire.flags(request) == (False, False)
         assert (request.inputs[0].name, list(request.inputs[0].shape)) == ("input_ids", [1, 0])
@@ -403,7 +404,7 @@ class TestTime:
         [request] = core.requests_to_send()
         core.receive(wire.message(request.id, ids=(5,), position=0))
         clock.now_s += 1000.0
-        core.begin_keepalive()
+        core.tick()
         assert core.requests_to_send() == []
 
     def test_no_keepalive_for_a_session_that_is_closing_or_has_no_idle_time(self, open_core, clock, wire):
@@ -413,7 +414,7 @@ class TestTime:
         assert open_core.keepalive_at is None
         open_core.begin_close(5.0)
         clock.now_s += 1000.0
-        open_core.begin_keepalive()
+        open_core.tick()
         assert len(open_core.requests_to_send()) == 1
 
 
@@ -478,7 +479,7 @@ def test_whatever_happens_every_turn_ends_with_its_own_events_and_the_server_see
                 try:
                     turns.append(begin(core, encode_input([len(turns)])))
                 except MicroturnError:
-                    assert is_closing or core.state in (SessionState.GONE, SessionState.LOST)
+                    assert is_closing or core.lifecycle.state in (SessionState.GONE, SessionState.LOST)
             case "answer" | "refuse" if not is_broken:
                 for message in server.answer(value) if what == "answer" else server.answer(0, value):
                     core.receive(message)
@@ -490,7 +491,7 @@ def test_whatever_happens_every_turn_ends_with_its_own_events_and_the_server_see
                 left.add(value)
             case "wait":
                 clock.now_s += value
-                core.begin_keepalive()
+                core.tick()
             case "close":
                 core.begin_close(1.0)
                 is_closing = True

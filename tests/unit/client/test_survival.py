@@ -26,9 +26,9 @@ from microturn_client import (
     Unavailable,
 )
 from microturn_client._inputs import encode_input
+from microturn_client._lifecycle import SessionState
 from microturn_client._requests import Requests
 from microturn_client._session_core import SessionCore
-from microturn_client._session_state import SessionState
 from microturn_client.testing._fake_model import encode, next_token, split_at_boundary
 from microturn_client.testing._fake_sessions import FakeSessions
 from microturn_client.testing._messages import error
@@ -127,7 +127,7 @@ class Scene:
     @property
     def is_waiting(self):
         """Whether the core wants an answer, or to try again."""
-        return self.core.state is SessionState.BROKEN or self.core.outbox.has_sent_any
+        return self.core.lifecycle.state is SessionState.BROKEN or self.core.outbox.has_sent_any
 
     @property
     def context(self):
@@ -205,7 +205,7 @@ class Talk:
 
     def leave(self):
         """Leaves the last turn that answers, unless what came behind it is known to somebody."""
-        if self.scene.core.state is not SessionState.OPEN:
+        if self.scene.core.lifecycle.state is not SessionState.OPEN:
             return
         for number in reversed(range(len(self.turns))):
             turn, (given_, num_tokens, temperature) = self.turns[number], self.said[number]
@@ -344,7 +344,7 @@ def test_what_has_grown_too_long_is_not_replayed():
     scene.settle()
     with pytest.raises(NotFound):
         turn.next_event()
-    assert scene.core.state is SessionState.GONE
+    assert scene.core.lifecycle.state is SessionState.GONE
 
 
 def test_what_was_said_to_one_model_is_not_told_to_another(scene):
@@ -360,7 +360,7 @@ def test_what_was_said_to_one_model_is_not_told_to_another(scene):
         one.settle()
         with pytest.raises(ModelChanged, match="another model"):
             waiting.next_event()
-        assert one.core.state is SessionState.GONE
+        assert one.core.lifecycle.state is SessionState.GONE
         with pytest.raises(ModelChanged):
             one.begin([4])
     assert not scene.sessions._sessions
@@ -437,9 +437,9 @@ def test_a_keepalive_that_nobody_answers_breaks_the_stream(scene):
     assert scene.up
     scene.up.clear()  # it goes to nowhere
     scene.wait()
-    assert scene.core.state is SessionState.BROKEN
+    assert scene.core.lifecycle.state is SessionState.BROKEN
     scene.settle()
-    assert scene.core.state is SessionState.OPEN
+    assert scene.core.lifecycle.state is SessionState.OPEN
 
 
 def test_the_client_numbers_turns_by_itself(scene):
@@ -547,7 +547,7 @@ class TestSilence:
             for _ in range(num_passed):
                 scene.deliver_up()
                 scene.deliver_down()
-            while scene.core.state is SessionState.BROKEN:
+            while scene.core.lifecycle.state is SessionState.BROKEN:
                 scene.wait()
             scene.go_mute()
             scene.wait()
@@ -564,7 +564,7 @@ class TestSilence:
         num_streams = 0
         for hour in range(1, 5):
             while scene.now_s < hour * 3600.0:
-                num_streams += scene.core.state is SessionState.BROKEN
+                num_streams += scene.core.lifecycle.state is SessionState.BROKEN
                 scene.deliver_up()
                 scene.deliver_down()
                 scene.wait()
@@ -889,7 +889,7 @@ class TestBargeIn:
         scene.kill()
         turn = scene.begin([7], max_tokens=50)
         for _ in range(20):
-            if scene.core.state is SessionState.BROKEN:
+            if scene.core.lifecycle.state is SessionState.BROKEN:
                 scene.wait()
             scene.deliver_up()
             scene.sessions.step()
@@ -1003,7 +1003,7 @@ class TestAnEndThatTritonRefuses:
         end = self.close(scene)
         assert end.result.finish_reason == "closed"
         assert ids(events(turn)) == expected_of([([1, 2], 2, 0)])[1][0]
-        assert scene.core.state is SessionState.CLOSED
+        assert scene.core.lifecycle.state is SessionState.CLOSED
         with pytest.raises(KeyError):
             _ = scene.context
 
@@ -1025,7 +1025,7 @@ class TestAnEndThatTritonRefuses:
         num_done = scene.sessions.num_turns_done
         with pytest.raises(NotFound):
             events(self.close(scene))
-        assert scene.core.state is SessionState.CLOSED
+        assert scene.core.lifecycle.state is SessionState.CLOSED
         assert scene.sessions.num_turns_done == num_done
 
 

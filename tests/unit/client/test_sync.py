@@ -420,7 +420,7 @@ class TestOneSessionsFault:
             client.close()
         assert client._connection.is_closed
         assert sum(end for _, end in server.flags()) == 3
-        assert [session._core.state.value for session in sessions] == ["closed"] * 3
+        assert [session._core.lifecycle.state.value for session in sessions] == ["closed"] * 3
 
 
 def option(request):

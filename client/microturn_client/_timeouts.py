@@ -1,8 +1,7 @@
-"""The states that a session can be in for its client, and the times that hold for all of them."""
+"""How long is waited: for the turns of a session, for its end, and between its keep-alives."""
 
 from __future__ import annotations
 
-import enum
 import math
 from typing import NamedTuple
 
@@ -25,17 +24,3 @@ class Timeouts(NamedTuple):
         return Timeouts(
             self.silence_s if silence_s is None else silence_s, self.total_s if total_s is None else total_s
         )
-
-
-class SessionState(enum.Enum):
-    """``SessionCore`` and ``Survival`` draw how they follow on each other."""
-
-    NEW = "new"
-    OPENING = "opening"
-    OPEN = "open"
-    BROKEN = "broken"
-    RESUMING = "resuming"
-    REPLAYING = "replaying"
-    GONE = "gone"
-    LOST = "lost"
-    CLOSED = "closed"
