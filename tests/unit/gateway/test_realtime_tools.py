@@ -66,6 +66,14 @@ def result(driver: Driver, output: str, call_id: str = "call_1") -> None:
     driver.send("conversation.item.create", item=item)
 
 
+def test_a_result_without_text_is_one(tools: Driver) -> None:
+    """As in chat completions and responses."""
+    call(tools)
+    result(tools, "")
+    assert types(tools.run()) == ["conversation.item.added", "conversation.item.done"]
+    assert tools.server.text.endswith("<tool>null")
+
+
 def test_a_call_is_an_item(tools: Driver) -> None:
     events = call(tools)
     assert types(events)[-8:] == [

@@ -1,0 +1,58 @@
+"""A client that leaves while its conversation is told to the server is told for no longer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx2
+import pytest
+
+from microturn_client.testing import FakeServer
+from microturn_gateway import app
+from microturn_gateway.app import build_app
+from microturn_gateway.settings import GatewaySettings
+
+ROLES = ("user", "assistant")
+TALK = [{"role": ROLES[index % 2], "content": f"line {index} of it."} for index in range(41)]
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/chat/completions", {"messages": TALK}),
+        ("/v1/chat/completions", {"messages": TALK, "stream": True}),
+        ("/v1/responses", {"input": TALK}),
+        ("/v1/responses", {"input": TALK, "stream": True}),
+    ],
+)
+async def test_a_client_that_left_is_told_for_no_longer(
+    path: str, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of its messages were told though nobody waited, and its place was held as long."""
+    server = FakeServer()
+    monkeypatch.setattr(app, "AsyncClient", lambda _address: server.async_client())
+    gateway = build_app(GatewaySettings(max_sessions=1))
+    body = iter([{"type": "http.request", "body": json.dumps(asked).encode(), "more_body": False}])
+    sent = []
+
+    async def receive() -> dict[str, Any]:
+        return next(body, {"type": "http.disconnect"})
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    scope: dict[str, Any] = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode()}
+    scope |= {"headers": headers, "query_string": b"", "scheme": "http", "http_version": "1.1", "root_path": ""}
+    async with (
+        gateway.router.lifespan_context(gateway),
+        httpx2.AsyncClient(transport=httpx2.ASGITransport(gateway), base_url="http://localhost") as http,
+    ):
+        async with asyncio.timeout(30):
+            await gateway(scope, receive, send)
+        assert server._sessions.num_turns_done < 5
+        assert not sent
+        hello = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
+        assert (await http.post("/v1/chat/completions", json=hello)).status_code == 200
