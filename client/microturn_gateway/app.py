@@ -82,6 +82,7 @@ def build_app(settings: GatewaySettings) -> Starlette:
         WebSocketRoute("/realtime", sockets.guarded(gateway.realtime)),
         WebSocketRoute("/responses", sockets.guarded(responses.serve)),
         WebSocketRoute("/{path:path}", gateway.no_session),
+        Route("/realtime", gateway.no_socket, methods=["GET"]),
         Route("/realtime/client_secrets", gateway.guarded(gateway.create_secret), methods=["POST"]),
         Route("/models", gateway.guarded(gateway.models), methods=["GET"]),
         Route("/models/{model:path}", gateway.guarded(gateway.model), methods=["GET"]),
@@ -96,6 +97,7 @@ def build_app(settings: GatewaySettings) -> Starlette:
         api = Cors(api, settings.allowed_origins)
     routes = [
         Mount("/v1", api),
+        Route("/v1", api),  # of which the mount takes only what is below it
         Route("/health", gateway.health, methods=["GET"]),
         Route("/metrics", gateway.guarded(gateway.scrape, access.check_metrics), methods=["GET"]),
         Mount("/", _Page(directory=_PAGE_DIR, html=True)),
@@ -190,6 +192,13 @@ class _Gateway:
         """A WebSocket to where there is none."""
         refusal = Refusal("unknown_url", f"there is no WebSocket at {websocket.url.path} here", http_status=404)
         await websocket.send_denial_response(refused(refusal))
+
+    async def no_socket(self, _request: Request) -> Response:
+        """A request to where there is a WebSocket."""
+        refusal = Refusal("websocket_required", "this is a WebSocket: connect to it with an upgrade", http_status=426)
+        response = refused(refusal)
+        response.headers.update({"upgrade": "websocket", "connection": "upgrade"})
+        return response
 
     async def realtime(self, websocket: WebSocket, place: AbstractContextManager[None]) -> None:
         """One session, which takes a place.
