@@ -54,7 +54,7 @@ class ResponseExchange:
             raise Refusal("invalid_value", "'input' must have text", param="input")
         question = Question(
             conversation,
-            asked.tools.described,
+            asked.tools,
             asked.generation,
             asked.max_tokens if asked.generates else 0,
             keeps=self._memory.keeps(asked),

@@ -8,10 +8,14 @@ from typing import Any
 
 import httpx2
 import pytest
+from starlette.requests import ClientDisconnect
 
 from microturn_client.testing import FakeServer
 from microturn_gateway import app
 from microturn_gateway.app import build_app
+from microturn_gateway.response_memory import ConnectionMemory
+from microturn_gateway.response_socket import ResponseSocket
+from microturn_gateway.response_store import ResponseStore
 from microturn_gateway.settings import GatewaySettings
 
 ROLES = ("user", "assistant")
@@ -56,3 +60,26 @@ async def test_a_client_that_left_is_told_for_no_longer(
         assert not sent
         hello = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
         assert (await http.post("/v1/chat/completions", json=hello)).status_code == 200
+
+
+async def test_a_connection_whose_client_left_ends() -> None:
+    is_asked = asyncio.Event()
+
+    class Socket:
+        messages = iter([{"type": "websocket.receive", "text": '{"type": "response.create", "input": "Hello"}'}])
+
+        async def receive(self) -> dict[str, Any]:
+            if message := next(self.messages, None):
+                return message
+            await is_asked.wait()
+            return {"type": "websocket.disconnect"}
+
+    async def respond(_asked: Any, transport: Any) -> None:
+        is_asked.set()
+        await transport.left()
+        raise ClientDisconnect
+
+    memory = ConnectionMemory(ResponseStore(1, 60.0), b"one")
+    async with asyncio.timeout(10):
+        await ResponseSocket(Socket(), respond, memory, GatewaySettings()).serve()
+    assert is_asked.is_set()
