@@ -37,7 +37,7 @@ from microturn_gateway.realtime import Realtime
 from microturn_gateway.realtime_tools import described
 from microturn_gateway.responses import Responses
 from microturn_gateway.session_config import SessionConfig
-from microturn_gateway.sessions import Sessions
+from microturn_gateway.sessions import Model, Sessions
 from microturn_gateway.settings import GatewaySettings
 from microturn_gateway.sockets import Sockets, accept
 from microturn_gateway.websocket import RealtimeSocket
@@ -174,7 +174,9 @@ class _Gateway:
         """A secret for a browser."""
         fields = Fields(await read_body(request, self._settings.max_body_bytes))
         wanted = fields.take("session", dict, {})
-        session = parse_session(wanted)
+        model = await self._sessions.model()
+        config = self._config(new_id("sess"), model)
+        session = config.possible(parse_session(wanted), has_begun=False, is_beginning_fixed=False)
         if session.refused:  # nothing is lost that way: the request is answered, and can be sent again without it
             raise Refusal.of_parts(session.refused)
         expiry = Fields(fields.take("expires_after", dict, {}), "expires_after")
@@ -182,10 +184,8 @@ class _Gateway:
         lifetime_s = expiry.take_int("seconds", _LEAST_SECRET_S, _MOST_SECRET_S, _USUAL_SECRET_S)
         expiry.end()
         fields.end()
-        model = await self._sessions.model()
         secret = self._client_secrets.create(lifetime_s, wanted)
-        config = self._config(new_id("sess"), model.name, model.max_context).updated(session)
-        told = {"value": secret.value, "expires_at": secret.expires_at_s, "session": config.as_json()}
+        told = {"value": secret.value, "expires_at": secret.expires_at_s, "session": config.updated(session).as_json()}
         return JSONResponse(told, headers={"cache-control": "no-store"})
 
     async def no_session(self, websocket: WebSocket) -> None:
@@ -210,7 +210,7 @@ class _Gateway:
         with place:
             model = await self._sessions.model(websocket.query_params.get("model"))
             await accept(websocket)
-            config = self._config(new_id("sess"), model.name, model.max_context)
+            config = self._config(new_id("sess"), model)
             config = config.updated(config.possible(asked or _AS_EVER, has_begun=False, is_beginning_fixed=False))
             realtime = Realtime(
                 config,
@@ -228,5 +228,6 @@ class _Gateway:
 
             await RealtimeSocket(websocket, realtime, open_session, self._settings, self._metrics).serve()
 
-    def _config(self, session_id: str, model: str, max_context: int | None) -> SessionConfig:
-        return SessionConfig(session_id, model, beat_ms=self._settings.beat_ms, max_context=max_context)
+    def _config(self, session_id: str, model: Model) -> SessionConfig:
+        beat_ms, max_context = self._settings.beat_ms, model.max_context
+        return SessionConfig(session_id, model.name, model.names, beat_ms=beat_ms, max_context=max_context)

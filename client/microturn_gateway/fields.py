@@ -114,6 +114,10 @@ class Fields:
         """Those fields that are there and change nothing here, as they came."""
         return {name: self._rest.pop(name) for name in names if name in self._rest}
 
+    def cleared(self, names: Collection[str]) -> dict[str, None]:
+        """Those fields that are there, and null or empty; they stay there."""
+        return {name: None for name in names if name in self._rest and self._rest[name] in (None, [], {})}
+
     def take_ids(self, name: str) -> tuple[int, ...]:
         """A field of token ids; empty where it is absent.
 

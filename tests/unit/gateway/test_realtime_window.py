@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from microturn_gateway.client_events import Window
+from microturn_gateway.window import Window
 from support.realtime_driver import Driver, error_of, types
 from support.simulated_context import as_text
 
