@@ -16,8 +16,8 @@ from microturn_gateway.realtime_tools import ToolChoice, Tools, take_choice, tak
 from microturn_gateway.window import WindowChange, take_window
 
 # What frameworks send along and what changes nothing where only text is heard and said.
-_INERT_IN_SESSION = ("audio", "include", "parallel_tool_calls", "reasoning", "tracing", "truncation")
-_INERT_IN_RESPONSE = ("audio", "parallel_tool_calls", "reasoning")
+_INERT_IN_SESSION = ("audio", "include", "reasoning", "tracing", "truncation")
+_INERT_IN_RESPONSE = ("audio", "reasoning")
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,13 @@ class AnswerOptions:
         max_output_tokens: "inf" is as many as there is room for.
         generation: options of the turn, as the wire contract names them; of an event, None takes one back.
         tool_choice: as the client wrote it.
+        is_parallel: whether an answer may call more than once.
     """
 
     max_output_tokens: int | str | None
     generation: Mapping[str, Any]
     tool_choice: ToolChoice | None = None
+    is_parallel: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -235,7 +237,7 @@ def _take_answers(fields: Fields, ours: Fields) -> AnswerOptions:
     ours.ignore("beat_ms", "max_context")  # what a client was told of its session it may send back
     generation = {**ours.cleared(TURN_OPTIONS), **take_generation_options(ours)}
     ours.end()
-    return AnswerOptions(most, generation, choice)
+    return AnswerOptions(most, generation, choice, fields.take("parallel_tool_calls", bool, None))
 
 
 def _without_turn_detection(inert: dict[str, Any]) -> dict[str, Any]:

@@ -27,6 +27,7 @@ class SessionConfig:
         max_context: longest context in tokens; None where the server does not say.
         tools: functions that the model may call.
         tool_choice: which of them an answer calls; None where no client has said so.
+        is_parallel: whether an answer may call more than once.
         window: of a session without end; None where it ends with its context.
         inert: what a client set that changes nothing here.
     """
@@ -41,6 +42,7 @@ class SessionConfig:
     max_context: int | None = None
     tools: Tools = ()
     tool_choice: ToolChoice | None = None
+    is_parallel: bool = True
     window: Window | None = None
     inert: Mapping[str, Any] = field(default_factory=dict)
 
@@ -48,6 +50,7 @@ class SessionConfig:
         """With what an event says, and otherwise as it was."""
         answers = self.answers_with(event.answers)
         assert answers.max_output_tokens is not None
+        assert answers.is_parallel is not None
         return replace(
             self,
             model=event.model or self.model,
@@ -56,6 +59,7 @@ class SessionConfig:
             generation=answers.generation,
             tools=self.tools if event.tools is None else event.tools,
             tool_choice=answers.tool_choice,
+            is_parallel=answers.is_parallel,
             window=event.window.applied_to(self.window),
             inert={**self.inert, **event.inert},
         )
@@ -64,8 +68,10 @@ class SessionConfig:
         """How an answer is made whose own event says this."""
         most = self.max_output_tokens if options.max_output_tokens is None else options.max_output_tokens
         choice = self.tool_choice if options.tool_choice is None else options.tool_choice
-        generation = {**self.generation, **options.generation}
-        return AnswerOptions(most, {name: value for name, value in generation.items() if value is not None}, choice)
+        merged = {**self.generation, **options.generation}
+        generation = {name: value for name, value in merged.items() if value is not None}
+        is_parallel = self.is_parallel if options.is_parallel is None else options.is_parallel
+        return AnswerOptions(most, generation, choice, is_parallel)
 
     def possible(self, event: UpdateSession, *, has_begun: bool, is_beginning_fixed: bool) -> UpdateSession:
         """What of an event can be had; the rest of it is refused.
@@ -111,6 +117,7 @@ class SessionConfig:
             "max_output_tokens": self.max_output_tokens,
             "tools": list(self.tools),
             "tool_choice": self.tool_choice or ("auto" if self.tools else "none"),
+            "parallel_tool_calls": self.is_parallel,
             **self.inert,
             "microturn": {
                 **self.generation,
