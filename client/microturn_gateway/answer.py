@@ -94,6 +94,9 @@ class Response:
         metadata: the client's, given back as it is.
         conversation_id: of the one conversation.
         has_tools: the answer may be calls, of which the message holds nothing.
+
+    Attributes:
+        has_surplus: the model goes on to call, beyond the one call that the answer may have: it is to be interrupted.
     """
 
     def __init__(self, options: AnswerOptions, metadata: Any, conversation_id: str, *, has_tools: bool) -> None:
@@ -101,6 +104,7 @@ class Response:
         self.item_id = new_id("item")
         self.options = options
         self.is_cancelled = False
+        self.has_surplus = False
         self._metadata = metadata
         self._conversation_id = conversation_id
         self._generated = GeneratedText()
@@ -124,7 +128,11 @@ class Response:
             elapsed_ms: since its turn was sent.
             previous_id: of the item before it.
         """
-        self._generated.take(event)
+        self._generated.take(event)  # the surplus, too, so that the context lets go of an answer that has any
+        if isinstance(event, ToolCallBegun) and self._calls and not self.options.is_parallel:
+            self.has_surplus = True
+        if self.has_surplus:
+            return []
         if not isinstance(event, Tokens):
             return self._take_call(event, previous_id)
         if event.text and self._first_text_ms is None:
@@ -141,6 +149,8 @@ class Response:
     ) -> tuple[list[Event], Piece, list[Item]]:
         """Its turn has ended: the events, what stays in the context, and the items that it became."""
         outcome, reason = _OUTCOMES.get(status.finish_reason, ("incomplete", status.finish_reason))
+        if self.has_surplus:
+            outcome, reason = "completed", None
         said = self._generated
         events = self._say_held(previous_id) if self._held and not said.calls else []
         items, outputs = [], [(item, index) for item, index in self._calls]

@@ -37,7 +37,7 @@ from microturn_gateway.realtime import Realtime
 from microturn_gateway.realtime_tools import described
 from microturn_gateway.responses import Responses
 from microturn_gateway.session_config import SessionConfig
-from microturn_gateway.sessions import Sessions
+from microturn_gateway.sessions import Model, Sessions
 from microturn_gateway.settings import GatewaySettings
 from microturn_gateway.sockets import Sockets, accept
 from microturn_gateway.websocket import RealtimeSocket
@@ -82,6 +82,7 @@ def build_app(settings: GatewaySettings) -> Starlette:
         WebSocketRoute("/realtime", sockets.guarded(gateway.realtime)),
         WebSocketRoute("/responses", sockets.guarded(responses.serve)),
         WebSocketRoute("/{path:path}", gateway.no_session),
+        Route("/realtime", gateway.no_socket, methods=["GET"]),
         Route("/realtime/client_secrets", gateway.guarded(gateway.create_secret), methods=["POST"]),
         Route("/models", gateway.guarded(gateway.models), methods=["GET"]),
         Route("/models/{model:path}", gateway.guarded(gateway.model), methods=["GET"]),
@@ -96,6 +97,7 @@ def build_app(settings: GatewaySettings) -> Starlette:
         api = Cors(api, settings.allowed_origins)
     routes = [
         Mount("/v1", api),
+        Route("/v1", api),  # of which the mount takes only what is below it
         Route("/health", gateway.health, methods=["GET"]),
         Route("/metrics", gateway.guarded(gateway.scrape, access.check_metrics), methods=["GET"]),
         Mount("/", _Page(directory=_PAGE_DIR, html=True)),
@@ -172,7 +174,9 @@ class _Gateway:
         """A secret for a browser."""
         fields = Fields(await read_body(request, self._settings.max_body_bytes))
         wanted = fields.take("session", dict, {})
-        session = parse_session(wanted)
+        model = await self._sessions.model()
+        config = self._config(new_id("sess"), model)
+        session = config.possible(parse_session(wanted), has_begun=False, is_beginning_fixed=False)
         if session.refused:  # nothing is lost that way: the request is answered, and can be sent again without it
             raise Refusal.of_parts(session.refused)
         expiry = Fields(fields.take("expires_after", dict, {}), "expires_after")
@@ -180,16 +184,21 @@ class _Gateway:
         lifetime_s = expiry.take_int("seconds", _LEAST_SECRET_S, _MOST_SECRET_S, _USUAL_SECRET_S)
         expiry.end()
         fields.end()
-        model = await self._sessions.model()
         secret = self._client_secrets.create(lifetime_s, wanted)
-        config = self._config(new_id("sess"), model.name, model.max_context).updated(session)
-        told = {"value": secret.value, "expires_at": secret.expires_at_s, "session": config.as_json()}
+        told = {"value": secret.value, "expires_at": secret.expires_at_s, "session": config.updated(session).as_json()}
         return JSONResponse(told, headers={"cache-control": "no-store"})
 
     async def no_session(self, websocket: WebSocket) -> None:
         """A WebSocket to where there is none."""
         refusal = Refusal("unknown_url", f"there is no WebSocket at {websocket.url.path} here", http_status=404)
         await websocket.send_denial_response(refused(refusal))
+
+    async def no_socket(self, _request: Request) -> Response:
+        """A request to where there is a WebSocket."""
+        refusal = Refusal("websocket_required", "this is a WebSocket: connect to it with an upgrade", http_status=426)
+        response = refused(refusal)
+        response.headers.update({"upgrade": "websocket", "connection": "upgrade"})
+        return response
 
     async def realtime(self, websocket: WebSocket, place: AbstractContextManager[None]) -> None:
         """One session, which takes a place.
@@ -201,7 +210,7 @@ class _Gateway:
         with place:
             model = await self._sessions.model(websocket.query_params.get("model"))
             await accept(websocket)
-            config = self._config(new_id("sess"), model.name, model.max_context)
+            config = self._config(new_id("sess"), model)
             config = config.updated(config.possible(asked or _AS_EVER, has_begun=False, is_beginning_fixed=False))
             realtime = Realtime(
                 config,
@@ -219,5 +228,6 @@ class _Gateway:
 
             await RealtimeSocket(websocket, realtime, open_session, self._settings, self._metrics).serve()
 
-    def _config(self, session_id: str, model: str, max_context: int | None) -> SessionConfig:
-        return SessionConfig(session_id, model, beat_ms=self._settings.beat_ms, max_context=max_context)
+    def _config(self, session_id: str, model: Model) -> SessionConfig:
+        beat_ms, max_context = self._settings.beat_ms, model.max_context
+        return SessionConfig(session_id, model.name, model.names, beat_ms=beat_ms, max_context=max_context)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from microturn_client import MessageRole
-from microturn_gateway.chat_tools import Tools, take_calls, take_tools
+from microturn_gateway.chat_tools import NO_RESULT, Tools, take_calls, take_tools
 from microturn_gateway.context import Message
 from microturn_gateway.failures import Refusal
 from microturn_gateway.fields import Fields, read_text
@@ -22,9 +22,6 @@ _ROLES: Mapping[str, MessageRole] = {
     "tool": "tool",
 }
 
-# A message without content has no place in the context, and a result must have one.
-NO_RESULT = "null"
-
 # What frameworks send along and what changes nothing in an answer of ours.
 _WITHOUT_MEANING = (
     *("user", "store", "metadata", "service_tier", "safety_identifier", "verbosity"),
@@ -32,7 +29,7 @@ _WITHOUT_MEANING = (
     *("prompt_cache_options", "prediction", "audio", "chat_template_kwargs", "priority", "request_id"),
 )
 _WITHOUT_MEANING_IN_A_MESSAGE = (
-    *("name", "refusal", "annotations", "cache_control", "provider_specific_fields"),
+    *("name", "refusal", "annotations", "cache_control", "provider_specific_fields", "parsed"),
     *("reasoning", "reasoning_content", "reasoning_details", "thinking_blocks"),  # templates leave out what was thought
 )
 
@@ -70,9 +67,9 @@ def parse_chat_request(raw: Mapping[str, Any]) -> ChatRequest:
     fields.ignore(*_WITHOUT_MEANING)
     model = fields.take("model", str, None)
     messages = fields.take("messages", list)
-    if not messages:
-        raise Refusal("invalid_value", "'messages' must not be empty", param="messages")
     parsed = as_lines(_parse_messages(messages))
+    if not parsed:
+        raise Refusal("invalid_value", "'messages' must have text", param="messages")
     most = fields.take("max_completion_tokens", int, None)
     older = fields.take("max_tokens", int, None)
     most = older if most is None else most
@@ -149,7 +146,7 @@ def _parse_message(fields: Fields) -> tuple[list[str], Message]:
         raise Refusal("invalid_value", f"'{path}' must be one of {', '.join(_ROLES)}", param=path)
     content = fields.take("content", (str, list), "")
     if isinstance(content, list):
-        content = read_text(content, fields.path("content"), ("text",))
+        content = read_text(content, fields.path("content"), ("text", "refusal"))
     ids, calls = take_calls(fields)
     if calls:
         content = content.strip() + calls

@@ -11,6 +11,9 @@ from microturn_client import ToolArguments, ToolCall, ToolCallBegun, ToolEvent
 from microturn_gateway.failures import Refusal
 from microturn_gateway.fields import Fields
 
+# A message without content has no place in the context, and a result must have one.
+NO_RESULT = "null"
+
 _CHOICES = ("none", "auto", "required")
 
 
@@ -21,10 +24,12 @@ class Tools:
     Attributes:
         described: for the chat template, as the client describes them; none where nothing may be called.
         choice: ``auto``, ``required`` or the name of one.
+        has_one_call: an answer calls once at most.
     """
 
     described: tuple[Mapping[str, Any], ...] = ()
     choice: str = "auto"
+    has_one_call: bool = False
 
     @property
     def options(self) -> dict[str, str]:
@@ -39,17 +44,21 @@ def take_tools(fields: Fields) -> Tools:
         Refusal: one is no function, or the choice is none of them.
     """
     described = tuple(fields.take("tools", list, []))
-    names = [_name_of(tool, f"tools.{index}") for index, tool in enumerate(described)]
-    fields.ignore("parallel_tool_calls")
+    names = _names_of(described, "tools")
+    has_one_call = not fields.take("parallel_tool_calls", bool, True)
     choice = fields.take("tool_choice", (str, dict), "auto")
-    if isinstance(choice, Mapping):
+    if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
+        choice, allowed = _take_allowed(choice, names)
+        described = tuple(tool for tool, name in zip(described, names, strict=True) if name in allowed)
+        names = allowed
+    elif isinstance(choice, Mapping):
         choice = _name_of(choice, "tool_choice")
     elif choice not in _CHOICES:
         raise Refusal("invalid_value", f"'tool_choice' must be one of {', '.join(_CHOICES)}", param="tool_choice")
     if choice not in (*_CHOICES, *names) or (choice == "required" and not names):
         raise Refusal("invalid_value", "'tool_choice' must be one of the 'tools'", param="tool_choice")
     # A model that is told of no tools calls none.
-    return Tools() if choice == "none" else Tools(described, choice)
+    return Tools() if choice == "none" else Tools(described, choice, has_one_call)
 
 
 def take_calls(fields: Fields) -> tuple[list[str], str]:
@@ -64,6 +73,7 @@ def take_calls(fields: Fields) -> tuple[list[str], str]:
         asked.ignore("index", "type")
         ids.append(asked.take("id", str, ""))
         function = Fields(asked.take("function", dict), asked.path("function"))
+        function.ignore("parsed_arguments")
         text += call_text(function.take("name", str), function.take("arguments", str, ""))
         function.end()
         asked.end()
@@ -104,6 +114,24 @@ def as_delta(event: ToolEvent, index: int) -> dict[str, Any] | None:
             return {"index": index, "function": {"arguments": event.json}}
         case ToolCall():
             return None
+
+
+def _take_allowed(choice: Mapping[str, Any], names: Sequence[str]) -> tuple[str, list[str]]:
+    """What must be called of some of the tools, and the names of these: the model is told of no others."""
+    fields = Fields(choice, "tool_choice")
+    fields.ignore("type")
+    asked = Fields(fields.take("allowed_tools", dict), "tool_choice.allowed_tools")
+    fields.end()
+    mode, allowed = asked.take("mode", str), _names_of(asked.take("tools", list), asked.path("tools"))
+    asked.end()
+    if mode not in ("auto", "required") or not set(allowed) <= set(names):
+        message = "'tool_choice' must allow some of the 'tools', with the mode auto or required"
+        raise Refusal("invalid_value", message, param="tool_choice")
+    return mode, allowed
+
+
+def _names_of(tools: Sequence[object], path: str) -> list[str]:
+    return [_name_of(tool, f"{path}.{index}") for index, tool in enumerate(tools)]
 
 
 def _name_of(tool: object, path: str) -> str:

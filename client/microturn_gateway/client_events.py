@@ -11,12 +11,13 @@ from microturn_gateway.context import Content
 from microturn_gateway.conversation import Item
 from microturn_gateway.failures import Refusal
 from microturn_gateway.fields import Fields
-from microturn_gateway.options import take_generation_options
+from microturn_gateway.options import TURN_OPTIONS, take_generation_options
 from microturn_gateway.realtime_tools import ToolChoice, Tools, take_choice, take_tools
+from microturn_gateway.window import WindowChange, take_window
 
 # What frameworks send along and what changes nothing where only text is heard and said.
-_INERT_IN_SESSION = ("audio", "include", "parallel_tool_calls", "reasoning", "tracing", "truncation")
-_INERT_IN_RESPONSE = ("audio", "parallel_tool_calls", "reasoning")
+_INERT_IN_SESSION = ("audio", "include", "reasoning", "tracing", "truncation")
+_INERT_IN_RESPONSE = ("audio", "reasoning")
 
 
 @dataclass(frozen=True)
@@ -25,25 +26,15 @@ class AnswerOptions:
 
     Attributes:
         max_output_tokens: "inf" is as many as there is room for.
-        generation: options of the turn, as the wire contract names them.
+        generation: options of the turn, as the wire contract names them; of an event, None takes one back.
         tool_choice: as the client wrote it.
+        is_parallel: whether an answer may call more than once.
     """
 
     max_output_tokens: int | str | None
     generation: Mapping[str, Any]
     tool_choice: ToolChoice | None = None
-
-
-@dataclass(frozen=True)
-class Window:
-    """What a session without end keeps, as the wire contract names it."""
-
-    window_tokens: int
-    sink_tokens: int
-
-    def as_json(self) -> dict[str, Any]:
-        """The options of START."""
-        return {"overflow": "window", "window_tokens": self.window_tokens, "sink_tokens": self.sink_tokens}
+    is_parallel: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -51,7 +42,8 @@ class UpdateSession:
     """Changes how the session answers; None leaves it.
 
     Attributes:
-        window: of a session without end.
+        model: that shall answer.
+        window: what a session without end keeps.
         inert: what changes nothing in a session of text, as it came, for the client to find it again.
         tools: functions, as they came.
         refused: what is wrong with the rest of it.
@@ -61,7 +53,8 @@ class UpdateSession:
     answers: AnswerOptions
     inert: Mapping[str, Any] = field(default_factory=dict)
     tools: Tools | None = None
-    window: Window | None = None
+    window: WindowChange = field(default_factory=WindowChange)
+    model: str | None = None
     refused: tuple[Refusal, ...] = ()
 
 
@@ -183,31 +176,18 @@ def parse_session(value: object) -> UpdateSession:
     """
     refused: list[Refusal] = []
     fields = Fields(value, "session", refused)
-    fields.ignore("object", "id", "model", "expires_at")
+    fields.ignore("object", "id", "expires_at")
+    model = fields.take("model", str, None)
     if fields.take("type", str, "realtime") != "realtime":
         fields.refuse("unsupported_parameter", "'session.type' must be 'realtime'", "type")
     instructions = fields.take("instructions", str, None)
     tools = take_tools(fields)
     inert = _without_turn_detection(fields.take_inert(*_INERT_IN_SESSION))
     ours = fields.take_object("microturn")
-    window = _take_window(ours)
+    window = take_window(ours)
     answers = _take_answers(fields, ours)
     fields.end()
-    return UpdateSession(instructions, answers, inert, tools, window, tuple(refused))
-
-
-def _take_window(ours: Fields) -> Window | None:
-    overflow = ours.take("overflow", str, "error")
-    if overflow not in ("error", "window"):
-        ours.refuse("invalid_value", f"'{ours.path('overflow')}' must be 'error' or 'window'", "overflow")
-    window = Window(ours.take("window_tokens", int, 0), ours.take("sink_tokens", int, 4))
-    if overflow != "window":
-        return None
-    if window.window_tokens < 1 or window.sink_tokens < 0:
-        name = "window_tokens" if window.window_tokens < 1 else "sink_tokens"
-        ours.refuse("invalid_value", f"'{ours.path(name)}' says how many tokens stay", name)
-        return None
-    return window
+    return UpdateSession(instructions, answers, inert, tools, window, model, tuple(refused))
 
 
 def _parse_create_item(fields: Fields) -> CreateItem:
@@ -255,9 +235,9 @@ def _take_answers(fields: Fields, ours: Fields) -> AnswerOptions:
         most = None
     choice = take_choice(fields)
     ours.ignore("beat_ms", "max_context")  # what a client was told of its session it may send back
-    generation = take_generation_options(ours)
+    generation = {**ours.cleared(TURN_OPTIONS), **take_generation_options(ours)}
     ours.end()
-    return AnswerOptions(most, generation, choice)
+    return AnswerOptions(most, generation, choice, fields.take("parallel_tool_calls", bool, None))
 
 
 def _without_turn_detection(inert: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from microturn_gateway.chat_tools import NO_RESULT
 from microturn_gateway.conversation import Item, called, new_id
 from microturn_gateway.failures import Refusal
 from microturn_gateway.fields import Fields, read_text
@@ -27,13 +28,13 @@ def parse_item(value: object) -> Item:
         name, arguments = given.take("name", str), given.take("arguments", str)
         item = called(item_id, given.take("call_id", str, new_id("call")), name, arguments)
     elif kind == "function_call_output":
-        item = Item(item_id, "tool", given.take("output", str), call_id=given.take("call_id", str))
+        output = given.take("output", str) or NO_RESULT
+        item = Item(item_id, "tool", output, call_id=given.take("call_id", str))
     else:
         message = "items are of type 'message', 'function_call' or 'function_call_output'"
         raise Refusal("unsupported_parameter", message, param="item.type")
     if not item.content:
-        name = "output" if kind == "function_call_output" else "content"
-        raise Refusal("missing_parameter", "an item needs text", param=f"item.{name}")
+        raise Refusal("missing_parameter", "an item needs text", param="item.content")
     given.end()
     return item
 

@@ -63,7 +63,7 @@ class _ChatExchange:
             Refusal: it was refused, and nothing has been sent yet.
         """
         asked = self._asked
-        question = Question(asked.messages, asked.tools.described, asked.generation, asked.max_tokens)
+        question = Question(asked.messages, asked.tools, asked.generation, asked.max_tokens)
         try:
             async with self._exchange.answer(question) as events:
                 async for event in events:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from microturn_client import AsyncSession, AsyncTurn, MicroturnError, Tokens, ToolEvent, TurnEnd
+from starlette.requests import ClientDisconnect
+
+from microturn_client import AsyncSession, AsyncTurn, MicroturnError, Tokens, ToolCallBegun, ToolEvent, TurnEnd
 from microturn_gateway.answer import GeneratedText, PromptCount
-from microturn_gateway.branches import Branch, Branches, Described
+from microturn_gateway.branches import Branch, Branches
+from microturn_gateway.chat_tools import Tools
 from microturn_gateway.context import HeldContext, Message
 from microturn_gateway.options import room_for_answer
 from microturn_gateway.sessions import LOST, Model, events_of
@@ -46,7 +49,7 @@ class Question:
     """
 
     conversation: Sequence[Message]
-    tools: Described
+    tools: Tools
     generation: Mapping[str, Any]
     max_tokens: int | None
     keeps: bool = True
@@ -91,12 +94,13 @@ class Exchange:
         Raises:
             MicroturnError: as iterating over a turn does.
             Refusal: there is no room for a session.
+            ClientDisconnect: the client left before the answer began; what was told until then stays.
         """
         leaving = asyncio.create_task(self._watch())
         try:
             async with (
                 self._branches.hold(
-                    self._caller, question.tools, question.conversation, keeps=question.keeps
+                    self._caller, question.tools.described, question.conversation, keeps=question.keeps
                 ) as branch,
                 contextlib.aclosing(self._events(branch, question)) as events,
             ):
@@ -132,21 +136,27 @@ class Exchange:
             await branch.renew()
             events = await self._ask(branch, question)
             event = await anext(events)
+        has_surplus = False
         while not isinstance(event, TurnEnd):
-            self.generated.take(event)
-            yield event
-            if self._client.is_broken:
+            has_surplus |= (
+                question.tools.has_one_call and isinstance(event, ToolCallBegun) and bool(self.generated.calls)
+            )
+            if not has_surplus:
+                self.generated.take(event)
+                yield event
+            if has_surplus or self._client.is_broken:
                 self._interrupt()
             event = await anext(events)
         self._turn = None  # there is nothing left to interrupt
         self.count.take(event.status)
-        if question.max_tokens == 0:
+        if question.max_tokens == 0 or has_surplus:  # what the next request takes for the answer is told again
             branch.context.rewound(event.status.context_len)
         else:
             branch.context.answer(self.generated.piece(event.status), event.status.context_len)
         if self._interrupting is not None:
             await self._interrupting.wait()
-        yield event
+        # With the one call that it may have an answer is complete, whatever has ended its turn.
+        yield TurnEnd(replace(event.status, finish_reason="stop")) if has_surplus else event
 
     async def _ask(self, branch: Branch, question: Question) -> AsyncIterator[Tokens | ToolEvent | TurnEnd]:
         """Begins the answer, behind what of the conversation the session does not hold yet."""
@@ -159,13 +169,17 @@ class Exchange:
         self.count = PromptCount(min(held_len, context.end))
         num_together = 1 if question.keeps else _NUM_TOGETHER
         for index in range(0, len(missing), num_together):
+            self._check_client()
             await self._append(branch, missing[index : index + num_together])
+        self._check_client()
         branch.is_told = True
         self._session = branch.session
         self._turn = branch.session.turn(None, **self._options(question, context), **_rewinding(context))
-        if self._client.is_broken:
-            self._interrupt()
         return events_of(self._turn)
+
+    def _check_client(self) -> None:
+        if self._client.is_broken:
+            raise ClientDisconnect
 
     async def _append(self, branch: Branch, messages: Sequence[Message]) -> None:
         """Appends messages to the context, computed together: each interrupts the one before, whose input stays.

@@ -62,11 +62,18 @@ class Refusal(Exception):
     def of_parts(cls, refused: Sequence[Refusal]) -> Refusal:
         """What is wrong with several fields, in one sentence for each; `param` is the first of them."""
         first, message = refused[0], "; ".join(refusal.message for refusal in refused)
-        return cls(first.code, message, param=first.param)
+        return cls(first.code, message, param=first.param, http_status=first.http_status)
 
     def as_json(self) -> dict[str, Any]:
         """The `error` object of a response, an event or a failed answer."""
         return {"type": self.type, "code": self.code, "message": self.message, "param": self.param}
+
+
+def no_such_model(asked_for: str, names: Sequence[str], param: str = "model") -> Refusal:
+    """The server has another model, of these names."""
+    there = ", ".join(f"'{name}'" for name in names)
+    message = f"there is no model '{asked_for}' here, but {there}"
+    return Refusal("model_not_found", message, param=param, http_status=404)
 
 
 def from_client(error: MicroturnError) -> Refusal:

@@ -11,6 +11,11 @@ from microturn_gateway.failures import Refusal
 
 _MISSING: Any = object()
 
+_WITHOUT_MEANING_IN_A_PART = (
+    *("cache_control", "prompt_cache_breakpoint"),  # what comes again is cached without being asked
+    *("annotations", "logprobs", "parsed"),  # of an answer that is sent back
+)
+
 
 def parse_object(text: str | bytes) -> Mapping[str, Any]:
     """The JSON object of a message.
@@ -109,6 +114,10 @@ class Fields:
         """Those fields that are there and change nothing here, as they came."""
         return {name: self._rest.pop(name) for name in names if name in self._rest}
 
+    def cleared(self, names: Collection[str]) -> dict[str, None]:
+        """Those fields that are there, and null or empty; they stay there."""
+        return {name: None for name in names if name in self._rest and self._rest[name] in (None, [], {})}
+
     def take_ids(self, name: str) -> tuple[int, ...]:
         """A field of token ids; empty where it is absent.
 
@@ -153,7 +162,7 @@ def read_text(parts: list[object], path: str, kinds: Collection[str]) -> str:
     Args:
         parts: as they came.
         path: of the list within its message, for error messages.
-        kinds: the types of parts that are text.
+        kinds: the types of parts that are text; the field of it is `text`, in a `refusal` that.
 
     Raises:
         Refusal: a part is not text.
@@ -161,9 +170,10 @@ def read_text(parts: list[object], path: str, kinds: Collection[str]) -> str:
     texts = []
     for index, part in enumerate(parts):
         fields = Fields(part, f"{path}.{index}")
-        if fields.take("type", str) not in kinds:
+        kind = fields.take("type", str)
+        if kind not in kinds:
             raise Refusal("unsupported_parameter", "content is text", param=fields.path("type"))
-        texts.append(fields.take("text", str))
-        fields.ignore("cache_control")  # what comes again is cached without being asked
+        texts.append(fields.take("refusal" if kind == "refusal" else "text", str))
+        fields.ignore(*_WITHOUT_MEANING_IN_A_PART)
         fields.end()
     return "".join(texts)

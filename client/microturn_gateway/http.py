@@ -66,7 +66,7 @@ async def serve(
         access.check_token(request.headers)
         await answer(request, send)
     except ClientDisconnect:
-        return  # before it had said all
+        return  # before it had said all, or before its answer began
     except Refusal as refusal:
         await refused(refusal)(scope, receive, send)
 

@@ -25,6 +25,9 @@ GENERATION_OPTIONS: Mapping[str, type | tuple[type, ...]] = {
     "deadline_ms": (int, float),
 }
 
+# All that `take_generation_options` reads.
+TURN_OPTIONS = (*GENERATION_OPTIONS, "stop", "logit_bias")
+
 # Without a limit from the client an answer leaves this much of the context for what the template and text that is
 # not cut yet may add in front of it.
 _RESERVED_TOKENS = 64
@@ -43,7 +46,7 @@ def take_generation_options(fields: Fields) -> dict[str, Any]:
     if stop is not None and not all(isinstance(text, str) for text in stop):
         fields.refuse("invalid_type", f"'{fields.path('stop')}' must be texts", "stop")
         stop = None
-    options |= {"stop": stop or None, "logit_bias": fields.take("logit_bias", dict, None)}
+    options |= {"stop": stop or None, "logit_bias": fields.take("logit_bias", dict, None) or None}
     return {name: value for name, value in options.items() if value is not None}
 
 

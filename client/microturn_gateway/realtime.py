@@ -120,6 +120,8 @@ class Realtime:
         assert self._step is not None
         assert self._step.response is not None
         self._emit(*self._step.response.take(tokens, elapsed_ms, self._last_id))
+        if self._step.response.has_surplus and not self._step.response.is_cancelled:
+            self._cancel(self._step.response.id)
 
     def ended(self, status: Status, elapsed_ms: float) -> None:
         """The running step has ended, so many milliseconds after it was sent."""

@@ -49,9 +49,12 @@ class ResponseExchange:
         asked = self._asked
         items = (*self._earlier_items(), *asked.items)
         check_results(items)
+        conversation = messages_of(asked.instructions, items)
+        if asked.generates and not conversation:
+            raise Refusal("invalid_value", "'input' must have text", param="input")
         question = Question(
-            messages_of(asked.instructions, items),
-            asked.tools.described,
+            conversation,
+            asked.tools,
             asked.generation,
             asked.max_tokens if asked.generates else 0,
             keeps=self._memory.keeps(asked),

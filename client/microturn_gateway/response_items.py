@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from microturn_client import MessageRole
-from microturn_gateway.chat_request import NO_RESULT, as_lines
-from microturn_gateway.chat_tools import call_text
+from microturn_gateway.chat_request import as_lines
+from microturn_gateway.chat_tools import NO_RESULT, call_text
 from microturn_gateway.context import Message
 from microturn_gateway.failures import Refusal
 from microturn_gateway.fields import Fields, read_text
@@ -23,9 +23,9 @@ _ROLES: dict[str, MessageRole] = {
     "user": "user",
     "assistant": "assistant",
 }
-_PART_TYPES = ("input_text", "output_text", "text")
+_PART_TYPES = ("input_text", "output_text", "text", "refusal")
 # Of an item, what a client sends back as it came and what no chat template reads.
-_WITHOUT_MEANING = ("id", "status", "phase", "namespace", "caller")
+_WITHOUT_MEANING = ("id", "status", "phase", "namespace", "caller", "created_by")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +121,10 @@ def _parse_item(fields: Fields) -> ConversationItem | None:
         item = Said(_ROLES[role], _take_text(fields, "content"))
     elif kind == "function_call":
         item = Called(fields.take("call_id", str), fields.take("name", str), fields.take("arguments", str))
+        fields.ignore("parsed_arguments")
     elif kind == "function_call_output":
         item = Returned(fields.take("call_id", str), _take_text(fields, "output"))
+        fields.ignore("name")  # the call says it
     elif kind == "reasoning":
         return None
     else:

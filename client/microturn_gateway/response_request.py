@@ -17,12 +17,11 @@ from microturn_gateway.response_items import ConversationItem, parse_input
 _INERT: Mapping[str, Any] = {
     "max_tool_calls": None,
     "metadata": {},
-    "parallel_tool_calls": True,
     "prompt_cache_key": None,
+    "prompt_cache_options": None,
     "prompt_cache_retention": None,
     "safety_identifier": None,
     "service_tier": "default",
-    "truncation": "disabled",
     "user": None,
 }
 _SHOWN_OPTIONS: Mapping[str, float] = {
@@ -76,6 +75,7 @@ def parse_response_request(raw: Mapping[str, Any]) -> ResponseRequest:
         raise Refusal("unsupported_parameter", "'background' is not supported here", param="background")
     logprobs = {"logprobs": True} if _LOGPROBS in fields.take("include", list, []) else {}
     refuse_top_logprobs(fields)
+    fields.ignore("truncation")  # nothing is cut off, and the response says so
     stream_options = fields.take_object("stream_options")
     stream_options.ignore("include_obfuscation")
     stream_options.end()
@@ -111,6 +111,8 @@ def parse_response_request(raw: Mapping[str, Any]) -> ResponseRequest:
             "text": text,
             "tools": [_shown_tool(tool) for tool in raw.get("tools") or []],
             "tool_choice": raw.get("tool_choice") or "auto",
+            "parallel_tool_calls": raw.get("parallel_tool_calls") is not False,
+            "truncation": "disabled",
             "top_logprobs": 0,
         },
     )
@@ -164,11 +166,20 @@ def _take_tools(fields: Fields) -> Tools:
     described = [_as_in_chat(tool, f"tools.{index}") for index, tool in enumerate(fields.take("tools", list, []))]
     choice = fields.take("tool_choice", (str, dict), "auto")
     if isinstance(choice, Mapping):
-        asked = Fields(choice, "tool_choice")
-        _check_function(asked)
-        choice = {"type": "function", "function": {"name": asked.take("name", str)}}
-        asked.end()
-    return take_tools(Fields({"tools": described, "tool_choice": choice}))
+        choice = _choice_as_in_chat(choice)
+    is_parallel = fields.take("parallel_tool_calls", bool, True)
+    return take_tools(Fields({"tools": described, "tool_choice": choice, "parallel_tool_calls": is_parallel}))
+
+
+def _choice_as_in_chat(choice: Mapping[str, Any]) -> Mapping[str, Any]:
+    if choice.get("type") != "allowed_tools":
+        return _as_in_chat(choice, "tool_choice")
+    asked = Fields(choice, "tool_choice")
+    asked.ignore("type")
+    tools = [_as_in_chat(tool, f"tool_choice.tools.{index}") for index, tool in enumerate(asked.take("tools", list))]
+    mode = asked.take("mode", str)
+    asked.end()
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
 
 
 def _as_in_chat(tool: object, path: str) -> dict[str, Any]:

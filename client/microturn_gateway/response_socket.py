@@ -12,6 +12,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+from starlette.requests import ClientDisconnect
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from microturn_gateway.failures import Refusal
@@ -124,6 +125,8 @@ class ResponseSocket:
             await self._respond(parse_response_request(event), _Told(self))
         except Refusal as refusal:
             await self.send(_error(refusal))
+        except ClientDisconnect:
+            return
         if self._memory.latest is latest:
             self._memory.forget(previous_id)
 

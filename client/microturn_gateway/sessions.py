@@ -26,7 +26,7 @@ from microturn_client import (
     Unavailable,
 )
 from microturn_gateway.conversation import new_id
-from microturn_gateway.failures import Refusal, from_client
+from microturn_gateway.failures import from_client, no_such_model
 
 # A gateway that dies leaves its sessions to their idle time; while it lives, the client library keeps them alive.
 _IDLE_TIMEOUT_S = 60.0
@@ -43,11 +43,13 @@ class Model:
     """What the server has.
 
     Attributes:
-        name: as clients call it.
+        name: as a client calls it.
+        names: all that clients may call it, the server's own first.
         max_context: longest context in tokens; None where the server does not say.
     """
 
     name: str
+    names: tuple[str, ...]
     max_context: int | None
 
     def as_json(self) -> dict[str, Any]:
@@ -90,9 +92,7 @@ class Sessions:
         for model in models:
             if model.name == asked_for:
                 return model
-        names = ", ".join(f"'{model.name}'" for model in models)
-        message = f"there is no model '{asked_for}' here, but {names}"
-        raise Refusal("model_not_found", message, param="model", http_status=404)
+        raise no_such_model(asked_for, models[0].names)
 
     async def models(self) -> list[Model]:
         """The server's model under each of its names, the server's own first.
@@ -104,8 +104,8 @@ class Sessions:
             info = await self._model_info()
         except MicroturnError as error:
             raise from_client(error) from error
-        names = dict.fromkeys((info.model_name or "streaming_llm", *self._aliases))
-        return [Model(name, info.limits.max_context) for name in names]
+        names = tuple(dict.fromkeys((info.model_name or "streaming_llm", *self._aliases)))
+        return [Model(name, names, info.limits.max_context) for name in names]
 
     async def _model_info(self) -> ModelInfo:
         """Asks once more where the connection broke meanwhile: to ask changes nothing."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from microturn_gateway.client_events import ClientEvent, Window
+from microturn_gateway.client_events import ClientEvent
 from microturn_gateway.context import HeldContext, Message, Piece
 from microturn_gateway.conversation import Conversation
 from microturn_gateway.edits import edited
 from microturn_gateway.failures import Refusal
 from microturn_gateway.realtime_tools import Tools
+from microturn_gateway.window import Window
 
 
 class Talk:

@@ -96,8 +96,6 @@ class RealtimeSocket:
             if message["type"] == "websocket.disconnect":
                 return
             self._realtime.receive(message.get("text") or message.get("bytes") or "")
-            if self._realtime.take_interrupt():
-                self._interrupt()
             self._has_work.set()
             self._flush()
 
@@ -150,6 +148,8 @@ class RealtimeSocket:
         return self._session
 
     def _flush(self) -> None:
+        if self._realtime.take_interrupt():
+            self._interrupt()
         for event in self._realtime.take_events():
             measure_event(self._metrics, event)
             self._outbox.put(event)

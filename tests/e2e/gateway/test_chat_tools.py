@@ -70,6 +70,21 @@ async def test_without_a_session_the_calls_are_told_again(openai: AsyncOpenAI) -
     assert answer.usage.completion_tokens == 8
 
 
+async def test_where_calls_are_not_parallel_there_is_one_and_the_talk_goes_on(openai: AsyncOpenAI) -> None:
+    """This model calls until its tokens end."""
+    several = await ask(openai, QUESTION, tool_choice="required")
+    assert len(several.choices[0].message.tool_calls) > 1
+    first = await ask(openai, QUESTION, tool_choice="required", parallel_tool_calls=False)
+    message = first.choices[0].message
+    assert first.choices[0].finish_reason == "tool_calls"
+    [call] = message.tool_calls
+    assert call.function.arguments == several.choices[0].message.tool_calls[0].function.arguments
+    history = [*QUESTION, message, {"role": "tool", "tool_call_id": call.id, "content": "21 degrees"}]
+    second = await ask(openai, history, max_tokens=8)
+    assert second.usage.prompt_tokens_details.cached_tokens >= first.usage.prompt_tokens - 2
+    assert second.choices[0].message.content
+
+
 async def test_no_tool_is_called_where_none_may_be(openai: AsyncOpenAI) -> None:
     answer = await ask(openai, QUESTION, tool_choice="none", max_tokens=8)
     assert answer.choices[0].message.tool_calls is None

@@ -10,7 +10,7 @@ from openai.types.realtime import InputAudioBufferClearedEvent, SessionUpdatedEv
 # What the OpenAI Agents SDK sends for an agent that writes and has one tool.
 SESSION: dict[str, Any] = {
     "type": "realtime",
-    "model": "gpt-realtime",
+    "model": "smollm2-135m",
     "instructions": "Be brief.",
     "output_modalities": ["text"],
     "audio": {

@@ -19,7 +19,7 @@ async def get_weather(city: Literal["Bern", "Basel", "Chur"]) -> str:
 
 
 agent = RealtimeAgent(name="Weather", instructions="Answer in one short sentence.", tools=[get_weather])
-settings = {"output_modalities": ["text"], "tool_choice": "required"}
+settings = {"model_name": "smollm2-135m", "output_modalities": ["text"], "tool_choice": "required"}
 url = os.environ["OPENAI_BASE_URL"].replace("http", "ws", 1) + "/realtime?model=smollm2-135m"
 
 

@@ -47,7 +47,7 @@ def error_of(response: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
-@pytest.mark.parametrize("path", ["/v1/", "/v1/embeddings", "/v1/audio/speech", "/v1/realtime", "/v1/chat"])
+@pytest.mark.parametrize("path", ["/v1", "/v1/", "/v1/embeddings", "/v1/audio/speech", "/v1/chat"])
 def test_a_path_that_is_not_here(opened: Opened, method: str, path: str) -> None:
     response = opened().request(method, path)
     error = error_of(response)
@@ -70,6 +70,25 @@ def test_a_method_that_is_not_there(opened: Opened, method: str, path: str, allo
     response = opened().request(method, path)
     assert (response.status_code, error_of(response)["code"]) == (405, "method_not_supported")
     assert ", ".join(sorted(response.headers["allow"].split(", "))) == allowed
+
+
+def test_a_web_socket_says_that_it_is_one(opened: Opened) -> None:
+    response = opened().get("/v1/realtime")
+    assert (response.status_code, error_of(response)["code"]) == (426, "websocket_required")
+    assert response.headers["upgrade"] == "websocket"
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "param"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": ""}]}, "messages"),
+        ("/v1/responses", {"input": [{"role": "user", "content": ""}]}, "input"),
+    ],
+)
+def test_a_conversation_without_text_is_refused_by_name(opened: Opened, path: str, asked: Any, param: str) -> None:
+    response = opened().post(path, json=asked)
+    assert (response.status_code, error_of(response)["code"]) == (400, "invalid_value")
+    assert error_of(response)["param"] == param
 
 
 def test_a_web_socket_that_is_not_there(opened: Opened) -> None:
@@ -166,6 +185,24 @@ def test_a_page_that_is_not_allowed_may_not(opened: Opened, allowed: tuple[str, 
     for told in (preflight, response):
         error_of(told)
         assert "access-control-allow-origin" not in told.headers
+
+
+@pytest.mark.parametrize(
+    ("session", "status", "code", "param"),
+    [
+        ({"model": "gpt-8"}, 404, "model_not_found", "session.model"),
+        ({"microturn": {"window_tokens": 9}}, 400, "invalid_value", "session.microturn.window_tokens"),
+    ],
+)
+def test_a_secret_of_a_session_that_none_can_be(
+    opened: Opened, session: dict[str, Any], status: int, code: str, param: str
+) -> None:
+    gateway = opened(served_model_names=("gpt-4o",))
+    told = gateway.post("/v1/realtime/client_secrets", json={"session": {"model": "gpt-4o"}}).json()["session"]
+    assert told["model"] == "gpt-4o"
+    refused = gateway.post("/v1/realtime/client_secrets", json={"session": session})
+    error = error_of(refused)
+    assert (refused.status_code, error["code"], error["param"]) == (status, code, param)
 
 
 def test_a_secret_of_a_session_that_is_not_to_be_had_is_refused_whole(opened: Opened) -> None:

@@ -109,6 +109,7 @@ def test_what_changes_no_message_is_accepted() -> None:
     ("fields", "code", "param"),
     [
         ({"messages": []}, "invalid_value", "messages"),
+        ({"messages": [{"role": "user", "content": ""}]}, "invalid_value", "messages"),
         ({"messages": "Hello"}, "invalid_type", "messages"),
         ({"messages": [{"role": "cat", "content": ""}]}, "invalid_value", "messages.0.role"),
         (
@@ -128,6 +129,8 @@ def test_what_changes_no_message_is_accepted() -> None:
         ({"tool_choice": "required"}, "invalid_value", "tool_choice"),
         ({"tool_choice": "always"}, "invalid_value", "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "add"}}}, "invalid_value", "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools"}}, "missing_parameter", "tool_choice.allowed_tools"),
+        ({"parallel_tool_calls": 1}, "invalid_type", "parallel_tool_calls"),
         ({"top_logprobs": 2}, "unsupported_parameter", "top_logprobs"),
         ({"modalities": ["text", "audio"]}, "unsupported_parameter", "modalities"),
         ({"prompt": {"id": "pmpt_1"}}, "unsupported_parameter", "prompt"),
@@ -189,6 +192,47 @@ def test_tools_and_the_choice_among_them(choice: Any, tools: Tools) -> None:
     asked = parsed(tools=[ADD], tool_choice=choice, parallel_tool_calls=True)
     assert asked.tools == tools
     assert asked.generation == tools.options
+
+
+SUB = {"type": "function", "function": {"name": "sub"}}
+
+
+def allowed(*names: str, mode: str = "auto", **more: Any) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools, **more}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "tools"),
+    [
+        (allowed("add"), Tools((ADD,))),
+        (allowed("sub", mode="required"), Tools((SUB,), "required")),
+        (allowed("sub", "add"), Tools((ADD, SUB))),
+        (allowed(), Tools()),
+    ],
+)
+def test_of_the_tools_some_can_be_allowed(choice: Any, tools: Tools) -> None:
+    assert parsed(tools=[ADD, SUB], tool_choice=choice).tools == tools
+
+
+@pytest.mark.parametrize(
+    ("choice", "code", "param"),
+    [
+        (allowed("mul"), "invalid_value", "tool_choice"),
+        (allowed(mode="required"), "invalid_value", "tool_choice"),
+        (allowed("add", mode="none"), "invalid_value", "tool_choice"),
+        (allowed("add", strict=True), "unsupported_parameter", "tool_choice.allowed_tools.strict"),
+    ],
+)
+def test_what_of_the_tools_cannot_be_allowed(choice: Any, code: str, param: str) -> None:
+    with pytest.raises(Refusal) as refused:
+        parsed(tools=[ADD, SUB], tool_choice=choice)
+    assert (refused.value.code, refused.value.param) == (code, param)
+
+
+@pytest.mark.parametrize(("said", "has_one_call"), [({}, False), ({"parallel_tool_calls": False}, True)])
+def test_a_request_may_want_one_call_at_most(said: dict[str, Any], has_one_call: bool) -> None:
+    assert parsed(tools=[ADD], **said).tools.has_one_call is has_one_call
 
 
 def call(call_id: str, arguments: str) -> dict[str, Any]:

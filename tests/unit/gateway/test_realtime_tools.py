@@ -66,6 +66,14 @@ def result(driver: Driver, output: str, call_id: str = "call_1") -> None:
     driver.send("conversation.item.create", item=item)
 
 
+def test_a_result_without_text_is_one(tools: Driver) -> None:
+    """As in chat completions and responses."""
+    call(tools)
+    result(tools, "")
+    assert types(tools.run()) == ["conversation.item.added", "conversation.item.done"]
+    assert tools.server.text.endswith("<tool>null")
+
+
 def test_a_call_is_an_item(tools: Driver) -> None:
     events = call(tools)
     assert types(events)[-8:] == [
@@ -115,6 +123,34 @@ def test_several_calls_in_one_answer_are_items_in_their_order(tools: Driver, tex
         }
         ids = [item["id"] for item in output]
         assert [follows[after] for after in ids[1:]] == ids[:-1]
+
+
+@pytest.mark.parametrize("finish_reason", ["interrupted", "stop", "length"])
+def test_where_calls_are_not_parallel_an_answer_is_complete_with_the_first(tools: Driver, finish_reason: str) -> None:
+    tools.send("session.update", session={"parallel_tool_calls": False})
+    assert tools.taken()[0]["session"]["parallel_tool_calls"] is False
+    before = tools.server.text
+    events = call(tools, told=(*ONE, *TWO), finish_reason=finish_reason)
+    assert tools.realtime.take_interrupt()
+    assert not tools.realtime.take_interrupt()
+    response = events[-1]["response"]
+    assert (response["status"], [item["call_id"] for item in response["output"]]) == ("completed", ["call_1"])
+    assert not any(event.get("call_id") == "call_2" for event in events)
+    result(tools, "one")
+    tools.run()
+    told = '\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+    assert tools.server.text == f"{before}<user>Hello<assistant>{told}<tool>one"
+
+
+def test_a_response_says_by_itself_whether_calls_are_parallel(tools: Driver) -> None:
+    tools.send("session.update", session={"parallel_tool_calls": False})
+    tools.item("Hello")
+    tools.send("response.create", response={"parallel_tool_calls": True})
+    tools.answer(tools.begin())
+    tools.begin()
+    for event in (*ONE, *TWO):
+        tools.realtime.tokens(event, 7.0)
+    assert not tools.realtime.take_interrupt()
 
 
 def test_results_of_several_calls_are_told_and_nothing_again(tools: Driver) -> None:

@@ -102,6 +102,27 @@ def test_what_is_beside_the_session_takes_nothing_with_it_either(driver: Driver)
     assert "'priority'" in error["error"]["message"]
 
 
+def test_another_model_is_refused_as_everywhere() -> None:
+    driver = Driver(models=("tiny", "gpt-4o"))
+    driver.taken()
+    [updated] = update(driver, model="gpt-4o")
+    assert updated["session"]["model"] == "gpt-4o"
+    updated, error = update(driver, model="gpt-8", instructions="Be brief.")
+    assert (updated["session"]["model"], updated["session"]["instructions"]) == ("gpt-4o", "Be brief.")
+    assert (error["error"]["code"], error["error"]["param"]) == ("model_not_found", "session.model")
+    assert "'tiny', 'gpt-4o'" in error["error"]["message"]
+
+
+def test_null_takes_an_option_back(driver: Driver) -> None:
+    update(driver, microturn={"temperature": 0.5, "seed": 3, "stop": ["a"], "logit_bias": {"5": 1}})
+    [updated] = update(driver, microturn={"temperature": None, "stop": [], "logit_bias": None})
+    assert updated["session"]["microturn"] == {"seed": 3, "beat_ms": 200.0, "max_context": None}
+    driver.item("Hello")
+    driver.send("response.create", response={"microturn": {"seed": None, "top_p": 0.5}})
+    driver.run()
+    assert driver.steps[-1].options == {"role": "assistant", "top_p": 0.5, "max_tokens": 100}
+
+
 @pytest.mark.parametrize("session", [None, "fast", [1]])
 def test_without_a_session_nothing_is_updated(driver: Driver, session: object) -> None:
     driver.send("session.update", session=session)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from microturn_gateway.client_events import Window
+from microturn_gateway.window import Window
 from support.realtime_driver import Driver, error_of, types
 from support.simulated_context import as_text
 
@@ -104,8 +104,31 @@ def test_a_window_is_chosen_before_the_first_turn(driver: Driver) -> None:
 
 
 @pytest.mark.parametrize(
+    ("then", "window"),
+    [
+        ({"overflow": "error"}, None),
+        ({"window_tokens": 90}, Window(90, 16)),
+        ({"overflow": "window", "sink_tokens": 0}, Window(80, 0)),
+        ({}, Window(80, 16)),
+    ],
+)
+def test_until_the_first_turn_a_window_can_be_changed(
+    driver: Driver, then: dict[str, Any], window: Window | None
+) -> None:
+    for asked in ({"overflow": "window", "window_tokens": 80, "sink_tokens": 16}, then):
+        driver.send("session.update", session={"type": "realtime", "microturn": asked})
+        [updated] = driver.run()
+    assert updated["session"]["microturn"].get("window_tokens") == (window and window.window_tokens)
+    driver.item("Hello")
+    driver.run()
+    assert driver.realtime.talk.window == window
+
+
+@pytest.mark.parametrize(
     ("bad", "code", "name"),
     [
+        ({"window_tokens": 80}, "invalid_value", "window_tokens"),
+        ({"overflow": "error", "sink_tokens": 4}, "invalid_value", "sink_tokens"),
         ({"overflow": "window"}, "invalid_value", "window_tokens"),
         ({"overflow": "window", "window_tokens": 9, "sink_tokens": -1}, "invalid_value", "sink_tokens"),
         ({"overflow": "forget"}, "invalid_value", "overflow"),

@@ -60,8 +60,8 @@ def test_what_changes_no_answer_is_shown_as_it_came() -> None:
         "parallel_tool_calls": False,
         "reasoning": {"effort": "low", "summary": None},
         "service_tier": "auto",
-        "truncation": "auto",
         "prompt_cache_key": "k",
+        "prompt_cache_options": {"mode": "explicit", "ttl": "30m"},
     }
     verbose = {"verbosity": "low"}
     ignored = {"include": ["reasoning.encrypted_content"], "stream_options": {"include_obfuscation": False}}
@@ -70,6 +70,51 @@ def test_what_changes_no_answer_is_shown_as_it_came() -> None:
     assert request.shown["text"] == {"format": {"type": "text"}, **verbose}
     assert (request.is_stored, request.streams, request.previous_id) == (True, False, None)
     assert request.items == (Said("user", "a"),)
+
+
+def test_a_response_says_that_nothing_was_cut_off() -> None:
+    """Frameworks send `auto`; an input that is too long is refused whatever they send."""
+    assert parse_response_request({"input": "a", "truncation": "auto"}).shown["truncation"] == "disabled"
+
+
+def test_what_responses_hold_can_be_sent_back() -> None:
+    """OpenAI's and ours: log probabilities, annotations, refusals, what was parsed, the name of what was called."""
+    logprobs = [{"token": "Well", "bytes": [], "logprob": -0.1, "top_logprobs": []}]
+    cited = [{"type": "url_citation", "url": "https://a.example", "title": "A", "start_index": 0, "end_index": 1}]
+    items = parse_input(
+        [
+            {
+                "role": "user",
+                "content": [{"type": "input_text", "text": "a", "prompt_cache_breakpoint": {"mode": "explicit"}}],
+            },
+            {
+                "type": "message",
+                "role": "assistant",
+                "content": [
+                    {
+                        "type": "output_text",
+                        "text": "Well. ",
+                        "annotations": cited,
+                        "logprobs": logprobs,
+                        "parsed": {"a": 1},
+                    },
+                    {"type": "refusal", "refusal": "No."},
+                ],
+            },
+            {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}", "parsed_arguments": {"a": 1}},
+            {"type": "function_call_output", "call_id": "a", "name": "f", "output": "1", "created_by": "me"},
+        ]
+    )
+    assert items == (Said("user", "a"), Said("assistant", "Well. No."), Called("a", "f", "{}"), Returned("a", "1"))
+
+
+def test_of_the_tools_some_can_be_allowed() -> None:
+    other = {**FUNCTION, "name": "g"}
+    choice = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "g"}]}
+    request = parse_response_request({"input": "a", "tools": [FUNCTION, other], "tool_choice": choice})
+    assert [tool["function"]["name"] for tool in request.tools.described] == ["g"]
+    assert request.generation == {"tool_choice": "required"}
+    assert request.shown["tool_choice"] == choice
 
 
 def test_options_of_the_answer() -> None:
@@ -95,6 +140,12 @@ def test_options_of_the_answer() -> None:
         ),
         ({"input": "a", "tools": [{"type": "web_search"}]}, "unsupported_parameter", "tools.0.type"),
         ({"input": "a", "tool_choice": {"type": "mcp"}}, "unsupported_parameter", "tool_choice.type"),
+        (
+            {"input": "a", "tool_choice": {"type": "allowed_tools", "tools": [{"type": "mcp"}]}},
+            "unsupported_parameter",
+            "tool_choice.tools.0.type",
+        ),
+        ({"input": "a", "parallel_tool_calls": "no"}, "invalid_type", "parallel_tool_calls"),
         ({"input": "a", "tool_choice": "required"}, "invalid_value", "tool_choice"),
         ({"input": "a", "background": True}, "unsupported_parameter", "background"),
         ({"input": "a", "conversation": "conv_1"}, "unsupported_parameter", "conversation"),
