@@ -119,7 +119,7 @@ def test_an_answer_is_recognised_without_its_surrounding_space() -> None:
 
 
 def test_an_example_of_the_client_that_is_like_an_answer_stays_as_it_was_sent() -> None:
-    """The client's example says "Yes", and later the model says it with a line break: all of it comes back unchanged."""
+    """The example says "Yes", and later the model says it with a line break: all of it comes back unchanged."""
     session = Session()
     example = [user("Is it?"), assistant("Yes"), user("And now?")]
     session.become(example)
