@@ -5,22 +5,16 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
-import httpx2
 import openai as sdk
 import pytest
 from openai import AsyncOpenAI
 
 from microturn_client.testing import FakeServer
-from microturn_gateway import app
-from microturn_gateway.settings import GatewaySettings
+from support.chats import SYSTEM, Messages, answered, ask, cached, gateway_before, named, question
 
-SYSTEM = {"role": "system", "content": "You know all about gardens."}
 QUESTIONS = ["What grows here?", "And in the shade?", "Why?"]
-
-Messages = list[dict[str, str]]
 
 
 @pytest.fixture
@@ -28,47 +22,10 @@ def server(request: pytest.FixtureRequest) -> FakeServer:
     return FakeServer(token_s=getattr(request, "param", 0.0))
 
 
-@asynccontextmanager
-async def gateway_before(
-    server: FakeServer, monkeypatch: pytest.MonkeyPatch, **settings: Any
-) -> AsyncIterator[AsyncOpenAI]:
-    monkeypatch.setattr(app, "AsyncClient", lambda _address: server.async_client())
-    gateway = app.build_app(GatewaySettings(**settings))
-    http = httpx2.AsyncClient(transport=httpx2.ASGITransport(gateway))
-    async with (
-        gateway.router.lifespan_context(gateway),
-        AsyncOpenAI(api_key="one", base_url="http://localhost/v1", max_retries=0, http_client=http) as client,
-    ):
-        yield client
-
-
 @pytest.fixture
 async def openai(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[AsyncOpenAI]:
     async with gateway_before(server, monkeypatch, max_sessions=4) as client:
         yield client
-
-
-def question(text: str) -> Messages:
-    return [SYSTEM, {"role": "user", "content": text}]
-
-
-def answered(messages: Messages, completion: Any, then: str) -> Messages:
-    said = {"role": "assistant", "content": completion.choices[0].message.content}
-    return [*messages, said, {"role": "user", "content": then}]
-
-
-async def ask(openai: AsyncOpenAI, messages: Any, **options: Any) -> Any:
-    return await openai.chat.completions.create(
-        model=await named(openai), messages=messages, **{"max_tokens": 6, **options}
-    )
-
-
-async def named(openai: AsyncOpenAI) -> str:
-    return (await openai.models.list()).data[0].id
-
-
-def cached(completion: Any) -> int:
-    return int(completion.usage.prompt_tokens_details.cached_tokens)
 
 
 async def test_a_conversation_without_a_name_finds_what_it_left(openai: AsyncOpenAI) -> None:
