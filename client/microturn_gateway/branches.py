@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
 from microturn_client import MicroturnError
+from microturn_gateway.caller import Caller
 from microturn_gateway.context import HeldContext, Message
-from microturn_gateway.failures import Refusal
+from microturn_gateway.places import Places, no_place
 from microturn_gateway.sessions import Sessions
 
 Described = tuple[Mapping[str, Any], ...]
@@ -39,7 +41,7 @@ class Branch:
         used_at_s: when the last request on it ended.
     """
 
-    def __init__(self, sessions: Sessions, caller: bytes, tools: Described) -> None:
+    def __init__(self, sessions: Sessions, caller: Caller, tools: Described) -> None:
         self._sessions = sessions
         self.session = sessions.open(tools=tools)
         self.context = HeldContext()
@@ -103,6 +105,7 @@ class Branches:
     def __init__(self, sessions: Sessions, max_open: int, idle_timeout_s: float) -> None:
         self._sessions = sessions
         self._max_open = max_open
+        self._places = Places(max_open)
         self._idle_timeout_s = idle_timeout_s
         self._open: dict[Branch, None] = {}  # the one unused for longest first
 
@@ -113,7 +116,7 @@ class Branches:
 
     @contextlib.asynccontextmanager
     async def hold(
-        self, caller: bytes, tools: Described, conversation: Sequence[Message], *, keeps: bool
+        self, caller: Caller, tools: Described, conversation: Sequence[Message], *, keeps: bool
     ) -> AsyncIterator[Branch]:
         """A branch for one request, with the longest beginning of its conversation that sessions of this caller hold.
 
@@ -124,23 +127,20 @@ class Branches:
             keeps: whether the next request may find it; otherwise it ends with this one.
 
         Raises:
-            Refusal: requests in progress have all places.
+            Refusal: requests in progress have all places, or all that are not kept for other callers.
         """
-        source = self._nearest(caller, tools, conversation)
-        if source is None or not (keeps and source.is_idle and source.goes_on_with(conversation)):
-            source = await self._branch_off(source, caller, tools)
-        branch = source
-        self._use(branch)
-        try:
-            yield branch
-        finally:
-            branch.is_busy, branch.is_told, branch.used_at_s = False, True, _now_s()
-            if branch.is_lost or not keeps or not branch.context.pieces:
-                await self._close(branch)
+        with self._places.take(caller.token_hash):
+            branch = await self._branch_for(caller, tools, conversation, keeps=keeps)
+            try:
+                yield branch
+            finally:
+                branch.is_busy, branch.is_told, branch.used_at_s = False, True, _now_s()
+                if branch.is_lost or not keeps or not branch.context.pieces:
+                    await self._close(branch)
 
-    async def close_all(self, caller: bytes) -> None:
-        """Ends those of a caller that asks no more."""
-        for branch in [branch for branch in self._open if branch.caller == caller]:
+    async def close_all(self, connection: bytes) -> None:
+        """Ends those of a connection that asks no more."""
+        for branch in [branch for branch in self._open if branch.caller.connection == connection]:
             if branch in self._open:
                 await self._close(branch)
 
@@ -153,7 +153,16 @@ class Branches:
                 if branch.is_idle and branch in self._open:
                     await self._close(branch)
 
-    def _nearest(self, caller: bytes, tools: Described, conversation: Sequence[Message]) -> Branch | None:
+    async def _branch_for(
+        self, caller: Caller, tools: Described, conversation: Sequence[Message], *, keeps: bool
+    ) -> Branch:
+        source = self._nearest(caller, tools, conversation)
+        if source is None or not (keeps and source.is_idle and source.goes_on_with(conversation)):
+            return await self._branch_off(source, caller, tools)
+        self._use(source)
+        return source
+
+    def _nearest(self, caller: Caller, tools: Described, conversation: Sequence[Message]) -> Branch | None:
         """Of those that share a beginning with the conversation, one that shares the longest, idle or answering."""
         nearest, longest = None, (0, False)
         for branch in self._open:
@@ -163,9 +172,10 @@ class Branches:
                     nearest, longest = branch, shared
         return nearest
 
-    async def _branch_off(self, source: Branch | None, caller: bytes, tools: Described) -> Branch:
-        unused = self._without_place(source)
+    async def _branch_off(self, source: Branch | None, caller: Caller, tools: Described) -> Branch:
+        unused = self._to_make_way(caller, source)
         if unused is not None and unused is source:
+            self._use(source)
             return source  # there is no room for both: what it holds behind the shared beginning makes way
         branch = Branch(self._sessions, caller, tools)
         self._use(branch)
@@ -185,14 +195,16 @@ class Branches:
         self._open.pop(branch, None)
         self._open[branch] = None
 
-    def _without_place(self, source: Branch | None) -> Branch | None:
-        """Where all places are taken, the branch that was not used for longest, and the source last."""
+    def _to_make_way(self, caller: Caller, source: Branch | None) -> Branch | None:
+        """Where all places are taken, the branch unused for longest of who has most places, and the source last."""
         if len(self._open) < self._max_open:
             return None
         idle = [branch for branch in self._open if branch.is_idle]
         if not idle:
-            raise Refusal("too_many_sessions", "all sessions are in use: try again later", http_status=429)
-        return next((branch for branch in idle if branch is not source), source)
+            raise no_place()  # all but those in use are being forked
+        num_places = Counter(branch.caller.token_hash for branch in self._open)
+        num_places[caller.token_hash] += 1  # with the one that it asks for
+        return max(idle, key=lambda branch: (num_places[branch.caller.token_hash], branch is not source))
 
     async def _close(self, branch: Branch) -> None:
         """Ends a branch; what was said on it can be told again elsewhere."""

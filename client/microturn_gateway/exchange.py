@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from microturn_client import AsyncSession, AsyncTurn, MicroturnError, Tokens, ToolEvent, TurnEnd
 from microturn_gateway.answer import GeneratedText, PromptCount
 from microturn_gateway.branches import Branch, Branches, Described
+from microturn_gateway.caller import Caller
 from microturn_gateway.context import HeldContext, Message
 from microturn_gateway.options import room_for_answer
 from microturn_gateway.sessions import LOST, Model, events_of
@@ -68,7 +69,7 @@ class Exchange:
     """
 
     def __init__(
-        self, branches: Branches, caller: bytes, model: Model, settings: GatewaySettings, client: Client
+        self, branches: Branches, caller: Caller, model: Model, settings: GatewaySettings, client: Client
     ) -> None:
         self.generated = GeneratedText()
         self.count = PromptCount(0)

@@ -87,6 +87,7 @@ class Responses:
     async def delete(self, request: Request) -> Response:
         """Gives up a stored response."""
         response_id = request.path_params["response_id"]
-        self._store.get(response_id, caller_of(request.headers))
-        self._store.forget(response_id)
+        caller = caller_of(request.headers)
+        self._store.get(response_id, caller)
+        self._store.forget(response_id, caller)
         return JSONResponse({"id": response_id, "object": "response", "deleted": True})

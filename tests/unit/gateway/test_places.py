@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import openai as sdk
@@ -10,7 +12,10 @@ import pytest
 from openai import AsyncOpenAI
 
 from microturn_client.testing import FakeServer
+from microturn_gateway import places as places_module
 from microturn_gateway import response_store
+from microturn_gateway.failures import Refusal
+from microturn_gateway.places import Places
 from support.chats import answered, ask, cached, gateway_before, named, question
 
 LONG = {"max_tokens": 40, "extra_body": {"ignore_eos": True}}
@@ -64,6 +69,39 @@ async def test_who_was_refused_finds_its_share_when_it_comes_again(
         assert (await ask(other, question("Why?"))).choices
         outcomes = await asyncio.gather(*again, return_exceptions=True)
         assert [type(outcome) for outcome in outcomes if isinstance(outcome, Exception)] == [sdk.RateLimitError]
+
+
+def test_a_caller_alone_has_all_places() -> None:
+    places = Places(2)
+    with places.take(b"one"), places.take(b"one"):
+        assert places.num_taken == 2
+        with pytest.raises(Refusal), places.take(b"one"):
+            pass
+    assert places.num_taken == 0
+
+
+def test_nobody_is_waited_for_who_has_a_share_or_comes_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    places, now_s = Places(4), 0.0
+    monkeypatch.setattr(places_module, "time", SimpleNamespace(monotonic=lambda: now_s))
+    with ExitStack() as running:
+        for _ in range(2):
+            running.enter_context(places.take(b"one"))
+            running.enter_context(places.take(b"two"))
+        with pytest.raises(Refusal), places.take(b"two"):  # it has its share
+            pass
+    with ExitStack() as running:
+        for _ in range(4):
+            running.enter_context(places.take(b"one"))
+        with pytest.raises(Refusal), places.take(b"two"):
+            pass
+    with ExitStack() as running:
+        for _ in range(2):
+            running.enter_context(places.take(b"one"))
+        with pytest.raises(Refusal), places.take(b"one"):
+            pass
+        now_s += 4.0
+        for _ in range(2):
+            running.enter_context(places.take(b"one"))
 
 
 async def test_who_stores_many_responses_takes_the_room_of_its_own(
