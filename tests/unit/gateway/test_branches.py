@@ -12,6 +12,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from microturn_client.testing import FakeServer
+from microturn_gateway.context import HeldContext
 from support.chats import SYSTEM, Messages, answered, ask, cached, gateway_before, named, question
 
 QUESTIONS = ["What grows here?", "And in the shade?", "Why?"]
@@ -57,6 +58,21 @@ async def test_an_answer_asked_for_again_leaves_the_first_one_where_it_is(openai
     for end in (first, other):
         after = await ask(openai, answered(messages, end, "Why?"))
         assert cached(after) >= end.usage.total_tokens - 2
+
+
+async def test_a_session_is_found_without_a_look_at_each(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The text of all sessions was compared on the event loop: of 512 that took 30 ms for each request."""
+    async with gateway_before(server, monkeypatch, max_sessions=64) as openai:
+        messages = question("What grows here?")
+        first = await ask(openai, messages)
+        for number in range(40):
+            await ask(openai, question(f"What is the flower of day {number}?"))
+        compared = []
+        usual = HeldContext.recognised
+        monkeypatch.setattr(HeldContext, "recognised", lambda held, said: compared.append(held) or usual(held, said))
+        assert cached(await ask(openai, answered(messages, first, "Why?"))) >= first.usage.total_tokens - 2
+        await ask(openai, question("And in a pot?"))
+        assert len(compared) < 8
 
 
 async def test_chats_and_responses_find_the_same_sessions(openai: AsyncOpenAI) -> None:
