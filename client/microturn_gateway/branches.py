@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from microturn_client import MicroturnError
 from microturn_gateway.caller import Caller
 from microturn_gateway.context import HeldContext, Message
 from microturn_gateway.places import Places, no_place
+from microturn_gateway.prefix_tree import PrefixTree
 from microturn_gateway.sessions import Sessions
 
 Described = tuple[Mapping[str, Any], ...]
@@ -35,20 +37,23 @@ class Branch:
         caller: whose it is.
         tools: of the session.
         is_busy: a request is on it.
-        is_told: no input is on its way to it: at most an answer runs.
         num_forks: those that are being made of it.
         is_lost: its context is unknown.
         used_at_s: when the last request on it ended.
+
+    Args:
+        tree: where others find it, once it is offered.
     """
 
-    def __init__(self, sessions: Sessions, caller: Caller, tools: Described) -> None:
+    def __init__(self, sessions: Sessions, tree: PrefixTree[Branch], caller: Caller, tools: Described) -> None:
         self._sessions = sessions
+        self._tree = tree
+        self._owner = _owner(caller, tools)
         self.session = sessions.open(tools=tools)
         self.context = HeldContext()
         self.caller = caller
         self.tools = tools
         self.is_busy = False
-        self.is_told = False
         self.num_forks = 0
         self.is_lost = False
         self.used_at_s = 0.0
@@ -58,9 +63,13 @@ class Branch:
         """Whether nobody would notice a change of it."""
         return not self.is_busy and not self.num_forks
 
-    def shared_len(self, conversation: Sequence[Message]) -> int:
-        """How long a beginning of a conversation it holds, in tokens."""
-        return self.context.shared_len(self.context.recognised(conversation))
+    def offer(self) -> None:
+        """Others may go on from what it holds: no input is on its way to it, at most an answer runs."""
+        self._tree.put(self, self._owner, self.context.pieces)
+
+    def withdraw(self) -> None:
+        """They may not any more."""
+        self._tree.remove(self)
 
     def goes_on_with(self, conversation: Sequence[Message]) -> bool:
         """Whether a conversation goes on where it ends; what of its last answer was not heard does not count."""
@@ -82,7 +91,7 @@ class Branch:
 
     async def fork(self, branch: Branch) -> None:
         """Gives a new branch a session that holds what this one's does; where that fails, it keeps its own."""
-        if not self.is_told:
+        if self not in self._tree:
             return  # its session was lost meanwhile, and another is being told
         context = self.context.branched(is_answering=self.is_busy)
         try:
@@ -108,6 +117,7 @@ class Branches:
         self._places = Places(max_open)
         self._idle_timeout_s = idle_timeout_s
         self._open: dict[Branch, None] = {}  # the one unused for longest first
+        self._tree = PrefixTree[Branch]()
 
     @property
     def num_open(self) -> int:
@@ -134,7 +144,8 @@ class Branches:
             try:
                 yield branch
             finally:
-                branch.is_busy, branch.is_told, branch.used_at_s = False, True, _now_s()
+                branch.is_busy, branch.used_at_s = False, _now_s()
+                branch.offer()
                 if branch.is_lost or not keeps or not branch.context.pieces:
                     await self._close(branch)
 
@@ -164,20 +175,15 @@ class Branches:
 
     def _nearest(self, caller: Caller, tools: Described, conversation: Sequence[Message]) -> Branch | None:
         """Of those that share a beginning with the conversation, one that shares the longest, idle or answering."""
-        nearest, longest = None, (0, False)
-        for branch in self._open:
-            if branch.caller == caller and branch.tools == tools and branch.is_told:
-                shared = (branch.shared_len(conversation), branch.is_idle)
-                if shared[0] and shared >= longest:
-                    nearest, longest = branch, shared
-        return nearest
+        nearest = self._tree.nearest(_owner(caller, tools), conversation)
+        return max(nearest, key=lambda branch: branch.is_idle, default=None)
 
     async def _branch_off(self, source: Branch | None, caller: Caller, tools: Described) -> Branch:
         unused = self._to_make_way(caller, source)
         if unused is not None and unused is source:
             self._use(source)
             return source  # there is no room for both: what it holds behind the shared beginning makes way
-        branch = Branch(self._sessions, caller, tools)
+        branch = Branch(self._sessions, self._tree, caller, tools)
         self._use(branch)
         with contextlib.nullcontext() if source is None else source.unchanged():
             try:
@@ -191,7 +197,8 @@ class Branches:
         return branch
 
     def _use(self, branch: Branch) -> None:
-        branch.is_busy, branch.is_told = True, False
+        branch.is_busy = True
+        branch.withdraw()
         self._open.pop(branch, None)
         self._open[branch] = None
 
@@ -208,8 +215,14 @@ class Branches:
 
     async def _close(self, branch: Branch) -> None:
         """Ends a branch; what was said on it can be told again elsewhere."""
+        branch.withdraw()
         del self._open[branch]
         await branch.session.close()
+
+
+def _owner(caller: Caller, tools: Described) -> tuple[Caller, str]:
+    """Whose branches a request may go on from: those of this caller that have these tools."""
+    return caller, json.dumps(tools, sort_keys=True)
 
 
 def _now_s() -> float:

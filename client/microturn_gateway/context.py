@@ -27,6 +27,17 @@ def joined(one: Content, other: Content) -> Content | None:
     return None if isinstance(other, str) else one + other
 
 
+def is_stripped(one: Content, other: Content) -> bool:
+    """Whether two texts differ in surrounding whitespace only."""
+    return isinstance(one, str) and isinstance(other, str) and one.strip() == other.strip()
+
+
+def common_len(one: Content, other: Content) -> int:
+    """How many characters or ids both begin with."""
+    unlike = (index for index, (each, its) in enumerate(zip(one, other, strict=False)) if each != its)
+    return next(unlike, min(len(one), len(other)))
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """Something that a role says: text, or token ids."""
@@ -135,7 +146,7 @@ class HeldContext:
         """
         known = list(messages)
         for piece, index, rest in self._beside(known):
-            if piece.is_answer and rest[: len(piece.content)] != piece.content and _is_stripped(rest, piece.content):
+            if piece.is_answer and rest[: len(piece.content)] != piece.content and is_stripped(rest, piece.content):
                 content = joined(known[index].content[: -len(rest)], piece.content)
                 assert content is not None  # both are text
                 known[index] = replace(known[index], content=content)
@@ -205,17 +216,9 @@ class HeldContext:
             offset = end
 
 
-def _is_stripped(one: Content, other: Content) -> bool:
-    """Whether two texts differ in surrounding whitespace only."""
-    return isinstance(one, str) and isinstance(other, str) and one.strip() == other.strip()
-
-
 def _shortened(piece: Piece, rest: Content) -> Piece | None:
     """What of an answer can stay where another text goes on; None when nothing can."""
-    same = 0
-    while same < min(len(piece.content), len(rest)) and piece.content[same] == rest[same]:
-        same += 1
-    cut = piece.cut_before(same)
+    cut = piece.cut_before(common_len(piece.content, rest))
     if cut is None or cut.num_chars == 0:
         return None
     kept = tuple(other for other in piece.cuts if other.num_chars <= cut.num_chars)

@@ -129,7 +129,7 @@ class Exchange:
             events = await self._ask(branch, question)
             event = await anext(events)
         except LOST:
-            branch.is_told = False
+            branch.withdraw()
             await branch.renew()
             events = await self._ask(branch, question)
             event = await anext(events)
@@ -161,7 +161,7 @@ class Exchange:
         num_together = 1 if question.keeps else _NUM_TOGETHER
         for index in range(0, len(missing), num_together):
             await self._append(branch, missing[index : index + num_together])
-        branch.is_told = True
+        branch.offer()
         self._session = branch.session
         self._turn = branch.session.turn(None, **self._options(question, context), **_rewinding(context))
         if self._client.is_broken:
