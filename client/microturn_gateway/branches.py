@@ -36,6 +36,7 @@ class Branch:
         context: what it holds.
         caller: whose it is.
         tools: of the session.
+        hint: of the last request on it.
         is_busy: a request is on it.
         num_forks: those that are being made of it.
         is_lost: its context is unknown.
@@ -53,6 +54,7 @@ class Branch:
         self.context = HeldContext()
         self.caller = caller
         self.tools = tools
+        self.hint: int | None = None
         self.is_busy = False
         self.num_forks = 0
         self.is_lost = False
@@ -170,21 +172,23 @@ class Branches:
         source = self._nearest(caller, tools, conversation)
         if source is None or not (keeps and source.is_idle and source.goes_on_with(conversation)):
             return await self._branch_off(source, caller, tools)
-        self._use(source)
+        self._use(source, caller)
         return source
 
     def _nearest(self, caller: Caller, tools: Described, conversation: Sequence[Message]) -> Branch | None:
         """Of those that share a beginning with the conversation, one that shares the longest, idle or answering."""
         nearest = self._tree.nearest(_owner(caller, tools), conversation)
+        if caller.hint is not None:
+            nearest = [branch for branch in nearest if branch.hint == caller.hint] or nearest
         return max(nearest, key=lambda branch: branch.is_idle, default=None)
 
     async def _branch_off(self, source: Branch | None, caller: Caller, tools: Described) -> Branch:
         unused = self._to_make_way(caller, source)
         if unused is not None and unused is source:
-            self._use(source)
+            self._use(source, caller)
             return source  # there is no room for both: what it holds behind the shared beginning makes way
         branch = Branch(self._sessions, self._tree, caller, tools)
-        self._use(branch)
+        self._use(branch, caller)
         with contextlib.nullcontext() if source is None else source.unchanged():
             try:
                 if unused is not None:
@@ -196,8 +200,8 @@ class Branches:
                 raise
         return branch
 
-    def _use(self, branch: Branch) -> None:
-        branch.is_busy = True
+    def _use(self, branch: Branch, caller: Caller) -> None:
+        branch.is_busy, branch.hint = True, caller.hint
         branch.withdraw()
         self._open.pop(branch, None)
         self._open[branch] = None

@@ -61,14 +61,14 @@ class PrefixTree(Generic[Holder]):
         node, index, offset = root, 0, 0
         while index < len(conversation):
             role, rest = conversation[index].role, conversation[index].content[offset:]
-            child, num_shared = node.nearest_child(role, rest)
-            if child is None:
+            alike = node.nearest_children(role, rest)
+            if not alike:
                 break
-            node, offset = child, offset + num_shared
-            if num_shared == len(rest):
-                index, offset = index + 1, 0
-            elif num_shared < len(child.content):
-                break  # an answer that is cut here
+            if not alike[0].is_whole_in(rest):
+                return [holder for holder in reversed(node.holders) if any(holder in child.holders for child in alike)]
+            node = alike[0]
+            num_taken = node.shared_len(rest)
+            index, offset = (index + 1, 0) if num_taken == len(rest) else (index, offset + num_taken)
         return [] if node is root else list(reversed(node.holders))
 
 
@@ -90,23 +90,25 @@ class _Node(Generic[Holder]):
         self.children: dict[tuple[Hashable, Content], _Node[Holder]] = {}
         self.holders: dict[Holder, None] = {}
 
-    def nearest_child(self, role: Hashable, rest: Content) -> tuple[_Node[Holder] | None, int]:
-        """What goes on from here as the rest of a message does, and for how many characters of it; else None."""
+    def nearest_children(self, role: Hashable, rest: Content) -> list[_Node[Holder]]:
+        """What goes on from here longest as the rest of a message does: one as a whole, or answers to be cut alike."""
         exact = self.children.get((role, rest))
         if exact is not None:
-            return exact, len(rest)
-        alike = [child for child in self.children.values() if child.role == role and child.shared_len(rest)]
-        if not alike:
-            return None, 0
-        nearest = max(alike, key=lambda child: (child.shared_len(rest), is_stripped(child.content, rest)))
-        return nearest, nearest.shared_len(rest)
+            return [exact]
+        lens = {child: child.shared_len(rest) for child in self.children.values() if child.role == role}
+        longest = max(lens.values(), default=0)
+        alike = [child for child, num in lens.items() if num == longest > 0]
+        return [child for child in alike if child.is_whole_in(rest)][:1] or alike
 
     def shared_len(self, rest: Content) -> int:
         """How much of the rest of a message stays: the piece as a whole, or of an answer what both begin with."""
-        if self.role == "tool" or type(rest) is not type(self.content):
-            return 0  # each result is a message, which nothing can be added to
-        if rest[: len(self.content)] == self.content:
-            return len(self.content)
-        if self.role != "assistant":
-            return 0
-        return len(rest) if is_stripped(rest, self.content) else common_len(rest, self.content)
+        if not self.is_whole_in(rest):
+            return common_len(rest, self.content) if self.role == "assistant" else 0
+        return len(self.content) if rest[: len(self.content)] == self.content else len(rest)
+
+    def is_whole_in(self, rest: Content) -> bool:
+        """Whether the rest of a message begins with this piece, or is this answer without the space around it."""
+        if self.role == "tool":  # each result is a message, which nothing can be added to
+            return rest == self.content
+        is_answer = self.role == "assistant" and is_stripped(rest, self.content)
+        return rest[: len(self.content)] == self.content or is_answer

@@ -48,7 +48,7 @@ def test_an_answer_shares_what_was_heard_of_it() -> None:
     one, other = held("Hello", "Hi there"), held("Hello", "Hi you")
     tree = tree_of(one, other)
     assert tree.nearest("owner", said("Hello", "Hi th", "Stop")) == [one]
-    assert tree.nearest("owner", said("Hello", "Hi", "Stop")) == [one]
+    assert tree.nearest("owner", said("Hello", "Hi", "Stop")) == [other, one]
     assert tree.nearest("owner", said("Hello", "No", "Stop")) == [other, one]
 
 
@@ -98,3 +98,5 @@ def test_it_is_what_a_look_at_each_finds(
     found = tree.nearest("owner", asked)
     assert [context.shared_len(asked) for context in found] == [longest] * len(found)
     assert bool(found) == bool(longest)
+    alike = [context for context in contexts if context.shared_len(asked) == longest > 0]
+    assert found == alike[::-1]
