@@ -54,7 +54,7 @@ async def test_of_two_that_hold_as_much_the_one_of_the_hint_is_taken(branches: B
     assert await found(branches, hash("other")) is other
 
 
-@pytest.mark.parametrize("hint", [None, hash("unknown")])
+@pytest.mark.parametrize("hint", [None, hash("unknown")], ids=["none", "unknown"])
 async def test_a_hint_that_nobody_knows_changes_nothing(branches: Branches, hint: int | None) -> None:
     await answer(branches, OURS, "Roses and thyme")
     latest = await answer(branches, None, "Roses, nothing else")
