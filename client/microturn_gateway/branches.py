@@ -11,12 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
 from microturn_client import MicroturnError
+from microturn_gateway.caller import Caller
 from microturn_gateway.context import HeldContext, Message
-from microturn_gateway.failures import Refusal
+from microturn_gateway.places import Places, no_place
+from microturn_gateway.prefix_tree import PrefixTree
 from microturn_gateway.sessions import Sessions
 
 Described = tuple[Mapping[str, Any], ...]
@@ -32,21 +36,26 @@ class Branch:
         context: what it holds.
         caller: whose it is.
         tools: of the session.
+        hint: of the last request on it.
         is_busy: a request is on it.
-        is_told: no input is on its way to it: at most an answer runs.
         num_forks: those that are being made of it.
         is_lost: its context is unknown.
         used_at_s: when the last request on it ended.
+
+    Args:
+        tree: where others find it, once it is offered.
     """
 
-    def __init__(self, sessions: Sessions, caller: bytes, tools: Described) -> None:
+    def __init__(self, sessions: Sessions, tree: PrefixTree[Branch], caller: Caller, tools: Described) -> None:
         self._sessions = sessions
+        self._tree = tree
+        self._owner = _owner(caller, tools)
         self.session = sessions.open(tools=tools)
         self.context = HeldContext()
         self.caller = caller
         self.tools = tools
+        self.hint: int | None = None
         self.is_busy = False
-        self.is_told = False
         self.num_forks = 0
         self.is_lost = False
         self.used_at_s = 0.0
@@ -56,9 +65,13 @@ class Branch:
         """Whether nobody would notice a change of it."""
         return not self.is_busy and not self.num_forks
 
-    def shared_len(self, conversation: Sequence[Message]) -> int:
-        """How long a beginning of a conversation it holds, in tokens."""
-        return self.context.shared_len(self.context.recognised(conversation))
+    def offer(self) -> None:
+        """Others may go on from what it holds: no input is on its way to it, at most an answer runs."""
+        self._tree.put(self, self._owner, self.context.pieces)
+
+    def withdraw(self) -> None:
+        """They may not any more."""
+        self._tree.remove(self)
 
     def goes_on_with(self, conversation: Sequence[Message]) -> bool:
         """Whether a conversation goes on where it ends; what of its last answer was not heard does not count."""
@@ -80,7 +93,7 @@ class Branch:
 
     async def fork(self, branch: Branch) -> None:
         """Gives a new branch a session that holds what this one's does; where that fails, it keeps its own."""
-        if not self.is_told:
+        if self not in self._tree:
             return  # its session was lost meanwhile, and another is being told
         context = self.context.branched(is_answering=self.is_busy)
         try:
@@ -103,8 +116,10 @@ class Branches:
     def __init__(self, sessions: Sessions, max_open: int, idle_timeout_s: float) -> None:
         self._sessions = sessions
         self._max_open = max_open
+        self._places = Places(max_open)
         self._idle_timeout_s = idle_timeout_s
         self._open: dict[Branch, None] = {}  # the one unused for longest first
+        self._tree = PrefixTree[Branch]()
 
     @property
     def num_open(self) -> int:
@@ -113,7 +128,7 @@ class Branches:
 
     @contextlib.asynccontextmanager
     async def hold(
-        self, caller: bytes, tools: Described, conversation: Sequence[Message], *, keeps: bool
+        self, caller: Caller, tools: Described, conversation: Sequence[Message], *, keeps: bool
     ) -> AsyncIterator[Branch]:
         """A branch for one request, with the longest beginning of its conversation that sessions of this caller hold.
 
@@ -124,23 +139,21 @@ class Branches:
             keeps: whether the next request may find it; otherwise it ends with this one.
 
         Raises:
-            Refusal: requests in progress have all places.
+            Refusal: requests in progress have all places, or all that are not kept for other callers.
         """
-        source = self._nearest(caller, tools, conversation)
-        if source is None or not (keeps and source.is_idle and source.goes_on_with(conversation)):
-            source = await self._branch_off(source, caller, tools)
-        branch = source
-        self._use(branch)
-        try:
-            yield branch
-        finally:
-            branch.is_busy, branch.is_told, branch.used_at_s = False, True, _now_s()
-            if branch.is_lost or not keeps or not branch.context.pieces:
-                await self._close(branch)
+        with self._places.take(caller.token_hash):
+            branch = await self._branch_for(caller, tools, conversation, keeps=keeps)
+            try:
+                yield branch
+            finally:
+                branch.is_busy, branch.used_at_s = False, _now_s()
+                branch.offer()
+                if branch.is_lost or not keeps or not branch.context.pieces:
+                    await self._close(branch)
 
-    async def close_all(self, caller: bytes) -> None:
-        """Ends those of a caller that asks no more."""
-        for branch in [branch for branch in self._open if branch.caller == caller]:
+    async def close_all(self, connection: bytes) -> None:
+        """Ends those of a connection that asks no more."""
+        for branch in [branch for branch in self._open if branch.caller.connection == connection]:
             if branch in self._open:
                 await self._close(branch)
 
@@ -153,22 +166,29 @@ class Branches:
                 if branch.is_idle and branch in self._open:
                     await self._close(branch)
 
-    def _nearest(self, caller: bytes, tools: Described, conversation: Sequence[Message]) -> Branch | None:
-        """Of those that share a beginning with the conversation, one that shares the longest, idle or answering."""
-        nearest, longest = None, (0, False)
-        for branch in self._open:
-            if branch.caller == caller and branch.tools == tools and branch.is_told:
-                shared = (branch.shared_len(conversation), branch.is_idle)
-                if shared[0] and shared >= longest:
-                    nearest, longest = branch, shared
-        return nearest
+    async def _branch_for(
+        self, caller: Caller, tools: Described, conversation: Sequence[Message], *, keeps: bool
+    ) -> Branch:
+        source = self._nearest(caller, tools, conversation)
+        if source is None or not (keeps and source.is_idle and source.goes_on_with(conversation)):
+            return await self._branch_off(source, caller, tools)
+        self._use(source, caller)
+        return source
 
-    async def _branch_off(self, source: Branch | None, caller: bytes, tools: Described) -> Branch:
-        unused = self._without_place(source)
+    def _nearest(self, caller: Caller, tools: Described, conversation: Sequence[Message]) -> Branch | None:
+        """Of those that share a beginning with the conversation, one that shares the longest, idle or answering."""
+        nearest = self._tree.nearest(_owner(caller, tools), conversation)
+        if caller.hint is not None:
+            nearest = [branch for branch in nearest if branch.hint == caller.hint] or nearest
+        return max(nearest, key=lambda branch: branch.is_idle, default=None)
+
+    async def _branch_off(self, source: Branch | None, caller: Caller, tools: Described) -> Branch:
+        unused = self._to_make_way(caller, source)
         if unused is not None and unused is source:
+            self._use(source, caller)
             return source  # there is no room for both: what it holds behind the shared beginning makes way
-        branch = Branch(self._sessions, caller, tools)
-        self._use(branch)
+        branch = Branch(self._sessions, self._tree, caller, tools)
+        self._use(branch, caller)
         with contextlib.nullcontext() if source is None else source.unchanged():
             try:
                 if unused is not None:
@@ -180,24 +200,33 @@ class Branches:
                 raise
         return branch
 
-    def _use(self, branch: Branch) -> None:
-        branch.is_busy, branch.is_told = True, False
+    def _use(self, branch: Branch, caller: Caller) -> None:
+        branch.is_busy, branch.hint = True, caller.hint
+        branch.withdraw()
         self._open.pop(branch, None)
         self._open[branch] = None
 
-    def _without_place(self, source: Branch | None) -> Branch | None:
-        """Where all places are taken, the branch that was not used for longest, and the source last."""
+    def _to_make_way(self, caller: Caller, source: Branch | None) -> Branch | None:
+        """Where all places are taken, the branch unused for longest of who has most places, and the source last."""
         if len(self._open) < self._max_open:
             return None
         idle = [branch for branch in self._open if branch.is_idle]
         if not idle:
-            raise Refusal("too_many_sessions", "all sessions are in use: try again later", http_status=429)
-        return next((branch for branch in idle if branch is not source), source)
+            raise no_place()  # all but those in use are being forked
+        num_places = Counter(branch.caller.token_hash for branch in self._open)
+        num_places[caller.token_hash] += 1  # with the one that it asks for
+        return max(idle, key=lambda branch: (num_places[branch.caller.token_hash], branch is not source))
 
     async def _close(self, branch: Branch) -> None:
         """Ends a branch; what was said on it can be told again elsewhere."""
+        branch.withdraw()
         del self._open[branch]
         await branch.session.close()
+
+
+def _owner(caller: Caller, tools: Described) -> tuple[Caller, str]:
+    """Whose branches a request may go on from: those of this caller that have these tools."""
+    return caller, json.dumps(tools, sort_keys=True)
 
 
 def _now_s() -> float:

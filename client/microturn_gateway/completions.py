@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 from microturn_client import MicroturnError, Status, Tokens, ToolCallBegun, ToolEvent, TurnEnd
 from microturn_gateway.access import Access, caller_of
 from microturn_gateway.branches import Branches
+from microturn_gateway.caller import Caller, hint_of
 from microturn_gateway.chat_answer import ChatAnswer
 from microturn_gateway.chat_request import ChatRequest, parse_chat_request
 from microturn_gateway.event_stream import EventStream
@@ -39,10 +40,13 @@ class Completions:
         await serve(self._access, self._answer, scope, receive, send)
 
     async def _answer(self, request: Request, send: Send) -> None:
-        asked = parse_chat_request(await read_body(request, self._settings.max_body_bytes))
+        body = await read_body(request, self._settings.max_body_bytes)
+        asked = parse_chat_request(body)
         model = await self._sessions.model(asked.model)
         stream = EventStream(request.receive, send, self._settings.send_timeout_s)
-        exchange = Exchange(self._branches, caller_of(request.headers), model, self._settings, stream)
+        hint = hint_of(request.headers, body.get("prompt_cache_key"))
+        caller = Caller(caller_of(request.headers), hint=hint)
+        exchange = Exchange(self._branches, caller, model, self._settings, stream)
         await _ChatExchange(asked, model, exchange, stream).run()
 
 

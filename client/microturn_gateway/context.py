@@ -12,7 +12,7 @@ only, an answer between its tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from microturn_client import MessageRole
@@ -25,6 +25,17 @@ def joined(one: Content, other: Content) -> Content | None:
     if isinstance(one, str):
         return one + other if isinstance(other, str) else None
     return None if isinstance(other, str) else one + other
+
+
+def is_stripped(one: Content, other: Content) -> bool:
+    """Whether two texts differ in surrounding whitespace only."""
+    return isinstance(one, str) and isinstance(other, str) and one.strip() == other.strip()
+
+
+def common_len(one: Content, other: Content) -> int:
+    """How many characters or ids both begin with."""
+    unlike = (index for index, (each, its) in enumerate(zip(one, other, strict=False)) if each != its)
+    return next(unlike, min(len(one), len(other)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,18 +140,17 @@ class HeldContext:
         return _behind(target, reached)
 
     def recognised(self, messages: Sequence[Message]) -> list[Message]:
-        """A conversation as clients send it back: answers whose surrounding whitespace got lost are as they were."""
-        said = {
-            piece.content.strip(): piece.content
-            for piece in self.pieces
-            if isinstance(piece.content, str) and piece.is_answer
-        }
-        return [
-            replace(message, content=said.get(message.content.strip(), message.content))
-            if message.role == "assistant" and isinstance(message.content, str)
-            else message
-            for message in messages
-        ]
+        """A conversation as clients send it back: an answer whose surrounding whitespace got lost is as it was.
+
+        Only in its own place, behind all that came before it, and where the client's text does not begin with it.
+        """
+        known = list(messages)
+        for piece, index, rest in self._beside(known):
+            if piece.is_answer and rest[: len(piece.content)] != piece.content and is_stripped(rest, piece.content):
+                content = joined(known[index].content[: -len(rest)], piece.content)
+                assert content is not None  # both are text
+                known[index] = replace(known[index], content=content)
+        return known
 
     def append(self, message: Message, context_len: int) -> None:
         """A turn has appended this, and the server's context has this length now."""
@@ -175,31 +185,40 @@ class HeldContext:
 
     def _common_prefix(self, target: Sequence[Message]) -> tuple[int, int, Piece | None]:
         """How many pieces the target begins with, how much of its content they are, and what is left of an answer."""
-        index = offset = reached = 0
-        for num_kept, piece in enumerate(self.pieces):
-            while index < len(target) and offset == len(target[index].content):
-                index, offset = index + 1, 0
-            if index == len(target):
-                return num_kept, reached, None
-            message = target[index]
-            rest = message.content[offset:]
-            if piece.role != message.role or type(rest) is not type(piece.content):
-                return num_kept, reached, None
+        num_kept = reached = 0
+        for piece, _, rest in self._beside(target):
             if piece.role == "tool" and piece.content != rest:
-                return num_kept, reached, None  # each result is a message, which nothing can be added to
+                break  # each result is a message, which nothing can be added to
             if rest[: len(piece.content)] != piece.content:
                 return num_kept, reached, _shortened(piece, rest)
-            offset += len(piece.content)
+            num_kept += 1
             reached += len(piece.content)
-        return len(self.pieces), reached, None
+        return num_kept, reached, None
+
+    def _beside(self, target: Sequence[Message]) -> Iterator[tuple[Piece, int, Content]]:
+        """Each piece as long as those before it begin the target; the index of the message there; what of it is left.
+
+        The target is read when the next piece is asked for: who goes through it may change a message before.
+        """
+        index = offset = 0
+        for piece in self.pieces:
+            while index < len(target) and offset == len(target[index].content):
+                index, offset = index + 1, 0
+            if index == len(target) or piece.role != target[index].role:
+                return
+            rest = target[index].content[offset:]
+            if type(rest) is not type(piece.content):
+                return
+            yield piece, index, rest
+            end = offset + len(piece.content)
+            if target[index].content[offset:end] != piece.content:
+                return
+            offset = end
 
 
 def _shortened(piece: Piece, rest: Content) -> Piece | None:
     """What of an answer can stay where another text goes on; None when nothing can."""
-    same = 0
-    while same < min(len(piece.content), len(rest)) and piece.content[same] == rest[same]:
-        same += 1
-    cut = piece.cut_before(same)
+    cut = piece.cut_before(common_len(piece.content, rest))
     if cut is None or cut.num_chars == 0:
         return None
     kept = tuple(other for other in piece.cuts if other.num_chars <= cut.num_chars)

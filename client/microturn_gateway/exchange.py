@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect
 from microturn_client import AsyncSession, AsyncTurn, MicroturnError, Tokens, ToolCallBegun, ToolEvent, TurnEnd
 from microturn_gateway.answer import GeneratedText, PromptCount
 from microturn_gateway.branches import Branch, Branches
+from microturn_gateway.caller import Caller
 from microturn_gateway.chat_tools import Tools
 from microturn_gateway.context import HeldContext, Message
 from microturn_gateway.options import room_for_answer
@@ -71,7 +72,7 @@ class Exchange:
     """
 
     def __init__(
-        self, branches: Branches, caller: bytes, model: Model, settings: GatewaySettings, client: Client
+        self, branches: Branches, caller: Caller, model: Model, settings: GatewaySettings, client: Client
     ) -> None:
         self.generated = GeneratedText()
         self.count = PromptCount(0)
@@ -132,7 +133,7 @@ class Exchange:
             events = await self._ask(branch, question)
             event = await anext(events)
         except LOST:
-            branch.is_told = False
+            branch.withdraw()
             await branch.renew()
             events = await self._ask(branch, question)
             event = await anext(events)
@@ -172,7 +173,7 @@ class Exchange:
             self._check_client()
             await self._append(branch, missing[index : index + num_together])
         self._check_client()
-        branch.is_told = True
+        branch.offer()
         self._session = branch.session
         self._turn = branch.session.turn(None, **self._options(question, context), **_rewinding(context))
         return events_of(self._turn)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 
+from microturn_gateway.caller import Caller
 from microturn_gateway.response_request import ResponseRequest
 from microturn_gateway.response_store import ResponseStore, StoredResponse
 
@@ -20,9 +21,9 @@ class CallerMemory:
         self.caller = caller
         self._store = store
 
-    def owner(self, _asked: ResponseRequest) -> bytes:
+    def owner(self, _asked: ResponseRequest) -> Caller:
         """Whose sessions a request is answered on."""
-        return self.caller
+        return Caller(self.caller)
 
     def keeps(self, asked: ResponseRequest) -> bool:
         """Whether the next request may go on from the response to this one."""
@@ -51,9 +52,9 @@ class ConnectionMemory(CallerMemory):
         self.key = secrets.token_bytes()
         self.latest: StoredResponse | None = None
 
-    def owner(self, asked: ResponseRequest) -> bytes:
+    def owner(self, asked: ResponseRequest) -> Caller:
         """Whose sessions a request is answered on."""
-        return self.caller if asked.is_stored else self.key
+        return Caller(self.caller, b"" if asked.is_stored else self.key)
 
     def keeps(self, _asked: ResponseRequest) -> bool:
         """The next request may always go on."""

@@ -1,4 +1,7 @@
-"""The stored responses: found by their ids by who asked for them, given up by age or when there are too many."""
+"""The stored responses: found by their ids by who asked for them, given up by age or when there are too many.
+
+Callers share the room: who has most of it gives up its own, so that nobody takes what another has who has less.
+"""
 
 from __future__ import annotations
 
@@ -52,6 +55,27 @@ class StoredResponse:
         return stored
 
 
+class _Shelf(OrderedDict[str, StoredResponse]):
+    """The responses of one caller, by their ids, the one unused for longest first.
+
+    Attributes:
+        num_chars: of all of them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_chars = 0
+
+    def put(self, stored: StoredResponse) -> None:
+        """Adds one, as the one used last."""
+        self[stored.id] = stored
+        self.num_chars += stored.num_chars
+
+    def remove(self, response_id: str) -> None:
+        """Removes one."""
+        self.num_chars -= self.pop(response_id).num_chars
+
+
 class ResponseStore:
     """All of them.
 
@@ -63,16 +87,16 @@ class ResponseStore:
     def __init__(self, max_sessions: int, idle_timeout_s: float) -> None:
         self._max_responses = max_sessions * _MAX_RESPONSES_OF_PLACE
         self._idle_timeout_s = idle_timeout_s
-        self._kept: OrderedDict[str, StoredResponse] = OrderedDict()  # the one unused for longest first
-        self._num_chars = 0
+        self._shelves: dict[bytes, _Shelf] = {}
 
     def find(self, response_id: str, caller: bytes) -> StoredResponse | None:
         """A response that this caller asked for; None where there is none."""
-        stored = self._kept.get(response_id)
-        if stored is None or stored.caller != caller:
+        shelf = self._shelves.get(caller)
+        if shelf is None or response_id not in shelf:
             return None
+        shelf.move_to_end(response_id)
+        stored = shelf[response_id]
         stored.used_at_s = _now_s()
-        self._kept.move_to_end(response_id)
         return stored
 
     def get(self, response_id: str, caller: bytes) -> StoredResponse:
@@ -87,25 +111,33 @@ class ResponseStore:
         return stored
 
     def keep(self, stored: StoredResponse) -> None:
-        """Stores a response; those unused for longest make way."""
+        """Stores a response; where there is no room, those of who has most of it make way, first those long unused."""
         stored.used_at_s = _now_s()
-        self._kept[stored.id] = stored
-        self._num_chars += stored.num_chars
-        while len(self._kept) > 1 and (len(self._kept) > self._max_responses or self._num_chars > _MAX_CHARS):
-            self.forget(next(iter(self._kept)))
+        self._shelves.setdefault(stored.caller, _Shelf()).put(stored)
+        for size, most in ((len, self._max_responses), (_num_chars, _MAX_CHARS)):
+            while sum(map(size, self._shelves.values())) > most:
+                caller, shelf = max(self._shelves.items(), key=lambda item: size(item[1]))
+                self.forget(next(iter(shelf)), caller)
 
-    def forget(self, response_id: str) -> None:
-        """Gives up a response."""
-        self._num_chars -= self._kept.pop(response_id).num_chars
+    def forget(self, response_id: str, caller: bytes) -> None:
+        """Gives up a response of this caller."""
+        shelf = self._shelves[caller]
+        shelf.remove(response_id)
+        if not shelf:
+            del self._shelves[caller]
 
     async def reap(self) -> None:
         """Gives up unused ones, for as long as the gateway runs."""
         while True:
             await asyncio.sleep(min(_REAP_EVERY_S, self._idle_timeout_s))
             oldest_s = _now_s() - self._idle_timeout_s
-            for stored in list(self._kept.values()):
+            for stored in [stored for shelf in self._shelves.values() for stored in shelf.values()]:
                 if stored.used_at_s < oldest_s:
-                    self.forget(stored.id)
+                    self.forget(stored.id, stored.caller)
+
+
+def _num_chars(shelf: _Shelf) -> int:
+    return shelf.num_chars
 
 
 def _now_s() -> float:

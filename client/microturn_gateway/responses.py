@@ -5,7 +5,9 @@ An ASGI application of its own, since it listens for the client's leaving while 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 
 from starlette.requests import Request
@@ -15,6 +17,7 @@ from starlette.websockets import WebSocket
 
 from microturn_gateway.access import Access, caller_of
 from microturn_gateway.branches import Branches
+from microturn_gateway.caller import hint_of
 from microturn_gateway.event_stream import EventStream, JsonBody
 from microturn_gateway.exchange import Exchange
 from microturn_gateway.failures import Refusal
@@ -50,7 +53,7 @@ class Responses:
         memory = CallerMemory(self._store, caller_of(request.headers))
         receive, timeout_s = request.receive, self._settings.send_timeout_s
         transport = EventStream(receive, send, timeout_s) if asked.streams else JsonBody(receive, send)
-        await self._respond(memory, asked, transport)
+        await self._respond(memory, request.headers, asked, transport)
 
     async def serve(self, websocket: WebSocket, place: AbstractContextManager[None]) -> None:
         """Answers the requests of one WebSocket, which takes a place.
@@ -64,13 +67,17 @@ class Responses:
         with place:
             await accept(websocket)
             try:
-                await ResponseSocket(websocket, partial(self._respond, memory), memory, self._settings).serve()
+                respond = partial(self._respond, memory, websocket.headers)
+                await ResponseSocket(websocket, respond, memory, self._settings).serve()
             finally:
                 await self._branches.close_all(memory.key)
 
-    async def _respond(self, memory: CallerMemory, asked: ResponseRequest, transport: Transport) -> None:
+    async def _respond(
+        self, memory: CallerMemory, headers: Mapping[str, str], asked: ResponseRequest, transport: Transport
+    ) -> None:
         model = await self._sessions.model(asked.model)
-        exchange = Exchange(self._branches, memory.owner(asked), model, self._settings, transport)
+        caller = replace(memory.owner(asked), hint=hint_of(headers, asked.shown["prompt_cache_key"]))
+        exchange = Exchange(self._branches, caller, model, self._settings, transport)
         await ResponseExchange(asked, ResponseAnswer(asked, model.name), exchange, memory, transport).run()
 
     async def reap(self) -> None:
@@ -87,6 +94,7 @@ class Responses:
     async def delete(self, request: Request) -> Response:
         """Gives up a stored response."""
         response_id = request.path_params["response_id"]
-        self._store.get(response_id, caller_of(request.headers))
-        self._store.forget(response_id)
+        caller = caller_of(request.headers)
+        self._store.get(response_id, caller)
+        self._store.forget(response_id, caller)
         return JSONResponse({"id": response_id, "object": "response", "deleted": True})

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 
 from starlette.websockets import WebSocket
 
-from microturn_gateway.access import SUBPROTOCOL, Access
+from microturn_gateway.access import SUBPROTOCOL, Access, caller_of
 from microturn_gateway.failures import Refusal
 from microturn_gateway.http import refused
+from microturn_gateway.places import Places
 
 # Serves a WebSocket: checks who comes, takes a place, and accepts.
 Serve = Callable[[WebSocket, AbstractContextManager[None]], Awaitable[None]]
@@ -32,9 +33,6 @@ class Ending(Exception):
 class Sockets:
     """The open ones.
 
-    Attributes:
-        num_open: how many there are.
-
     Args:
         access: checks who comes.
         max_open: how many there are at once.
@@ -42,8 +40,12 @@ class Sockets:
 
     def __init__(self, access: Access, max_open: int) -> None:
         self._access = access
-        self._max_open = max_open
-        self.num_open = 0
+        self._places = Places(max_open)
+
+    @property
+    def num_open(self) -> int:
+        """How many there are now."""
+        return self._places.num_taken
 
     def guarded(self, serve: Serve) -> Callable[[WebSocket], Awaitable[None]]:
         """An endpoint whose refusals are answered over HTTP, as long as the WebSocket is not accepted."""
@@ -51,21 +53,12 @@ class Sockets:
         async def admit(websocket: WebSocket) -> None:
             try:
                 self._access.check_place(websocket.headers)
-                await serve(websocket, self._place())
+                caller = caller_of(websocket.headers, websocket.scope["subprotocols"])
+                await serve(websocket, self._places.take(caller))
             except Refusal as refusal:
                 await websocket.send_denial_response(refused(refusal))
 
         return admit
-
-    @contextmanager
-    def _place(self) -> Iterator[None]:
-        if self.num_open >= self._max_open:
-            raise Refusal("too_many_sessions", "all places are taken: try again later", http_status=429)
-        self.num_open += 1
-        try:
-            yield
-        finally:
-            self.num_open -= 1
 
 
 async def accept(websocket: WebSocket) -> None:

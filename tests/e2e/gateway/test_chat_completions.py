@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from typing import Any
 
 import openai as sdk
@@ -157,36 +156,6 @@ async def test_who_asks_while_an_answer_runs_is_answered_beside_it(
     assert text_of(beside) == await alone(server, messages)
     assert (await anext(chunks)).choices
     await running.close()
-
-
-async def test_callers_whose_talks_branch_are_answered_as_if_alone(
-    server: str, unguarded: str, pytestconfig: pytest.Config
-) -> None:
-    """Without names, several requests of a caller at once, from any point of what was said."""
-    num_callers = 200 if pytestconfig.getoption("full") else 8
-    questions = ["What is the capital of France?", "And of Spain?", "Why?"]
-    answers: dict[str, tuple[Messages, str]] = {}
-    num_cached = 0
-
-    async def talk(number: int) -> None:
-        nonlocal num_cached
-        draw, known = random.Random(number), [[{"role": "system", "content": "You answer in one short sentence."}]]
-        async with AsyncOpenAI(
-            api_key=f"caller {number}", base_url=f"http://{unguarded}/v1", max_retries=60, timeout=600
-        ) as caller:
-            for _ in range(2):
-                asked = [[*draw.choice(known), {"role": "user", "content": draw.choice(questions)}] for _ in range(2)]
-                for messages, got in zip(
-                    asked, await asyncio.gather(*(ask(caller, each) for each in asked)), strict=True
-                ):
-                    assert answers.setdefault(repr(messages), (messages, text_of(got)))[1] == text_of(got)
-                    num_cached += cached(got) > 20
-                    known.append([*messages, {"role": "assistant", "content": text_of(got)}])
-
-    await asyncio.gather(*(talk(number) for number in range(num_callers)))
-    assert num_cached > num_callers / 4
-    for messages, text in answers.values():
-        assert await alone(server, messages) == text
 
 
 async def test_what_is_refused_says_why(openai: AsyncOpenAI, beginning: Messages) -> None:

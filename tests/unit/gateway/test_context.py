@@ -118,6 +118,35 @@ def test_an_answer_is_recognised_without_its_surrounding_space() -> None:
     assert session.become(session.held.recognised(said)) == [user("Bye")]
 
 
+def test_an_example_of_the_client_that_is_like_an_answer_stays_as_it_was_sent() -> None:
+    """The example says "Yes", and later the model says it with a line break: all of it comes back unchanged."""
+    session = Session()
+    example = [user("Is it?"), assistant("Yes"), user("And now?")]
+    session.become(example)
+    session.answer("Yes", "\n")
+    said = [*example, assistant("Yes\n"), user("Bye")]
+    assert session.held.recognised(said) == said
+    assert session.become(session.held.recognised(said)) == [user("Bye")]
+
+
+def test_an_answer_is_recognised_in_its_own_place_only() -> None:
+    session = Session()
+    session.become([user("Is it?")])
+    session.answer("Yes", "\n")
+    said = [user("Is it?"), assistant("Yes"), user("And now?"), assistant("Yes")]
+    assert session.held.recognised(said) == [user("Is it?"), assistant("Yes\n"), user("And now?"), assistant("Yes")]
+    elsewhere = [user("Is that so?"), assistant("Yes")]
+    assert session.held.recognised(elsewhere) == elsewhere
+
+
+def test_what_a_client_adds_to_an_answer_is_appended() -> None:
+    session = Session()
+    session.become([user("Is it?")])
+    session.answer("Yes")
+    said = [user("Is it?"), assistant("Yes\n"), user("Bye")]
+    assert session.become(session.held.recognised(said)) == [assistant("\n"), user("Bye")]
+
+
 def test_the_text_that_stopped_an_answer_is_cut_off() -> None:
     generated = GeneratedText()
     context = SimulatedContext()

@@ -88,12 +88,14 @@ def raw_socket(address: str, **options: Any) -> AbstractAsyncContextManager[Clie
 
 
 async def is_refused(address: str) -> bool:
-    """Whether there is no place for a connection."""
+    """Whether there is no place for a connection; then it is said when to ask again."""
     try:
         async with raw_socket(address):
             return False
-    except InvalidStatus:
-        return True
+    except InvalidStatus as refused:
+        response = refused.response
+    assert (response.status_code, response.headers["retry-after"]) == (429, "1")
+    return True
 
 
 async def last_words(socket: ClientConnection) -> tuple[str, int, str]:
