@@ -174,8 +174,8 @@ class ToolContract:
 
     def test_an_answer_with_a_format_is_a_value_of_it_or_calls(self, client: Client) -> None:
         with client.session(tools=TOOLS) as session:
-            for question in ("How warm is it in Bern?", "Music off!", "Are you there?", "And in Chur?"):
-                answer = session.ask(question, max_tokens=120, json_schema=REPORT, temperature=0.7, seed=3).collect()
+            for question in ("How warm is it in Bern?", "Music off!", "Are you there?"):
+                answer = session.ask(question, max_tokens=60, json_schema=REPORT, temperature=0.7, seed=3).collect()
                 if not answer.tool_calls:
                     assert answer.status.finish_reason == "complete"
                     check_report(answer.text)
@@ -193,7 +193,7 @@ class ToolContract:
             cut = session.ask("How warm is it?", max_tokens=6, tool_choice=choice, json_schema=REPORT).collect()
             assert cut.status.finish_reason == "length"
             start = cut.status.context_len - len(cut.ids)
-            rest = session.turn(None, max_tokens=120, json_schema=REPORT, grammar_from=start).collect()
+            rest = session.turn(None, max_tokens=100, json_schema=REPORT, grammar_from=start).collect()
             said = cut.text + rest.text
             if choice == "none":
                 assert rest.status.finish_reason == "complete"
@@ -204,7 +204,7 @@ class ToolContract:
     @pytest.mark.parametrize("choice", ["required", "get_weather"])
     def test_where_a_call_is_forced_a_format_is_without_effect(self, client: Client, choice: str) -> None:
         with client.session(tools=TOOLS) as session:
-            answer = session.ask("How warm is it?", max_tokens=100, tool_choice=choice, json_schema=REPORT).collect()
+            answer = session.ask("How warm is it?", max_tokens=60, tool_choice=choice, json_schema=REPORT).collect()
             assert answer.tool_calls
             assert choice in ("required", answer.tool_calls[0].name)
 
