@@ -93,7 +93,9 @@ class GenerationOptions(TypedDict, total=False):
 
 
 class GrammarOptions(TypedDict, total=False):
-    """What the answer must match, one of the first five. A status with `finish_reason` ``complete`` says that it does.
+    """What the answer must match, one of the first four. A status with `finish_reason` ``complete`` says that it does.
+
+    In a session with tools the answer may be calls instead: the model chooses, unless ``tool_choice`` does.
 
     Attributes:
         json_schema: JSON of this schema; ``{}`` is any JSON.
@@ -101,7 +103,8 @@ class GrammarOptions(TypedDict, total=False):
         grammar: a grammar in Lark's notation, whose first rule is ``start``.
         choice: one of these texts.
         tool_choice: ``required`` is one or more calls of the session's tools, the name of a tool one call of it, with
-            arguments that match the tool's schema; ``auto``, the default, leaves it to the model.
+            arguments that match the tool's schema; ``auto``, the default, leaves it to the model; with ``none`` what
+            the answer must match is all that it may be.
         grammar_from: absolute position at which the value began that the answer goes on with; see ``Tokens.position``.
     """
 

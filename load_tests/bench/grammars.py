@@ -104,7 +104,7 @@ def _measure(
         for position in range(answer_len):
             logits.normal_()
             unmasked = SamplingRow(options, seed, position)
-            under_mask = SamplingRow(options, seed, position, allowed=matcher.allowed())
+            under_mask = SamplingRow(options, seed, position, allowed=matcher.allowed)
             plain_ms, _ = _timed(choose, unmasked)
             masked_ms, token_id = _timed(choose, under_mask)
             follow_ms, _ = _timed(matcher.accept, token_id)

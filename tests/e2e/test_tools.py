@@ -11,7 +11,7 @@ from load_tests.bench.tool_model import write_tool_model
 from microturn_client import AsyncClient, Client
 from support.blocking import blocking
 from support.share import model_server
-from support.tool_contract import TOOLS, ToolContract, called_in, context_of
+from support.tool_contract import REPORT, TOOLS, ToolContract, called_in, check_report, context_of
 
 
 @pytest.fixture(scope="module")
@@ -51,3 +51,19 @@ def test_the_context_is_what_the_chat_template_makes_of_the_whole_talk(address: 
         expected = tokenizer.apply_chat_template(messages, tools=TOOLS, add_generation_prompt=True)["input_ids"]
         assert context[: len(expected)] == expected
         assert len(context) - len(expected) <= 8
+
+
+def test_beside_a_format_the_model_chooses_whether_it_calls(address: str, model_dir: Path) -> None:
+    """The format held from the first token, whatever the model would have begun: so no agent with both ever acted."""
+    from transformers import AutoTokenizer
+
+    vocabulary = AutoTokenizer.from_pretrained(model_dir).get_vocab()
+    likes = {mark: {at: 30 for token, at in vocabulary.items() if token.startswith(mark)} for mark in "<{"}
+    with Client(address) as client, client.session(tools=TOOLS) as session:
+        asked = {"json_schema": REPORT, "max_tokens": 120}
+        called = session.ask("How warm is it in Bern?", logit_bias=likes["<"], **asked).collect()
+        assert called.tool_calls[0].arguments is not None
+        assert called.text.strip() == ""
+        said = session.tool_result(called.tool_calls[0], "21 degrees", logit_bias=likes["{"], **asked).collect()
+        assert (said.status.finish_reason, said.tool_calls) == ("complete", ())
+        check_report(said.text)

@@ -14,6 +14,7 @@ from microturn.model.sampler import draw
 from microturn.model.sampling_row import SamplingRow
 from microturn.sessions.options import TurnOptions
 from microturn.sessions.token_counts import TokenCounts
+from microturn.text.answer_grammar import AnswerGrammar
 from microturn.text.grammar import Grammars
 from microturn.text.grammar_source import GrammarSource
 from microturn.text.grammar_vocabulary import TokenTexts
@@ -93,7 +94,7 @@ def plain_value(
     Args:
         history: ids of the context, the last `so_far` of them of the value.
     """
-    compiled, turn_options = fake_grammars().compile(source), TurnOptions(**options)
+    compiled, turn_options = AnswerGrammar((fake_grammars().compile(source),)), TurnOptions(**options)
     tokens, first = [*history], len(history) - so_far
     for _ in range(max_tokens):
         row = SamplingRow(

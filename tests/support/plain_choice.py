@@ -15,7 +15,7 @@ from microturn.model.sampler import draw
 from microturn.model.sampling_row import SamplingRow
 from microturn.sessions.options import TurnOptions
 from microturn.sessions.token_counts import TokenCounts
-from microturn.text.grammar import Grammar
+from microturn.text.answer_grammar import AnswerGrammar
 from support.fake_runner import Item, expected_logits
 
 # A token id, or the bytes of an embedding, float32 [hidden].
@@ -29,7 +29,7 @@ def plain_answer(
     seed: int,
     eos_ids: frozenset[int],
     window: Window | None,
-    grammar: Grammar | None = None,
+    grammar: AnswerGrammar | None = None,
 ) -> tuple[list[int], str]:
     """The tokens that follow, up to one that stops or makes a value whole, and why they end."""
     items = [as_item(token) for token in tokens]
@@ -49,7 +49,7 @@ def plain_answer(
     return answer, "length"
 
 
-def _is_whole(grammar: Grammar, answer: Sequence[int]) -> bool:
+def _is_whole(grammar: AnswerGrammar, answer: Sequence[int]) -> bool:
     try:
         grammar.begin(answer)
     except FailedPrecondition:

@@ -12,6 +12,7 @@ from typing import Any, Self
 from microturn.kv.window import Window
 from microturn.sessions.options import TurnOptions, grammar_source
 from microturn.sessions.turn import SessionId, Turn
+from microturn.text.answer_grammar import AnswerGrammar
 from support.driver import Recorder
 from support.grammars import hash_grammars
 from support.plain_choice import Token, plain_answer
@@ -249,7 +250,8 @@ class PlainTurn:
         self.undone, self.told = undone, told
         told.sight.lose(len(told.tokens) - len(self.ask.given))
         source = grammar_source({"max_tokens": max_tokens})
-        grammar = None if source is None else hash_grammars(told.sight.limits.eos_ids).compile(source)
+        grammars = hash_grammars(told.sight.limits.eos_ids)
+        grammar = None if source is None else AnswerGrammar((grammars.compile(source),))
         self.answer, self.answer_ends = plain_answer(
             told.tokens, max_tokens, self.options, self.seed, told.sight.limits.eos_ids, told.sight.window, grammar
         )

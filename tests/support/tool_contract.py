@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from typing import Any
 
@@ -39,6 +40,13 @@ CALL = '<tool_call>{"name": "f"}</tool_call>'
 RESULT = {"temperature": 21, "sky": "clear"}
 GENERATE: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True}
 FORCED: dict[str, Any] = {"max_tokens": 100, "tool_choice": "get_weather"}
+# What an answer in text must be.
+REPORT: dict[str, Any] = {
+    "type": "object",
+    "properties": {"sky": {"enum": ["clear", "cloudy"]}, "is_warm": {"type": "boolean"}},
+    "required": ["sky", "is_warm"],
+    "additionalProperties": False,
+}
 
 
 def called_in(session: Session) -> ToolCall:
@@ -48,6 +56,14 @@ def called_in(session: Session) -> ToolCall:
     assert answer.status.finish_reason == "complete"
     assert answer.text == "", "a call is no speech"
     return call
+
+
+def check_report(text: str) -> None:
+    """Whether a text has the format."""
+    report = json.loads(text)
+    assert report.keys() == {"sky", "is_warm"}
+    assert report["sky"] in ("clear", "cloudy")
+    assert isinstance(report["is_warm"], bool)
 
 
 def context_of(session: Session) -> list[int]:
@@ -155,6 +171,48 @@ class ToolContract:
             with pytest.raises(InvalidArgument, match="no such tool"):
                 session.turn(None, role="assistant", max_tokens=9, tool_choice="get_money").wait()
             assert called_in(session).name == "get_weather"
+
+    def test_an_answer_with_a_format_is_a_value_of_it_or_calls(self, client: Client) -> None:
+        with client.session(tools=TOOLS) as session:
+            for question in ("How warm is it in Bern?", "Music off!", "Are you there?"):
+                answer = session.ask(question, max_tokens=60, json_schema=REPORT, temperature=0.7, seed=3).collect()
+                if not answer.tool_calls:
+                    assert answer.status.finish_reason == "complete"
+                    check_report(answer.text)
+                    continue
+                assert answer.text.strip() == ""
+                is_whole = answer.status.finish_reason == "complete"
+                for call in answer.tool_calls if is_whole else answer.tool_calls[:-1]:
+                    assert call.name in ("get_weather", "stop_music")
+                    assert call.arguments is not None
+
+    @pytest.mark.parametrize("choice", ["none", "get_weather"])
+    def test_beside_a_format_a_value_goes_on_and_so_does_a_call(self, client: Client, choice: str) -> None:
+        """What was begun under one of the two alone, where the model may choose."""
+        with client.session(tools=TOOLS) as session:
+            cut = session.ask("How warm is it?", max_tokens=6, tool_choice=choice, json_schema=REPORT).collect()
+            assert cut.status.finish_reason == "length"
+            start = cut.status.context_len - len(cut.ids)
+            rest = session.turn(None, max_tokens=100, json_schema=REPORT, grammar_from=start).collect()
+            said = cut.text + rest.text
+            if choice == "none":
+                assert rest.status.finish_reason == "complete"
+                check_report(said)
+            else:
+                assert "</tool_call>" in rest.text
+
+    @pytest.mark.parametrize("choice", ["required", "get_weather"])
+    def test_where_a_call_is_forced_a_format_is_without_effect(self, client: Client, choice: str) -> None:
+        with client.session(tools=TOOLS) as session:
+            answer = session.ask("How warm is it?", max_tokens=60, tool_choice=choice, json_schema=REPORT).collect()
+            assert answer.tool_calls
+            assert choice in ("required", answer.tool_calls[0].name)
+
+    def test_a_format_is_all_there_is_where_no_tool_may_be_called(self, client: Client) -> None:
+        with client.session(tools=TOOLS) as session:
+            answer = session.ask("How warm is it?", max_tokens=60, tool_choice="none", json_schema=REPORT).collect()
+            assert answer.status.finish_reason == "complete"
+            check_report(answer.text)
 
     def test_a_session_without_tools_has_what_it_says_as_text(self, client: Client) -> None:
         with client.session() as session:

@@ -10,7 +10,7 @@ from microturn.sessions.accounts import Accounts
 from microturn.sessions.inputs import EmbedInput, TextInput, TokenInput
 from microturn.sessions.session import Session
 from microturn.sessions.turn import Turn
-from microturn.text.grammar import Grammar, Matcher
+from microturn.text.answer_grammar import AnswerGrammar, AnswerMatcher
 
 
 def append_input(
@@ -143,7 +143,7 @@ def _encode(session: Session, turn: Turn, *, generates: bool) -> list[int]:
     return [*ids, *given.token_ids] if isinstance(given, TokenInput) else ids
 
 
-def _begin_value(session: Session, turn: Turn, grammar: Grammar) -> Matcher:
+def _begin_value(session: Session, turn: Turn, grammar: AnswerGrammar) -> AnswerMatcher:
     """Follows the grammar to where the answer begins: through what of its value is in the context already."""
     context, end = session.context, len(session.context)
     first = end if turn.options.grammar_from is None else turn.options.grammar_from

@@ -16,7 +16,7 @@ from microturn.errors import InvalidArgument, did_you_mean
 from microturn.sessions.option_values import boolean, integer, list_of, number, one_of, text
 from microturn.settings import MAX_IDLE_TIMEOUT_S
 from microturn.text.chat_templates import NO_TOOLS, tools_as_json
-from microturn.text.grammar_source import KINDS, MAX_SOURCE_LEN, GrammarSource, check_names
+from microturn.text.grammar_source import FORMATS, KINDS, MAX_SOURCE_LEN, GrammarSource, check_names
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_LEN = 256
@@ -30,6 +30,7 @@ MAX_DEADLINE_MS = 3_600_000.0
 MAX_PRIORITY = 100
 MAX_PARAMETERS_LEN = 1 << 20
 ROLES = ("system", "user", "assistant", "tool")
+NO_CALLS = "none"  # of `tool_choice`
 
 # The name under which a trusted proxy says whose request this is; Triton hands request headers on as parameters.
 TENANT_HEADER = "x-microturn-tenant"
@@ -191,8 +192,15 @@ _OPTIONS = {
 
 
 def grammar_source(options: Mapping[str, Any]) -> GrammarSource | None:
-    """What the answer of a turn with these options, by name, must match; None is anything."""
-    for kind in KINDS:
+    """What the answer of a turn with these options, by name, must match; None is anything.
+
+    A format is without effect where calls are forced; else an answer may still be calls of the session's tools, unless
+    `tool_choice` is ``none``.
+    """
+    choice = options.get("tool_choice", "")
+    if choice not in ("", NO_CALLS):
+        return GrammarSource("tool_choice", choice)
+    for kind in FORMATS:
         said = options.get(kind)
         if said:
             return GrammarSource(kind, said if isinstance(said, str) else json.dumps(said, ensure_ascii=False))
@@ -239,6 +247,6 @@ def parse_parameters(parameters: str, *, start: bool) -> tuple[dict[str, Any], S
             parsed[option.name] = option.metadata["parse"](value)
         except ValueError as error:
             raise InvalidArgument(f"option '{name}' is {error}") from None
-    check_names([name for name, value in parsed.items() if value != ""])
+    check_names(parsed)
     session_options = SessionOptions(**{name: value for name, value in parsed.items() if name in _SESSION_OPTIONS})
     return {name: value for name, value in parsed.items() if name in _TURN_OPTIONS}, session_options

@@ -10,7 +10,7 @@ from microturn.errors import MicroturnError
 from microturn.sessions.history import Checkpoint
 from microturn.sessions.inputs import TurnInput
 from microturn.sessions.options import SessionOptions, TurnOptions
-from microturn.text.grammar import Grammar, Matcher
+from microturn.text.answer_grammar import AnswerGrammar, AnswerMatcher
 from microturn.text.prepared_text import PreparedText
 
 SessionId = int | str
@@ -163,8 +163,8 @@ class Turn:
     first_token_s: float | None = None
     stop_reason: int | str | None = None
     prepared: PreparedText | None = None
-    grammar: Grammar | None = None
-    matcher: Matcher | None = None
+    grammar: AnswerGrammar | None = None
+    matcher: AnswerMatcher | None = None
     model_fingerprint: str | None = None
     is_answered: bool = False
     is_paused: bool = False

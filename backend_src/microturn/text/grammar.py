@@ -6,6 +6,8 @@ these two makes another one, which goes on the same.
     GrammarSource ──compile, any thread──▶ Grammar ──begin, the engine's thread──▶ Matcher
       an option         kept by Grammars     one for all turns                       one for each answer
 
+An answer may have several to choose from: see `answer_grammar`.
+
 A grammar costs what its author likes. Its size is bounded, each step and the states of its lexer are; and one that
 takes too long all the same is refused from then on.
 """
@@ -171,7 +173,7 @@ class Grammar:
         for _ in range(_TRIAL_LEN):
             if matcher.is_complete:
                 return
-            bits = np.unpackbits(matcher.allowed().view(np.uint8), bitorder="little")
+            bits = np.unpackbits(matcher.allowed.view(np.uint8), bitorder="little")
             matcher.accept(int(dice.choice(bits.nonzero()[0])))
 
     def _compiled(self) -> LLMatcher:
@@ -194,6 +196,7 @@ class Matcher:
     """Follows one answer through a grammar.
 
     Attributes:
+        allowed: the tokens that may come next, a bit for each, the lowest first: uint32 [vocab_size / 32, rounded up].
         is_complete: the answer is a whole value, and ends.
     """
 
@@ -203,23 +206,13 @@ class Matcher:
         self._token_ids = list(token_ids)
         self._num_given = len(token_ids)
         self._spent_s = 0.0
-        self._words = np.empty(0, np.uint32)
+        self.allowed: NDArray[np.uint32] = np.empty(0, np.uint32)
         self.is_complete = False
         self._follow([])
 
-    def allowed(self, banned_ids: Collection[int] = ()) -> NDArray[np.uint32]:
-        """The tokens that may come next, a bit for each, the lowest first: uint32 [vocab_size / 32, rounded up].
-
-        Args:
-            banned_ids: not allowed, unless nothing else is.
-        """
-        if not banned_ids:
-            return self._words
-        words = self._words.copy()
-        for token_id in banned_ids:
-            if token_id < 32 * len(words):
-                words[token_id // 32] &= ~np.uint32(1 << token_id % 32)
-        return words if words.any() else self._words
+    def allows(self, token_id: int) -> bool:
+        """Whether a token of the vocabulary may come next."""
+        return bool(self.allowed[token_id // 32] >> np.uint32(token_id % 32) & 1)
 
     def accept(self, token_id: int) -> None:
         """Goes on behind a token that is allowed.
@@ -250,5 +243,5 @@ class Matcher:
         if not self.is_complete:
             words = np.zeros(self._grammar.num_words, np.uint32)
             matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-            self._words = words
+            self.allowed = words
         return not matcher.is_error()

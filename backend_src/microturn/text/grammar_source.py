@@ -11,7 +11,9 @@ from llguidance import LLMatcher
 
 from microturn.errors import InvalidArgument
 
-KINDS = ("json_schema", "regex", "grammar", "choice", "tool_choice")
+# Options that say what an answer in text is. Beside one of them `tool_choice` says whether it may be calls instead.
+FORMATS = ("json_schema", "regex", "grammar", "choice")
+KINDS = (*FORMATS, "tool_choice")
 
 MAX_SOURCE_LEN = 1 << 16
 
@@ -40,12 +42,12 @@ def check_names(names: Collection[str]) -> None:
     """Checks which options about grammars come together.
 
     Raises:
-        InvalidArgument: two grammars, or the beginning of a value without one.
+        InvalidArgument: two formats, or the beginning of a value without a grammar.
     """
-    said = sorted({*names} & {*KINDS})
-    if len(said) > 1:
-        raise InvalidArgument(f"'{said[0]}' and '{said[1]}' both say what the answer is: give one")
-    if "grammar_from" in names and not said:
+    formats = sorted({*names} & {*FORMATS})
+    if len(formats) > 1:
+        raise InvalidArgument(f"'{formats[0]}' and '{formats[1]}' both say what the answer is: give one")
+    if "grammar_from" in names and not {*names} & {*KINDS}:
         raise InvalidArgument(f"'grammar_from' comes with one of {', '.join(KINDS)}")
 
 

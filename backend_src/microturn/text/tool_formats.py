@@ -95,7 +95,7 @@ def _read(tool: Mapping[str, Any]) -> _Tool:
     function = tool.get("function", tool)
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str) or not name:
-        raise InvalidArgument("a tool is a function with a name: tool_choice needs it")
+        raise InvalidArgument("a tool is a function with a name: a grammar of calls needs it")
     parameters = function.get("parameters") or {"type": "object", "properties": {}}
     if not isinstance(parameters, Mapping):
         raise InvalidArgument(f"the parameters of the tool '{name}' are no JSON schema")

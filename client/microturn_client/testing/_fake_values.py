@@ -12,7 +12,8 @@ from typing import Any
 
 from microturn_client.testing._fake_model import encode, next_token
 
-KINDS = ("json_schema", "regex", "grammar", "choice", "tool_choice")
+FORMATS = ("json_schema", "regex", "grammar", "choice")
+KINDS = (*FORMATS, "tool_choice")
 GRAMMAR = (*KINDS, "grammar_from")
 
 _ANNOTATIONS = {"title", "description", "default", "examples", "$schema"}
@@ -36,27 +37,17 @@ def possible_values(options: Mapping[str, Any], tools: Sequence[Mapping[str, Any
     Raises:
         UnknownError: the options say nothing, too much, or what only a real server knows.
     """
-    said = [kind for kind in KINDS if options.get(kind, "auto") != "auto"]
-    if not said:
-        if "grammar_from" in options:
-            raise UnknownError(f"'grammar_from' comes with one of {', '.join(KINDS)}")
-        return None
+    choice, said = options.get("tool_choice", "auto"), [kind for kind in FORMATS if kind in options]
+    if "grammar_from" in options and not options.keys() & {*KINDS}:
+        raise UnknownError(f"'grammar_from' comes with one of {', '.join(KINDS)}")
     if len(said) > 1:
         raise UnknownError(f"'{said[0]}' and '{said[1]}' both say what the answer is: give one")
-    [kind] = said
-    if kind == "tool_choice":
-        return _calls(options[kind], tools)
-    if kind not in ("json_schema", "choice"):
-        raise UnknownError(f"option '{kind}': the fake server knows only json_schema, choice and tool_choice")
-    try:
-        parsed = json.loads(options[kind])
-    except ValueError as error:
-        raise UnknownError(f"option '{kind}' is refused: it is not JSON: {error}") from None
-    if kind == "json_schema":
-        return [json.dumps(value, ensure_ascii=False).encode() for value in _values(parsed)]
-    if not isinstance(parsed, list) or not parsed or not all(isinstance(text, str) and text for text in parsed):
-        raise UnknownError("option 'choice' is a JSON list of strings")
-    return [text.encode() for text in parsed]
+    if choice not in ("auto", "none"):
+        return _calls(choice, tools)
+    if not said:
+        return None
+    values = _values_of(said[0], options)
+    return [*values, *_calls("required", tools)] if tools and choice == "auto" else values
 
 
 def chosen_value(values: Sequence[bytes], context: Sequence[int], start: int, seed: int) -> list[int] | None:
@@ -69,6 +60,20 @@ def chosen_value(values: Sequence[bytes], context: Sequence[int], start: int, se
     # The one that would have come anyway, if it begins so.
     first = encode(values[next_token(context[:start], seed) % len(values)].decode())
     return (first if first in fitting else fitting[0])[len(so_far) :]
+
+
+def _values_of(kind: str, options: Mapping[str, Any]) -> list[bytes]:
+    if kind not in ("json_schema", "choice"):
+        raise UnknownError(f"option '{kind}': the fake server knows only json_schema, choice and tool_choice")
+    try:
+        parsed = json.loads(options[kind])
+    except ValueError as error:
+        raise UnknownError(f"option '{kind}' is refused: it is not JSON: {error}") from None
+    if kind == "json_schema":
+        return [json.dumps(value, ensure_ascii=False).encode() for value in _values(parsed)]
+    if not isinstance(parsed, list) or not parsed or not all(isinstance(text, str) and text for text in parsed):
+        raise UnknownError("option 'choice' is a JSON list of strings")
+    return [text.encode() for text in parsed]
 
 
 def _calls(choice: str, tools: Sequence[Mapping[str, Any]]) -> list[bytes]:

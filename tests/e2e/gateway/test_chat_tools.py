@@ -10,7 +10,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from support.gateway import running_gateway
-from support.tool_contract import CITIES, STOP, WEATHER
+from support.tool_contract import CITIES, REPORT, STOP, WEATHER, check_report
 
 TOOLS = [WEATHER, {"type": "function", "function": STOP}]
 QUESTION: list[Any] = [{"role": "user", "content": "How warm is it in Bern?"}]
@@ -60,6 +60,21 @@ async def test_a_result_is_all_that_is_computed_of_the_second_request(openai: As
     assert second.usage.prompt_tokens_details.cached_tokens >= first.usage.total_tokens - 2
     assert second.usage.prompt_tokens - first.usage.total_tokens < 40
     assert second.choices[0].message.content
+
+
+async def test_beside_a_format_a_tool_is_called_and_its_result_answered_in_that_format(openai: AsyncOpenAI) -> None:
+    """As agents with tools and an output type ask: the format was refused, or held from the first token."""
+    schema = {"type": "json_schema", "json_schema": {"name": "report", "schema": REPORT, "strict": True}}
+    first = (await ask(openai, QUESTION, tool_choice=FORCED, response_format=schema)).choices[0]
+    assert (first.finish_reason, first.message.content) == ("tool_calls", None)
+    result = {"role": "tool", "tool_call_id": first.message.tool_calls[0].id, "content": "21 degrees, clear"}
+    history = [*QUESTION, first.message.model_dump(exclude_none=True), result]
+    second = (await ask(openai, history, response_format=schema)).choices[0]
+    if second.message.tool_calls:
+        assert second.message.tool_calls[0].function.name in ("get_weather", "stop_music")
+    else:
+        assert second.finish_reason == "stop"
+        check_report(second.message.content)
 
 
 async def test_without_a_session_the_calls_are_told_again(openai: AsyncOpenAI) -> None:

@@ -126,3 +126,90 @@ def test_other_tools_make_another_grammar() -> None:
         tools = json.dumps([{"name": "weather", "parameters": schema}])
         answer = driver.turn(number, PROMPT, start=True, tools=tools, max_tokens=100, tool_choice="weather")
         assert call_in(answer.token_ids)["parameters"] == {"city": city}
+
+
+# ---- beside what else an answer must match ---------------------------------------------------------------------------
+
+VALUE = {
+    "type": "object",
+    "properties": {"degrees": {"type": "integer", "minimum": 0, "maximum": 40}},
+    "required": ["degrees"],
+    "additionalProperties": False,
+}
+FORMAT = {"json_schema": json.dumps(VALUE), "max_tokens": 100}
+
+
+def answers_of(driver: FakeDriver, **options: Any) -> list[dict[str, Any]]:
+    """Answers to one question, sampled, each of them whole."""
+    recorders = [
+        driver.turn(1, PROMPT, temperature=1.0, seed=seed, **{**FORMAT, **options}, rewind_to=0) for seed in range(20)
+    ]
+    assert {recorder.status.finish_reason for recorder in recorders} == {"complete"}
+    return [call_in(recorder.token_ids) for recorder in recorders]
+
+
+def is_value(answer: dict[str, Any]) -> bool:
+    return answer.keys() == {"degrees"} and answer["degrees"] in range(41)
+
+
+def is_call(answer: dict[str, Any]) -> bool:
+    return answer.keys() == {"name", "parameters"} and answer["name"] in ("weather", "stop")
+
+
+def test_an_answer_with_a_format_is_a_value_or_calls_whichever_the_model_likes() -> None:
+    """The format held from the first token, so a model with tools could never call one."""
+    driver = driver_of()
+    driver.turn(1, start=True, tools=json.dumps([WEATHER, STOP]))
+    for choice in ({}, {"tool_choice": "auto"}):
+        answers = answers_of(driver, **choice)
+        assert all(is_value(answer) or is_call(answer) for answer in answers)
+        assert any(map(is_value, answers))
+        assert any(map(is_call, answers))
+
+
+@pytest.mark.parametrize("choice", ["required", "stop"])
+def test_where_a_call_is_forced_a_format_is_without_effect(choice: str) -> None:
+    driver = driver_of()
+    driver.turn(1, start=True, tools=json.dumps([WEATHER, STOP]))
+    for answer in answers_of(driver, tool_choice=choice):
+        assert is_call(answer)
+        assert choice in ("required", answer["name"])
+
+
+def test_where_no_tool_may_be_called_or_there_is_none_the_format_holds_alone() -> None:
+    with_tools, without = driver_of(), driver_of()
+    with_tools.turn(1, start=True, tools=json.dumps([WEATHER, STOP]))
+    without.turn(1, start=True)
+    assert all(map(is_value, answers_of(with_tools, tool_choice="none")))
+    assert all(map(is_value, answers_of(without)))
+
+
+def test_without_a_format_none_leaves_the_answer_as_it_is() -> None:
+    driver = driver_of()
+    driver.turn(1, start=True, tools=json.dumps([STOP]))
+    free = driver.turn(1, PROMPT, max_tokens=20, ignore_eos=True, tool_choice="none")
+    assert free.status.finish_reason == "length"
+    assert free.token_ids == driver.turn(1, PROMPT, max_tokens=20, ignore_eos=True, rewind_to=0).token_ids
+
+
+@pytest.mark.parametrize("alone", [{"tool_choice": "stop"}, {"tool_choice": "none"}])
+def test_a_call_or_a_value_that_was_cut_short_goes_on_as_what_it_is(alone: dict[str, str]) -> None:
+    driver = driver_of()
+    driver.turn(1, start=True, tools=json.dumps([WEATHER, STOP]))
+    cut = driver.turn(1, PROMPT, **{**FORMAT, **alone, "max_tokens": 9})
+    assert cut.status.finish_reason == "length"
+    rest = driver.turn(1, **FORMAT, grammar_from=len(PROMPT))
+    assert rest.status.finish_reason == "complete"
+    answer = call_in([*cut.token_ids, *rest.token_ids])
+    assert is_call(answer) if alone["tool_choice"] == "stop" else is_value(answer)
+
+
+def test_a_model_whose_calls_are_not_known_takes_a_format_beside_tools_only_where_none_may_be_called() -> None:
+    driver = driver_of(None)
+    driver.turn(1, start=True, tools=json.dumps([WEATHER, STOP]))
+    refused = driver.turn(1, PROMPT, **FORMAT)
+    assert refused.error is not None
+    assert refused.error.code == "INVALID_ARGUMENT"
+    assert "chat template does not tell how it writes calls" in str(refused.error)
+    assert "tool_choice='none'" in str(refused.error)
+    assert all(map(is_value, answers_of(driver, tool_choice="none")))

@@ -125,12 +125,19 @@ def test_booleans_are_true_or_false(name: str) -> None:
             turn_option(name, bad)
 
 
-def test_a_tool_choice_that_leaves_it_to_the_model_goes_with_other_grammars() -> None:
-    options, _ = parse_parameters(json.dumps({"tool_choice": "auto", "regex": "a"}), start=False)
-    assert grammar_source(options) == GrammarSource("regex", "a")
-    assert grammar_source({"tool_choice": "required"}) == GrammarSource("tool_choice", "required")
-    with pytest.raises(InvalidArgument, match="'regex' and 'tool_choice' both say what the answer is"):
-        parse_parameters(json.dumps({"tool_choice": "required", "regex": "a"}), start=False)
+def test_a_tool_choice_goes_with_a_format_which_counts_where_no_call_is_forced() -> None:
+    """``tool_choice`` beside a format was refused: both would say what the answer is."""
+    for choice, source in [
+        ("auto", GrammarSource("regex", "a")),
+        ("none", GrammarSource("regex", "a")),
+        ("required", GrammarSource("tool_choice", "required")),
+        ("get_weather", GrammarSource("tool_choice", "get_weather")),
+    ]:
+        options, _ = parse_parameters(json.dumps({"tool_choice": choice, "regex": "a"}), start=False)
+        assert grammar_source(options) == source
+    for choice in ("auto", "none"):
+        options, _ = parse_parameters(json.dumps({"tool_choice": choice, "grammar_from": 7}), start=False)
+        assert grammar_source(options) is None
 
 
 def test_logprobs_are_true_or_false_or_how_many_likely_tokens_come_too() -> None:

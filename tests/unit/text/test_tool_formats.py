@@ -2,95 +2,38 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 import pytest
-from jsonschema import validate
 
 from microturn.errors import InvalidArgument
-from microturn.text.chat_templates import tools_as_json
-from microturn.text.grammar import Grammars
-from microturn.text.grammar_source import GrammarSource
-from microturn.text.grammar_vocabulary import TokenTexts
 from microturn.text.tool_formats import ToolFormat
 from microturn_client import ToolCall
-from microturn_client._call_reader import CallReader
-from support.grammars import encode, ids_of
+from support.tool_notations import (
+    FAMILIES,
+    TOOLS,
+    WEATHER,
+    answer_of,
+    calls_in,
+    check,
+    grammar_of,
+    grammars_of,
+    source_of,
+    spelled,
+    tool_format,
+)
 
-MARKS = ["[TOOL_CALLS]", "[ARGS]", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>"]
-SPECIAL_IDS = {mark: 128 + at for at, mark in enumerate(MARKS)}
-END = SPECIAL_IDS["<|end|>"]
-NUM_TOKENS = 128 + len(MARKS)
-
-WEATHER: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "unit": {"enum": ["c", "f"]},
-        "city": {"$ref": "#/$defs/city"},
-        "days": {"type": "integer", "minimum": 1, "maximum": 14},
-        "is_long": {"type": "boolean"},
-        "words": {"type": "array", "items": {"enum": ["wind", "it's", 'so "hot"']}, "maxItems": 2},
-    },
-    "required": ["city", "is_long"],
-    "additionalProperties": False,
-    "$defs": {"city": {"enum": ["Bern", "Zug am See"]}},
-}
-TOOLS = [
-    {"type": "function", "function": {"name": "get_weather", "description": "…", "parameters": WEATHER}},
-    {"name": "stop"},
-]
-FAMILIES = ["hermes", "llama3_json", "mistral", "mistral_named", "pythonic", "harmony"]
 OF_ONE_CALL = ("llama3_json", "harmony")
 
 
-def tool_format(family: str) -> ToolFormat:
-    special_ids = {mark: token_id for mark, token_id in SPECIAL_IDS.items() if mark != "[ARGS]"}
-    return ToolFormat("mistral", SPECIAL_IDS) if family == "mistral_named" else ToolFormat(family, special_ids)
-
-
-def source_of(choice: str, tools: Sequence[Mapping[str, Any]]) -> GrammarSource:
-    return GrammarSource("tool_choice", choice, tools_as_json(tools))
-
-
-@lru_cache
-def grammars_of(family: str) -> Grammars:
-    texts = [bytes([byte]) for byte in range(128)] + [b""] * len(MARKS)
-    named = {token_id: mark for mark, token_id in SPECIAL_IDS.items()}
-    return Grammars(lambda: TokenTexts(texts, named, encode), {END}, tool_format(family))
-
-
-def answer_of(family: str, choice: str, seed: int) -> str:
-    """A random answer, with special tokens as they are spelled."""
-    matcher = grammars_of(family).compile(source_of(choice, TOOLS)).begin()
-    rng, text = random.Random(seed), ""
-    while not matcher.is_complete:
-        token_id = rng.choice(ids_of(matcher.allowed(), NUM_TOKENS))
-        matcher.accept(token_id)
-        text += chr(token_id) if token_id < 128 else MARKS[token_id - 128]
-    return text.removesuffix("<|end|>")
-
-
-def calls_in(answer: str) -> list[ToolCall]:
-    """What the client library makes of an answer; nothing else is said in it."""
-    reader = CallReader(["get_weather", "stop"])
-    said, events = reader.feed(answer)
-    rest, more = reader.end()
-    assert (said + rest).strip() == "", answer
-    return [event for event in events + more if isinstance(event, ToolCall)]
-
-
-def check(call: ToolCall) -> None:
-    schema: Mapping[str, Any] = WEATHER if call.name == "get_weather" else {"type": "object", "maxProperties": 0}
-    assert call.arguments is not None, call
-    validate(dict(call.arguments), schema)
+def called(family: str, choice: str, seed: int) -> list[ToolCall]:
+    """The calls of a random answer."""
+    return calls_in(spelled(answer_of(grammar_of(family, source_of(choice, TOOLS)), seed)))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_is_required_is_one_or_more_calls_that_match_their_schemas(family: str) -> None:
-    found = [calls_in(answer_of(family, "required", seed)) for seed in range(40)]
+    found = [called(family, "required", seed) for seed in range(40)]
     for calls in found:
         assert calls
         for call in calls:
@@ -102,14 +45,14 @@ def test_what_is_required_is_one_or_more_calls_that_match_their_schemas(family: 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_name_of_a_tool_is_one_call_of_it(family: str) -> None:
     for seed in range(20):
-        (call,) = calls_in(answer_of(family, "get_weather", seed))
+        (call,) = called(family, "get_weather", seed)
         assert call.name == "get_weather"
         check(call)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_all_arguments_may_come_and_those_that_are_not_required_may_not(family: str) -> None:
-    names = [set(calls_in(answer_of(family, "get_weather", seed))[0].arguments or ()) for seed in range(60)]
+    names = [set(called(family, "get_weather", seed)[0].arguments or ()) for seed in range(60)]
     assert set().union(*names) == set(WEATHER["properties"])
     assert set.intersection(*names) == set(WEATHER["required"])
 
