@@ -42,7 +42,7 @@ class Settings:
         kv_tokens: size of the KV pool, in tokens that all layers keep; 0 takes half of the memory that is free after
             loading, at most 32 contexts, or on a GPU all memory left by everything else. With sliding-window layers
             more tokens fit.
-        page_size: tokens in a page.
+        page_size: tokens in a page; native attention wants a multiple of 16.
         max_sessions: limit of live sessions; further ones are refused. At most three quarters of
             `max_candidate_sequences` in config.pbtxt.
         max_sessions_per_tenant: live sessions of one tenant, where a trusted proxy names one in the header
