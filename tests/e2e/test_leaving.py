@@ -22,8 +22,11 @@ NUM_TRIES = 12
 
 # Prints a line when its answer has begun, leaves when it reads one, and says when: all processes have one clock.
 PROGRAM = """
-import asyncio, contextlib, sys, threading, time
+import asyncio, contextlib, signal, sys, threading, time
 from microturn_client import AsyncClient, Client
+
+# Also where the tests were started in the background: a shell has SIGINT ignored there, and Python leaves it so.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 address, session_id, how = sys.argv[1:]
 LONG = {"max_tokens": 4000, "ignore_eos": True}
