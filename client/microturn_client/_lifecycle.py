@@ -69,7 +69,7 @@ class Lifecycle:
         self._session_id = session_id
         self._outbox = outbox
         self._cuts = cuts
-        self._has_begun = False
+        self._has_begun = is_attached
 
     @property
     def is_closed(self) -> bool:

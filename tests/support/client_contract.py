@@ -243,6 +243,22 @@ class ClientContract:
             with pytest.raises(InvalidArgument):
                 client.attach("no token")
 
+    def test_who_took_a_session_up_closes_it(self, client: Client) -> None:
+        with client.session() as session:
+            generate(session, PROMPT)
+            with client.attach(session.token) as attached:
+                attached.append([71])
+            with client.attach(session.token) as late, pytest.raises(NotFound):
+                late.append([72])
+
+    def test_who_took_a_session_up_and_asked_nothing_leaves_it(self, client: Client) -> None:
+        with client.session() as session:
+            generate(session, PROMPT)
+            with client.attach(session.token):
+                pass
+            with client.attach(session.token) as attached:
+                attached.append([71])
+
     def test_a_session_is_its_owners(self, client: Client) -> None:
         with client.session() as session:
             session.append(PROMPT)
