@@ -96,7 +96,7 @@ class LayerPages:
         new_keys, self.scales[pages, 0, :, offsets] = self.encode(keys)
         new_values, self.scales[pages, 1, :, offsets] = self.encode(values)
         terms = of_values.shape[3]
-        of_keys[pages, :, offsets] = _indexable(new_keys).view(*new_keys.shape[:2], -1, terms)
+        of_keys[pages, :, offsets] = _indexable(new_keys).view(*new_keys.shape[:2], of_keys.shape[3], terms)
         of_values[pages, :, offsets // terms, offsets % terms] = _indexable(new_values)
 
     def decode(self, page_ids: Tensor) -> Tensor:

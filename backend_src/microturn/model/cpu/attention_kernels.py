@@ -34,7 +34,8 @@ _NO_SCORE = np.float32(NO_SCORE)
 # The kernels take arrays of Numba's kind; their types are inferred at the first call.
 _Array = NDArray[Any]
 
-_pack = packing.pack()
+_pack_key = packing.pack(together=True)
+_pack_value = packing.pack(together=False)
 _pack_queries = panels.pack_queries()
 _prefetch = panels.prefetch()
 _scores = products.scores()
@@ -269,6 +270,6 @@ def _append(
     page, offset = slots[token] // page_size, slots[token] % page_size
     keys, values = 2 * page * num_kv_heads + head, (2 * page + 1) * num_kv_heads + head
     at = keys * page_size * head_dim + offset * terms
-    _pack(kv, scales, at, keys * page_size + offset, k, vector * head_dim, head_dim, terms, page_size * terms)
+    _pack_key(kv, scales, at, keys * page_size + offset, k, vector * head_dim, head_dim, page_size * terms)
     at = values * page_size * head_dim + offset // terms * terms * head_dim + offset % terms
-    _pack(kv, scales, at, values * page_size + offset, v, vector * head_dim, head_dim, 1, terms)
+    _pack_value(kv, scales, at, values * page_size + offset, v, vector * head_dim, head_dim, terms)

@@ -110,6 +110,12 @@ def for_each_choice(b: ir.IRBuilder, value: ir.Value, choices: Iterable[int], em
             emit(choice)
 
 
+def loop_any(b: ir.IRBuilder, count: ir.Value, body: Callable[[ir.Value, Values], Values]) -> None:
+    """A `loop` without values whose count may be 0."""
+    with b.if_then(b.icmp_signed(">", count, INT(0))):
+        loop(b, count, [], body)
+
+
 def choose(b: ir.IRBuilder, condition: ir.Value, values: Values, body: Callable[[Values], Values]) -> Values:
     """``body(values)`` if the condition holds, otherwise `values`."""
     before = b.block
