@@ -20,7 +20,7 @@ from support.plain_window import windowed_logits
 from support.snapshots import find
 
 PAGE_SIZE = 16
-NUM_PAGES = 26
+NUM_PAGES = 14
 MAX_CONTEXT = 200
 
 

@@ -25,6 +25,7 @@ from support.snapshot_worker import Heard, Said, go_on, open_driver, talk
 from support.snapshots import copied_kv, find, saved
 from support.tiers import bits_of
 
+PAGE_SIZE = 16
 SAMPLED = {"temperature": 0.9, "top_p": 0.95, "repetition_penalty": 1.1, "ignore_eos": True}
 GREEDY = {"ignore_eos": True}
 
@@ -185,9 +186,9 @@ def two_servers(model_name: str, directory: Path, kv_dtype: torch.dtype, **setti
     model = getattr(models, model_name)()
     drivers = [
         Driver(
-            model_runner(model, num_pages=64, page_size=16, kv_dtype=kv_dtype),
+            model_runner(model, num_pages=64, page_size=PAGE_SIZE, kv_dtype=kv_dtype),
             num_pages=64,
-            page_size=16,
+            page_size=PAGE_SIZE,
             snapshots=SnapshotDirectory(directory, ttl_s=60),
             **settings,
         )
@@ -203,7 +204,7 @@ def two_servers(model_name: str, directory: Path, kv_dtype: torch.dtype, **setti
 def full_pages(driver: Driver) -> list[bytes]:
     """What stands in the pages of session 1 that are full."""
     table = find(driver).table
-    return [bits_of(driver.engine.runner.kv, [page]) for page in table.used_pages[: table.kv_len // 8]]
+    return [bits_of(driver.engine.runner.kv, [page]) for page in table.used_pages[: table.kv_len // PAGE_SIZE]]
 
 
 def both_go_on(drivers: list[Driver], given: Any, **options: Any) -> None:
@@ -217,7 +218,7 @@ def both_go_on(drivers: list[Driver], given: Any, **options: Any) -> None:
 def test_kv_comes_back_bit_identical(tmp_path: Path, kv_dtype: torch.dtype) -> None:
     rng = random.Random(5)
     with two_servers("grouped_heads", tmp_path, kv_dtype) as (before, after):
-        before.turn(1, rng.choices(range(VOCAB_SIZE), k=70), start=True, max_tokens=4, **SAMPLED)
+        before.turn(1, rng.choices(range(VOCAB_SIZE), k=142), start=True, max_tokens=4, **SAMPLED)
         expected = full_pages(before)
         assert len(expected) == 9
         save(before, 1, with_kv=True)

@@ -158,10 +158,13 @@ def test_both_kernels_write_the_same_bits(dtype: torch.dtype, head_dim: int) -> 
         kv = KVTensors([LayerShape(2, head_dim)], 3, 16, dtype, layout=layout)
         attention = PagedAttention(Batch([Row([0] * 40, 0, list(range(3)))]), kv)
         attention.append_and_attend(0, torch.zeros(40, 4, head_dim), k, v, 1.0, None)
-        pages = kv.layers[0].decode(torch.arange(3)).transpose(2, 3).transpose(0, 1).flatten(1, 2)
-        written.append(pages[:, : len(k)])
-    torch.testing.assert_close(*written, rtol=0, atol=0, equal_nan=True)
-    back = written[0][0]
+        pool = kv.layers[0]
+        keys, values = layout.keys(pool.elements, 16).flatten(3), layout.values(pool.elements, 16).flatten(2, 3)
+        by_token = [part.transpose(1, 2).flatten(0, 1)[:40] for part in (keys, values, *pool.scales.unbind(1))]
+        written.append(by_token)
+    for panels, hnd in zip(*written, strict=True):
+        torch.testing.assert_close(panels, hnd, rtol=0, atol=0, equal_nan=True)
+    back = kv.layers[0].decode(torch.arange(3))[:, 0].transpose(1, 2).flatten(0, 1)[:40]
     assert back[4, 1, 5].isnan()
     assert not back[5, 0, 2].isfinite()
 
