@@ -8,7 +8,7 @@ HND, FlashInfer's: tokens one behind another, so that the vectors of one head ar
 PANELS, the native kernel's, for pages of a multiple of `PANEL_TOKENS` tokens: a head of a page is two panels, which the
 kernel reads from their beginning to their end and multiplies as they are. A vector of keys has the same elements of
 neighbouring tokens, so that scores of several tokens are added in its lanes, and never across them. Elements of 16 and
-8 bits lie in pairs, which the CPU multiplies and adds at once::
+8 bits lie in pairs, which most CPUs multiply and add at once (as vLLM has keys with x = 2)::
 
     page 7:  K  | head 0: elements 0 and 1 of token 0, …, of token page_size-1; elements 2 and 3 of token 0, …; … | … |
              V  | head 0: element 0 of tokens 0 and 1, …, the last element of tokens 0 and 1; tokens 2 and 3; …   | … |
@@ -38,7 +38,7 @@ class PageLayout(Enum):
         return 2 if self is PageLayout.PANELS and dtype.itemsize < torch.float32.itemsize else 1
 
     def shape(self, page_size: int, head_dim: int) -> tuple[int, ...]:
-        """Of a head in a page. It differs for each layout, so that the shapes in a snapshot tell which it has."""
+        """Shape of one head's keys or values in a page: each layout has another, as snapshots tell it."""
         if self is PageLayout.HND:
             return page_size, head_dim
         assert page_size % PANEL_TOKENS == 0, "panels are of whole vectors of tokens"

@@ -3,8 +3,7 @@
 Layers are divided into groups (see `LayerGroups`), and a page belongs to one group. Each slot of a group has one tensor
 ``[num_pages, 2, num_kv_heads, …]``, which holds the keys and values of the group's layer in that slot; `page_layout`
 defines the order of a head's elements in a page. A model whose layers all have the same window is one group,
-and each layer has a tensor. The keys of one head in a page are contiguous: on a CPU without AVX-512 reading them is 1.3
-times faster than if the heads of a token lay together.
+and each layer has a tensor. The keys of one head in a page are contiguous.
 
 Position ``p`` of a session is in its page ``pages[p // page_size]`` at offset ``p % page_size``, where `pages` are its
 pages for the layer's group.

@@ -25,9 +25,10 @@ from microturn.model.cpu.attention_products import NO_SCORE, ROWS_AT_ONCE
 from microturn.model.cpu.int8_kernels import find_scale
 from microturn.model.cpu.vectors import LANES
 
-# So many new tokens are written by one thread: waking another takes longer.
+# Up to so many vectors, of tokens times heads, are written by one thread: waking another takes longer.
 _FEW_VECTORS = 32
 
+# Vectors of values that are added at once.
 _MANY_VECTORS = 4
 _NO_SCORE = np.float32(NO_SCORE)
 
@@ -54,7 +55,7 @@ def _locate(pages: _Array, first_key: int, end: int, of_head: tuple[int, int, in
 
     Args:
         pages: of the keys from 0 on.
-        first_key: of the block, at the beginning of a page.
+        first_key: of the block, at a multiple of PANEL_TOKENS in its page.
         end: of all keys.
         of_head: tokens of a page, heads of keys, the head, its elements, and how many of them lie together.
         at: int64 [3 * NUM_KEY_VECTORS], written.
@@ -167,7 +168,8 @@ def _attend(
         at, next_at = next_at, at
 
 
-@numba.njit(nogil=True)
+# A row without any weight is not a number; Python's way would fail the whole step.
+@numba.njit(nogil=True, error_model="numpy")
 def _write_out(task: _Array, head: int, group: int, padded_dim: int, sums: _Array, total: _Array, out: _Array) -> None:
     """Writes the weighted mean of a tile's values."""
     first_query, first_row, num_rows = task[1], task[2], task[3]

@@ -150,6 +150,7 @@ def operands_of(pages: ir.Value) -> Operands:
         return _IntegerPairs()
     if kind == _INT16:
         return _BFloat16Pairs() if HAS_BFLOAT16 else _BFloat16AsFloats()
+    assert isinstance(kind, ir.FloatType), f"pages of {kind}"
     return Operands()
 
 

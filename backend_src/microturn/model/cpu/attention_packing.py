@@ -1,4 +1,4 @@
-"""Writes new keys and values into pages of each type, bitwise as `LayerPages.put`.
+"""Writes new keys and values into pages of each type, bitwise as `LayerPages.put` but for the bits of a NaN.
 
 The type is known when code is generated: there are no branches on it.
 """

@@ -25,8 +25,8 @@ class Block(NamedTuple):
 
     Attributes:
         pages: all of them, flat: float32, bfloat16 as the int16 of its bits, or int8.
-        at: int64 [3, NUM_KEY_VECTORS], for each vector of keys the indices of its first element, of the first element
-            of its values, and of its first scale.
+        at: int64 [3 * NUM_KEY_VECTORS], for each vector of keys the indices of its first element, of the first element
+            of its values, and of its first scale, one kind behind another.
         stride: elements between the lanes of a vector of keys.
         value_stride: elements between the places of values.
     """

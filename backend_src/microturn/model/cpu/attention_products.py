@@ -144,7 +144,8 @@ def softmax() -> Any:
         if are_integers:
             # Only what the row sees may decide on its scale: the others' weights are 0, whatever their scales are.
             results = [b.select(see, x, splat(0.0)) for see, x in zip(visible, scaled(results, to_values), strict=True)]
-            largest = maximum(b, highest(results), splat(LEAST_SCALE))
+            # A row that sees nothing here has weights of 0: their scale is such that its inverse is finite.
+            largest = maximum(b, highest(results), splat(MOST_WEIGHT_STEPS * LEAST_SCALE))
             steps = b.fdiv(splat(MOST_WEIGHT_STEPS), largest)
             results = [b.fmul(x, steps) for x in results]
             scale = b.fmul(largest, splat(1 / MOST_WEIGHT_STEPS))
