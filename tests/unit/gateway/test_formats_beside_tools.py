@@ -6,13 +6,11 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx2
 import pytest
 from openai import AsyncOpenAI
 
 from microturn_client.testing import FakeServer
-from microturn_gateway import app
-from microturn_gateway.settings import GatewaySettings
+from support.chats import gateway_before
 
 STOP: dict[str, Any] = {"name": "stop", "parameters": {"type": "object", "properties": {}}}
 SCHEMA = {
@@ -26,14 +24,7 @@ QUESTIONS = [f"Question {number}" for number in range(12)]
 
 @pytest.fixture
 async def openai(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[AsyncOpenAI]:
-    server = FakeServer()
-    monkeypatch.setattr(app, "AsyncClient", lambda _address: server.async_client())
-    gateway = app.build_app(GatewaySettings())
-    http = httpx2.AsyncClient(transport=httpx2.ASGITransport(gateway))
-    async with (
-        gateway.router.lifespan_context(gateway),
-        AsyncOpenAI(api_key="one", base_url="http://localhost/v1", max_retries=0, http_client=http) as client,
-    ):
+    async with gateway_before(FakeServer(), monkeypatch) as client:
         yield client
 
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx2
 import pytest
 from openai import AsyncOpenAI, pydantic_function_tool
 from pydantic import BaseModel
 
 from microturn_client.testing import FakeServer
-from microturn_gateway import app
-from microturn_gateway.settings import GatewaySettings
+from support.chats import gateway_before
 
 
 class Plant(BaseModel):
@@ -23,13 +21,7 @@ class Plant(BaseModel):
 
 @pytest.fixture
 async def openai(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[AsyncOpenAI]:
-    monkeypatch.setattr(app, "AsyncClient", lambda _address: FakeServer().async_client())
-    gateway = app.build_app(GatewaySettings(max_sessions=4))
-    http = httpx2.AsyncClient(transport=httpx2.ASGITransport(gateway))
-    async with (
-        gateway.router.lifespan_context(gateway),
-        AsyncOpenAI(api_key="one", base_url="http://localhost/v1", max_retries=0, http_client=http) as client,
-    ):
+    async with gateway_before(FakeServer(), monkeypatch, max_sessions=4) as client:
         yield client
 
 

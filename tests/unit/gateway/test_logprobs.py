@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx2
 import openai as sdk
 import pytest
 from openai import AsyncOpenAI
@@ -14,9 +13,8 @@ from pydantic import TypeAdapter
 
 from microturn_client import Tokens
 from microturn_client.testing import FakeServer
-from microturn_gateway import app
 from microturn_gateway.logprobs import TokenLogprobs
-from microturn_gateway.settings import GatewaySettings
+from support.chats import gateway_before
 
 _EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 MESSAGES: Any = [{"role": "user", "content": "What should I plant?"}]
@@ -25,14 +23,7 @@ INCLUDE: Any = ["message.output_text.logprobs"]
 
 @pytest.fixture
 async def openai(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[AsyncOpenAI]:
-    server = FakeServer()
-    monkeypatch.setattr(app, "AsyncClient", lambda _address: server.async_client())
-    gateway = app.build_app(GatewaySettings())
-    http = httpx2.AsyncClient(transport=httpx2.ASGITransport(gateway))
-    async with (
-        gateway.router.lifespan_context(gateway),
-        AsyncOpenAI(api_key="one", base_url="http://localhost/v1", max_retries=0, http_client=http) as client,
-    ):
+    async with gateway_before(FakeServer(), monkeypatch) as client:
         yield client
 
 

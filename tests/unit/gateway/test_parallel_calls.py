@@ -6,13 +6,11 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx2
 import pytest
 from openai import AsyncOpenAI
 
 from microturn_client.testing import FakeServer, _fake_values
-from microturn_gateway import app
-from microturn_gateway.settings import GatewaySettings
+from support.chats import gateway_before
 
 FLAT: dict[str, Any] = {"type": "function", "name": "look", "parameters": {"type": "object"}}
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
@@ -24,13 +22,7 @@ async def openai(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[AsyncOpenAI]:
     """Its model calls twice in each answer."""
     call = f"<tool_call>\n{json.dumps({'name': 'look', 'arguments': {}})}\n</tool_call>"
     monkeypatch.setattr(_fake_values, "_calls", lambda _choice, _tools: [f"{call}\n{call}".encode()])
-    monkeypatch.setattr(app, "AsyncClient", lambda _address: FakeServer().async_client())
-    gateway = app.build_app(GatewaySettings(max_sessions=4))
-    http = httpx2.AsyncClient(transport=httpx2.ASGITransport(gateway))
-    async with (
-        gateway.router.lifespan_context(gateway),
-        AsyncOpenAI(api_key="one", base_url="http://localhost/v1", max_retries=0, http_client=http) as client,
-    ):
+    async with gateway_before(FakeServer(), monkeypatch, max_sessions=4) as client:
         yield client
 
 

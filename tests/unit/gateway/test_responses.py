@@ -7,7 +7,6 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx2
 import openai as sdk
 import pytest
 from openai import AsyncOpenAI
@@ -15,8 +14,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from microturn_client.testing import FakeServer
-from microturn_gateway import app
-from microturn_gateway.settings import GatewaySettings
+from support.chats import gateway_before
 
 _EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 QUESTION = "What should I plant in a small garden?"
@@ -50,13 +48,7 @@ def idle_timeout_s() -> float:
 async def openai(
     server: FakeServer, idle_timeout_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[AsyncOpenAI]:
-    monkeypatch.setattr(app, "AsyncClient", lambda _address: server.async_client())
-    gateway = app.build_app(GatewaySettings(max_sessions=MAX_SESSIONS, idle_timeout_s=idle_timeout_s))
-    http = httpx2.AsyncClient(transport=httpx2.ASGITransport(gateway))
-    async with (
-        gateway.router.lifespan_context(gateway),
-        AsyncOpenAI(api_key="one", base_url="http://localhost/v1", max_retries=0, http_client=http) as client,
-    ):
+    async with gateway_before(server, monkeypatch, max_sessions=MAX_SESSIONS, idle_timeout_s=idle_timeout_s) as client:
         yield client
 
 
