@@ -240,7 +240,6 @@ class NativePlan:
         if shape not in self._work:
             self._work[shape] = _Work.plan(self._steps[0], shape)
         work, step = self._work[shape], self._steps[group]
-        lanes = lanes_of(kv.arrays[0])
         return (
             step.slots,
             step.page_size,
@@ -254,8 +253,7 @@ class NativePlan:
             work.peaks,
             work.totals,
             shape.window,
-            lanes,
-            MAX_TERMS if lanes.dtype == np.int32 else 1,
+            *lanes_of(kv.arrays[0]),
             kv.layout.terms(kv.elements.dtype),
         )
 

@@ -154,10 +154,11 @@ def operands_of(pages: ir.Value) -> Operands:
     return Operands()
 
 
-def lanes_of(pages: NDArray[np.generic]) -> NDArray[np.generic]:
-    """An empty array of the type of lanes in which pages are multiplied."""
-    are_pairs = pages.dtype == np.int8 or (pages.dtype == np.int16 and HAS_BFLOAT16)
-    return np.empty(0, np.int32 if are_pairs else np.float32)
+def lanes_of(pages: NDArray[np.generic]) -> tuple[NDArray[np.generic], int]:
+    """An empty array of the type of lanes in which pages are multiplied, and how many elements a lane has."""
+    if pages.dtype == np.int8 or (pages.dtype == np.int16 and HAS_BFLOAT16):
+        return np.empty(0, np.int32), MAX_TERMS
+    return np.empty(0, np.float32), 1
 
 
 def repeated(b: ir.IRBuilder, address: ir.Value) -> ir.Value:
