@@ -89,7 +89,7 @@ class Family:
 
 
 def check_layer_windows(
-    model: PreTrainedModel, *, seed: int, num_pages: int = 400, use_native: bool = True, **settings: Any
+    model: PreTrainedModel, *, seed: int, num_pages: int = 400, layout: PageLayout = PageLayout.PANELS, **settings: Any
 ) -> Family:
     """Three sessions begin, most often alike, and three are forked off; each has many turns, and goes back at times.
 
@@ -97,7 +97,7 @@ def check_layer_windows(
         AssertionError: when a logit differs from that of one forward pass of the stock model, or a greedy token is
             another one.
     """
-    runner = model_runner(model, num_pages=num_pages, page_size=PAGE_SIZE, use_native=use_native)
+    runner = model_runner(model, num_pages=num_pages, page_size=PAGE_SIZE, layout=layout)
     family = Family(runner, seed, num_pages, **settings)
     rng = family.rng
     common = rng.choices(range(VOCAB_SIZE), k=70)
@@ -136,7 +136,7 @@ def test_long_sessions_say_what_the_stock_model_says(roomy: Family) -> None:
 
 def test_with_torchs_attention_they_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(NativePlan, "__init__", lambda *_: pytest.fail("this is not torch's"))
-    check_layer_windows(models.sliding_window(), seed=2, use_native=False)
+    check_layer_windows(models.sliding_window(), seed=2, layout=PageLayout.HND)
 
 
 def test_so_they_do_where_no_layer_sees_all() -> None:

@@ -208,7 +208,7 @@ def model_runner(
     *,
     num_pages: int = 512,
     page_size: int = 16,
-    use_native: bool = True,
+    layout: PageLayout = PageLayout.PANELS,
     kv_dtype: torch.dtype = torch.float32,
 ) -> ModelRunner:
     """A runner over a model with a pool of its own, and with fused layers where they know the model.
@@ -223,7 +223,6 @@ def model_runner(
         return gpu_runner(model, num_pages=num_pages, page_size=page_size, kv_dtype=kv_dtype)
     layers = trace_layers(model)
     groups = LayerGroups.of(layers)
-    layout = PageLayout.PANELS if use_native else PageLayout.HND
     kv = KVTensors(layers, groups.num_groups * num_pages, page_size, kv_dtype, groups=groups, layout=layout)
     exact = exact_of(model)
     decoder = FusedLayers.of(model, layers) if exact is None else FusedLayers.of(exact, layers, Int8Linear)

@@ -59,18 +59,17 @@ class Checked(Generic[D]):
     no_window_reason: str | None
 
 
-def check_model(model: PreTrainedModel, layers: Sequence[LayerShape], *, use_native: bool) -> Checked[FusedLayers]:
+def check_model(model: PreTrainedModel, layers: Sequence[LayerShape], layout: PageLayout) -> Checked[FusedLayers]:
     """Checks a model on a CPU, in float32: see `check_runner`.
 
     Args:
         model: loaded with our attention; unchanged afterwards.
         layers: its layers' shapes.
-        use_native: which kernels to check.
+        layout: of the pages, which says what computes the attention.
 
     Raises:
         InvalidArgument: a session's logits would differ from the stock model's.
     """
-    layout = PageLayout.PANELS if use_native else PageLayout.HND
     return check_runner(
         model,
         layers,

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from microturn.kv.page_layout import PageLayout
 from microturn.model.fingerprint import model_fingerprint
 from microturn.settings import Settings
 
@@ -53,16 +54,16 @@ class RememberedChecks:
     Args:
         directory: of the cache; created when a result is written.
         settings: with which the model is loaded.
-        use_native: whether native kernels are used.
+        layout: of the pages, which says what computes the attention.
         num_threads: of forward passes.
 
     Raises:
         OSError: the model cannot be read.
     """
 
-    def __init__(self, directory: Path, settings: Settings, *, use_native: bool, num_threads: int) -> None:
+    def __init__(self, directory: Path, settings: Settings, layout: PageLayout, *, num_threads: int) -> None:
         digest = hashlib.blake2b(digest_size=16)
-        asked = (settings.weights, use_native, num_threads)
+        asked = (settings.weights, layout.value, num_threads)
         files = sorted(
             (file.name, file.stat().st_mtime_ns) for file in Path(settings.model_dir).iterdir() if file.exists()
         )

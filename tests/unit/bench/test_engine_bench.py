@@ -25,7 +25,7 @@ def parsed(*arguments: str) -> argparse.Namespace:
 
 
 def stepped(model: PreTrainedModel) -> tuple[SteppedEngine, Driver]:
-    runner = model_runner(model, num_pages=128, page_size=16, use_native=True)
+    runner = model_runner(model, num_pages=128, page_size=16)
     driver = Driver(runner, num_pages=128, page_size=16, max_batch_tokens=256, max_sessions=64)
     return SteppedEngine(driver.engine), driver
 

@@ -17,6 +17,7 @@ from transformers import (
 )
 
 from microturn.errors import InvalidArgument
+from microturn.kv.page_layout import PageLayout
 from microturn.model import paged_attention as paged
 from microturn.model.probe import check_model
 from microturn.model.runner import load_model, trace_layers
@@ -38,9 +39,9 @@ SHAPE = {
 }
 
 
-@pytest.mark.parametrize("use_native", [True, False])
-def test_models_of_several_shapes_pass(tiny_model: PreTrainedModel, use_native: bool) -> None:
-    checked = check_model(tiny_model, trace_layers(tiny_model), use_native=use_native)
+@pytest.mark.parametrize("layout", PageLayout)
+def test_models_of_several_shapes_pass(tiny_model: PreTrainedModel, layout: PageLayout) -> None:
+    checked = check_model(tiny_model, trace_layers(tiny_model), layout)
     assert checked.accepts_embeds
     assert (checked.decoder is None) == isinstance(tiny_model, Phi3ForCausalLM)
 
@@ -52,7 +53,7 @@ def test_a_factor_that_the_modules_do_not_show_leaves_the_layers_to_transformers
     config = GraniteConfig(residual_multiplier=0.5, num_key_value_heads=2, **SHAPE)
     model = build(GraniteForCausalLM, config)
     with caplog.at_level("WARNING"):
-        checked = check_model(model, trace_layers(model), use_native=True)
+        checked = check_model(model, trace_layers(model), PageLayout.PANELS)
     assert checked.decoder is None
     assert checked.accepts_embeds
     assert "GraniteForCausalLM runs on transformers' layers, which are slower than fused ones: logits" in caplog.text
@@ -86,7 +87,7 @@ def test_rotary_scaling_by_the_longest_position_in_the_batch_is_refused() -> Non
     config = LlamaConfig(max_position_embeddings=512, num_key_value_heads=2, rope_parameters=rope, **SHAPE)
     model = build(LlamaForCausalLM, config)
     with pytest.raises(InvalidArgument, match="beside a session at the end of its context"):
-        check_model(model, trace_layers(model), use_native=True)
+        check_model(model, trace_layers(model), PageLayout.PANELS)
 
 
 def test_a_model_that_computes_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +98,7 @@ def test_a_model_that_computes_something_else_is_refused(monkeypatch: pytest.Mon
         paged.PagedAttention, "append_and_attend", lambda self, *args: original(self, *args[:4], args[4] * 1.1, args[5])
     )
     with pytest.raises(InvalidArgument, match="logits in several turns deviate"):
-        check_model(model, layers, use_native=True)
+        check_model(model, layers, PageLayout.PANELS)
 
 
 def test_a_directory_without_a_model_is_one_clear_line(tmp_path: object) -> None:

@@ -28,6 +28,7 @@ from transformers import (
 )
 
 from microturn.errors import InvalidArgument
+from microturn.kv.page_layout import PageLayout
 from microturn.model import paged_attention as paged
 from microturn.model import rotary_fit, runner
 from microturn.model.batch import Batch
@@ -82,7 +83,7 @@ def sinks() -> PreTrainedModel:
 
 
 def check(model: PreTrainedModel) -> Any:
-    return check_model(model, trace_layers(model), use_native=True)
+    return check_model(model, trace_layers(model), PageLayout.PANELS)
 
 
 def _change_attention(patch: pytest.MonkeyPatch, change: Callable[..., tuple[Any, ...]]) -> None:
@@ -138,7 +139,7 @@ def _positions_that_end_early(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(runner, "positions_of", lambda batch: original(batch).where(original(batch) < 1023, 1022))
 
 
-@pytest.mark.parametrize("use_native", [True, False])
+@pytest.mark.parametrize("layout", PageLayout)
 @pytest.mark.parametrize(
     "plant",
     [
@@ -152,14 +153,14 @@ def _positions_that_end_early(patch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_our_attention_and_positions_get_wrong_is_refused(
-    plant: Plant, use_native: bool, monkeypatch: pytest.MonkeyPatch
+    plant: Plant, layout: PageLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = grouped()
     layers = trace_layers(model)
-    check_model(model, layers, use_native=use_native)
+    check_model(model, layers, layout)
     plant(monkeypatch)
     with pytest.raises(InvalidArgument, match=r"cannot be served: its logits .* deviate"):
-        check_model(model, layers, use_native=use_native)
+        check_model(model, layers, layout)
 
 
 @pytest.mark.parametrize("build_model", [cohere, cohere2])
@@ -215,7 +216,7 @@ def test_a_window_off_by_one_in_our_attention_is_refused(monkeypatch: pytest.Mon
     layers = trace_layers(model)
     _change_attention(monkeypatch, lambda *args: (*args[:-1], None if args[-1] is None else args[-1] + 1))
     with pytest.raises(InvalidArgument, match="cannot be served: its logits in several turns deviate"):
-        check_model(model, layers, use_native=True)
+        check_model(model, layers, PageLayout.PANELS)
 
 
 def test_layers_that_look_at_chunks_are_refused_though_a_chunk_is_longer_than_any_text_of_the_check() -> None:
@@ -242,7 +243,7 @@ def test_a_norm_s_gain_taken_less_one_leaves_the_layers_to_transformers(monkeypa
         return norm
 
     monkeypatch.setattr(RMSNorm, "of", classmethod(of))
-    assert check_model(model, layers, use_native=True).decoder is None
+    assert check_model(model, layers, PageLayout.PANELS).decoder is None
 
 
 def _sinks_moved_one_too_far(patch: pytest.MonkeyPatch, _: PreTrainedModel) -> None:
@@ -261,17 +262,17 @@ def _pairs_taken_for_halves(patch: pytest.MonkeyPatch, model: PreTrainedModel) -
     patch.setattr(installed(model), "turnings", [Turning(None, Layout.HALVES)] * 2)
 
 
-@pytest.mark.parametrize("use_native", [True, False])
+@pytest.mark.parametrize("layout", PageLayout)
 @pytest.mark.parametrize(
     "plant", [_sinks_moved_one_too_far, _layers_turned_that_know_no_positions, _pairs_taken_for_halves]
 )
 def test_what_is_wrong_behind_eviction_leaves_no_window(
-    plant: Callable[[pytest.MonkeyPatch, PreTrainedModel], None], use_native: bool, monkeypatch: pytest.MonkeyPatch
+    plant: Callable[[pytest.MonkeyPatch, PreTrainedModel], None], layout: PageLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = cohere2()
     layers = trace_layers(model)
-    assert check_model(model, layers, use_native=use_native).no_window_reason is None
+    assert check_model(model, layers, layout).no_window_reason is None
     plant(monkeypatch, model)
-    reason = check_model(model, layers, use_native=use_native).no_window_reason
+    reason = check_model(model, layers, layout).no_window_reason
     assert reason is not None
     assert "behind 16000000 evicted tokens deviate" in reason

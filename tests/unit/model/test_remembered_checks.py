@@ -15,6 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from microturn.errors import InvalidArgument
+from microturn.kv.page_layout import PageLayout
 from microturn.model import probe, remembered_checks
 from microturn.model.batch import Batch, Row
 from microturn.model.cpu import loading as cpu_loading
@@ -213,7 +214,9 @@ def full_disk() -> Iterator[None]:
 
 
 def test_a_full_disk_leaves_no_partial_file(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
-    remembered = remembered_checks.RememberedChecks(Path(settings.check_dir), settings, use_native=True, num_threads=1)
+    remembered = remembered_checks.RememberedChecks(
+        Path(settings.check_dir), settings, PageLayout.PANELS, num_threads=1
+    )
     with full_disk():
         remembered.remember(remembered_checks.Outcome(True, "int8", True, None))
     assert "the results of the checks at load are not cached" in caplog.text

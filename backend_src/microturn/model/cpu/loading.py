@@ -41,13 +41,12 @@ def load(settings: Settings) -> Loaded:
     _refuse_what_is_for_a_gpu(settings)
     model = runner.load_model(settings.model_dir)
     layers = runner.trace_layers(model)
-    use_native = _use_native(settings, layers)
-    checked, weights = _checked(settings, model, layers, use_native=use_native)
+    layout = _layout(settings, layers)
+    checked, weights = _checked(settings, model, layers, layout)
     if weights == "int8":
         release_linears(model)
     kv_dtype = KV_DTYPES["bfloat16" if settings.kv_dtype == "auto" else settings.kv_dtype]
     groups = LayerGroups.of(layers)
-    layout = PageLayout.PANELS if use_native else PageLayout.HND
     token_bytes = groups.num_groups * KVTensors.bytes_per_token(groups.slots, kv_dtype)
 
     def free_tokens(max_context: int) -> int:
@@ -61,11 +60,11 @@ def load(settings: Settings) -> Loaded:
         accepts_embeds=checked.accepts_embeds,
         no_window_reason=checked.no_window_reason,
     )
-    return Loaded(model_runner, pool, max_context, weights, "native" if use_native else "torch")
+    return Loaded(model_runner, pool, max_context, weights, "native" if layout is PageLayout.PANELS else "torch")
 
 
 def _checked(
-    settings: Settings, model: PreTrainedModel, layers: Sequence[LayerShape], *, use_native: bool
+    settings: Settings, model: PreTrainedModel, layers: Sequence[LayerShape], layout: PageLayout
 ) -> tuple[Checked[FusedLayers], str]:
     """The result of the checks and the type of the weights: computed now, or cached.
 
@@ -73,12 +72,12 @@ def _checked(
         InvalidArgument: it cannot be served, or not with these settings.
     """
     if not settings.check_dir:
-        return _check(settings, model, layers, use_native=use_native)
+        return _check(settings, model, layers, layout)
     num_threads = torch.get_num_threads()
-    remembered = RememberedChecks(Path(settings.check_dir), settings, use_native=use_native, num_threads=num_threads)
+    remembered = RememberedChecks(Path(settings.check_dir), settings, layout, num_threads=num_threads)
     outcome = remembered.recall()
     if outcome is None:
-        checked, weights = _check(settings, model, layers, use_native=use_native)
+        checked, weights = _check(settings, model, layers, layout)
         is_fused = checked.decoder is not None
         remembered.remember(Outcome(is_fused, weights, checked.accepts_embeds, checked.no_window_reason))
         return checked, weights
@@ -92,11 +91,11 @@ def _checked(
 
 
 def _check(
-    settings: Settings, model: PreTrainedModel, layers: Sequence[LayerShape], *, use_native: bool
+    settings: Settings, model: PreTrainedModel, layers: Sequence[LayerShape], layout: PageLayout
 ) -> tuple[Checked[FusedLayers], str]:
     """See `_checked`."""
     # In float32, whatever the type of the pages: there a difference is an error and not rounding.
-    checked = check_model(model, layers, use_native=use_native)
+    checked = check_model(model, layers, layout)
     return _with_weights(settings.weights, model, layers, checked)
 
 
@@ -106,13 +105,14 @@ def _refuse_what_is_for_a_gpu(settings: Settings) -> None:
             raise InvalidArgument(f"setting '{name}' cannot be {value} on a CPU")
 
 
-def _use_native(settings: Settings, layers: Sequence[LayerShape]) -> bool:
+def _layout(settings: Settings, layers: Sequence[LayerShape]) -> PageLayout:
+    """Panels where the native kernel is to be used, and can be."""
     reason = native.unavailable_reason(settings.page_size, layers)
     if settings.attention == "native" and reason is not None:
         raise InvalidArgument(f"setting 'attention' cannot be native here: {reason}")
     if settings.attention == "auto" and reason is not None:
         log.warning("attention through torch: %s", reason)
-    return settings.attention != "torch" and reason is None
+    return PageLayout.HND if settings.attention == "torch" or reason is not None else PageLayout.PANELS
 
 
 def _with_weights(
