@@ -49,6 +49,10 @@ class GeneratedText:
             self.text += event.text
             self._cuts.append(Cut(len(self.text), event.position + len(event.ids)))
 
+    def is_called_again_by(self, event: Tokens | ToolEvent) -> bool:
+        """Whether a call begins with this event, behind another one."""
+        return isinstance(event, ToolCallBegun) and bool(self.calls)
+
     def piece(self, status: Status) -> Piece:
         """What stays in the context: of an answer that a stop text ended, what comes before that text."""
         if self.calls:  # it stays whole, or goes whole
@@ -129,8 +133,8 @@ class Response:
             previous_id: of the item before it.
         """
         self._generated.take(event)  # the surplus, too, so that the context lets go of an answer that has any
-        if isinstance(event, ToolCallBegun) and self._calls and not self.options.is_parallel:
-            self.has_surplus = True
+        if not self.options.is_parallel:
+            self.has_surplus |= self._generated.is_called_again_by(event)
         if self.has_surplus:
             return []
         if not isinstance(event, Tokens):

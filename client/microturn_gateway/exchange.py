@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from starlette.requests import ClientDisconnect
 
-from microturn_client import AsyncSession, AsyncTurn, MicroturnError, Tokens, ToolCallBegun, ToolEvent, TurnEnd
+from microturn_client import AsyncSession, AsyncTurn, MicroturnError, Tokens, ToolEvent, TurnEnd
 from microturn_gateway.answer import GeneratedText, PromptCount
 from microturn_gateway.branches import Branch, Branches
 from microturn_gateway.caller import Caller
@@ -139,9 +139,7 @@ class Exchange:
             event = await anext(events)
         has_surplus = False
         while not isinstance(event, TurnEnd):
-            has_surplus |= (
-                question.tools.has_one_call and isinstance(event, ToolCallBegun) and bool(self.generated.calls)
-            )
+            has_surplus |= question.tools.has_one_call and self.generated.is_called_again_by(event)
             if not has_surplus:
                 self.generated.take(event)
                 yield event
