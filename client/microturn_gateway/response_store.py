@@ -115,7 +115,7 @@ class ResponseStore:
         stored.used_at_s = _now_s()
         self._shelves.setdefault(stored.caller, _Shelf()).put(stored)
         for size, most in ((len, self._max_responses), (_num_chars, _MAX_CHARS)):
-            while sum(map(size, self._shelves.values())) > most:
+            while sum(map(size, self._shelves.values())) > most and sum(map(len, self._shelves.values())) > 1:
                 caller, shelf = max(self._shelves.items(), key=lambda item: size(item[1]))
                 self.forget(next(iter(shelf)), caller)
 

@@ -117,6 +117,17 @@ async def test_who_stores_many_responses_takes_the_room_of_its_own(
             await openai.responses.retrieve(stored[0].id)
 
 
+async def test_a_response_that_is_longer_than_the_room_is_kept_alone(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with gateway_before(server, monkeypatch, max_sessions=1) as openai:
+        monkeypatch.setattr(response_store, "_MAX_CHARS", 20)
+        kept = [await respond(openai, "So many characters do not fit.") for _ in range(2)]
+        assert (await openai.responses.retrieve(kept[1].id)).id == kept[1].id
+        with pytest.raises(sdk.NotFoundError):
+            await openai.responses.retrieve(kept[0].id)
+
+
 async def test_who_stores_long_responses_takes_the_room_of_its_own(
     server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
