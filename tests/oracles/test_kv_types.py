@@ -26,7 +26,7 @@ from microturn.model.cpu.attention_operands import HAS_BFLOAT16
 from microturn.model.runner import ModelRunner
 from support.driver import model_runner
 from support.models import VOCAB_SIZE
-from support.oracle import check_incremental, one_shot_logits, stock_logits
+from support.oracle import check_incremental, one_shot_logits, stock_logits, tolerance_of
 from support.paths import PATHS
 
 TYPES = pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.int8], ids=str)
@@ -61,7 +61,7 @@ def test_any_split_in_any_company_gives_the_logits_of_the_whole(
         num_sessions=num_sessions,
         new_runner=new_runner,
         kv_dtype=kv_dtype,
-        tolerance=STEPS,
+        tolerance=max(STEPS, tolerance_of(tiny_model)),
     )
 
 

@@ -29,8 +29,9 @@ from support.plain_window import windowed_logits
 from support.rounded import exact_of
 
 TOLERANCE = 1e-3
-# Where inputs are rounded to 16 bits, a float's last digit may become one of their steps; 0.0014 was seen.
-_INT8_TOLERANCE = 5e-3
+# Where products round their inputs to 8 bits, a float's last bit may decide between two integers, which changes those
+# behind it: 0.1 was seen, of logits whose spread is 2. Products themselves are compared to the bit, in their unit tests.
+_INT8_TOLERANCE = 0.25
 
 
 def tolerance_of(model: PreTrainedModel) -> float:

@@ -4,29 +4,43 @@ from __future__ import annotations
 
 import copy
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from microturn.kv.quantization import quantize
-from microturn.model.cpu.int8_products import most_steps
+
+
+def rotated(x: Tensor) -> Tensor:
+    """Vectors [..., n], multiplied by Hadamard matrices of the largest power of two in n.
+
+    The sums are ours to the bit: otherwise some elements would be rounded to the next integer.
+    """
+    distance = 1
+    while x.shape[-1] % (2 * distance) == 0:
+        low, high = x.unflatten(-1, (-1, 2, distance)).unbind(-2)
+        x = torch.stack((low + high, low - high), -2).flatten(-3)
+        distance *= 2
+    return x
 
 
 class RoundedLinear(nn.Module):
-    """Multiplies integers: rows of a weight in 8 bits, rows of inputs in as many as 32 bits of their sum allow."""
+    """Multiplies integers: rows of a weight and of inputs in 8 bits, both rotated."""
 
     def __init__(self, module: nn.Linear) -> None:
         super().__init__()
-        steps, self._scales = quantize(module.weight.detach())
+        weight = module.weight.detach()
+        steps, scales = quantize(rotated(weight))
         self._steps = steps.double()
-        self._most_steps = most_steps(module.in_features)
+        self._scales = scales / rotated(rotated(torch.ones(weight.shape[1])))[0]
         self.bias = module.bias
         # Asked for its size alone.
         self.weight = nn.Parameter(module.weight.to("meta"), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        scales = x.abs().amax(-1, keepdim=True).clamp(min=1e-30) / self._most_steps
-        sums = (x / scales).round().double() @ self._steps.t()  # whole numbers, exact in float64
-        out = sums.float() * self._scales * scales
+        steps, scales = quantize(rotated(x))
+        sums = steps.double() @ self._steps.t()  # whole numbers, exact in float64
+        out = sums.float() * self._scales * scales[..., None]
         return out if self.bias is None else out + self.bias
 
 

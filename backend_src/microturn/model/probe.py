@@ -243,7 +243,7 @@ class _Probe:
         except Exception as error:  # a model may raise anything without ids
             log.warning("input_embeds are refused: %s", reason_of(error))
             return False
-        return deviation_of(got[0], self._reference.logits[len(ids) - 1]) <= self._tolerance
+        return _deviation_of(got[0], self._reference.logits[len(ids) - 1]) <= self._tolerance
 
     def no_window_reason(self) -> str | None:
         """Checks that tokens at any distance behind the sinks have the logits of adjacent positions; None if so."""
@@ -258,7 +258,7 @@ class _Probe:
                 got.append(self._runner.run(Batch([row]))[0])
         except Exception as error:  # a model may raise anything at unseen positions
             return f"tokens behind {_EVICTED} evicted ones cannot be computed: {error}"
-        deviation = deviation_of(torch.stack(got), self._stock_at_cuts[-len(got) :])
+        deviation = _deviation_of(torch.stack(got), self._stock_at_cuts[-len(got) :])
         log.info("probe: logits of %s behind %d evicted tokens deviate by %.1e", self._name, _EVICTED, deviation)
         if deviation <= self._tolerance:
             return None
@@ -269,7 +269,7 @@ class _Probe:
         return self._reference.logits[[cut - 1 for cut in self._cuts]]
 
     def _require_equal(self, situation: str, got: Tensor, expected: Tensor) -> None:
-        deviation = deviation_of(got, expected)
+        deviation = _deviation_of(got, expected)
         log.info("probe: logits of %s %s deviate by %.1e", self._name, situation, deviation)
         # Written so that NaN fails too.
         if not deviation <= self._tolerance:
@@ -283,6 +283,6 @@ def _row(ids: Sequence[int], first: int, pages: Sequence[int]) -> Row:
     return Row(ids, first, pages[: -(-(first + len(ids)) // _PAGE_SIZE)])
 
 
-def deviation_of(got: Tensor, expected: Tensor) -> float:
+def _deviation_of(got: Tensor, expected: Tensor) -> float:
     """The largest difference of logits, relative to the spread of the expected ones."""
     return float((got - expected).abs().max() / expected.std())

@@ -2,14 +2,8 @@
 
 A CPU with Intel's Advanced Matrix Extensions has eight *tile registers* of 16 rows of 64 bytes, and an instruction that
 multiplies two of them and adds to a third: bytes, and sums of 32 bits (Intel 64 and IA-32 Architectures Software
-Developer's Manual, volume 1, chapter 18). Inputs have 16 bits: the products of their low bytes, which have no sign, and
-those of their high bytes are summed up apart and put together at the end. So the sums are those of `int8_products`, and
-results the same to the bit.
-
-A step of a panel, as it lies there, is one tile: a row of it has four inputs of each of its 16 outputs. Inputs lie in
-tiles as well, in the order of reading::
-
-    x[tile of rows, step, half, row, 64]     half 0 has the low bytes, half 1 the high ones
+Developer's Manual, volume 1, chapter 18). A step of a panel, as it lies there, is one tile: a row of it has four inputs
+of each of its 16 outputs. The sums are those of `int8_products`, and results the same to the bit.
 """
 
 from __future__ import annotations
@@ -21,7 +15,7 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils
 
-from microturn.model.cpu.int8_products import PANEL, PANELS_AT_ONCE, STEP, load, store_first
+from microturn.model.cpu.int8_products import HAS_VNNI, PANEL, PANELS_AT_ONCE, STEP, load, store_first
 from microturn.model.cpu.vectors import CPU_FEATURES, INT, Values, broadcast, callable_by_kernels, fetch, loop
 
 # Rows of inputs that are multiplied at once.
@@ -29,61 +23,43 @@ TILE_ROWS = 16
 
 # A row of a tile register: 16 sums, or four inputs of 16 outputs, or 64 inputs of a row.
 _ROW_BYTES = 64
-TILE_BYTES = TILE_ROWS * _ROW_BYTES
+_TILE_BYTES = TILE_ROWS * _ROW_BYTES
 
 # Weights are fetched so many bytes ahead.
 _AHEAD = 4096
 
-# Use of the registers: per panel the sums of low and of high bytes; halves of inputs; a panel's weights.
-_SUMS = ((0, 1), (2, 3))
-_HALVES = (4, 5)
-_WEIGHTS = (6, 7)
+# Use of the registers: sums and weights of each panel, and inputs.
+_SUMS = (0, 1)
+_WEIGHTS = (2, 3)
+_INPUTS = 4
 
 _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18  # of Linux on x86-64
 
 _BYTE, _SHORT, _FLOAT = ir.IntType(8), ir.IntType(16), ir.FloatType()
 _SUM_LANES, _FLOAT_LANES = ir.VectorType(ir.IntType(32), PANEL), ir.VectorType(_FLOAT, PANEL)
-_BOTH_HALVES, _HALF = ir.VectorType(_SHORT, STEP), ir.VectorType(_BYTE, STEP)
 _POINTER = _BYTE.as_pointer()
 
 
 @functools.cache
 def is_available() -> bool:
     """Whether this process may use tile registers. Linux grants them on request: they enlarge a thread's state."""
-    if not {"+amx-tile", "+amx-int8", "+avx512f"} <= CPU_FEATURES:
+    if not (HAS_VNNI and {"+amx-tile", "+amx-int8"} <= CPU_FEATURES):
         return False
     return bool(ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0)
 
 
-def halve() -> Any:
-    """Makes ``(row, num_steps, x, at)``: the bytes of a row of 16-bit integers, from index `at` of x on."""
-
-    def emit(b: ir.IRBuilder, row: ir.Value, num_steps: ir.Value, x: ir.Value, at: ir.Value) -> None:
-        def halve_step(number: ir.Value, _: Values) -> Values:
-            both = load(b, row, b.mul(number, INT(STEP)), _BOTH_HALVES)
-            for index, half in enumerate((both, b.lshr(both, _BOTH_HALVES([8] * STEP)))):
-                to = b.add(at, b.add(b.mul(number, INT(len(_HALVES) * TILE_BYTES)), INT(index * TILE_BYTES)))
-                b.store(b.trunc(half, _HALF), b.bitcast(b.gep(x, [to]), _HALF.as_pointer()), align=1)
-            return []
-
-        loop(b, num_steps, [], halve_step)
-
-    return callable_by_kernels(emit)
-
-
 def configure() -> Any:
-    """Makes ``(num_rows)``, which a thread calls before `tile`: its number of rows, TILE_ROWS at most."""
+    """Makes ``()``, which a thread calls before `tile`."""
 
-    def emit(b: ir.IRBuilder, num_rows: ir.Value) -> None:
+    def emit(b: ir.IRBuilder) -> None:
         kind = ir.ArrayType(_BYTE, _ROW_BYTES)
         config = cgutils.alloca_once(b, kind)
         b.store(kind(None), config)
         start = b.bitcast(config, _POINTER)
         b.store(_BYTE(1), start)  # the palette: these eight registers
-        for register in (*_SUMS[0], *_SUMS[1], *_HALVES, *_WEIGHTS):
+        for register in (*_SUMS, *_WEIGHTS, _INPUTS):
             b.store(_SHORT(_ROW_BYTES), b.bitcast(b.gep(start, [INT(16 + 2 * register)]), _SHORT.as_pointer()), align=1)
-            rows = _BYTE(TILE_ROWS) if register in _WEIGHTS else b.trunc(num_rows, _BYTE)
-            b.store(rows, b.gep(start, [INT(48 + register)]))
+            b.store(_BYTE(TILE_ROWS), b.gep(start, [INT(48 + register)]))
         _call(b, "ldtilecfg", start)
 
     return callable_by_kernels(emit)
@@ -95,47 +71,40 @@ def release() -> Any:
 
 
 def tile() -> Any:
-    """Makes ``(x, x_scales, row, num_rows, weight, weight_scales, panel, num_in, out, num_out)``.
+    """Makes ``(x, x_scales, x_offsets, row, num_rows, weight, weight_scales, panel, num_in, out, num_out)``.
 
     For so many rows, of which `row` is a multiple of TILE_ROWS, it sets the columns of out that PANELS_AT_ONCE panels
-    have, as far as there are so many, to ``sum * weight_scale * x_scale``, multiplied in this order. Arrays are those
-    of `amx_kernels.multiply`, and `num_in` is the padded width.
+    have, as far as there are so many, to ``(sum + x_offset) * weight_scale * x_scale``, multiplied in this order.
+    Arrays are those of `amx_kernels.multiply`, and `num_in` is the padded width.
     """
 
-    def emit(
-        b: ir.IRBuilder, x: ir.Value, x_scales: ir.Value, row: ir.Value, num_rows: ir.Value, *args: ir.Value
-    ) -> None:
-        weight, weight_scales, panel, num_in, out, num_out = args
+    def emit(b: ir.IRBuilder, x: ir.Value, x_scales: ir.Value, x_offsets: ir.Value, *args: ir.Value) -> None:
+        row, num_rows, weight, weight_scales, panel, num_in, out, num_out = args
         panels = [b.add(panel, INT(index)) for index in range(PANELS_AT_ONCE)]
         starts = [b.gep(weight, [b.mul(number, b.mul(num_in, INT(PANEL)))]) for number in panels]
-        inputs = b.gep(x, [b.mul(row, b.mul(num_in, INT(len(_HALVES))))])
-        for register in (*_SUMS[0], *_SUMS[1]):
+        inputs = b.gep(x, [b.mul(row, num_in)])
+        for register in _SUMS:
             _call(b, "tilezero", _BYTE(register))
 
         def add_step(number: ir.Value, _: Values) -> Values:
-            at = b.mul(number, INT(TILE_BYTES))
-            for index, half in enumerate(_HALVES):
-                address = b.gep(inputs, [b.add(b.mul(at, INT(len(_HALVES))), INT(index * TILE_BYTES))])
-                _load_tile(b, half, address)
+            _load_tile(b, _INPUTS, b.gep(inputs, [b.mul(number, INT(STEP))]), num_in)
             for start, weights, sums in zip(starts, _WEIGHTS, _SUMS, strict=True):
-                step = b.gep(start, [at])
-                for line in range(0, TILE_BYTES, _ROW_BYTES):
+                step = b.gep(start, [b.mul(number, INT(_TILE_BYTES))])
+                for line in range(0, _TILE_BYTES, _ROW_BYTES):
                     fetch(b, b.gep(step, [INT(_AHEAD + line)]))
-                _load_tile(b, weights, step)
-                for multiply, total, half in zip(("tdpbusd", "tdpbssd"), sums, _HALVES, strict=True):
-                    _call(b, multiply, _BYTE(total), _BYTE(half), _BYTE(weights))
+                _load_tile(b, weights, step, INT(_ROW_BYTES))
+                _call(b, "tdpbsud", _BYTE(sums), _BYTE(_INPUTS), _BYTE(weights))
             return []
 
         loop(b, b.udiv(num_in, INT(STEP)), [], add_step)
-        stored = [[_store_tile(b, register) for register in sums] for sums in _SUMS]
+        stored = [_store_tile(b, register) for register in _SUMS]
 
         def scale_row(index: ir.Value, _: Values) -> Values:
             number, at = b.add(row, index), b.mul(index, INT(_ROW_BYTES))
-            x_scale = broadcast(b, b.load(b.gep(x_scales, [number])), PANEL)
-            for which, halves in zip(panels, stored, strict=True):
+            x_scale, offset = (broadcast(b, b.load(b.gep(of_row, [number])), PANEL) for of_row in (x_scales, x_offsets))
+            for which, of_panel in zip(panels, stored, strict=True):
                 column = b.mul(which, INT(PANEL))
-                low, high = (load(b, half, at, _SUM_LANES) for half in halves)
-                sums = b.add(low, b.shl(high, _SUM_LANES([8] * PANEL)))
+                sums = b.add(load(b, of_panel, at, _SUM_LANES), offset)
                 scaled = b.fmul(b.sitofp(sums, _FLOAT_LANES), load(b, weight_scales, column, _FLOAT_LANES))
                 address = b.gep(out, [b.add(b.mul(number, num_out), column)])
                 store_first(b, b.fmul(scaled, x_scale), address, b.sub(num_out, column))
@@ -146,13 +115,14 @@ def tile() -> Any:
     return callable_by_kernels(emit)
 
 
-def _load_tile(b: ir.IRBuilder, register: int, address: ir.Value) -> None:
-    _call(b, "tileloadd64", _BYTE(register), b.bitcast(address, _POINTER), INT(_ROW_BYTES))
+def _load_tile(b: ir.IRBuilder, register: int, address: ir.Value, distance: ir.Value) -> None:
+    """Loads rows that lie so many bytes apart."""
+    _call(b, "tileloadd64", _BYTE(register), b.bitcast(address, _POINTER), distance)
 
 
 def _store_tile(b: ir.IRBuilder, register: int) -> ir.Value:
     """Where its rows now are."""
-    place = cgutils.alloca_once(b, ir.ArrayType(_BYTE, TILE_BYTES))
+    place = cgutils.alloca_once(b, ir.ArrayType(_BYTE, _TILE_BYTES))
     place.align = _ROW_BYTES
     address = b.bitcast(place, _POINTER)
     _call(b, "tilestored64", _BYTE(register), address, INT(_ROW_BYTES))

@@ -11,9 +11,10 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from microturn.kv.quantization import LEAST_SCALE
+from microturn.kv.quantization import LEAST_SCALE, MOST_STEPS
 from microturn.model.cpu import int8_products as products
-from microturn.model.cpu.int8_products import PANEL, TILE_ROWS
+from microturn.model.cpu.int8_products import TILE_ROWS, WEIGHT_OFFSET
+from microturn.model.cpu.rotation import rotate_row
 
 _Array = NDArray[Any]
 
@@ -44,41 +45,49 @@ def find_scale(x: _Array, most_steps: int, scale: _Array) -> None:
 
 
 @numba.njit(nogil=True)
-def quantize_row(x: _Array, most_steps: int, steps: _Array, scale: _Array) -> None:
-    find_scale(x, most_steps, scale)
-    inverse = np.float32(1.0) / scale[0]
-    for d in range(x.shape[0]):
-        steps[d] = np.int16(np.floor(x[d] * inverse + np.float32(0.5)))
-    for d in range(x.shape[0], steps.shape[0]):
+def _quantize_row(x: _Array, steps: _Array, scale: _Array, offset: _Array) -> None:
+    width = x.shape[0]
+    rotated = np.empty(width, np.float32)
+    rotate_row(x, rotated)
+    find_scale(rotated, MOST_STEPS, scale)
+    unit = scale[0]  # a local, so that the loop is one of vectors
+    total = np.int32(0)
+    for d in range(width):
+        step = np.int32(np.rint(rotated[d] / unit))
+        steps[d] = step
+        total += step
+    for d in range(width, steps.shape[0]):
         steps[d] = 0
+    offset[0] = -WEIGHT_OFFSET * total
 
 
 @numba.njit(nogil=True, parallel=True, cache=True)
-def quantize(x: _Array, most_steps: int, steps: _Array, scales: _Array) -> None:
-    """Quantizes each row to integers times a scale.
+def quantize(x: _Array, steps: _Array, scales: _Array, offsets: _Array) -> None:
+    """Rotates each row, and quantizes it as `microturn.kv.quantization` does.
 
     Args:
         x: float32 [rows, width].
-        most_steps: the integer of the largest element.
-        steps: int16 [rows, padded width], written; zeros behind the width.
+        steps: `StepType` [at least rows, padded width], written; zeros behind the width.
         scales: float32 [rows], written.
+        offsets: int32 [rows], written: what WEIGHT_OFFSET has added to each sum of products, negated.
     """
     if x.shape[0] <= FEW_ROWS:
         for row in range(x.shape[0]):
-            quantize_row(x[row], most_steps, steps[row], scales[row : row + 1])
+            _quantize_row(x[row], steps[row], scales[row : row + 1], offsets[row : row + 1])
     else:
         for row in numba.prange(x.shape[0]):
-            quantize_row(x[row], most_steps, steps[row], scales[row : row + 1])
+            _quantize_row(x[row], steps[row], scales[row : row + 1], offsets[row : row + 1])
 
 
 @numba.njit(nogil=True, parallel=True, cache=True)
-def multiply(x: _Array, x_scales: _Array, weight: _Array, weight_scales: _Array, out: _Array) -> None:
+def multiply(
+    x: _Array, x_scales: _Array, x_offsets: _Array, weight: _Array, weight_scales: _Array, out: _Array
+) -> None:
     """Product of scaled rows of integers with the scaled rows of a weight; all arrays are contiguous.
 
     Args:
-        x: int16 [rows, padded in], at most `most_steps` each.
-        x_scales: float32 [rows].
-        weight: int8 [panels, padded in * PANEL], from -127 to 127 (see `int8_products`).
+        x: steps [at least rows, padded in] that `quantize` writes; `x_scales` and `x_offsets` likewise.
+        weight: uint8 [panels, padded in * PANEL] (see `int8_products`).
         weight_scales: float32 [panels * PANEL].
         out: float32 [rows, out], written: ``sum * weight_scale * x_scale``, multiplied in this order.
     """
@@ -87,13 +96,4 @@ def multiply(x: _Array, x_scales: _Array, weight: _Array, weight_scales: _Array,
     for panel in numba.prange(weight.shape[0]):
         for row in range(0, num_rows, TILE_ROWS):
             count = min(TILE_ROWS, num_rows - row)
-            _tile(x, x_scales, row, count, weight, weight_scales, panel, num_in, out, num_out)
-
-
-@numba.njit(nogil=True, cache=True)
-def round_and_multiply(x: _Array, most_steps: int, weight: _Array, weight_scales: _Array, out: _Array) -> None:
-    """Product of rows, float32 [rows, in], with a weight; the others as in `quantize` and `multiply`."""
-    steps = np.empty((x.shape[0], weight.shape[1] // PANEL), np.int16)
-    scales = np.empty(x.shape[0], np.float32)
-    quantize(x, most_steps, steps, scales)
-    multiply(steps, scales, weight, weight_scales, out)
+            _tile(x, x_scales, x_offsets, row, count, weight, weight_scales, panel, num_in, out, num_out)

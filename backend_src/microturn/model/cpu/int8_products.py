@@ -1,24 +1,28 @@
 """The inner loop of products with 8-bit weights: a tile of integer sums, scaled.
 
-Rows of weights are 8-bit integers times a scale, rows of inputs are 16-bit integers times a scale. Their products are
-added as integers, so that neither the order of a sum nor the tiles change it: a row has bitwise the same result in any
-batch. Nothing saturates: two neighbours, widened to 16 bits, are multiplied and added in 32 bits by an instruction that
-every x86 CPU has, and `most_steps` keeps the whole sum within 32 bits.
+Rows of weights and rows of inputs are 8-bit integers times a scale. Their products are added as integers, so that
+neither the order of a sum nor the tiles change it: a row has bitwise the same result in any batch. CPUs with VNNI
+multiply and add four neighbouring bytes at once, one factor without and one with a sign: weights are stored with 128
+added, and the 128 inputs too many that a sum has are taken off at its end. On other CPUs two neighbours, widened to 16
+bits, are multiplied and added by an instruction that every x86 CPU has. Nothing saturates, and a sum that leaves 32
+bits on its way comes back: its end is within them.
 
 Weights lie in *panels* of as many outputs as a vector has lanes, four inputs by four::
 
-    weight[panel, quad, output, 4]     a load has these four elements of half a panel's outputs
+    weight[panel, quad, output, 4]     a load has these four elements of a panel's outputs, or of half of them, widened
     x[row, 4 * quad : 4 * quad + 4]    is repeated for each of them
 
-so that lanes are added only at the end, for the two sums of an output. A panel is read once, in order, while the next
-data are prefetched, and stays in the cache for all rows (Goto and van de Geijn, "Anatomy of High-Performance Matrix
-Multiplication", 2008). CPUs with AMX read the same panels in another way: `amx_products`.
+A panel is read once, in order, while the next data are prefetched, and stays in the cache for all rows (Goto and van de
+Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008). CPUs with AMX read the same panels in another way:
+`amx_products`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import torch
 from llvmlite import ir
 from numba.core import cgutils
 from torch import Tensor
@@ -26,6 +30,7 @@ from torch.nn.functional import pad
 
 from microturn.kv.quantization import MOST_STEPS
 from microturn.model.cpu.vectors import (
+    CPU_FEATURES,
     HAS_AVX512,
     INT,
     LANES,
@@ -39,17 +44,31 @@ from microturn.model.cpu.vectors import (
     sums_of_neighbours,
 )
 
+# Whether four bytes are multiplied and added at once.
+HAS_VNNI = HAS_AVX512 and "+avx512vnni" in CPU_FEATURES
+
+# The type of the integers of inputs.
+StepType: type[np.signedinteger] = np.int8 if HAS_VNNI else np.int16
+
 # Outputs of a panel. With AMX two panels are read at once: their number is even.
 PANEL = LANES
 PANELS_AT_ONCE = 2
 _QUAD = 4
-_NUM_VECTORS = 2
+
+# Vectors of weights that a load fills, and so vectors of sums of a row.
+_NUM_VECTORS = 1 if HAS_VNNI else 2
 
 # Maximum rows of a tile: its sums fill half of the registers.
-TILE_ROWS = 8 if HAS_AVX512 else 4
+TILE_ROWS = (16 if HAS_AVX512 else 8) // _NUM_VECTORS
 
 # Rows of inputs and weights are padded with zeros to multiples of this.
 STEP = 64
+
+# Added to the integers of weights, which have no sign then.
+WEIGHT_OFFSET = 128
+
+# Of inputs: the largest sum has 32 bits.
+MOST_WIDTH = (2**31 - 1) // MOST_STEPS**2
 
 # An iteration of the loop takes a cache line of weights.
 _LINE_BYTES = 64
@@ -58,16 +77,10 @@ _NUM_QUADS = _LINE_BYTES // (_QUAD * PANEL)
 # Weights are fetched so many bytes ahead.
 _AHEAD = 4096
 
-_MOST_INPUT_STEPS = 2**15 - 1
-
-_INT32, _INT64, _FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
+_INT32, _FLOAT = ir.IntType(32), ir.FloatType()
 _SUMS, _FLOATS, _WIDE = ir.VectorType(_INT32, LANES), ir.VectorType(_FLOAT, LANES), ir.VectorType(_INT32, 2 * LANES)
-_INPUTS, _WEIGHTS = ir.VectorType(ir.IntType(16), 2 * LANES), ir.VectorType(ir.IntType(8), 2 * LANES)
-
-
-def most_steps(width: int) -> int:
-    """The largest input integer for weight rows of `width` elements, so that no sum exceeds 32 bits."""
-    return min(_MOST_INPUT_STEPS, (2**31 - 1) // (MOST_STEPS * width))
+_INPUTS = ir.VectorType(ir.IntType(np.dtype(StepType).itemsize * 8), _QUAD * LANES // _NUM_VECTORS)
+_WEIGHTS = ir.VectorType(ir.IntType(8), _QUAD * LANES // _NUM_VECTORS)
 
 
 def in_panels(steps: Tensor) -> Tensor:
@@ -77,25 +90,24 @@ def in_panels(steps: Tensor) -> Tensor:
         steps: int8 [outputs, inputs].
 
     Returns:
-        int8 [panels, padded inputs * PANEL].
+        uint8 [panels, padded inputs * PANEL], with WEIGHT_OFFSET added.
     """
     num_out, num_in = steps.shape
-    padded = pad(steps, (0, -num_in % STEP, 0, -num_out % (PANELS_AT_ONCE * PANEL)))
+    unsigned = steps.view(torch.uint8) ^ WEIGHT_OFFSET
+    padded = pad(unsigned, (0, -num_in % STEP, 0, -num_out % (PANELS_AT_ONCE * PANEL)))
     return padded.view(-1, PANEL, padded.shape[1] // _QUAD, _QUAD).transpose(1, 2).flatten(1)
 
 
 def tile() -> Any:
-    """Makes ``(x, x_scales, row, num_rows, weight, weight_scales, panel, num_in, out, num_out)``.
+    """Makes ``(x, x_scales, x_offsets, row, num_rows, weight, weight_scales, panel, num_in, out, num_out)``.
 
     For up to TILE_ROWS rows it sets ``out[row : row + num_rows, panel * PANEL : (panel + 1) * PANEL]``, as far as there
-    are columns, to ``sum * weight_scale * x_scale``, multiplied in this order. Arrays are those of
+    are columns, to ``(sum + x_offset) * weight_scale * x_scale``, multiplied in this order. Arrays are those of
     `int8_kernels.multiply`, and `num_in` is the padded width.
     """
 
-    def emit(
-        b: ir.IRBuilder, x: ir.Value, x_scales: ir.Value, row: ir.Value, num_rows: ir.Value, *args: ir.Value
-    ) -> None:
-        weight, weight_scales, panel, num_in, out, num_out = args
+    def emit(b: ir.IRBuilder, x: ir.Value, x_scales: ir.Value, x_offsets: ir.Value, *args: ir.Value) -> None:
+        row, num_rows, weight, weight_scales, panel, num_in, out, num_out = args
         first = b.mul(panel, INT(PANEL))
         start = b.gep(weight, [b.mul(first, num_in)])
 
@@ -111,17 +123,17 @@ def tile() -> Any:
                     starts = [_QUAD * (quad * PANEL + vector * PANEL // _NUM_VECTORS) for vector in range(_NUM_VECTORS)]
                     factors = [load(b, line, INT(place), _WEIGHTS) for place in starts]
                     given = [_repeated_quad(b, vector, at) for vector in inputs]
-                    pairs = [(vector, factor) for vector in given for factor in factors]
-                    sums = [add_products(b, *pair, total) for pair, total in zip(pairs, sums, strict=True)]
+                    pairs = [(factor, vector) for vector in given for factor in factors]
+                    sums = [_add_products(b, *pair, total) for pair, total in zip(pairs, sums, strict=True)]
                 return sums
 
             zeros = [_SUMS([0] * LANES)] * (count * _NUM_VECTORS)
-            halves = iter(loop(b, b.udiv(num_in, INT(_QUAD * _NUM_QUADS)), zeros, add_line))
+            found = loop(b, b.udiv(num_in, INT(_QUAD * _NUM_QUADS)), zeros, add_line)
             factors = load(b, weight_scales, first, _FLOATS)
-            for number in rows:
-                x_scale = broadcast(b, b.load(b.gep(x_scales, [number])))
-                both = b.shuffle_vector(next(halves), next(halves), _WIDE(list(range(2 * LANES))))
-                scaled = b.fmul(b.sitofp(sums_of_neighbours(b, both), _FLOATS), factors)
+            for index, number in enumerate(rows):
+                x_scale, offset = (broadcast(b, b.load(b.gep(of_row, [number]))) for of_row in (x_scales, x_offsets))
+                sums = _sums_of_outputs(b, found[index * _NUM_VECTORS : (index + 1) * _NUM_VECTORS])
+                scaled = b.fmul(b.sitofp(b.add(sums, offset), _FLOATS), factors)
                 address = b.gep(out, [b.add(b.mul(number, num_out), first)])
                 store_first(b, b.fmul(scaled, x_scale), address, b.sub(num_out, first))
 
@@ -130,14 +142,30 @@ def tile() -> Any:
     return callable_by_kernels(emit)
 
 
-def load(b: ir.IRBuilder, array: ir.Value, at: ir.Value, kind: ir.VectorType) -> ir.Value:
-    return b.load(b.bitcast(b.gep(array, [at]), kind.as_pointer()), align=1)
-
-
 def _repeated_quad(b: ir.IRBuilder, x: ir.Value, at: ir.Value) -> ir.Value:
     """Four neighbours of a row, in all lanes."""
-    quad = b.load(b.bitcast(b.gep(x, [at]), _INT64.as_pointer()), align=2)
-    return b.bitcast(broadcast(b, quad, LANES // 2), _INPUTS)
+    kind = ir.IntType(_QUAD * _INPUTS.element.width)
+    quad = b.load(b.bitcast(b.gep(x, [at]), kind.as_pointer()), align=1)
+    return b.bitcast(broadcast(b, quad, _INPUTS.count // _QUAD), _INPUTS)
+
+
+def _add_products(b: ir.IRBuilder, weights: ir.Value, inputs: ir.Value, sums: ir.Value) -> ir.Value:
+    """Adds the products of each lane's neighbours: four with VNNI, otherwise two."""
+    if not HAS_VNNI:
+        return add_products(b, b.zext(weights, _INPUTS), inputs, sums)
+    kind = ir.FunctionType(_SUMS, [_SUMS, _WEIGHTS, _INPUTS])
+    add = cgutils.get_or_insert_function(b.module, kind, f"llvm.x86.avx512.vpdpbusd.{32 * LANES}")
+    return b.call(add, [sums, weights, inputs])
+
+
+def _sums_of_outputs(b: ir.IRBuilder, sums: Values) -> ir.Value:
+    if HAS_VNNI:
+        return sums[0]
+    return sums_of_neighbours(b, b.shuffle_vector(*sums, _WIDE(list(range(2 * LANES)))))
+
+
+def load(b: ir.IRBuilder, array: ir.Value, at: ir.Value, kind: ir.VectorType) -> ir.Value:
+    return b.load(b.bitcast(b.gep(array, [at]), kind.as_pointer()), align=1)
 
 
 def store_first(b: ir.IRBuilder, values: ir.Value, address: ir.Value, count: ir.Value) -> None:

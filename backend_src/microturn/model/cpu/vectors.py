@@ -168,6 +168,16 @@ def broadcast(b: ir.IRBuilder, value: ir.Value, lanes: int = LANES) -> ir.Value:
     return b.shuffle_vector(first, undefined, ir.VectorType(_INT32, lanes)(None))
 
 
+def alternating(period: int) -> ir.Constant:
+    """1 in as many lanes, then -1 in as many, and so on."""
+    return _VECTOR([-1.0 if lane & period else 1.0 for lane in range(LANES)])
+
+
+def exchanged(b: ir.IRBuilder, vector: ir.Value, distance: int) -> ir.Value:
+    """The vector with lanes exchanged that are a power of two apart."""
+    return b.shuffle_vector(vector, _UNDEFINED, _INT_VECTOR([lane ^ distance for lane in range(LANES)]))
+
+
 def in_all_lanes(b: ir.IRBuilder, address: ir.Value) -> ir.Value:
     """Loads one float into all lanes."""
     return broadcast(b, b.load(address))

@@ -37,12 +37,13 @@ def test_a_row_has_the_same_bits_in_any_company(num_in: int, num_out: int) -> No
 
 @SIDES
 @pytest.mark.parametrize("num_rows", [0, 1, 5, 41])
-def test_the_product_is_that_of_rounded_weights(num_in: int, num_out: int, num_rows: int) -> None:
+def test_the_product_is_that_of_rounded_weights_and_inputs(num_in: int, num_out: int, num_rows: int) -> None:
     given = module(num_in, num_out, bias=True)
     x = torch.randn(num_rows, num_in)
     got = product(Int8Linear.of(given), x)
-    torch.testing.assert_close(got, RoundedLinear(given)(x), atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(got, given(x), atol=0.02, rtol=0)
+    assert torch.equal(got, RoundedLinear(given)(x))
+    expected = given(x)
+    assert (got - expected).norm() <= 0.02 * expected.norm()
 
 
 def test_each_row_of_a_weight_has_a_scale_of_its_own() -> None:
@@ -67,7 +68,7 @@ def test_several_modules_as_one_leave_them_as_they_are() -> None:
     before = [(given.weight.data_ptr(), given.weight.clone()) for given in modules]
     linear = Int8Linear.fused(modules)
     x = torch.randn(3, 32)
-    torch.testing.assert_close(product(linear, x), torch.cat([given(x) for given in modules], -1), atol=0.02, rtol=0)
+    torch.testing.assert_close(product(linear, x), torch.cat([given(x) for given in modules], -1), atol=0.04, rtol=0)
     assert all(
         given.weight.data_ptr() == at and torch.equal(given.weight, weight)
         for given, (at, weight) in zip(modules, before, strict=True)
