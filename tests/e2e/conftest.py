@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from microturn_client import Client
 from support.raw import RawStream
 from support.served import Start, servers_of
-from support.share import model_server
+from support.share import IN_FLOAT32, model_server
 from support.tiny_model_dir import write_tiny_model
 
 
@@ -25,7 +25,7 @@ def admin_socket(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def server(smollm2_dir: str, admin_socket: Path) -> Iterator[str]:
     """The gRPC address of a server that answers as plain transformers do."""
-    with model_server(smollm2_dir, "weights=float32", arguments=(f"--admin-socket={admin_socket}",)) as server:
+    with model_server(smollm2_dir, *IN_FLOAT32, arguments=(f"--admin-socket={admin_socket}",)) as server:
         yield server.address
 
 
@@ -45,7 +45,7 @@ def raw(server: str) -> Iterator[RawStream]:
 @pytest.fixture(scope="module")
 def start_tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
     """Starts servers of a tiny model, whose logits are the same in any company; they end with the module."""
-    settings = {"weights": "float32", "kv_tokens": 16384, "max_context": 8192}
+    settings = {"weights": "float32", "kv_dtype": "float32", "kv_tokens": 16384, "max_context": 8192}
     model = write_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
     with servers_of(model, partial(tmp_path_factory.mktemp, "run"), **settings) as start:
         yield start

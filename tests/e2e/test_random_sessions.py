@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from support.oracle import check_greedy
 from support.processes import model_process_ids
 from support.random_client import MAX_CONTEXT, MAX_QUEUED_TURNS, RandomClient
-from support.share import model_server
+from support.share import IN_FLOAT32, model_server
 
 SEED = "random sessions 1"
 NUM_CLIENTS = 6
@@ -24,7 +24,7 @@ NUM_TRANSCRIPTS = 12
 def crowded_server(smollm2_dir: str) -> Iterator[str]:
     """Three of the sessions fit in its pool."""
     settings = (f"max_context={MAX_CONTEXT}", f"kv_tokens={3 * MAX_CONTEXT}", f"max_queued_turns={MAX_QUEUED_TURNS}")
-    with model_server(smollm2_dir, *settings, "share_prefixes=true", "weights=float32") as server:
+    with model_server(smollm2_dir, *settings, "share_prefixes=true", *IN_FLOAT32) as server:
         yield server.address
 
 

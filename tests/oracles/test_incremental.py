@@ -12,6 +12,7 @@ from support.driver import Driver, asynchronous_runner, model_runner
 from support.models import VOCAB_SIZE
 from support.oracle import check_incremental, stock_greedy
 from support.paths import PATHS
+from support.rounded import exact_of
 
 
 @PATHS
@@ -51,5 +52,9 @@ def test_preemption_changes_no_token(tiny_model: PreTrainedModel) -> None:
     recorders = [driver.post(n + 1, prompt, start=True, max_tokens=40)[0] for n, prompt in enumerate(prompts)]
     driver.run()
     for prompt, recorder in zip(prompts, recorders, strict=True):
-        assert recorder.token_ids == stock_greedy(tiny_model, prompt, 40)
+        if exact_of(tiny_model) is None:
+            assert recorder.token_ids == stock_greedy(tiny_model, prompt, 40)
+        else:  # a stock model that rounds alike rounds some elements to the next integer: see `support.oracle`
+            alone = Driver(model_runner(tiny_model)).turn(1, prompt, start=True, max_tokens=40)
+            assert recorder.token_ids == alone.token_ids
     assert sum(recorder.status.usage["computed_tokens"] for recorder in recorders) > 8 * 100, "nothing was preempted"

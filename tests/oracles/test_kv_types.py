@@ -89,7 +89,8 @@ def test_smollm2_stays_near_float32_in_turns_and_in_one(smollm2: PreTrainedModel
     last_of = [cut - 1 for cut in cuts[1:]]
     assert distance(whole, exact) <= NEARNESS[kv_dtype]
     assert distance(in_turns, exact[last_of]) <= NEARNESS[kv_dtype]
-    assert distance(in_turns, whole[last_of]) <= NEARNESS[kv_dtype]
+    # Two draws of the same noise.
+    assert distance(in_turns, whole[last_of]) <= 2**0.5 * NEARNESS[kv_dtype]
 
 
 def test_the_oracle_sees_the_scales_of_other_tokens(

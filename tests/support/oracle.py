@@ -198,9 +198,9 @@ def check_greedy(
         window: of the session.
 
     Raises:
-        AssertionError: another token was likelier there, by more than TOLERANCE.
+        AssertionError: another token was likelier there, by more than the tolerance of the model.
     """
     logits = stock_logits(model, context) if window is None else windowed_logits(model, context, window)
     for position in positions:
         row = logits[position - 1]
-        assert row.max() - row[context[position]] <= TOLERANCE, f"token {position} of {context}"
+        assert row.max() - row[context[position]] <= tolerance_of(model), f"token {position} of {context}"

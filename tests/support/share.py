@@ -8,6 +8,9 @@ from contextlib import AbstractContextManager
 
 from microturn.serve.child import RunningServer, started_server
 
+# Settings of a server that answers as plain transformers do.
+IN_FLOAT32 = ("weights=float32", "kv_dtype=float32")
+
 
 def num_threads() -> int:
     """How many threads compute: where more do than there are processors, each waits for the others at every barrier."""

@@ -127,7 +127,7 @@ class KVTensors:
         dtype: type of the elements, one of `KV_DTYPES`.
         device: where to allocate the pages.
         groups: of the layers; None puts all into one group.
-        layout: order of the elements of a page; the native kernel wants PANELS, with an even `head_dim`.
+        layout: order of the elements of a page; the native kernel wants PANELS, with a `head_dim` of whole lanes.
         new_copier: makes the copier, given all tensors of the pages; None chooses it by the device.
     """
 
@@ -149,7 +149,7 @@ class KVTensors:
         self.layout = layout
         self._slots = []
         for slot in self.groups.slots:
-            shape = layout.shape(page_size, slot.head_dim)
+            shape = layout.shape(page_size, slot.head_dim, dtype)
             elements = torch.empty(num_pages, 2, slot.num_kv_heads, *shape, dtype=dtype, device=device)
             scales = torch.empty(num_pages, 2, _num_scales(slot, dtype), page_size, dtype=_SCALE_DTYPE, device=device)
             self._slots.append(LayerPages(elements, scales, layout))

@@ -36,12 +36,14 @@ class _KindPlan:
         native: the plan of the native kernel; None if torch computes the attention.
         moved: int64 [n], the queries of rows with moved sinks.
         moved_by: int64 [n], how far.
+        has_moved: whether there are any.
     """
 
     def __init__(self, steps: Sequence[PagedStep], *, native: bool) -> None:
         self.steps = steps
         self.native = NativePlan(steps) if native else None
         self.moved, self.moved_by = (torch.from_numpy(part) for part in steps[0].moved_queries())
+        self.has_moved = len(self.moved) > 0
 
 
 class PagedAttention:
@@ -63,6 +65,8 @@ class PagedAttention:
         ]
         self._rotary = rotary
         self._rotations: dict[tuple[int, Turning | None], Rotation] = {}
+        # The native kernel's result for the layer before: new memory would be mapped again in each layer.
+        self._out: Tensor | None = None
 
     def append_and_attend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None
@@ -77,20 +81,21 @@ class PagedAttention:
             window: positions visible to a query, itself included; None is all.
 
         Returns:
-            [tokens, heads, head_dim].
+            [tokens, heads, head_dim], valid until the next layer.
         """
         kv, place = self._kv.layers[layer], self._kv.groups.places[layer]
         kind = self._kinds[place.kind]
-        out = torch.empty_like(q)
         if kind.native is None:
-            step = kind.steps[place.group]
+            step, out = kind.steps[place.group], torch.empty_like(q)
             dense.append(kv, k, v, step)
             dense.attend(q, kv, step, scale, window, partial(self._rotation, layer), out)
-        else:
-            if len(kind.moved):
-                q = torch.cat((q, self._turn_back(layer, place.kind)(q[kind.moved])))
-            kind.native.append_and_attend(place.group, q, k, v, kv, scale, window, out)
-        return out
+            return out
+        if self._out is None or self._out.shape != q.shape:
+            self._out = torch.empty_like(q)
+        if kind.has_moved:
+            q = torch.cat((q, self._turn_back(layer, place.kind)(q[kind.moved])))
+        kind.native.append_and_attend(place.group, q, k, v, kv, scale, window, self._out)
+        return self._out
 
     def _turn_back(self, layer: int, kind: int) -> Rotation:
         """The rotation of queries with moved sinks, cached for the layers of a kind with the same angles."""

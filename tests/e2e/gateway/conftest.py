@@ -10,7 +10,7 @@ from openai import AsyncOpenAI
 
 from load_tests.bench.tool_model import write_tool_model
 from support.gateway import running_gateway
-from support.share import model_server
+from support.share import IN_FLOAT32, model_server
 
 
 @pytest.fixture(scope="session")
@@ -43,7 +43,7 @@ def unguarded(server: str) -> Iterator[str]:
 def tool_gateway(smollm2_dir: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a gateway whose model has a chat template with tools; it wants no token."""
     model_dir = write_tool_model(Path(smollm2_dir), tmp_path_factory.mktemp("with-tools"))
-    with model_server(str(model_dir), "weights=float32") as server, running_gateway(server.address) as address:
+    with model_server(str(model_dir), *IN_FLOAT32) as server, running_gateway(server.address) as address:
         yield address
 
 

@@ -29,7 +29,8 @@ def serve(tmp_path: Path) -> Iterator[Start]:
 @pytest.fixture(scope="module")
 def served_model(tmp_path_factory: pytest.TempPathFactory, smollm2_dir: str) -> Iterator[Served]:
     """The real model behind a supervisor, ready."""
-    with servers_of(smollm2_dir, partial(tmp_path_factory.mktemp, "run"), weights="float32") as start:
+    settings = {"weights": "float32", "kv_dtype": "float32"}
+    with servers_of(smollm2_dir, partial(tmp_path_factory.mktemp, "run"), **settings) as start:
         served = start()
         served.wait_until_ready(60)
         yield served

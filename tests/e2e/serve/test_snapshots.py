@@ -31,7 +31,7 @@ def serve_model(tmp_path_factory: pytest.TempPathFactory, smollm2_dir: str) -> I
 
     With 8-bit weights each product rounds its input: a sampled token may fall out otherwise then, and once one did.
     """
-    settings = {"weights": "float32", "kv_tokens": 4096, "max_context": 2048}
+    settings = {"weights": "float32", "kv_dtype": "float32", "kv_tokens": 4096, "max_context": 2048}
     with servers_of(smollm2_dir, partial(tmp_path_factory.mktemp, "run"), **settings) as start:
         yield start
 

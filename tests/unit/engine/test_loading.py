@@ -32,7 +32,7 @@ def test_a_pool_that_sizes_itself_counts_in_the_type_of_its_pages(
     assert engine.environment.max_context == 1000
     last_layer = engine.runner.kv.layers[29]
     assert last_layer.elements.dtype == torch.int8
-    assert [tensor.shape for tensor in last_layer.tensors] == [(63, 2, 3, 16 * 64), (63, 2, 3, 16)]
+    assert [tensor.shape for tensor in last_layer.tensors] == [(63, 2, 3, 16 * 64 // 4, 4), (63, 2, 3, 16)]
     encode = ModelText.from_directory(Path(smollm2_dir)).encoder.encode
     logits = engine.runner.run(Batch([Row(encode("The capital of France is", begins=True), 0, [62])]))
     assert [int(logits.argmax())] == encode(" Paris", begins=False)
@@ -49,7 +49,7 @@ def test_layers_with_a_window_take_pages_out_of_one_pool_with_the_others(smollm2
     engine = loading.load_engine(Settings(model_dir=str(tmp_path), kv_tokens=1000, max_context=1000, **exact))
     kv = engine.runner.kv
     assert [(kind.window, kind.num_groups) for kind in kv.groups.kinds] == [(None, 1), (20, 2)]
-    assert [tuple(layer.elements.shape) for layer in kv.layers] == [(3 * 63, 2, 1, 16 * 16)] * 3
+    assert [tuple(layer.elements.shape) for layer in kv.layers] == [(3 * 63, 2, 1, 16 * 16, 1)] * 3
     assert kv.layers[0].elements is kv.layers[1].elements is kv.layers[2].elements
     ids = list(range(100, 130))
     others = [RowPages([100, 7, 2, 5])]

@@ -43,7 +43,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from microturn.kv.layer_groups import LayerShape
-from microturn.kv.page_layout import PANEL_TOKENS
+from microturn.kv.page_layout import PANEL_ELEMENTS, PANEL_TOKENS
 from microturn.kv.tensors import LayerPages
 from microturn.model.cpu.attention_kernels import append_and_attend
 from microturn.model.cpu.attention_operands import MAX_TERMS, lanes_of
@@ -78,8 +78,8 @@ def unavailable_reason(page_size: int = PANEL_TOKENS, layers: Sequence[LayerShap
         return f"Numba's OpenMP layer does not load ({error}); install libgomp1 for faster attention"
     if page_size % PANEL_TOKENS:
         return f"page_size {page_size} is no multiple of {PANEL_TOKENS}"
-    odd = [layer.head_dim for layer in layers if layer.head_dim % 2]
-    return f"heads of {odd[0]} elements, an odd number" if odd else None
+    others = [layer.head_dim for layer in layers if layer.head_dim % PANEL_ELEMENTS]
+    return f"heads of {others[0]} elements, no multiple of {PANEL_ELEMENTS}" if others else None
 
 
 @dataclass(frozen=True)

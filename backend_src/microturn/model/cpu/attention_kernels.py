@@ -19,10 +19,11 @@ from microturn.kv.quantization import MOST_STEPS
 from microturn.model.cpu import attention_packing as packing
 from microturn.model.cpu import attention_panels as panels
 from microturn.model.cpu import attention_products as products
-from microturn.model.cpu.attention_operands import MAX_TERMS, MOST_WEIGHT_STEPS
+from microturn.model.cpu.attention_operands import KEY_OFFSET, MAX_TERMS
 from microturn.model.cpu.attention_panels import KEY_BLOCK, NUM_KEY_VECTORS
 from microturn.model.cpu.attention_products import NO_SCORE, ROWS_AT_ONCE
 from microturn.model.cpu.int8_kernels import find_scale
+from microturn.model.cpu.rotation import block_of, rotate_row
 from microturn.model.cpu.vectors import LANES
 
 # Up to so many vectors, of tokens times heads, are written by one thread: waking another takes longer.
@@ -73,21 +74,87 @@ def _locate(pages: _Array, first_key: int, end: int, of_head: tuple[int, int, in
 
 
 @numba.njit(nogil=True)
-def _attend(
+def _new_memory(most_rows: int, padded_dim: int, lanes: _Array, operand_terms: int) -> tuple[_Array, ...]:
+    """What a thread needs for tasks of so many rows: see `_ready_queries` and `_attend`."""
+    return (
+        np.zeros(most_rows * padded_dim, np.float32),
+        np.empty(most_rows * padded_dim // operand_terms, lanes.dtype),
+        np.ones(most_rows, np.float32),
+        np.zeros(most_rows, np.int32),
+        np.empty(most_rows, np.int64),
+        np.empty(most_rows, np.int64),
+        np.empty(most_rows, np.int64),
+        np.empty(ROWS_AT_ONCE * KEY_BLOCK, np.float32),
+        np.empty(ROWS_AT_ONCE * KEY_BLOCK // operand_terms, lanes.dtype),
+        np.empty(most_rows, np.float32),
+        np.empty(most_rows, np.float32),
+        np.empty(3 * NUM_KEY_VECTORS, np.int64),
+        np.empty(3 * NUM_KEY_VECTORS, np.int64),
+    )
+
+
+@numba.njit(nogil=True)
+def _new_result(most_rows: int, padded_dim: int) -> tuple[_Array, _Array, _Array]:
+    """Memory for sums, peaks and totals of so many rows."""
+    return (
+        np.empty(most_rows * padded_dim, np.float32),
+        np.empty(most_rows, np.float32),
+        np.empty(most_rows, np.float32),
+    )
+
+
+@numba.njit(nogil=True)
+def _ready_queries(
     q: _Array,
     kv: _Array,
-    scales: _Array,
     num_kv_heads: int,
-    page_size: int,
     head: int,
+    task: _Array,
+    scale: np.float32,
+    has_scales: bool,
+    padded_dim: int,
+    memory: tuple[_Array, ...],
+) -> None:
+    """Scales the queries of a task's rows and packs them as operands of the pages.
+
+    Writes queries [rows, lanes of padded_dim], their scales [rows], the offsets of their scores [rows], and `newest`
+    [rows], the last key that a row sees. For pages `has_scales`, queries are rotated as keys are, and rounded.
+    """
+    floats, queries, query_scales, offsets, newest = memory[:5]
+    first_row, num_rows, position, first_query = task[2], task[3], task[4], task[7]
+    head_dim = q.shape[2]
+    group = q.shape[1] // num_kv_heads
+    for row in range(num_rows):
+        token, query_head = (first_row + row) // group, head * group + (first_row + row) % group
+        newest[row] = position + token
+        of_row = floats[row * padded_dim : row * padded_dim + head_dim]
+        for d in range(head_dim):
+            of_row[d] = q[first_query + token, query_head, d] * scale
+        if has_scales:
+            rotate_row(of_row, of_row)
+            find_scale(of_row, MOST_STEPS, query_scales[row : row + 1])
+            unit = query_scales[row]  # a local, so that the loop is one of vectors
+            total = np.int32(0)
+            for d in range(head_dim):
+                step = np.rint(of_row[d] / unit)
+                of_row[d] = step
+                total += np.int32(step)
+            offsets[row] = -KEY_OFFSET * total
+            query_scales[row] = unit / np.float32(block_of(head_dim))
+    _pack_queries(kv, floats, queries, num_rows * padded_dim)
+
+
+@numba.njit(nogil=True)
+def _attend(
+    kv: _Array,
+    scales: _Array,
+    of_head: tuple[int, int, int, int, int],
     task: _Array,
     pages: _Array,
     keys_end: int,
-    scale: np.float32,
     window: int,
-    lanes: _Array,
-    operand_terms: int,
-    terms: int,
+    padded_dim: int,
+    memory: tuple[_Array, ...],
     sums: _Array,
     peak: _Array,
     total: _Array,
@@ -95,48 +162,22 @@ def _attend(
     """One task: attends its keys. Writes sums [rows * padded_dim], peak and total [rows].
 
     Args:
+        of_head: see `_locate`.
         pages: of the row.
         keys_end: end of the keys that the thread attends next; their beginning is prefetched.
-        lanes: an empty array of the lanes' type.
-        operand_terms: elements of a lane.
-        terms: elements that lie together in the pages.
+        memory: with the task's queries ready.
     """
-    first_row, num_rows, position = task[2], task[3], task[4]
-    key_start, key_end, first_query, phase = task[5], task[6], task[7], task[8]
-    head_dim = q.shape[2]
-    group = q.shape[1] // num_kv_heads
-    padded_dim = head_dim + -head_dim % (MAX_TERMS * LANES)
+    _, queries, query_scales, offsets, newest, first, end, scores, weights, weight_scales, shrink, at, next_at = memory
+    num_rows, key_start, key_end, phase = task[3], task[5], task[6], task[8]
+    page_size, num_kv_heads, _, head_dim, terms = of_head
     num_lanes, stride, value_stride = head_dim // terms, page_size * terms, head_dim * terms
-    at, next_at = np.empty(3 * NUM_KEY_VECTORS, np.int64), np.empty(3 * NUM_KEY_VECTORS, np.int64)
-    of_head = page_size, num_kv_heads, head, head_dim, terms
     _locate(pages, key_start, key_end, of_head, at)
     _prefetch(kv, at, stride, value_stride, num_lanes)
-
-    floats = np.zeros(num_rows * padded_dim, np.float32)
-    for row in range(num_rows):
-        query, query_head = first_query + (first_row + row) // group, head * group + (first_row + row) % group
-        for d in range(head_dim):
-            floats[row * padded_dim + d] = q[query, query_head, d] * scale
-    query_scales = np.ones(num_rows, np.float32)
-    if scales.shape[0] > 0:
-        most_steps = min(MOST_WEIGHT_STEPS, (2**31 - 1) // (MOST_STEPS * head_dim))
-        for row in range(num_rows):
-            of_row = floats[row * padded_dim : (row + 1) * padded_dim]
-            find_scale(of_row, most_steps, query_scales[row : row + 1])
-            inverse = np.float32(1) / query_scales[row]
-            for d in range(head_dim):
-                of_row[d] *= inverse
-    queries = np.empty(num_rows * padded_dim // operand_terms, lanes.dtype)
-    _pack_queries(kv, floats, queries, num_rows * padded_dim)
-
     for row in range(num_rows):
         peak[row] = _NO_SCORE
         total[row] = 0
     for place in range(num_rows * padded_dim):
         sums[place] = 0
-    scores = np.empty(num_rows * KEY_BLOCK, np.float32)
-    weights = np.empty(num_rows * KEY_BLOCK // operand_terms, lanes.dtype)
-    shrink, weight_scales = np.empty(num_rows, np.float32), np.empty(num_rows, np.float32)
     many = head_dim - head_dim % (_MANY_VECTORS * LANES)
     whole = head_dim - head_dim % LANES
     to_values = num_kv_heads * page_size
@@ -149,14 +190,13 @@ def _attend(
         block = kv, at, stride, value_stride
         for row in range(0, num_rows, ROWS_AT_ONCE):
             count, fetches = min(ROWS_AT_ONCE, num_rows - row), next_key < keys_end and row == 0
-            _scores(scores, *block, next_at, queries, query_scales, row, count, num_lanes, padded_dim, fetches)
-        for row in range(num_rows):
-            newest = position + (first_row + row) // group
-            first = min(max(0, newest - window + 1 - first_key), num_keys)
-            end = max(first, min(num_keys, newest + 1 - first_key))
-            _softmax(scores, *block, weights, weight_scales, row, first, end, scales, to_values, peak, total, shrink)
-        for row in range(0, num_rows, ROWS_AT_ONCE):
-            count, fetches = min(ROWS_AT_ONCE, num_rows - row), next_key < keys_end and row == 0
+            of_queries = queries, query_scales, offsets
+            _scores(scores, *block, next_at, *of_queries, row, count, num_lanes, padded_dim, fetches)
+            for some in range(row, row + count):
+                first[some] = min(max(0, newest[some] - window + 1 - first_key), num_keys)
+                end[some] = max(first[some], min(num_keys, newest[some] + 1 - first_key))
+            seen = row, count, first, end
+            _softmax(scores, *block, weights, weight_scales, *seen, scales, to_values, peak, total, shrink)
             of_rows = sums, kv, at, stride, value_stride, next_at, shrink, weights, weight_scales, row, count
             for d in range(0, many, _MANY_VECTORS * LANES):
                 _values(*of_rows, d, padded_dim, num_keys, fetches)
@@ -207,7 +247,12 @@ def append_and_attend(
 ) -> None:
     """Writes new keys and values into their pages, attends all units, and merges the results of divided tiles.
 
-    See `attention._Work` for the arrays of the plan, `_attend` for lanes and terms; `kv` and `scales` are flat.
+    See `attention._Work` for the arrays of the plan; `kv` and `scales` are flat.
+
+    Args:
+        lanes: an empty array of the lanes' type.
+        operand_terms: elements of a lane.
+        terms: elements that lie together in the pages.
     """
     num_kv_heads, head_dim = k.shape[1], k.shape[2]
     group = q.shape[1] // num_kv_heads
@@ -220,18 +265,21 @@ def append_and_attend(
         for vector in numba.prange(num_vectors):
             _append(k, v, kv, scales, slots, page_size, vector, terms)
 
+    most_rows = 0
+    for place in range(tasks.shape[0]):
+        most_rows = max(most_rows, tasks[place, 3])
     for thread in numba.prange(thread_indptr.shape[0] - 1):
+        memory = _new_memory(most_rows, padded_dim, lanes, operand_terms)
+        whole, split = _new_result(most_rows, padded_dim), _new_result(most_rows, padded_dim)
         for number in range(thread_indptr[thread], thread_indptr[thread + 1]):
             first, end, result, head = units[number, 0], units[number, 1], units[number, 2], units[number, 3]
-            num_rows = tasks[first, 3]
             pages = page_ids[page_indptr[tasks[first, 0]] :]
-            whole = (
-                np.empty(num_rows * padded_dim, np.float32),
-                np.empty(num_rows, np.float32),
-                np.empty(num_rows, np.float32),
-            )
-            split = np.empty_like(whole[0]), np.empty_like(whole[1]), np.empty_like(whole[2])
+            of_head = page_size, num_kv_heads, head, head_dim, terms
             for place in range(first, end):
+                task = tasks[place]
+                # Keys of moved sinks are seen by the rotated queries, other keys by the queries as they are.
+                if place == first or task[7] != tasks[place - 1, 7]:
+                    _ready_queries(q, kv, num_kv_heads, head, task, scale, scales.shape[0] > 0, padded_dim, memory)
                 if result >= 0:
                     index = result + place - first
                     target = sums[head, index], peaks[head, index], totals[head, index]
@@ -239,12 +287,9 @@ def append_and_attend(
                     target = whole
                 else:
                     target = split
-                task = tasks[place]
-                of_model = q, kv, scales, num_kv_heads, page_size, head
-                how = scale, window, lanes, operand_terms, terms
-                _attend(*of_model, task, pages, tasks[end - 1, 6], *how, *target)
+                _attend(kv, scales, of_head, task, pages, tasks[end - 1, 6], window, padded_dim, memory, *target)
                 if result < 0 and place > first:
-                    for row in range(num_rows):
+                    for row in range(task[3]):
                         _merge(*whole, *split, row, padded_dim)
             if result < 0:
                 _write_out(tasks[first], head, group, padded_dim, whole[0], whole[2], out)
@@ -272,6 +317,11 @@ def _append(
     page, offset = slots[token] // page_size, slots[token] % page_size
     keys, values = 2 * page * num_kv_heads + head, (2 * page + 1) * num_kv_heads + head
     at = keys * page_size * head_dim + offset * terms
-    _pack_key(kv, scales, at, keys * page_size + offset, k, vector * head_dim, head_dim, page_size * terms)
+    if scales.shape[0] > 0:
+        key = np.empty(head_dim, np.float32)
+        rotate_row(k[token, head], key)
+        _pack_key(kv, scales, at, keys * page_size + offset, key, 0, head_dim, page_size * terms)
+    else:
+        _pack_key(kv, scales, at, keys * page_size + offset, k, vector * head_dim, head_dim, page_size * terms)
     at = values * page_size * head_dim + offset // terms * terms * head_dim + offset % terms
     _pack_value(kv, scales, at, values * page_size + offset, v, vector * head_dim, head_dim, terms)

@@ -1,16 +1,18 @@
 """How native attention multiplies pages of each type.
 
-A *lane* has 32 bits: a float, or a pair of elements. An instruction multiplies the two elements of a lane with those of
-another and adds both products to the lane's sum, which reads half the bytes and does twice the work of a float's
-multiply-add.
+A *lane* has 32 bits: a float, a pair of elements, or four. An instruction multiplies the elements of a lane with those
+of another and adds all products to the lane's sum, which reads a half or a quarter of the bytes and does twice or four
+times the work of a float's multiply-add.
 
 * Pages in float32 are multiplied as floats.
 * Pages in bfloat16 are multiplied as pairs of bfloat16 on a CPU with AVX512-BF16: queries and weights are rounded to
   bfloat16, sums are floats. On other CPUs they are multiplied as floats.
-* Pages in int8 are multiplied as pairs of 16-bit integers, which every x86 CPU can: queries and weights are rounded to
-  16-bit integers times a scale of their row, sums are exact.
+* Pages in int8 are multiplied as integers: queries are rounded to 8 bits times a scale of their row, weights to 8 bits
+  without a sign times a scale of their row and block (as in SageAttention: Zhang et al., 2024), sums are exact. With VNNI
+  four bytes are multiplied at once, of which one factor has no sign: `KEY_OFFSET` is added to keys, and what that adds
+  to a row's scores is taken off. Other x86 CPUs multiply pairs of 16-bit integers.
 
-The type is known when code is generated: arrays of floats are float32, those of pairs int32, a lane each.
+The type is known when code is generated: arrays of floats are float32, those of pairs or fours int32, a lane each.
 """
 
 from __future__ import annotations
@@ -20,18 +22,33 @@ from llvmlite import ir
 from numba.core import cgutils
 from numpy.typing import NDArray
 
-from microturn.model.cpu.vectors import CPU_FEATURES, HAS_AVX512, LANES, Values, add_products, broadcast, multiply_add
+from microturn.model.cpu.vectors import (
+    CPU_FEATURES,
+    HAS_AVX512,
+    HAS_VNNI,
+    LANES,
+    Values,
+    add_products,
+    add_products_of_bytes,
+    broadcast,
+    multiply_add,
+    nearest_ints,
+)
 
-MAX_TERMS = 2
+MAX_TERMS = 4
 HAS_BFLOAT16 = HAS_AVX512 and "+avx512bf16" in CPU_FEATURES
 
-# The largest integer of a weight: no sum over a block of keys exceeds 32 bits. Also of a query, unless heads are huge.
-MOST_WEIGHT_STEPS = 2**15 - 1
+# The largest integer of a weight.
+MOST_WEIGHT_STEPS = 2**8 - 1
+
+# Added to integers of keys, which have no sign then.
+KEY_OFFSET = 128 if HAS_VNNI else 0
 
 _FLOAT, _INT32, _INT16, _INT8 = ir.FloatType(), ir.IntType(32), ir.IntType(16), ir.IntType(8)
 _FLOATS, _INTS = ir.VectorType(_FLOAT, LANES), ir.VectorType(_INT32, LANES)
-_HALVES, _WIDE = ir.VectorType(_INT16, 2 * LANES), ir.VectorType(_INT32, 2 * LANES)
+_HALVES, _BYTES = ir.VectorType(_INT16, 2 * LANES), ir.VectorType(_INT8, 4 * LANES)
 _SIXTEEN, _UPPER_HALF, _LOWER_HALF = (_INTS([value] * LANES) for value in (16, 0xFFFF0000, 0xFFFF))
+_BYTE_BITS = _HALVES([8] * 2 * LANES)
 
 
 # llvmlite is untyped.
@@ -58,27 +75,37 @@ class Operands:
         page_terms: elements that lie together in a panel; see `kv.page_layout`.
         terms: elements of a lane.
         zeros: of the sums of LANES lanes.
+        are_integers: whether products are of integers, of which a weight of 0 takes off whatever memory holds.
     """
 
     page_terms = 1
     terms = 1
     zeros = _FLOATS([0.0] * LANES)
+    are_integers = False
 
-    def of_pages(self, b: ir.IRBuilder, elements: ir.Value) -> Values:
-        """A vector of a panel's elements, LANES times `page_terms`, as vectors of lanes: of each term, or of pairs."""
+    def of_keys(self, b: ir.IRBuilder, elements: ir.Value) -> Values:
+        """A vector of a panel's elements, LANES times `page_terms`, as vectors of lanes: of each term, or of several."""
         return [elements]
+
+    def of_values(self, b: ir.IRBuilder, elements: ir.Value) -> Values:
+        """The same, for values."""
+        return self.of_keys(b, elements)
 
     def of_floats(self, b: ir.IRBuilder, vectors: Values) -> Values:
         """Consecutive floats, a multiple of MAX_TERMS vectors, as vectors of lanes."""
         return vectors
 
     def first_terms(self, b: ir.IRBuilder, operands: Values) -> Values:
-        """What `of_pages` made without the second of each two terms."""
+        """What `of_values` made without the second of each two terms."""
         return operands[:1]
 
-    def add(self, b: ir.IRBuilder, x: ir.Value, y: ir.Value, total: ir.Value) -> ir.Value:
-        """Total + x * y in each lane."""
-        return multiply_add(b, x, y, total)
+    def add_keys(self, b: ir.IRBuilder, query: ir.Value, key: ir.Value, total: ir.Value) -> ir.Value:
+        """Total + query * key in each lane."""
+        return multiply_add(b, query, key, total)
+
+    def add_values(self, b: ir.IRBuilder, weight: ir.Value, value: ir.Value, total: ir.Value) -> ir.Value:
+        """Total + weight * value in each lane."""
+        return self.add_keys(b, weight, value, total)
 
     def floats(self, b: ir.IRBuilder, sums: ir.Value, scale: ir.Value) -> ir.Value:
         """Sums as floats, times the scale of their row's integers."""
@@ -90,7 +117,7 @@ class _BFloat16AsFloats(Operands):
 
     page_terms = 2
 
-    def of_pages(self, b: ir.IRBuilder, elements: ir.Value) -> Values:
+    def of_keys(self, b: ir.IRBuilder, elements: ir.Value) -> Values:
         lanes = b.bitcast(elements, _INTS)
         return [b.bitcast(part, _FLOATS) for part in (b.shl(lanes, _SIXTEEN), b.and_(lanes, _UPPER_HALF))]
 
@@ -100,7 +127,7 @@ class _BFloat16Pairs(Operands):
 
     page_terms = terms = 2
 
-    def of_pages(self, b: ir.IRBuilder, elements: ir.Value) -> Values:
+    def of_keys(self, b: ir.IRBuilder, elements: ir.Value) -> Values:
         return [b.bitcast(elements, _INTS)]
 
     def of_floats(self, b: ir.IRBuilder, vectors: Values) -> Values:
@@ -112,42 +139,87 @@ class _BFloat16Pairs(Operands):
     def first_terms(self, b: ir.IRBuilder, operands: Values) -> Values:
         return [b.and_(operands[0], _LOWER_HALF)]
 
-    def add(self, b: ir.IRBuilder, x: ir.Value, y: ir.Value, total: ir.Value) -> ir.Value:
+    def add_keys(self, b: ir.IRBuilder, query: ir.Value, key: ir.Value, total: ir.Value) -> ir.Value:
         kind = ir.FunctionType(_FLOATS, [_FLOATS, _PAIRS, _PAIRS])
         dot = cgutils.get_or_insert_function(b.module, kind, "llvm.x86.avx512bf16.dpbf16ps.512")
-        return b.call(dot, [total, b.bitcast(x, _PAIRS), b.bitcast(y, _PAIRS)])
+        return b.call(dot, [total, b.bitcast(query, _PAIRS), b.bitcast(key, _PAIRS)])
 
 
-class _IntegerPairs(_BFloat16Pairs):
-    """Pages in int8, as pairs of 16-bit integers."""
+class _Bytes(Operands):
+    """Pages in int8, by four bytes."""
 
+    page_terms = terms = 4
     zeros = _INTS([0] * LANES)
+    are_integers = True
 
-    def of_pages(self, b: ir.IRBuilder, elements: ir.Value) -> Values:
-        return [b.bitcast(b.sext(elements, _HALVES), _INTS)]
+    def of_keys(self, b: ir.IRBuilder, elements: ir.Value) -> Values:
+        return [b.bitcast(b.xor(elements, _BYTES([KEY_OFFSET] * 4 * LANES)), _INTS)]
+
+    def of_values(self, b: ir.IRBuilder, elements: ir.Value) -> Values:
+        return [b.bitcast(elements, _INTS)]
 
     def of_floats(self, b: ir.IRBuilder, vectors: Values) -> Values:
         """Floats that are integers, but for a fraction that is rounded."""
-        round_all = cgutils.get_or_insert_function(
-            b.module, ir.FunctionType(_FLOATS, [_FLOATS]), f"llvm.rint.v{LANES}f32"
-        )
-        ints = [b.fptosi(b.call(round_all, [vector]), _INTS) for vector in vectors]
-        lanes = list(range(2 * LANES))
-        both = [b.shuffle_vector(*two, _WIDE(lanes)) for two in zip(ints[::2], ints[1::2], strict=True)]
-        return [b.bitcast(b.trunc(vector, _HALVES), _INTS) for vector in both]
+        return [b.bitcast(b.trunc(four, _BYTES), _INTS) for four in _fours(b, vectors)]
 
-    def add(self, b: ir.IRBuilder, x: ir.Value, y: ir.Value, total: ir.Value) -> ir.Value:
-        return add_products(b, b.bitcast(x, _HALVES), b.bitcast(y, _HALVES), total)
+    def add_keys(self, b: ir.IRBuilder, query: ir.Value, key: ir.Value, total: ir.Value) -> ir.Value:
+        return add_products_of_bytes(b, b.bitcast(key, _BYTES), b.bitcast(query, _BYTES), total)
+
+    def add_values(self, b: ir.IRBuilder, weight: ir.Value, value: ir.Value, total: ir.Value) -> ir.Value:
+        return add_products_of_bytes(b, b.bitcast(weight, _BYTES), b.bitcast(value, _BYTES), total)
 
     def floats(self, b: ir.IRBuilder, sums: ir.Value, scale: ir.Value) -> ir.Value:
         return b.fmul(b.sitofp(sums, _FLOATS), scale)
+
+
+class _BytesAsPairs(_Bytes):
+    """Pages in int8, as pairs of 16-bit integers: of each lane bytes 0 and 2, then bytes 1 and 3."""
+
+    terms = 2
+
+    def of_keys(self, b: ir.IRBuilder, elements: ir.Value) -> Values:
+        both = b.bitcast(elements, _HALVES)
+        return [b.bitcast(b.ashr(half, _BYTE_BITS), _INTS) for half in (b.shl(both, _BYTE_BITS), both)]
+
+    def of_values(self, b: ir.IRBuilder, elements: ir.Value) -> Values:
+        return self.of_keys(b, elements)
+
+    def of_floats(self, b: ir.IRBuilder, vectors: Values) -> Values:
+        result = []
+        for four in _fours(b, vectors):
+            narrow = b.trunc(four, ir.VectorType(_INT16, 4 * LANES))
+            for part in range(2):
+                order = [2 * LANES * part + 4 * lane + byte for lane in range(LANES // 2) for byte in (0, 2, 1, 3)]
+                half = b.shuffle_vector(narrow, narrow.type(ir.Undefined), ir.VectorType(_INT32, 2 * LANES)(order))
+                result.append(b.bitcast(half, _INTS))
+        return result
+
+    def add_keys(self, b: ir.IRBuilder, query: ir.Value, key: ir.Value, total: ir.Value) -> ir.Value:
+        return add_products(b, b.bitcast(query, _HALVES), b.bitcast(key, _HALVES), total)
+
+    def add_values(self, b: ir.IRBuilder, weight: ir.Value, value: ir.Value, total: ir.Value) -> ir.Value:
+        return self.add_keys(b, weight, value, total)
+
+
+def _fours(b: ir.IRBuilder, vectors: Values) -> Values:
+    """Floats, rounded to int32, four vectors as one."""
+    ints = [nearest_ints(b, vector) for vector in vectors]
+    return [_joined(b, ints[first : first + 4]) for first in range(0, len(ints), 4)]
+
+
+def _joined(b: ir.IRBuilder, vectors: Values) -> ir.Value:
+    """Vectors one behind another."""
+    while len(vectors) > 1:
+        lanes = ir.VectorType(_INT32, 2 * vectors[0].type.count)(list(range(2 * vectors[0].type.count)))
+        vectors = [b.shuffle_vector(*two, lanes) for two in zip(vectors[::2], vectors[1::2], strict=True)]
+    return vectors[0]
 
 
 def operands_of(pages: ir.Value) -> Operands:
     """How pages are multiplied: float32, bfloat16 as the int16 of its bits, or int8."""
     kind = pages.type.pointee
     if kind == _INT8:
-        return _IntegerPairs()
+        return _Bytes() if HAS_VNNI else _BytesAsPairs()
     if kind == _INT16:
         return _BFloat16Pairs() if HAS_BFLOAT16 else _BFloat16AsFloats()
     assert isinstance(kind, ir.FloatType), f"pages of {kind}"
@@ -156,8 +228,10 @@ def operands_of(pages: ir.Value) -> Operands:
 
 def lanes_of(pages: NDArray[np.generic]) -> tuple[NDArray[np.generic], int]:
     """An empty array of the type of lanes in which pages are multiplied, and how many elements a lane has."""
-    if pages.dtype == np.int8 or (pages.dtype == np.int16 and HAS_BFLOAT16):
-        return np.empty(0, np.int32), MAX_TERMS
+    if pages.dtype == np.int8:
+        return np.empty(0, np.int32), 4 if HAS_VNNI else 2
+    if pages.dtype == np.int16 and HAS_BFLOAT16:
+        return np.empty(0, np.int32), 2
     return np.empty(0, np.float32), 1
 
 

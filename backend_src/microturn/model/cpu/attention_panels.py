@@ -1,8 +1,8 @@
 """Keys and values as native attention reads them: from the panels of their pages (see `kv.page_layout`), in place.
 
 A *vector of keys* has LANES neighbouring keys of a page. Its lanes lie `stride` elements apart: the first element, or
-pair of elements, of all of them, then the next. Values are read by *places*: one token, or two whose elements lie in
-pairs. So a panel is read from its beginning to its end, while what is needed next is prefetched.
+pair or four of elements, of all of them, then the next. Values are read by *places*: as many tokens as have elements
+that lie together. So a panel is read from its beginning to its end, while what is needed next is prefetched.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def prefetch() -> Any:
 
 
 def pack_queries() -> Any:
-    """Makes ``(pages, floats, lanes, num_floats)``: a multiple of LANES * 2 floats as operands of such pages."""
+    """Makes ``(pages, floats, lanes, num_floats)``: a multiple of LANES * MAX_TERMS floats as operands of such pages."""
 
     def emit(b: ir.IRBuilder, pages: ir.Value, floats: ir.Value, lanes: ir.Value, num_floats: ir.Value) -> None:
         of = operands_of(pages)

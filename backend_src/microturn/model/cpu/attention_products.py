@@ -8,18 +8,20 @@ Every row has sums of its own, added in an order that depends on nothing but the
 has the same bits, however many rows are computed beside it. Keys that a row does not see have a weight of exactly 0,
 and change no bit either.
 
-Arrays: ``queries`` [rows, lanes of a head], ``scores`` float32 [rows, KEY_BLOCK], ``weights`` [rows, KEY_BLOCK or its
-pairs] and ``sums`` float32 [rows, padded_dim]; blocks are as in `attention_panels`.
+Arrays: ``queries`` [rows, lanes of a head] and ``sums`` float32 [rows, padded_dim] of all rows; of those at hand,
+``scores`` float32 [ROWS_AT_ONCE, KEY_BLOCK] and ``weights`` [ROWS_AT_ONCE, lanes of KEY_BLOCK]. Blocks are as in
+`attention_panels`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
 
 from microturn.kv.quantization import LEAST_SCALE
-from microturn.model.cpu.attention_operands import MOST_WEIGHT_STEPS, Operands, operands_of, repeated
+from microturn.model.cpu.attention_operands import MOST_WEIGHT_STEPS, operands_of, repeated
 from microturn.model.cpu.attention_panels import KEY_BLOCK, NUM_KEY_VECTORS, Block
 from microturn.model.cpu.vectors import (
     HAS_AVX512,
@@ -46,23 +48,29 @@ from microturn.model.cpu.vectors import (
 ROWS_AT_ONCE = 4 if HAS_AVX512 else 3
 _VECTORS_AT_ONCE = 4
 
+# Rows whose softmax is computed at once: their scores fill half of the registers.
+_SOFTMAX_ROWS = 4 if HAS_AVX512 else 1
+
 # A masked score is so far below the initial peak that its weight is 0 even if all keys so far are masked.
 _MASKED = -3e38
 NO_SCORE = -1e30
 
 _FLOAT = ir.FloatType()
 
+_Add = Callable[[ir.IRBuilder, ir.Value, ir.Value, ir.Value], ir.Value]
+
 
 def scores() -> Any:
-    """Makes ``(scores, *block, next_at, queries, query_scales, row, num_rows, num_lanes, padded_dim, fetches)``.
+    """Makes ``(scores, *block, next_at, queries, query_scales, offsets, row, num_rows, num_lanes, padded_dim, fetches)``.
 
-    For up to ROWS_AT_ONCE rows: ``scores[row, key] = sum over elements of queries[row, element] * keys[element, key]``.
-    `query_scales` [rows] are of integers. Where `fetches` is not 0, the keys at `next_at` are prefetched.
+    For up to ROWS_AT_ONCE rows, ``scores[index, key]`` is the sum over elements of ``queries[row + index, element] *
+    keys[element, key]``. `query_scales` and `offsets` [rows] are of integers: the latter are where their sums begin. Where `fetches` is not 0,
+    the keys at `next_at` are prefetched.
     """
 
     def emit(b: ir.IRBuilder, scores: ir.Value, *args: ir.Value) -> None:
         block, ahead = Block(*args[:4]), Block(*args[:4])._replace(at=args[4])
-        queries, query_scales, row, num_rows, num_lanes, padded_dim, fetches = args[5:]
+        queries, query_scales, offsets, row, num_rows, num_lanes, padded_dim, fetches = args[5:]
         of = operands_of(block.pages)
         num_vectors_of_lane = of.page_terms // of.terms
         row_len = b.udiv(padded_dim, INT(of.terms))
@@ -70,6 +78,10 @@ def scores() -> Any:
         def emit_rows(count: int) -> None:
             rows = [b.add(row, INT(index)) for index in range(count)]
             starts = [b.gep(queries, [b.mul(number, row_len)]) for number in rows]
+
+            def first_sums(number: ir.Value) -> ir.Value:
+                return in_all_lanes(b, b.gep(offsets, [number])) if of.are_integers else of.zeros
+
             for first in range(0, NUM_KEY_VECTORS, _VECTORS_AT_ONCE):
                 vectors = range(first, first + _VECTORS_AT_ONCE)
 
@@ -78,18 +90,18 @@ def scores() -> Any:
                         with b.if_then(b.icmp_signed("!=", fetches, INT(0))):
                             ahead.fetch_keys(b, lane)
                     given = [load_vector(b, block.key_address(b, at, lane), LANES * of.page_terms) for at in vectors]
-                    columns = zip(*(of.of_pages(b, elements) for elements in given), strict=True)
+                    columns = zip(*(of.of_keys(b, elements) for elements in given), strict=True)
                     for number, column in enumerate(columns):
                         at = b.add(b.mul(lane, INT(num_vectors_of_lane)), INT(number))
                         factors = [repeated(b, b.gep(start, [at])) for start in starts]
-                        sums = _add_all(b, of, factors, list(column), sums)
+                        sums = _add_all(b, of.add_keys, factors, list(column), sums)
                     return sums
 
-                zeros = [of.zeros] * (count * len(vectors))
-                sums = iter(loop(b, num_lanes, zeros, add, fills_registers=True))
-                for number in rows:
+                initial = [first_sums(number) for number in rows for _ in vectors]
+                sums = iter(loop(b, num_lanes, initial, add, fills_registers=True))
+                for index, number in enumerate(rows):
                     scale = in_all_lanes(b, b.gep(query_scales, [number]))
-                    to = b.gep(scores, [b.mul(number, INT(KEY_BLOCK))])
+                    to = b.gep(scores, [INT(index * KEY_BLOCK)])
                     for vector in vectors:
                         store_vector(b, of.floats(b, next(sums), scale), b.gep(to, [INT(vector * LANES)]))
 
@@ -99,24 +111,22 @@ def scores() -> Any:
 
 
 def softmax() -> Any:
-    """Makes ``(scores, *block, weights, weight_scales, row, first, end, scales, to_values, peak, total, shrink)``.
+    """Makes ``(scores, *block, weights, weight_scales, row, num_rows, first, end, scales, to_values, peak, total, …)``.
 
-    A step of the online softmax, to the base 2. Raises ``peak[row]`` to the highest score of the keys from `first` up
-    to `end`, writes their weights relative to it and adds them to ``total[row]``; earlier sums are to be multiplied by
-    ``shrink[row]``. The other keys have a weight of 0. Pages in int8 have `scales`, those of values `to_values` behind
-    those of keys: the latter belong to the scores, the former to the weights, which are written as integers times
-    ``weight_scales[row]``.
+    The last argument is `shrink`. A step of the online softmax, to the base 2, for up to ROWS_AT_ONCE rows. Raises
+    ``peak[row]`` to the highest score of the keys from ``first[row]`` up to ``end[row]``, writes their weights relative
+    to it and adds them to ``total[row]``; earlier sums are to be multiplied by ``shrink[row]``. The other keys have a
+    weight of 0. Scores and weights are those of these rows, from index 0 on. Pages in int8 have `scales`, those of values `to_values` behind those of keys: the latter belong to the
+    scores, the former to the weights, which are written as integers times ``weight_scales[row]``.
     """
 
     def emit(b: ir.IRBuilder, scores: ir.Value, *args: ir.Value) -> None:
         block = Block(*args[:4])
-        weights, weight_scales, row, first, end, scales, to_values, peak, total, shrink = args[4:]
-        are_integers = block.pages.type.pointee == ir.IntType(8)
+        weights, weight_scales, row, num_rows, first, end, scales, to_values, peak, total, shrink = args[4:]
         of = operands_of(block.pages)
-        start = b.gep(scores, [b.mul(row, INT(KEY_BLOCK))])
 
         def scaled(vectors: Values, offset: ir.Value) -> Values:
-            if not are_integers:
+            if not of.are_integers:
                 return vectors
             return [b.fmul(x, block.scales_of(b, scales, index, offset)) for index, x in enumerate(vectors)]
 
@@ -126,33 +136,65 @@ def softmax() -> Any:
                 top = maximum(b, x, top)
             return fold(b, top, 1, lambda x, y: maximum(b, x, y))
 
-        given = [load_vector(b, b.gep(start, [INT(index * LANES)]), LANES) for index in range(NUM_KEY_VECTORS)]
-        visible = [lanes_within(b, first, end, index * LANES) for index in range(NUM_KEY_VECTORS)]
-        given = [b.select(see, x, splat(_MASKED)) for see, x in zip(visible, scaled(given, INT(0)), strict=True)]
-        old_peak = in_all_lanes(b, b.gep(peak, [row]))
-        top = maximum(b, highest(given), old_peak)
-        factor = exp2(b, b.fsub(old_peak, top))
-        results = [exp2(b, b.fsub(x, top)) for x in given]
-        added = results[0]
-        for x in results[1:]:
-            added = b.fadd(added, x)
-        added = fold(b, added, 1, b.fadd)
-        old_total = in_all_lanes(b, b.gep(total, [row]))
-        for array, value in ((peak, top), (shrink, factor), (total, multiply_add(b, old_total, factor, added))):
-            b.store(b.extract_element(value, INT(0)), b.gep(array, [row]))
+        def summed(vectors: Values) -> ir.Value:
+            added = vectors[0]
+            for x in vectors[1:]:
+                added = b.fadd(added, x)
+            return fold(b, added, 1, b.fadd)
 
-        if are_integers:
-            # Only what the row sees may decide on its scale: the others' weights are 0, whatever their scales are.
-            results = [b.select(see, x, splat(0.0)) for see, x in zip(visible, scaled(results, to_values), strict=True)]
-            # A row that sees nothing here has weights of 0: their scale is such that its inverse is finite.
-            largest = maximum(b, highest(results), splat(MOST_WEIGHT_STEPS * LEAST_SCALE))
-            steps = b.fdiv(splat(MOST_WEIGHT_STEPS), largest)
-            results = [b.fmul(x, steps) for x in results]
-            scale = b.fmul(largest, splat(1 / MOST_WEIGHT_STEPS))
-            b.store(b.extract_element(scale, INT(0)), b.gep(weight_scales, [row]))
-        to = b.gep(weights, [b.mul(row, INT(KEY_BLOCK // of.terms))])
-        for index, vector in enumerate(of.of_floats(b, results)):
-            store_vector(b, vector, b.gep(to, [INT(index * LANES)]))
+        def scores_of(index: int) -> Values:
+            start = b.gep(scores, [INT(index * KEY_BLOCK)])
+            given = [load_vector(b, b.gep(start, [INT(vector * LANES)]), LANES) for vector in range(NUM_KEY_VECTORS)]
+            return scaled(given, INT(0))
+
+        def visible_to(number: ir.Value) -> Values:
+            bounds = [b.load(b.gep(array, [number])) for array in (first, end)]
+            return [lanes_within(b, *bounds, index * LANES) for index in range(NUM_KEY_VECTORS)]
+
+        def chosen(masks: Values, vectors: Values, otherwise: float) -> Values:
+            return [b.select(mask, x, splat(otherwise)) for mask, x in zip(masks, vectors, strict=True)]
+
+        def store(value: ir.Value, array: ir.Value, number: ir.Value) -> None:
+            b.store(b.extract_element(value, INT(0)), b.gep(array, [number]))
+
+        def emit_rows(indices: Sequence[int]) -> None:
+            """Each step for all rows, before the next one: a row's steps wait for each other."""
+            rows = [b.add(row, INT(index)) for index in indices]
+            masks = [visible_to(number) for number in rows]
+            given = [chosen(*of_row, _MASKED) for of_row in zip(masks, map(scores_of, indices), strict=True)]
+            old_peaks = [in_all_lanes(b, b.gep(peak, [number])) for number in rows]
+            tops = [maximum(b, highest(x), old) for x, old in zip(given, old_peaks, strict=True)]
+            factors = [exp2(b, b.fsub(old, top)) for old, top in zip(old_peaks, tops, strict=True)]
+            results = [[exp2(b, b.fsub(x, top)) for x in of_row] for of_row, top in zip(given, tops, strict=True)]
+            sums = [summed(of_row) for of_row in results]
+            for number, top, factor, added in zip(rows, tops, factors, sums, strict=True):
+                old_total = in_all_lanes(b, b.gep(total, [number]))
+                store(top, peak, number)
+                store(factor, shrink, number)
+                store(multiply_add(b, old_total, factor, added), total, number)
+
+            if of.are_integers:
+                # Only what a row sees may decide on its scale: the others' weights are 0, whatever their scales are.
+                results = [
+                    chosen(mask, scaled(of_row, to_values), 0.0) for mask, of_row in zip(masks, results, strict=True)
+                ]
+                # A row that sees nothing here has weights of 0: their scale is such that its inverse is finite.
+                least = splat(MOST_WEIGHT_STEPS * LEAST_SCALE)
+                largest = [maximum(b, highest(of_row), least) for of_row in results]
+                steps = [b.fdiv(splat(MOST_WEIGHT_STEPS), x) for x in largest]
+                results = [[b.fmul(x, by) for x in of_row] for of_row, by in zip(results, steps, strict=True)]
+                for number, x in zip(rows, largest, strict=True):
+                    store(b.fmul(x, splat(1 / MOST_WEIGHT_STEPS)), weight_scales, number)
+            for index, of_row in zip(indices, results, strict=True):
+                to = b.gep(weights, [INT(index * KEY_BLOCK // of.terms)])
+                for number, vector in enumerate(of.of_floats(b, of_row)):
+                    store_vector(b, vector, b.gep(to, [INT(number * LANES)]))
+
+        def emit_count(count: int) -> None:
+            for first_of_some in range(0, count, _SOFTMAX_ROWS):
+                emit_rows(range(first_of_some, min(count, first_of_some + _SOFTMAX_ROWS)))
+
+        for_each_choice(b, num_rows, range(1, ROWS_AT_ONCE + 1), emit_count)
 
     return callable_by_kernels(emit)
 
@@ -161,7 +203,7 @@ def values(num_vectors: int, *, is_part: bool = False) -> Any:
     """Makes ``(sums, *block, next_at, shrink, weights, weight_scales, row, num_rows, first_element, padded_dim, …)``.
 
     The last two arguments are `num_keys` and `fetches`. For up to ROWS_AT_ONCE rows and `num_vectors` vectors of
-    elements from `first_element` on, ``sums[row] = shrink[row] * sums[row] + sum over keys of weights[row, key] *
+    elements from `first_element` on, ``sums[row] = shrink[row] * sums[row] + sum over keys of weights[index, key] *
     values[key]``. Where `fetches` is not 0, the values at `next_at` are prefetched.
 
     Args:
@@ -186,17 +228,17 @@ def values(num_vectors: int, *, is_part: bool = False) -> Any:
             else:
                 starts = [b.gep(start, [INT(index * LANES * terms)]) for index in range(num_vectors)]
                 parts = [load_vector(b, address, LANES * terms) for address in starts]
-            return [of.of_pages(b, part) for part in parts]
+            return [of.of_values(b, part) for part in parts]
 
         def emit_rows(count: int) -> None:
             rows = [b.add(row, INT(index)) for index in range(count)]
-            factors = [b.gep(weights, [b.mul(number, INT(row_len))]) for number in rows]
+            factors = [b.gep(weights, [INT(index * row_len)]) for index in range(count)]
 
             def add_operands(place: ir.Value, operands: list[Values], totals: Values) -> Values:
                 for number, column in enumerate(zip(*operands, strict=True)):
                     index = b.add(b.mul(place, INT(num_vectors_of_place)), INT(number))
                     repeats = [repeated(b, b.gep(factor, [index])) for factor in factors]
-                    totals = _add_all(b, of, repeats, list(column), totals)
+                    totals = _add_all(b, of.add_values, repeats, list(column), totals)
                 return totals
 
             def add(place: ir.Value, totals: Values) -> Values:
@@ -204,11 +246,13 @@ def values(num_vectors: int, *, is_part: bool = False) -> Any:
                     ahead.fetch_values(b, b.add(first_lane, place))
                 return add_operands(place, operands_at(place), totals)
 
-            num_places, totals = b.udiv(num_keys, INT(terms)), [of.zeros] * (count * num_vectors)
+            # Behind the last key a place may have others, which were never written: an integer is taken by a weight of 0.
+            up_to = b.add(num_keys, INT(terms - 1)) if of.are_integers else num_keys
+            num_places, totals = b.udiv(up_to, INT(terms)), [of.zeros] * (count * num_vectors)
             has_places = b.icmp_signed(">", num_places, INT(0))
             totals = choose(b, has_places, totals, lambda old: loop(b, num_places, old, add, fills_registers=True))
-            if terms > 1:
-                # The last key may be the first of two, of which the second was never written.
+            if terms > 1 and not of.are_integers:
+                # A float may be NaN, and is left out.
                 def add_last(totals: Values) -> Values:
                     operands = [of.first_terms(b, part) for part in operands_at(num_places)]
                     return add_operands(num_places, operands, totals)
@@ -257,7 +301,7 @@ def merge() -> Any:
     return callable_by_kernels(emit)
 
 
-def _add_all(b: ir.IRBuilder, of: Operands, factors: Values, vectors: Values, sums: Values) -> Values:
+def _add_all(b: ir.IRBuilder, add: _Add, factors: Values, vectors: Values, sums: Values) -> Values:
     """sums[factor, vector] + factor * vector, for every factor with every vector."""
     products = [(factor, vector) for factor in factors for vector in vectors]
-    return [of.add(b, *product, total) for product, total in zip(products, sums, strict=True)]
+    return [add(b, *product, total) for product, total in zip(products, sums, strict=True)]

@@ -30,12 +30,13 @@ from torch.nn.functional import pad
 
 from microturn.kv.quantization import MOST_STEPS
 from microturn.model.cpu.vectors import (
-    CPU_FEATURES,
     HAS_AVX512,
+    HAS_VNNI,
     INT,
     LANES,
     Values,
     add_products,
+    add_products_of_bytes,
     broadcast,
     callable_by_kernels,
     fetch,
@@ -43,9 +44,6 @@ from microturn.model.cpu.vectors import (
     loop,
     sums_of_neighbours,
 )
-
-# Whether four bytes are multiplied and added at once.
-HAS_VNNI = HAS_AVX512 and "+avx512vnni" in CPU_FEATURES
 
 # The type of the integers of inputs.
 StepType: type[np.signedinteger] = np.int8 if HAS_VNNI else np.int16
@@ -151,11 +149,9 @@ def _repeated_quad(b: ir.IRBuilder, x: ir.Value, at: ir.Value) -> ir.Value:
 
 def _add_products(b: ir.IRBuilder, weights: ir.Value, inputs: ir.Value, sums: ir.Value) -> ir.Value:
     """Adds the products of each lane's neighbours: four with VNNI, otherwise two."""
-    if not HAS_VNNI:
-        return add_products(b, b.zext(weights, _INPUTS), inputs, sums)
-    kind = ir.FunctionType(_SUMS, [_SUMS, _WEIGHTS, _INPUTS])
-    add = cgutils.get_or_insert_function(b.module, kind, f"llvm.x86.avx512.vpdpbusd.{32 * LANES}")
-    return b.call(add, [sums, weights, inputs])
+    if HAS_VNNI:
+        return add_products_of_bytes(b, weights, inputs, sums)
+    return add_products(b, b.zext(weights, _INPUTS), inputs, sums)
 
 
 def _sums_of_outputs(b: ir.IRBuilder, sums: Values) -> ir.Value:

@@ -45,7 +45,9 @@ def load(settings: Settings) -> Loaded:
     checked, weights = _checked(settings, model, layers, layout)
     if weights == "int8":
         release_linears(model)
-    kv_dtype = KV_DTYPES["bfloat16" if settings.kv_dtype == "auto" else settings.kv_dtype]
+    # In panels rounded keys are rotated ones, and integers are multiplied as they are.
+    of_auto = "int8" if layout is PageLayout.PANELS else "bfloat16"
+    kv_dtype = KV_DTYPES[of_auto if settings.kv_dtype == "auto" else settings.kv_dtype]
     groups = LayerGroups.of(layers)
     token_bytes = groups.num_groups * KVTensors.bytes_per_token(groups.slots, kv_dtype)
 

@@ -27,14 +27,20 @@ CPU_FEATURES = frozenset((config.CPU_FEATURES or get_host_cpu_features()).split(
 HAS_AVX512 = "+avx512f" in CPU_FEATURES
 LANES = 16 if HAS_AVX512 else 8
 
+# Whether the products of four neighbouring bytes are added at once; otherwise those of two 16-bit integers are.
+HAS_VNNI = HAS_AVX512 and "+avx512vnni" in CPU_FEATURES
+
 # The target cache of prefetches: 3 is L1, 2 is L2. Intel's L1 can have few outstanding lines, so that L2 is faster
 # there; on AMD's Zen 3 L1 is faster by 5 to 15 %.
 _NEARNESS = 2 if HAS_AVX512 else 3
 
 INT = ir.IntType(64)
-_INT32, _BYTE = ir.IntType(32), ir.IntType(8)
+_INT32, _INT16, _BYTE = ir.IntType(32), ir.IntType(16), ir.IntType(8)
 _VECTOR, _INT_VECTOR = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(_INT32, LANES)
 _UNDEFINED = _VECTOR(ir.Undefined)
+
+# Arguments of AVX-512's functions: no lane is left out, and rounding is as the CPU is set: to nearest, ties to even.
+_ALL_LANES, _CURRENT_ROUNDING = _INT16(-1), _INT32(4)
 
 # Allows fused multiply-add, and nothing else: the order of a sum is as written.
 _FUSED = ("contract",)
@@ -217,6 +223,18 @@ def add_products(b: ir.IRBuilder, x: ir.Value, y: ir.Value, sums: ir.Value) -> i
     return b.add(sums, sums_of_neighbours(b, b.mul(b.sext(x, wide), b.sext(y, wide))))
 
 
+def add_products_of_bytes(b: ir.IRBuilder, unsigned: ir.Value, signed: ir.Value, sums: ir.Value) -> ir.Value:
+    """Adds the products of four neighbouring bytes to the sum of their lane; for CPUs that `HAS_VNNI`.
+
+    Args:
+        unsigned: 4 * LANES bytes; `signed` likewise, which are from -128 on.
+        sums: LANES int32.
+    """
+    kind = ir.FunctionType(_INT_VECTOR, [_INT_VECTOR, unsigned.type, signed.type])
+    add = cgutils.get_or_insert_function(b.module, kind, f"llvm.x86.avx512.vpdpbusd.{32 * LANES}")
+    return b.call(add, [sums, unsigned, signed])
+
+
 def sums_of_neighbours(b: ir.IRBuilder, vector: ir.Value) -> ir.Value:
     """LANES sums of two neighbours of 2 * LANES int32."""
     even, odd = (_INT_VECTOR([2 * lane + place for lane in range(LANES)]) for place in (0, 1))
@@ -230,14 +248,31 @@ def maximum(b: ir.IRBuilder, x: ir.Value, known: ir.Value) -> ir.Value:
 
 
 def exp2(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
-    """2**x for x <= 0: 0 where it would be subnormal, NaN for NaN."""
-    floor = cgutils.get_or_insert_function(b.module, ir.FunctionType(_VECTOR, [_VECTOR]), f"llvm.floor.v{LANES}f32")
-    whole = b.call(floor, [b.fadd(x, splat(0.5))])
+    """2**x for x <= 0: 0 where it would be subnormal, or as good as that; NaN for NaN."""
+    # Behind what is 0 anyway; the whole part of infinity would not be a number.
+    least = splat(2 * _LEAST_EXPONENT)
+    x = b.select(b.fcmp_ordered(">", least, x), least, x)
+    rint = cgutils.get_or_insert_function(b.module, ir.FunctionType(_VECTOR, [_VECTOR]), f"llvm.rint.v{LANES}f32")
+    whole = b.call(rint, [x])
     part = b.fsub(x, whole)
     result = splat(_EXP2[0])
     for coefficient in _EXP2[1:]:
         result = b.fadd(b.fmul(result, part, flags=_FUSED), splat(coefficient), flags=_FUSED)
+    if HAS_AVX512:
+        kind = ir.FunctionType(_VECTOR, [_VECTOR, _VECTOR, _VECTOR, _INT16, _INT32])
+        scale = cgutils.get_or_insert_function(b.module, kind, "llvm.x86.avx512.mask.scalef.ps.512")
+        return b.call(scale, [result, whole, _UNDEFINED, _ALL_LANES, _CURRENT_ROUNDING])
     biased = b.add(b.fptosi(whole, _INT_VECTOR), _INT_VECTOR([_EXPONENT_BIAS] * LANES))
     power = b.bitcast(b.shl(biased, _INT_VECTOR([_MANTISSA_BITS] * LANES)), _VECTOR)
     too_small = b.fcmp_ordered("<", x, splat(_LEAST_EXPONENT))
     return b.select(too_small, splat(0.0), b.fmul(result, power))
+
+
+def nearest_ints(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
+    """A vector's floats as int32, ties to even."""
+    if HAS_AVX512:
+        kind = ir.FunctionType(_INT_VECTOR, [_VECTOR, _INT_VECTOR, _INT16, _INT32])
+        convert = cgutils.get_or_insert_function(b.module, kind, "llvm.x86.avx512.mask.cvtps2dq.512")
+        return b.call(convert, [x, _INT_VECTOR(ir.Undefined), _ALL_LANES, _CURRENT_ROUNDING])
+    rint = cgutils.get_or_insert_function(b.module, ir.FunctionType(_VECTOR, [_VECTOR]), f"llvm.rint.v{LANES}f32")
+    return b.fptosi(b.call(rint, [x]), _INT_VECTOR)
