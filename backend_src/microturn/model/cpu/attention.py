@@ -51,7 +51,7 @@ from microturn.model.cpu.attention_panels import KEY_BLOCK
 from microturn.model.cpu.vectors import LANES
 from microturn.model.paged_step import Int32Array, PagedStep
 
-# Most rows of a tile: with head_dim 64 queries, scores and sums take up to 48 KiB of the L2 cache.
+# Most rows of a tile: with head_dim 64 queries and sums take up to 32 KiB of the L2 cache.
 TILE_ROWS = 64
 
 # Keys of a split: few enough that one session occupies several threads.

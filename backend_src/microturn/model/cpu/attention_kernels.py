@@ -1,7 +1,7 @@
 """The kernels of native attention, compiled by Numba; `attention` describes the algorithm and plans their work.
 
-The arithmetic on a block of keys is in `attention_products`, how it reads pages in `attention_panels`, and how they are
-written in `attention_packing`.
+The arithmetic on a block of keys is in `attention_products` and `attention_softmax`, how it reads pages in
+`attention_panels`, how they are written in `attention_packing`, and how queries are made ready in `attention_queries`.
 
 There is a kernel for each type of pages, compiled at its first call. Loops are written out: an array expression or a
 slice takes Numba up to a second to compile.
@@ -15,15 +15,15 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from microturn.kv.quantization import MOST_STEPS
 from microturn.model.cpu import attention_packing as packing
 from microturn.model.cpu import attention_panels as panels
 from microturn.model.cpu import attention_products as products
-from microturn.model.cpu.attention_operands import KEY_OFFSET, MAX_TERMS
+from microturn.model.cpu import attention_softmax as softmax
+from microturn.model.cpu.attention_operands import MAX_TERMS
 from microturn.model.cpu.attention_panels import KEY_BLOCK, NUM_KEY_VECTORS
-from microturn.model.cpu.attention_products import NO_SCORE, ROWS_AT_ONCE
-from microturn.model.cpu.int8_kernels import find_scale
-from microturn.model.cpu.rotation import block_of, rotate_row
+from microturn.model.cpu.attention_products import ROWS_AT_ONCE
+from microturn.model.cpu.attention_queries import new_memory, new_result, ready_queries
+from microturn.model.cpu.rotation import rotate_row
 from microturn.model.cpu.vectors import LANES
 
 # Up to so many vectors, of tokens times heads, are written by one thread: waking another takes longer.
@@ -31,17 +31,16 @@ _FEW_VECTORS = 32
 
 # Vectors of values that are added at once.
 _MANY_VECTORS = 4
-_NO_SCORE = np.float32(NO_SCORE)
+_NO_SCORE = np.float32(softmax.NO_SCORE)
 
 # The kernels take arrays of Numba's kind; their types are inferred at the first call.
 _Array = NDArray[Any]
 
 _pack_key = packing.pack(together=True)
 _pack_value = packing.pack(together=False)
-_pack_queries = panels.pack_queries()
 _prefetch = panels.prefetch()
 _scores = products.scores()
-_softmax = products.softmax()
+_softmax = softmax.softmax()
 _values = products.values(_MANY_VECTORS)
 _values_rest = products.values(1)
 _values_part = products.values(1, is_part=True)
@@ -71,77 +70,6 @@ def _locate(pages: _Array, first_key: int, end: int, of_head: tuple[int, int, in
         at[vector] = heads * page_size * head_dim + offset * terms
         at[NUM_KEY_VECTORS + vector] = ((heads + num_kv_heads) * page_size + offset) * head_dim
         at[2 * NUM_KEY_VECTORS + vector] = heads * page_size + offset
-
-
-@numba.njit(nogil=True)
-def _new_memory(most_rows: int, padded_dim: int, lanes: _Array, operand_terms: int) -> tuple[_Array, ...]:
-    """What a thread needs for tasks of so many rows: see `_ready_queries` and `_attend`."""
-    return (
-        np.zeros(most_rows * padded_dim, np.float32),
-        np.empty(most_rows * padded_dim // operand_terms, lanes.dtype),
-        np.ones(most_rows, np.float32),
-        np.zeros(most_rows, np.int32),
-        np.empty(most_rows, np.int64),
-        np.empty(most_rows, np.int64),
-        np.empty(most_rows, np.int64),
-        np.empty(ROWS_AT_ONCE * KEY_BLOCK, np.float32),
-        np.empty(ROWS_AT_ONCE * KEY_BLOCK // operand_terms, lanes.dtype),
-        np.empty(most_rows, np.float32),
-        np.empty(most_rows, np.float32),
-        np.empty(3 * NUM_KEY_VECTORS, np.int64),
-        np.empty(3 * NUM_KEY_VECTORS, np.int64),
-    )
-
-
-@numba.njit(nogil=True)
-def _new_result(most_rows: int, padded_dim: int) -> tuple[_Array, _Array, _Array]:
-    """Memory for sums, peaks and totals of so many rows."""
-    return (
-        np.empty(most_rows * padded_dim, np.float32),
-        np.empty(most_rows, np.float32),
-        np.empty(most_rows, np.float32),
-    )
-
-
-@numba.njit(nogil=True)
-def _ready_queries(
-    q: _Array,
-    kv: _Array,
-    num_kv_heads: int,
-    head: int,
-    task: _Array,
-    scale: np.float32,
-    has_scales: bool,
-    padded_dim: int,
-    memory: tuple[_Array, ...],
-) -> None:
-    """Scales the queries of a task's rows and packs them as operands of the pages.
-
-    Writes queries [rows, lanes of padded_dim], their scales [rows], the offsets of their scores [rows], and `newest`
-    [rows], the last key that a row sees. For pages `has_scales`, queries are rotated as keys are, and rounded.
-    """
-    floats, queries, query_scales, offsets, newest = memory[:5]
-    first_row, num_rows, position, first_query = task[2], task[3], task[4], task[7]
-    head_dim = q.shape[2]
-    group = q.shape[1] // num_kv_heads
-    for row in range(num_rows):
-        token, query_head = (first_row + row) // group, head * group + (first_row + row) % group
-        newest[row] = position + token
-        of_row = floats[row * padded_dim : row * padded_dim + head_dim]
-        for d in range(head_dim):
-            of_row[d] = q[first_query + token, query_head, d] * scale
-        if has_scales:
-            rotate_row(of_row, of_row)
-            find_scale(of_row, MOST_STEPS, query_scales[row : row + 1])
-            unit = query_scales[row]  # a local, so that the loop is one of vectors
-            total = np.int32(0)
-            for d in range(head_dim):
-                step = np.rint(of_row[d] / unit)
-                of_row[d] = step
-                total += np.int32(step)
-            offsets[row] = -KEY_OFFSET * total
-            query_scales[row] = unit / np.float32(block_of(head_dim))
-    _pack_queries(kv, floats, queries, num_rows * padded_dim)
 
 
 @numba.njit(nogil=True)
@@ -269,8 +197,8 @@ def append_and_attend(
     for place in range(tasks.shape[0]):
         most_rows = max(most_rows, tasks[place, 3])
     for thread in numba.prange(thread_indptr.shape[0] - 1):
-        memory = _new_memory(most_rows, padded_dim, lanes, operand_terms)
-        whole, split = _new_result(most_rows, padded_dim), _new_result(most_rows, padded_dim)
+        memory = new_memory(most_rows, padded_dim, lanes, operand_terms)
+        whole, split = new_result(most_rows, padded_dim), new_result(most_rows, padded_dim)
         for number in range(thread_indptr[thread], thread_indptr[thread + 1]):
             first, end, result, head = units[number, 0], units[number, 1], units[number, 2], units[number, 3]
             pages = page_ids[page_indptr[tasks[first, 0]] :]
@@ -279,7 +207,7 @@ def append_and_attend(
                 task = tasks[place]
                 # Keys of moved sinks are seen by the rotated queries, other keys by the queries as they are.
                 if place == first or task[7] != tasks[place - 1, 7]:
-                    _ready_queries(q, kv, num_kv_heads, head, task, scale, scales.shape[0] > 0, padded_dim, memory)
+                    ready_queries(q, kv, num_kv_heads, head, task, scale, scales.shape[0] > 0, padded_dim, memory)
                 if result >= 0:
                     index = result + place - first
                     target = sums[head, index], peaks[head, index], totals[head, index]

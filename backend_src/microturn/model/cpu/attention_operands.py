@@ -8,9 +8,9 @@ times the work of a float's multiply-add.
 * Pages in bfloat16 are multiplied as pairs of bfloat16 on a CPU with AVX512-BF16: queries and weights are rounded to
   bfloat16, sums are floats. On other CPUs they are multiplied as floats.
 * Pages in int8 are multiplied as integers: queries are rounded to 8 bits times a scale of their row, weights to 8 bits
-  without a sign times a scale of their row and block (as in SageAttention: Zhang et al., 2024), sums are exact. With VNNI
-  four bytes are multiplied at once, of which one factor has no sign: `KEY_OFFSET` is added to keys, and what that adds
-  to a row's scores is taken off. Other x86 CPUs multiply pairs of 16-bit integers.
+  without a sign times a scale of their row and block (as in SageAttention: Zhang et al., 2024), sums are exact. With
+  VNNI four bytes are multiplied at once, of which one factor has no sign: `KEY_OFFSET` is added to keys, and what that
+  adds to a row's scores is taken off. Other x86 CPUs multiply pairs of 16-bit integers.
 
 The type is known when code is generated: arrays of floats are float32, those of pairs or fours int32, a lane each.
 """
@@ -84,7 +84,7 @@ class Operands:
     are_integers = False
 
     def of_keys(self, b: ir.IRBuilder, elements: ir.Value) -> Values:
-        """A vector of a panel's elements, LANES times `page_terms`, as vectors of lanes: of each term, or of several."""
+        """A vector of a panel's elements, LANES times `page_terms`, as vectors of lanes: each term, or several."""
         return [elements]
 
     def of_values(self, b: ir.IRBuilder, elements: ir.Value) -> Values:

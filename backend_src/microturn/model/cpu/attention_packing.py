@@ -1,4 +1,5 @@
-"""Writes new keys and values into pages of each type, bitwise as `LayerPages.put` but for the bits of a NaN.
+"""Writes new keys and values into pages of each type, bitwise as `LayerPages.put` but for the bits of a NaN:
+keys for int8 are given rotated.
 
 The type is known when code is generated: there are no branches on it.
 """

@@ -80,7 +80,7 @@ def prefetch() -> Any:
 
 
 def pack_queries() -> Any:
-    """Makes ``(pages, floats, lanes, num_floats)``: a multiple of LANES * MAX_TERMS floats as operands of such pages."""
+    """Makes ``(pages, floats, lanes, num_floats)``: LANES * MAX_TERMS floats, or several times as many, as operands."""
 
     def emit(b: ir.IRBuilder, pages: ir.Value, floats: ir.Value, lanes: ir.Value, num_floats: ir.Value) -> None:
         of = operands_of(pages)

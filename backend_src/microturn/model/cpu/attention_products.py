@@ -1,4 +1,4 @@
-"""The inner loops of native attention: scores, online softmax and weighted values of one block of keys.
+"""The inner loops of native attention: scores and weighted values of one block of keys.
 
 Numba compiles plain loops well, but it keeps no block of sums in registers, so that each product costs a load and a
 store of its sum. Here a block of sums stays in registers, and per term each operand is loaded once for the whole block
@@ -15,13 +15,12 @@ Arrays: ``queries`` [rows, lanes of a head] and ``sums`` float32 [rows, padded_d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
 
-from microturn.kv.quantization import LEAST_SCALE
-from microturn.model.cpu.attention_operands import MOST_WEIGHT_STEPS, operands_of, repeated
+from microturn.model.cpu.attention_operands import operands_of, repeated
 from microturn.model.cpu.attention_panels import KEY_BLOCK, NUM_KEY_VECTORS, Block
 from microturn.model.cpu.vectors import (
     HAS_AVX512,
@@ -31,16 +30,13 @@ from microturn.model.cpu.vectors import (
     callable_by_kernels,
     choose,
     exp2,
-    fold,
     for_each_choice,
     in_all_lanes,
-    lanes_within,
     load_first,
     load_vector,
     loop,
     maximum,
     multiply_add,
-    splat,
     store_vector,
 )
 
@@ -48,24 +44,15 @@ from microturn.model.cpu.vectors import (
 ROWS_AT_ONCE = 4 if HAS_AVX512 else 3
 _VECTORS_AT_ONCE = 4
 
-# Rows whose softmax is computed at once: their scores fill half of the registers.
-_SOFTMAX_ROWS = 4 if HAS_AVX512 else 1
-
-# A masked score is so far below the initial peak that its weight is 0 even if all keys so far are masked.
-_MASKED = -3e38
-NO_SCORE = -1e30
-
-_FLOAT = ir.FloatType()
-
 _Add = Callable[[ir.IRBuilder, ir.Value, ir.Value, ir.Value], ir.Value]
 
 
 def scores() -> Any:
-    """Makes ``(scores, *block, next_at, queries, query_scales, offsets, row, num_rows, num_lanes, padded_dim, fetches)``.
+    """Makes ``(scores, *block, next_at, queries, query_scales, offsets, row, num_rows, num_lanes, padded_dim, …)``.
 
-    For up to ROWS_AT_ONCE rows, ``scores[index, key]`` is the sum over elements of ``queries[row + index, element] *
-    keys[element, key]``. `query_scales` and `offsets` [rows] are of integers: the latter are where their sums begin. Where `fetches` is not 0,
-    the keys at `next_at` are prefetched.
+    The last argument is `fetches`: where it is not 0, the keys at `next_at` are prefetched. For up to ROWS_AT_ONCE
+    rows, ``scores[index, key]`` is the sum over elements of ``queries[row + index, element] * keys[element, key]``.
+    `query_scales` and `offsets` [rows] are of integers: the latter are where their sums begin.
     """
 
     def emit(b: ir.IRBuilder, scores: ir.Value, *args: ir.Value) -> None:
@@ -106,95 +93,6 @@ def scores() -> Any:
                         store_vector(b, of.floats(b, next(sums), scale), b.gep(to, [INT(vector * LANES)]))
 
         for_each_choice(b, num_rows, range(1, ROWS_AT_ONCE + 1), emit_rows)
-
-    return callable_by_kernels(emit)
-
-
-def softmax() -> Any:
-    """Makes ``(scores, *block, weights, weight_scales, row, num_rows, first, end, scales, to_values, peak, total, …)``.
-
-    The last argument is `shrink`. A step of the online softmax, to the base 2, for up to ROWS_AT_ONCE rows. Raises
-    ``peak[row]`` to the highest score of the keys from ``first[row]`` up to ``end[row]``, writes their weights relative
-    to it and adds them to ``total[row]``; earlier sums are to be multiplied by ``shrink[row]``. The other keys have a
-    weight of 0. Scores and weights are those of these rows, from index 0 on. Pages in int8 have `scales`, those of values `to_values` behind those of keys: the latter belong to the
-    scores, the former to the weights, which are written as integers times ``weight_scales[row]``.
-    """
-
-    def emit(b: ir.IRBuilder, scores: ir.Value, *args: ir.Value) -> None:
-        block = Block(*args[:4])
-        weights, weight_scales, row, num_rows, first, end, scales, to_values, peak, total, shrink = args[4:]
-        of = operands_of(block.pages)
-
-        def scaled(vectors: Values, offset: ir.Value) -> Values:
-            if not of.are_integers:
-                return vectors
-            return [b.fmul(x, block.scales_of(b, scales, index, offset)) for index, x in enumerate(vectors)]
-
-        def highest(vectors: Values) -> ir.Value:
-            top = vectors[0]
-            for x in vectors[1:]:
-                top = maximum(b, x, top)
-            return fold(b, top, 1, lambda x, y: maximum(b, x, y))
-
-        def summed(vectors: Values) -> ir.Value:
-            added = vectors[0]
-            for x in vectors[1:]:
-                added = b.fadd(added, x)
-            return fold(b, added, 1, b.fadd)
-
-        def scores_of(index: int) -> Values:
-            start = b.gep(scores, [INT(index * KEY_BLOCK)])
-            given = [load_vector(b, b.gep(start, [INT(vector * LANES)]), LANES) for vector in range(NUM_KEY_VECTORS)]
-            return scaled(given, INT(0))
-
-        def visible_to(number: ir.Value) -> Values:
-            bounds = [b.load(b.gep(array, [number])) for array in (first, end)]
-            return [lanes_within(b, *bounds, index * LANES) for index in range(NUM_KEY_VECTORS)]
-
-        def chosen(masks: Values, vectors: Values, otherwise: float) -> Values:
-            return [b.select(mask, x, splat(otherwise)) for mask, x in zip(masks, vectors, strict=True)]
-
-        def store(value: ir.Value, array: ir.Value, number: ir.Value) -> None:
-            b.store(b.extract_element(value, INT(0)), b.gep(array, [number]))
-
-        def emit_rows(indices: Sequence[int]) -> None:
-            """Each step for all rows, before the next one: a row's steps wait for each other."""
-            rows = [b.add(row, INT(index)) for index in indices]
-            masks = [visible_to(number) for number in rows]
-            given = [chosen(*of_row, _MASKED) for of_row in zip(masks, map(scores_of, indices), strict=True)]
-            old_peaks = [in_all_lanes(b, b.gep(peak, [number])) for number in rows]
-            tops = [maximum(b, highest(x), old) for x, old in zip(given, old_peaks, strict=True)]
-            factors = [exp2(b, b.fsub(old, top)) for old, top in zip(old_peaks, tops, strict=True)]
-            results = [[exp2(b, b.fsub(x, top)) for x in of_row] for of_row, top in zip(given, tops, strict=True)]
-            sums = [summed(of_row) for of_row in results]
-            for number, top, factor, added in zip(rows, tops, factors, sums, strict=True):
-                old_total = in_all_lanes(b, b.gep(total, [number]))
-                store(top, peak, number)
-                store(factor, shrink, number)
-                store(multiply_add(b, old_total, factor, added), total, number)
-
-            if of.are_integers:
-                # Only what a row sees may decide on its scale: the others' weights are 0, whatever their scales are.
-                results = [
-                    chosen(mask, scaled(of_row, to_values), 0.0) for mask, of_row in zip(masks, results, strict=True)
-                ]
-                # A row that sees nothing here has weights of 0: their scale is such that its inverse is finite.
-                least = splat(MOST_WEIGHT_STEPS * LEAST_SCALE)
-                largest = [maximum(b, highest(of_row), least) for of_row in results]
-                steps = [b.fdiv(splat(MOST_WEIGHT_STEPS), x) for x in largest]
-                results = [[b.fmul(x, by) for x in of_row] for of_row, by in zip(results, steps, strict=True)]
-                for number, x in zip(rows, largest, strict=True):
-                    store(b.fmul(x, splat(1 / MOST_WEIGHT_STEPS)), weight_scales, number)
-            for index, of_row in zip(indices, results, strict=True):
-                to = b.gep(weights, [INT(index * KEY_BLOCK // of.terms)])
-                for number, vector in enumerate(of.of_floats(b, of_row)):
-                    store_vector(b, vector, b.gep(to, [INT(number * LANES)]))
-
-        def emit_count(count: int) -> None:
-            for first_of_some in range(0, count, _SOFTMAX_ROWS):
-                emit_rows(range(first_of_some, min(count, first_of_some + _SOFTMAX_ROWS)))
-
-        for_each_choice(b, num_rows, range(1, ROWS_AT_ONCE + 1), emit_count)
 
     return callable_by_kernels(emit)
 
@@ -246,7 +144,7 @@ def values(num_vectors: int, *, is_part: bool = False) -> Any:
                     ahead.fetch_values(b, b.add(first_lane, place))
                 return add_operands(place, operands_at(place), totals)
 
-            # Behind the last key a place may have others, which were never written: an integer is taken by a weight of 0.
+            # A place may have keys behind the last one, which were never written: an integer times 0 is 0.
             up_to = b.add(num_keys, INT(terms - 1)) if of.are_integers else num_keys
             num_places, totals = b.udiv(up_to, INT(terms)), [of.zeros] * (count * num_vectors)
             has_places = b.icmp_signed(">", num_places, INT(0))

@@ -18,7 +18,7 @@ from microturn.model.cpu.rotation import rotate_row
 
 _Array = NDArray[Any]
 
-# This many elements are rounded faster than other threads wake up.
+# This many rows are rounded faster than other threads wake up.
 FEW_ROWS = 8
 
 _LEAST_SCALE = np.float32(LEAST_SCALE)
@@ -28,8 +28,8 @@ _tile = products.tile()
 
 
 @numba.njit(nogil=True)
-def find_scale(x: _Array, most_steps: int, scale: _Array) -> None:
-    """Sets the scale [1] with which a row's largest integer is `most_steps`.
+def find_scale(x: _Array, scale: _Array) -> None:
+    """Sets the scale [1] with which a row's largest integer is MOST_STEPS.
 
     The scale of a row with a non-finite element is not finite: without their sign, floats are ordered like the integers
     with the same bits, infinity and NaN above all.
@@ -39,7 +39,7 @@ def find_scale(x: _Array, most_steps: int, scale: _Array) -> None:
     for d in range(x.shape[0]):
         top = max(top, bits[d] & _NO_SIGN)
     scale.view(np.int32)[0] = top
-    scale[0] = scale[0] / np.float32(most_steps)
+    scale[0] = scale[0] / np.float32(MOST_STEPS)
     if scale[0] < _LEAST_SCALE:
         scale[0] = _LEAST_SCALE
 
@@ -49,7 +49,7 @@ def _quantize_row(x: _Array, steps: _Array, scale: _Array, offset: _Array) -> No
     width = x.shape[0]
     rotated = np.empty(width, np.float32)
     rotate_row(x, rotated)
-    find_scale(rotated, MOST_STEPS, scale)
+    find_scale(rotated, scale)
     unit = scale[0]  # a local, so that the loop is one of vectors
     total = np.int32(0)
     for d in range(width):

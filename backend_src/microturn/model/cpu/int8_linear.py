@@ -78,8 +78,8 @@ class Int8Linear:
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.num_out, num_in = weight.shape
         assert num_in <= MOST_WIDTH
-        rotated = torch.empty_like(weight)
-        rotation.rotate(weight.numpy(), rotated.numpy())
+        rotated = torch.empty(weight.shape)
+        rotation.rotate(weight.contiguous().numpy(), rotated.numpy())
         steps, scales = quantize(rotated)
         scales /= rotation.block_of(num_in)  # the rotation of the inputs and this one, together
         panels = in_panels(steps).contiguous().numpy()

@@ -46,7 +46,7 @@ from microturn.model.cpu.vectors import (
 )
 
 # The type of the integers of inputs.
-StepType: type[np.signedinteger] = np.int8 if HAS_VNNI else np.int16
+StepType: type[np.signedinteger[Any]] = np.int8 if HAS_VNNI else np.int16
 
 # Outputs of a panel. With AMX two panels are read at once: their number is even.
 PANEL = LANES

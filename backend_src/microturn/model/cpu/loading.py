@@ -98,7 +98,7 @@ def _check(
     """See `_checked`."""
     # In float32, whatever the type of the pages: there a difference is an error and not rounding.
     checked = check_model(model, layers, layout)
-    return _with_weights(settings.weights, model, layers, checked)
+    return _with_weights(settings.weights, model, layers, layout, checked)
 
 
 def _refuse_what_is_for_a_gpu(settings: Settings) -> None:
@@ -118,7 +118,11 @@ def _layout(settings: Settings, layers: Sequence[LayerShape]) -> PageLayout:
 
 
 def _with_weights(
-    wanted: str, model: PreTrainedModel, layers: Sequence[LayerShape], checked: Checked[FusedLayers]
+    wanted: str,
+    model: PreTrainedModel,
+    layers: Sequence[LayerShape],
+    layout: PageLayout,
+    checked: Checked[FusedLayers],
 ) -> tuple[Checked[FusedLayers], str]:
     """The result of the checks with layers of the set type of weights, and that type.
 
@@ -128,7 +132,7 @@ def _with_weights(
     if wanted == "float32":
         return checked, "float32"
     try:
-        decoder = int8_decoder(model, layers, checked.decoder)
+        decoder = int8_decoder(model, layers, checked.decoder, layout)
     except Refused as reason:
         if wanted == "int8":
             raise InvalidArgument(f"setting 'weights' cannot be int8 here: {reason}; set weights=float32") from None

@@ -1,4 +1,4 @@
-"""Checks at load whether a model runs with 8-bit weights: as the stock model whose products round as ours, in any batch.
+"""Checks at load whether a model runs with 8-bit weights: as the stock model that rounds alike, in any batch.
 
 The layers have passed the probe in float32 before; only the products are new. The effect of rounding on quality is not
 checked here but measured by `make bench-weights`.
@@ -39,13 +39,16 @@ class Refused(Exception):
     """The model does not run with 8-bit weights; the argument is the reason."""
 
 
-def int8_decoder(model: PreTrainedModel, layers: Sequence[LayerShape], exact: FusedLayers | None) -> FusedLayers:
+def int8_decoder(
+    model: PreTrainedModel, layers: Sequence[LayerShape], exact: FusedLayers | None, layout: PageLayout
+) -> FusedLayers:
     """The model's layers with 8-bit weights, checked.
 
     Args:
         model: not changed.
         layers: its layers' shapes.
         exact: the same layers in float32, checked; None if transformers' own layers are used.
+        layout: of the pages, which says what computes the attention.
 
     Raises:
         Refused: they cannot be created, or compute something else.
@@ -57,7 +60,7 @@ def int8_decoder(model: PreTrainedModel, layers: Sequence[LayerShape], exact: Fu
     vocab_size = model.config.get_text_config().vocab_size
     ids, neighbour = torch.randint(vocab_size, (2, _LEN), generator=torch.Generator().manual_seed(0)).tolist()
     num_pages = _LEN // _PAGE_SIZE
-    kv = KVTensors(layers, 2 * num_pages, _PAGE_SIZE, layout=PageLayout.PANELS)
+    kv = KVTensors(layers, 2 * num_pages, _PAGE_SIZE, layout=layout)
     runner = ModelRunner(model, kv, decoder=decoder)
     pages, neighbour_pages = list(range(num_pages)), list(range(num_pages, 2 * num_pages))
 
@@ -101,6 +104,7 @@ def _rounded_logits(model: PreTrainedModel, ids: Sequence[int]) -> Tensor:
 
 def _rounded(x: Tensor) -> Tensor:
     """Vectors [..., n], rotated and rounded to 8 bits."""
-    rotated = torch.empty_like(x)
-    rotate(x.detach().flatten(0, -2).numpy(), rotated.flatten(0, -2).numpy())
-    return dequantize(*quantize(rotated))
+    rows = x.detach().flatten(0, -2).contiguous()
+    rotated = torch.empty(rows.shape)
+    rotate(rows.numpy(), rotated.numpy())
+    return dequantize(*quantize(rotated)).view(x.shape)

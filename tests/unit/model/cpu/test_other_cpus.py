@@ -43,7 +43,7 @@ def num_passed(printed: str) -> int:
     return int(printed.split(" passed")[0].split()[-1])
 
 
-@pytest.mark.parametrize("lacking", [BFLOAT16, AVX512])
+@pytest.mark.parametrize("lacking", [BFLOAT16, VNNI, AVX512])
 def test_attention_without_some_instructions(lacking: str, tmp_path: Path) -> None:
     assert num_passed(run_tests(tmp_path, ["test_attention_kernels.py"], "-k", ATTENTION, lacking=lacking)) >= 20
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from microturn.kv.page_layout import PageLayout
 from microturn.model.cpu.int8_linear import Int8Linear
 from microturn.model.cpu.layers import FusedLayers
 from microturn.model.cpu.probe_int8 import Refused, int8_decoder
@@ -21,7 +22,7 @@ SHAPES = ["grouped_heads", "sliding_window", "llama", "biases"]
 
 def probe(model: PreTrainedModel) -> None:
     layers = trace_layers(model)
-    int8_decoder(model, layers, FusedLayers.of(model, layers))
+    int8_decoder(model, layers, FusedLayers.of(model, layers), PageLayout.PANELS)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
