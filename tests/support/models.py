@@ -64,6 +64,11 @@ def llama() -> PreTrainedModel:
     return _build(LlamaForCausalLM, LlamaConfig(num_attention_heads=4, num_key_value_heads=4, **_COMMON))
 
 
+def heads_of_22() -> PreTrainedModel:
+    """Heads of a size that no lane divides, which native attention does not take."""
+    return _build(LlamaForCausalLM, LlamaConfig(num_attention_heads=4, num_key_value_heads=2, head_dim=22, **_COMMON))
+
+
 def biases() -> PreTrainedModel:
     """A bias in every projection."""
     return _build(

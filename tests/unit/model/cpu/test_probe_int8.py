@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from microturn.kv.page_layout import PageLayout
+from microturn.model.cpu import attention as native
 from microturn.model.cpu.int8_linear import Int8Linear
 from microturn.model.cpu.layers import FusedLayers
 from microturn.model.cpu.probe_int8 import Refused, int8_decoder
@@ -20,9 +21,9 @@ from support.oracle import stock_logits
 SHAPES = ["grouped_heads", "sliding_window", "llama", "biases"]
 
 
-def probe(model: PreTrainedModel) -> None:
+def probe(model: PreTrainedModel, layout: PageLayout = PageLayout.PANELS) -> None:
     layers = trace_layers(model)
-    int8_decoder(model, layers, FusedLayers.of(model, layers), PageLayout.PANELS)
+    int8_decoder(model, layers, FusedLayers.of(model, layers), layout)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -31,6 +32,12 @@ def test_models_of_several_shapes_pass_and_stay_as_they_are(shape: str) -> None:
     before = stock_logits(model, range(50))
     probe(model)
     assert torch.equal(stock_logits(model, range(50)), before)
+
+
+def test_heads_that_panels_do_not_take_are_attended_by_torch() -> None:
+    model = models.heads_of_22()
+    assert native.unavailable_reason(16, trace_layers(model)) == "heads of 22 elements, no multiple of 4"
+    probe(model, PageLayout.HND)
 
 
 def test_layers_that_are_not_ours_are_refused() -> None:
