@@ -86,4 +86,4 @@ class SteppedEngine(GrownSessions):
         started_s = time.perf_counter()
         self.engine.step()
         parts = Stopwatch(**vars(self._stopwatch))
-        return Step(time.perf_counter() - started_s - parts.products_s, parts)
+        return Step(time.perf_counter() - started_s - parts.products_s - parts.attention_s, parts)

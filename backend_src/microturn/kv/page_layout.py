@@ -32,7 +32,8 @@ PANEL_TOKENS = 16
 # A head in panels has a multiple of so many elements: those of a lane in int8.
 PANEL_ELEMENTS = 4
 
-_LANE_BYTES = 4
+# What lies together in panels has so many bytes.
+LANE_BYTES = 4
 
 
 class PageLayout(Enum):
@@ -43,7 +44,7 @@ class PageLayout(Enum):
 
     def terms(self, dtype: torch.dtype) -> int:
         """Elements of a head that lie together for each token, and tokens that lie together for each element."""
-        return _LANE_BYTES // dtype.itemsize if self is PageLayout.PANELS else 1
+        return LANE_BYTES // dtype.itemsize if self is PageLayout.PANELS else 1
 
     def shape(self, page_size: int, head_dim: int, dtype: torch.dtype) -> tuple[int, ...]:
         """Shape of one head's keys or values in a page: each layout has another, as snapshots tell it."""

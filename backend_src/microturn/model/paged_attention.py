@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
@@ -19,6 +20,7 @@ from microturn.kv.tensors import KVTensors
 from microturn.model import dense_attention as dense
 from microturn.model.batch import Batch
 from microturn.model.cpu.attention import NativePlan
+from microturn.model.cpu.attention_work import LayerStep
 from microturn.model.paged_step import PagedStep
 from microturn.model.rotary import Rotary, Rotation, Turning
 
@@ -49,6 +51,10 @@ class _KindPlan:
 class PagedAttention:
     """The attention of one step over all layers.
 
+    Attributes:
+        kv: the pages.
+        is_native: whether the native kernel computes it.
+
     Args:
         batch: the rows.
         kv: their pages; the native kernel computes over panels, torch over pages in HND.
@@ -57,10 +63,10 @@ class PagedAttention:
     """
 
     def __init__(self, batch: Batch, kv: KVTensors, *, rotary: Rotary | None = None) -> None:
-        self._kv = kv
-        native = kv.layout is PageLayout.PANELS
+        self.kv = kv
+        self.is_native = kv.layout is PageLayout.PANELS
         self._kinds = [
-            _KindPlan(PagedStep.plan(batch, kv.page_size, number, kind.num_groups), native=native)
+            _KindPlan(PagedStep.plan(batch, kv.page_size, number, kind.num_groups), native=self.is_native)
             for number, kind in enumerate(kv.groups.kinds)
         ]
         self._rotary = rotary
@@ -83,7 +89,7 @@ class PagedAttention:
         Returns:
             [tokens, heads, head_dim], valid until the next layer.
         """
-        kv, place = self._kv.layers[layer], self._kv.groups.places[layer]
+        kv, place = self.kv.layers[layer], self.kv.groups.places[layer]
         kind = self._kinds[place.kind]
         if kind.native is None:
             step, out = kind.steps[place.group], torch.empty_like(q)
@@ -96,6 +102,19 @@ class PagedAttention:
             q = torch.cat((q, self._turn_back(layer, place.kind)(q[kind.moved])))
         kind.native.append_and_attend(place.group, q, k, v, kv, scale, window, self._out)
         return self._out
+
+    def layer_step(self, layer: int, num_heads: int, window: int | None) -> LayerStep:
+        """The step as the native kernel takes it, for a layer and others of its kind, window and rotary embedding."""
+        place = self.kv.groups.places[layer]
+        kind, shape = self._kinds[place.kind], self.kv.groups.slots[place.slot]
+        assert kind.native is not None
+        if kind.has_moved:
+            rotation = self._turn_back(layer, place.kind)
+            cos, sin = rotation.cos.squeeze(1).numpy(), rotation.sin.squeeze(1).numpy()
+        else:
+            cos = sin = np.empty((0, shape.head_dim), np.float32)
+        work = kind.native.work(num_heads, shape.num_kv_heads, shape.head_dim, window)
+        return LayerStep(kind.native.tables, work, kind.moved.numpy(), cos, sin)
 
     def _turn_back(self, layer: int, kind: int) -> Rotation:
         """The rotation of queries with moved sinks, cached for the layers of a kind with the same angles."""

@@ -70,8 +70,9 @@ def test_every_kind_of_step_is_measured_and_leaves_the_sessions_as_they_were() -
     kinds = [(step.context_len, step.num_rows, step.num_new) for step in times]
     assert kinds == [(context, rows, new) for context in (9, 40) for rows in (1, 3) for new in (1, 16)]
     for step in times:
-        assert 0 < step.products_ms < step.step_ms
-        assert 0 < step.attention_ms < step.step_ms
+        assert step.products_ms > 0
+        assert step.attention_ms > 0
+        assert 0 < step.around_ms < step.step_ms
     driver.engine.check_integrity()
 
 

@@ -15,6 +15,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from microturn.kv.page_layout import LANE_BYTES
 from microturn.model.cpu import attention_packing as packing
 from microturn.model.cpu import attention_panels as panels
 from microturn.model.cpu import attention_products as products
@@ -22,7 +23,8 @@ from microturn.model.cpu import attention_softmax as softmax
 from microturn.model.cpu.attention_operands import MAX_TERMS
 from microturn.model.cpu.attention_panels import KEY_BLOCK, NUM_KEY_VECTORS
 from microturn.model.cpu.attention_products import ROWS_AT_ONCE
-from microturn.model.cpu.attention_queries import new_memory, new_result, ready_queries
+from microturn.model.cpu.attention_queries import TileMemory, new_memory, new_result, ready_queries
+from microturn.model.cpu.attention_work import Tables, Work
 from microturn.model.cpu.rotation import rotate_row
 from microturn.model.cpu.vectors import LANES
 
@@ -82,7 +84,7 @@ def _attend(
     keys_end: int,
     window: int,
     padded_dim: int,
-    memory: tuple[_Array, ...],
+    memory: TileMemory,
     sums: _Array,
     peak: _Array,
     total: _Array,
@@ -95,7 +97,9 @@ def _attend(
         keys_end: end of the keys that the thread attends next; their beginning is prefetched.
         memory: with the task's queries ready.
     """
-    _, queries, query_scales, offsets, newest, first, end, scores, weights, weight_scales, shrink, at, next_at = memory
+    newest, first, end, at, next_at = memory.newest, memory.first, memory.end, memory.at, memory.next_at
+    scores, weights, weight_scales, shrink = memory.scores, memory.weights, memory.weight_scales, memory.shrink
+    of_queries = memory.queries, memory.query_scales, memory.offsets
     num_rows, key_start, key_end, phase = task[3], task[5], task[6], task[8]
     page_size, num_kv_heads, _, head_dim, terms = of_head
     num_lanes, stride, value_stride = head_dim // terms, page_size * terms, head_dim * terms
@@ -118,7 +122,6 @@ def _attend(
         block = kv, at, stride, value_stride
         for row in range(0, num_rows, ROWS_AT_ONCE):
             count, fetches = min(ROWS_AT_ONCE, num_rows - row), next_key < keys_end and row == 0
-            of_queries = queries, query_scales, offsets
             _scores(scores, *block, next_at, *of_queries, row, count, num_lanes, padded_dim, fetches)
             for some in range(row, row + count):
                 first[some] = min(max(0, newest[some] - window + 1 - first_key), num_keys)
@@ -157,47 +160,40 @@ def append_and_attend(
     kv: _Array,
     scales: _Array,
     scale: np.float32,
-    slots: _Array,
-    page_size: int,
-    page_ids: _Array,
-    page_indptr: _Array,
-    tasks: _Array,
-    units: _Array,
-    thread_indptr: _Array,
-    merges: _Array,
-    sums: _Array,
-    peaks: _Array,
-    totals: _Array,
-    window: int,
-    lanes: _Array,
-    operand_terms: int,
-    terms: int,
+    tables: Tables,
+    group_of_layer: int,
+    work: Work,
 ) -> None:
     """Writes new keys and values into their pages, attends all units, and merges the results of divided tiles.
 
-    See `attention._Work` for the arrays of the plan; `kv` and `scales` are flat.
-
     Args:
-        lanes: an empty array of the lanes' type.
-        operand_terms: elements of a lane.
-        terms: elements that lie together in the pages.
+        q: float32 [tokens and rotated ones, heads, head_dim].
+        k: float32 [tokens, kv_heads, head_dim]; `v` likewise.
+        out: float32 [tokens, heads, head_dim], written.
+        kv: the pages of the layer, flat; `scales` likewise.
+        scale: factor of the scores, for powers of 2.
+        tables: of the layer's kind.
+        group_of_layer: the layer's group.
+        work: of the layer's shape.
     """
+    # A parallel loop takes arrays, but no tuples.
+    tasks, units, thread_indptr, merges, sums, peaks, totals, most_rows, window = work
+    slots, page_ids = tables.slots[group_of_layer], tables.page_ids[group_of_layer]
+    page_indptr, page_size = tables.page_indptr, tables.page_size
     num_kv_heads, head_dim = k.shape[1], k.shape[2]
     group = q.shape[1] // num_kv_heads
     padded_dim = head_dim + -head_dim % (MAX_TERMS * LANES)
     num_vectors = k.shape[0] * num_kv_heads
     if num_vectors <= _FEW_VECTORS:
         for vector in range(num_vectors):
-            _append(k, v, kv, scales, slots, page_size, vector, terms)
+            _append(k, v, kv, scales, slots, page_size, vector)
     else:
         for vector in numba.prange(num_vectors):
-            _append(k, v, kv, scales, slots, page_size, vector, terms)
+            _append(k, v, kv, scales, slots, page_size, vector)
 
-    most_rows = 0
-    for place in range(tasks.shape[0]):
-        most_rows = max(most_rows, tasks[place, 3])
+    terms = _terms(kv)
     for thread in numba.prange(thread_indptr.shape[0] - 1):
-        memory = new_memory(most_rows, padded_dim, lanes, operand_terms)
+        memory = new_memory(kv, most_rows, head_dim, padded_dim)
         whole, split = new_result(most_rows, padded_dim), new_result(most_rows, padded_dim)
         for number in range(thread_indptr[thread], thread_indptr[thread + 1]):
             first, end, result, head = units[number, 0], units[number, 1], units[number, 2], units[number, 3]
@@ -236,11 +232,15 @@ def append_and_attend(
 
 
 @numba.njit(nogil=True)
-def _append(
-    k: _Array, v: _Array, kv: _Array, scales: _Array, slots: _Array, page_size: int, vector: int, terms: int
-) -> None:
+def _terms(kv: _Array) -> int:
+    """Elements that lie together in a panel."""
+    return LANE_BYTES // kv.itemsize
+
+
+@numba.njit(nogil=True)
+def _append(k: _Array, v: _Array, kv: _Array, scales: _Array, slots: _Array, page_size: int, vector: int) -> None:
     """Writes one head's key and value of one token; vectors are counted token by token."""
-    num_kv_heads, head_dim = k.shape[1], k.shape[2]
+    num_kv_heads, head_dim, terms = k.shape[1], k.shape[2], _terms(kv)
     token, head = vector // num_kv_heads, vector % num_kv_heads
     page, offset = slots[token] // page_size, slots[token] % page_size
     keys, values = 2 * page * num_kv_heads + head, (2 * page + 1) * num_kv_heads + head

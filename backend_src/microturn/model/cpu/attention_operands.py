@@ -17,9 +17,12 @@ The type is known when code is generated: arrays of floats are float32, those of
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from llvmlite import ir
 from numba.core import cgutils
+from numba.extending import overload
 from numpy.typing import NDArray
 
 from microturn.model.cpu.vectors import (
@@ -218,21 +221,33 @@ def _joined(b: ir.IRBuilder, vectors: Values) -> ir.Value:
 def operands_of(pages: ir.Value) -> Operands:
     """How pages are multiplied: float32, bfloat16 as the int16 of its bits, or int8."""
     kind = pages.type.pointee
-    if kind == _INT8:
+    return _operands(32 if isinstance(kind, ir.FloatType) else kind.width)
+
+
+def _operands(bits: int) -> Operands:
+    """Of pages whose elements have so many bits."""
+    if bits == 8:
         return _Bytes() if HAS_VNNI else _BytesAsPairs()
-    if kind == _INT16:
+    if bits == 16:
         return _BFloat16Pairs() if HAS_BFLOAT16 else _BFloat16AsFloats()
-    assert isinstance(kind, ir.FloatType), f"pages of {kind}"
+    assert bits == 32, f"elements of {bits} bits"
     return Operands()
 
 
-def lanes_of(pages: NDArray[np.generic]) -> tuple[NDArray[np.generic], int]:
-    """An empty array of the type of lanes in which pages are multiplied, and how many elements a lane has."""
-    if pages.dtype == np.int8:
-        return np.empty(0, np.int32), 4 if HAS_VNNI else 2
-    if pages.dtype == np.int16 and HAS_BFLOAT16:
-        return np.empty(0, np.int32), 2
-    return np.empty(0, np.float32), 1
+def new_lanes(pages: NDArray[np.generic], num_elements: int) -> NDArray[np.generic]:
+    """In kernels: an uninitialised array of lanes with so many elements, in which pages are multiplied."""
+    raise NotImplementedError("only in kernels")
+
+
+@overload(new_lanes)
+def _new_lanes(pages: Any, num_elements: Any) -> Any:  # noqa: ARG001  Numba wants the same twice
+    terms = _operands(pages.dtype.bitwidth).terms
+    kind = np.float32 if terms == 1 else np.int32
+
+    def made(pages: Any, num_elements: Any) -> Any:  # noqa: ARG001
+        return np.empty(num_elements // terms, kind)
+
+    return made
 
 
 def repeated(b: ir.IRBuilder, address: ir.Value) -> ir.Value:

@@ -2,37 +2,74 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from microturn.model.cpu import attention_panels as panels
-from microturn.model.cpu.attention_operands import KEY_OFFSET
+from microturn.model.cpu.attention_operands import KEY_OFFSET, new_lanes
 from microturn.model.cpu.attention_panels import KEY_BLOCK, NUM_KEY_VECTORS
 from microturn.model.cpu.attention_products import ROWS_AT_ONCE
-from microturn.model.cpu.int8_kernels import find_scale
-from microturn.model.cpu.rotation import block_of, rotate_row
+from microturn.model.cpu.int8_kernels import quantize_row
+from microturn.model.cpu.rotation import block_of
 
 _Array = NDArray[Any]
 
 _pack_queries = panels.pack_queries()
 
 
+class TileMemory(NamedTuple):
+    """Memory for a task of so many rows; `attention_kernels` attends in it.
+
+    Attributes:
+        floats: float32 [rows * padded_dim], queries before they are packed; zeros behind the head_dim.
+        scaled: float32 [head_dim], a query times the factor of scores; `rotated` likewise.
+        queries: lanes [rows * padded_dim].
+        query_scales: float32 [rows].
+        offsets: int32 [rows], added to the scores.
+        newest: int64 [rows], the last key that a row sees.
+        first: int64 [rows], the first key of a block that a row sees; `end` of those likewise.
+        scores: float32 [ROWS_AT_ONCE * KEY_BLOCK].
+        weights: lanes [ROWS_AT_ONCE * KEY_BLOCK].
+        weight_scales: float32 [rows].
+        shrink: float32 [rows], the factor of earlier sums.
+        at: int64 [3 * NUM_KEY_VECTORS], see `attention_panels.Block`; `next_at` of the block behind.
+    """
+
+    floats: _Array
+    scaled: _Array
+    rotated: _Array
+    queries: _Array
+    query_scales: _Array
+    offsets: _Array
+    newest: _Array
+    first: _Array
+    end: _Array
+    scores: _Array
+    weights: _Array
+    weight_scales: _Array
+    shrink: _Array
+    at: _Array
+    next_at: _Array
+
+
 @numba.njit(nogil=True)
-def new_memory(most_rows: int, padded_dim: int, lanes: _Array, operand_terms: int) -> tuple[_Array, ...]:
-    """What a thread needs for tasks of so many rows: see `ready_queries` and `attention_kernels`."""
-    return (
+def new_memory(kv: _Array, most_rows: int, head_dim: int, padded_dim: int) -> TileMemory:
+    """Memory for tasks of up to so many rows."""
+    return TileMemory(
         np.zeros(most_rows * padded_dim, np.float32),
-        np.empty(most_rows * padded_dim // operand_terms, lanes.dtype),
+        np.empty(head_dim, np.float32),
+        np.empty(head_dim, np.float32),
+        new_lanes(kv, most_rows * padded_dim),
         np.ones(most_rows, np.float32),
         np.zeros(most_rows, np.int32),
         np.empty(most_rows, np.int64),
         np.empty(most_rows, np.int64),
         np.empty(most_rows, np.int64),
         np.empty(ROWS_AT_ONCE * KEY_BLOCK, np.float32),
-        np.empty(ROWS_AT_ONCE * KEY_BLOCK // operand_terms, lanes.dtype),
+        new_lanes(kv, ROWS_AT_ONCE * KEY_BLOCK),
         np.empty(most_rows, np.float32),
         np.empty(most_rows, np.float32),
         np.empty(3 * NUM_KEY_VECTORS, np.int64),
@@ -60,32 +97,28 @@ def ready_queries(
     scale: np.float32,
     has_scales: bool,
     padded_dim: int,
-    memory: tuple[_Array, ...],
+    memory: TileMemory,
 ) -> None:
     """Scales the queries of a task's rows and packs them as operands of the pages.
 
-    Writes queries [rows, lanes of padded_dim], their scales [rows], the offsets of their scores [rows], and `newest`
-    [rows], the last key that a row sees. For pages `has_scales`, queries are rotated as keys are, and rounded.
+    Writes `queries`, `query_scales`, `offsets` and `newest`. For pages `has_scales`, queries are rotated as keys are,
+    and rounded.
     """
-    floats, queries, query_scales, offsets, newest = memory[:5]
     first_row, num_rows, position, first_query = task[2], task[3], task[4], task[7]
     head_dim = q.shape[2]
     group = q.shape[1] // num_kv_heads
+    scaled = memory.scaled
     for row in range(num_rows):
         token, query_head = (first_row + row) // group, head * group + (first_row + row) % group
-        newest[row] = position + token
-        of_row = floats[row * padded_dim : row * padded_dim + head_dim]
+        memory.newest[row] = position + token
         for d in range(head_dim):
-            of_row[d] = q[first_query + token, query_head, d] * scale
+            scaled[d] = q[first_query + token, query_head, d] * scale
+        of_row = memory.floats[row * padded_dim : row * padded_dim + head_dim]
         if has_scales:
-            rotate_row(of_row, of_row)
-            find_scale(of_row, query_scales[row : row + 1])
-            unit = query_scales[row]  # a local, so that the loop is one of vectors
-            total = np.int32(0)
+            total = quantize_row(scaled, memory.rotated, of_row, memory.query_scales[row : row + 1])
+            memory.offsets[row] = -KEY_OFFSET * total
+            memory.query_scales[row] /= np.float32(block_of(head_dim))
+        else:
             for d in range(head_dim):
-                step = np.rint(of_row[d] / unit)
-                of_row[d] = step
-                total += np.int32(step)
-            offsets[row] = -KEY_OFFSET * total
-            query_scales[row] = unit / np.float32(block_of(head_dim))
-    _pack_queries(kv, floats, queries, num_rows * padded_dim)
+                of_row[d] = scaled[d]
+    _pack_queries(kv, memory.floats, memory.queries, num_rows * padded_dim)

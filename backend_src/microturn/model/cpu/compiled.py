@@ -1,129 +1,255 @@
-"""A decoder layer with 8-bit weights as two compiled functions: before and after its attention.
+"""A decoder's layers with 8-bit weights and native attention as one compiled call.
 
-For one or two tokens a layer takes some hundred microseconds. Ten kernel calls from Python took a third of that, and
+For one or two tokens a layer takes some hundred microseconds. A third of that were ten kernel calls from Python, and
 each call released the GIL to other threads when the engine needed it again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Self
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from microturn.kv.tensors import KVTensors
 from microturn.model.cpu import gates, kernels
+from microturn.model.cpu.arrays import LayerArrays, Unlike, array_of
+from microturn.model.cpu.attention import scale_of_scores
+from microturn.model.cpu.attention_kernels import append_and_attend
+from microturn.model.cpu.attention_work import LayerStep
 from microturn.model.cpu.buffers import Angles, Buffers
 from microturn.model.cpu.int8_linear import Int8Linear, Int8Weight, amx_threads, multiply
-from microturn.model.cpu.weights import DecoderLayer, RMSNorm
+from microturn.model.cpu.linear import Product
+from microturn.model.cpu.weights import DecoderLayer, RMSNorm, arrays_of
+from microturn.model.paged_attention import PagedAttention
 
 _Array = NDArray[Any]
 
-# A norm's gain, empty if there is no norm, and its eps.
-_Norm = tuple[_Array, np.float32]
+
+class _Norms(NamedTuple):
+    """A norm of each layer: gains [width], empty if there is no norm, and float32 eps [layers]."""
+
+    gains: LayerArrays
+    eps: NDArray[np.float32]
+
+    @classmethod
+    def of(cls, norms: Sequence[RMSNorm | None]) -> Self:
+        gains, eps = zip(*map(arrays_of, norms), strict=True)
+        return cls(LayerArrays.of(gains), np.array(eps, np.float32))
 
 
-@numba.njit(nogil=True, cache=True)
-def _project(
-    hidden: _Array,
-    norm: _Norm,
-    weight: Int8Weight,
-    q_gain: _Array | None,
-    k_gain: _Array | None,
-    eps: np.float32,
-    cos: _Array,
-    sin: _Array,
-    num_threads: int | None,
-    normed: _Array,
-    qkv: _Array,
-    q: _Array,
-    k: _Array,
-    v: _Array,
-) -> None:
-    kernels.rms_norm(hidden, norm[0], norm[1], normed)
-    multiply(normed, weight, qkv.reshape((qkv.shape[0], qkv.shape[1] * qkv.shape[2])), num_threads)
-    kernels.split_heads(qkv, q_gain, k_gain, eps, cos, sin, q, k, v)
+class _Weights(NamedTuple):
+    """A product's weight of each layer (see `Int8Weight`)."""
+
+    panels: LayerArrays
+    scales: LayerArrays
+    biases: LayerArrays
+
+    @classmethod
+    def of(cls, products: Sequence[Product]) -> Self:
+        weights = [product.weight for product in products if isinstance(product, Int8Linear)]
+        if len(weights) < len(products):
+            raise Unlike("a product is of another kind")
+        return cls(*(LayerArrays.of(arrays) for arrays in zip(*weights, strict=True)))
+
+
+class _Layers(NamedTuple):
+    """The attributes of each `DecoderLayer`, for the kernel.
+
+    Attributes:
+        gate: `gates.coefficients` of the activation.
+        scale: float32 [layers], the factor of scores.
+    """
+
+    input_norm: _Norms
+    qkv: _Weights
+    q_norm: _Norms
+    k_norm: _Norms
+    output: _Weights
+    attended_norm: _Norms
+    feed_forward_norm: _Norms
+    gate_up: _Weights
+    gate: LayerArrays
+    down: _Weights
+    fed_forward_norm: _Norms
+    scale: NDArray[np.float32]
+
+
+class _Pages(NamedTuple):
+    """The pages of each layer.
+
+    Attributes:
+        elements: see `LayerPages.arrays`; `scales` likewise.
+        kinds: int64 [layers], number of the layer's step and angles.
+        groups: int64 [layers], the layer's group.
+    """
+
+    elements: LayerArrays
+    scales: LayerArrays
+    kinds: NDArray[np.int64]
+    groups: NDArray[np.int64]
 
 
 @numba.njit(nogil=True)
-def _add(block: _Array, norm: _Norm, hidden: _Array) -> None:
+def _norm(x: _Array, norms: _Norms, layer: int, out: _Array) -> None:
+    kernels.rms_norm(x, array_of(norms.gains, layer), norms.eps[layer], out)
+
+
+@numba.njit(nogil=True)
+def _weight(weights: _Weights, layer: int) -> Int8Weight:
+    return array_of(weights.panels, layer), array_of(weights.scales, layer), array_of(weights.biases, layer)
+
+
+@numba.njit(nogil=True)
+def _rows(x: _Array) -> _Array:
+    """Heads [tokens, heads, head_dim] one behind another."""
+    return x.reshape((x.shape[0], x.shape[1] * x.shape[2]))
+
+
+@numba.njit(nogil=True)
+def _add(block: _Array, norms: _Norms, layer: int, hidden: _Array) -> None:
     """Adds a block's output to the hidden states; with a norm the output is overwritten by the normed one."""
-    if norm[0].shape[0] > 0:
-        kernels.rms_norm(block, norm[0], norm[1], block)
+    if norms.gains.first.shape[0] > 0:
+        _norm(block, norms, layer, block)
     for row in range(hidden.shape[0]):
         for d in range(hidden.shape[1]):
             hidden[row, d] += block[row, d]
 
 
 @numba.njit(nogil=True, cache=True)
-def _finish(
-    hidden: _Array,
-    attended: _Array,
-    output: Int8Weight,
-    attended_norm: _Norm,
-    feed_forward_norm: _Norm,
-    gate_up: Int8Weight,
-    gate: _Array,
-    down: Int8Weight,
-    fed_forward_norm: _Norm,
+def _run(
+    layers: _Layers,
+    pages: _Pages,
+    steps: tuple[LayerStep, ...],
+    angles: tuple[Angles, ...],
     num_threads: int | None,
+    hidden: _Array,
     normed: _Array,
-    gate_and_up: _Array,
+    qkv: _Array,
+    q: _Array,
+    k: _Array,
+    v: _Array,
+    attended: _Array,
+    gate_up: _Array,
     gated: _Array,
     block: _Array,
 ) -> None:
-    multiply(attended.reshape((attended.shape[0], attended.shape[1] * attended.shape[2])), output, block, num_threads)
-    _add(block, attended_norm, hidden)
-    kernels.rms_norm(hidden, feed_forward_norm[0], feed_forward_norm[1], normed)
-    multiply(normed, gate_up, gate_and_up, num_threads)
-    gates.multiply(gate_and_up, gate, gated)
-    multiply(gated, down, block, num_threads)
-    _add(block, fed_forward_norm, hidden)
+    """All layers; `steps` and `angles` are of each kind, and the arrays from `hidden` on those of `Buffers`."""
+    for layer in range(pages.kinds.shape[0]):
+        step, (cos, sin) = steps[pages.kinds[layer]], angles[pages.kinds[layer]]
+        _norm(hidden, layers.input_norm, layer, normed)
+        multiply(normed, _weight(layers.qkv, layer), _rows(qkv), num_threads)
+        q_gain, k_gain = array_of(layers.q_norm.gains, layer), array_of(layers.k_norm.gains, layer)
+        kernels.split_heads(qkv, q_gain, k_gain, layers.q_norm.eps[layer], cos, sin, q, k, v)
+
+        kernels.turn_back(q, hidden.shape[0], step.moved, step.cos, step.sin)
+        kv, scales = array_of(pages.elements, layer), array_of(pages.scales, layer)
+        of_step = step.tables, pages.groups[layer], step.work
+        append_and_attend(q, k, v, attended, kv, scales, layers.scale[layer], *of_step)
+
+        multiply(_rows(attended), _weight(layers.output, layer), block, num_threads)
+        _add(block, layers.attended_norm, layer, hidden)
+        _norm(hidden, layers.feed_forward_norm, layer, normed)
+        multiply(normed, _weight(layers.gate_up, layer), gate_up, num_threads)
+        gates.multiply(gate_up, array_of(layers.gate, layer), gated)
+        multiply(gated, _weight(layers.down, layer), block, num_threads)
+        _add(block, layers.fed_forward_norm, layer, hidden)
 
 
-class CompiledLayer:
-    """A `Layer` of 8-bit products.
+@dataclass(frozen=True)
+class _Places:
+    """Where the layers find their pages, for one KV cache.
 
-    Args:
-        layer: the layer to compute.
-        weights: of its products, in order.
-        gate: `gates.coefficients` of its activation.
+    Attributes:
+        kv: the cache.
+        pages: of each layer.
+        firsts: index of the first layer of each kind: layers of a kind have the same tables, window and angles.
     """
 
-    def __init__(self, layer: DecoderLayer, weights: Sequence[Int8Weight], gate: NDArray[np.float32]) -> None:
-        qkv, output, gate_up, down = weights
-        self._before = (_norm(layer.input_norm), qkv, *layer.head_norms)
-        self._behind = (
-            output,
-            _norm(layer.attended_norm),
-            _norm(layer.feed_forward_norm),
-            gate_up,
-            gate,
-            down,
-            _norm(layer.fed_forward_norm),
-        )
+    kv: KVTensors
+    pages: _Pages
+    firsts: Sequence[int]
 
     @classmethod
-    def of(cls, layer: DecoderLayer) -> Self | None:
-        """The compiled layer, or None if a product or the activation is of another kind."""
-        gate = gates.coefficients(layer.activation, layer.gate_up.num_out // 2)
-        weights = [product.weight for product in layer.products if isinstance(product, Int8Linear)]
-        if gate is None or len(weights) < len(layer.products):
+    def of(cls, kv: KVTensors, layers: Sequence[DecoderLayer]) -> Self:
+        groups = kv.groups.places
+        kinds = [(place.kind, layer.shape.window, layer.kind) for place, layer in zip(groups, layers, strict=True)]
+        distinct = list(dict.fromkeys(kinds))
+        elements, scales = zip(*(pages.arrays for pages in kv.layers), strict=True)
+        pages = _Pages(
+            LayerArrays.of(elements),
+            LayerArrays.of(scales),
+            np.array([distinct.index(kind) for kind in kinds], np.int64),
+            np.array([place.group for place in groups], np.int64),
+        )
+        return cls(kv, pages, [kinds.index(kind) for kind in distinct])
+
+
+class CompiledLayers:
+    """Layers of 8-bit products, of the same sizes.
+
+    Args:
+        layers: the layers.
+        arguments: their weights, for the kernel.
+    """
+
+    def __init__(self, layers: Sequence[DecoderLayer], arguments: _Layers) -> None:
+        self._layers = layers
+        self._arguments = arguments
+        self._places: _Places | None = None
+
+    @classmethod
+    def of(cls, layers: Sequence[DecoderLayer]) -> Self | None:
+        """The compiled layers, or None if a product or an activation is of another kind, or layers differ in form."""
+        try:
+            qkv, output, gate_up, down = map(_Weights.of, zip(*(layer.products for layer in layers), strict=True))
+            arguments = _Layers(
+                input_norm=_Norms.of([layer.input_norm for layer in layers]),
+                qkv=qkv,
+                q_norm=_Norms.of([layer.q_norm for layer in layers]),
+                k_norm=_Norms.of([layer.k_norm for layer in layers]),
+                output=output,
+                attended_norm=_Norms.of([layer.attended_norm for layer in layers]),
+                feed_forward_norm=_Norms.of([layer.feed_forward_norm for layer in layers]),
+                gate_up=gate_up,
+                gate=LayerArrays.of([_gate(layer) for layer in layers]),
+                down=down,
+                fed_forward_norm=_Norms.of([layer.fed_forward_norm for layer in layers]),
+                scale=np.array([scale_of_scores(layer.scale) for layer in layers], np.float32),
+            )
+        except Unlike:
             return None
-        return cls(layer, weights, gate)
+        return cls(layers, arguments)
 
-    def project(self, angles: Angles, buffers: Buffers) -> None:
-        """See `Layer`."""
-        hidden, normed, qkv, q, k, v, *_ = buffers.arrays
-        _project(hidden, *self._before, *angles, amx_threads(), normed, qkv, q, k, v)
+    def __call__(self, hidden: Tensor, angles: Mapping[str | None, Angles], attention: PagedAttention) -> None:
+        """Runs all layers.
 
-    def finish(self, attended: Tensor, buffers: Buffers) -> None:
-        """See `Layer`."""
-        hidden, normed, *_, gate_up, gated, block = buffers.arrays
-        _finish(hidden, attended.numpy(), *self._behind, amx_threads(), normed, gate_up, gated, block)
+        Args:
+            hidden: float32 [tokens, hidden]; overwritten.
+            angles: of the tokens' positions, by the layers' kinds.
+            attention: of this step, native.
+        """
+        if self._places is None or self._places.kv is not attention.kv:
+            self._places = _Places.of(attention.kv, self._layers)
+        kinds = [(index, self._layers[index]) for index in self._places.firsts]
+        steps = tuple(attention.layer_step(index, of.num_heads, of.shape.window) for index, of in kinds)
+        buffers = Buffers.of(self._layers[0], hidden, num_moved=max(len(step.moved) for step in steps))
+        _run(
+            self._arguments,
+            self._places.pages,
+            steps,
+            tuple(angles[of.kind] for _, of in kinds),
+            amx_threads(),
+            *buffers.arrays,
+        )
 
 
-def _norm(norm: RMSNorm | None) -> _Norm:
-    return (np.empty(0, np.float32), np.float32(0)) if norm is None else norm.arrays
+def _gate(layer: DecoderLayer) -> NDArray[np.float32]:
+    factors = gates.coefficients(layer.activation, layer.gate_up.num_out // 2)
+    if factors is None:
+        raise Unlike("an activation is of another kind")
+    return factors

@@ -45,17 +45,26 @@ def find_scale(x: _Array, scale: _Array) -> None:
 
 
 @numba.njit(nogil=True)
-def _quantize_row(x: _Array, steps: _Array, scale: _Array, offset: _Array) -> None:
-    width = x.shape[0]
-    rotated = np.empty(width, np.float32)
+def quantize_row(x: _Array, rotated: _Array, steps: _Array, scale: _Array) -> np.int32:
+    """Rotates a row [width] and rounds it to 8 bits times a scale [1]; returns the sum of the integers.
+
+    `rotated` [width] is scratch. No two arrays are one: LLVM would compute element by element where it cannot tell.
+    """
     rotate_row(x, rotated)
     find_scale(rotated, scale)
     unit = scale[0]  # a local, so that the loop is one of vectors
     total = np.int32(0)
-    for d in range(width):
+    for d in range(x.shape[0]):
         step = np.int32(np.rint(rotated[d] / unit))
         steps[d] = step
         total += step
+    return total
+
+
+@numba.njit(nogil=True)
+def _quantize_product_row(x: _Array, steps: _Array, scale: _Array, offset: _Array) -> None:
+    width = x.shape[0]
+    total = quantize_row(x, np.empty(width, np.float32), steps, scale)
     for d in range(width, steps.shape[0]):
         steps[d] = 0
     offset[0] = -WEIGHT_OFFSET * total
@@ -73,10 +82,10 @@ def quantize(x: _Array, steps: _Array, scales: _Array, offsets: _Array) -> None:
     """
     if x.shape[0] <= FEW_ROWS:
         for row in range(x.shape[0]):
-            _quantize_row(x[row], steps[row], scales[row : row + 1], offsets[row : row + 1])
+            _quantize_product_row(x[row], steps[row], scales[row : row + 1], offsets[row : row + 1])
     else:
         for row in numba.prange(x.shape[0]):
-            _quantize_row(x[row], steps[row], scales[row : row + 1], offsets[row : row + 1])
+            _quantize_product_row(x[row], steps[row], scales[row : row + 1], offsets[row : row + 1])
 
 
 @numba.njit(nogil=True, parallel=True, cache=True)

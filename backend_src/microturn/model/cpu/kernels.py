@@ -40,16 +40,16 @@ def rms_norm(x: _Array, gain: _Array, eps: np.float32, out: _Array) -> None:
 def _rotate(x: _Array, cos: _Array, sin: _Array, out: _Array) -> None:
     half = x.shape[0] // 2
     for d in range(half):
-        first, second = x[d], x[half + d]
-        out[d] = first * cos[d] - second * sin[d]
-        out[half + d] = second * cos[half + d] + first * sin[half + d]
+        first, second, of_pair = x[d], x[half + d], sin[half + d]
+        out[d] = first * cos[d] - second * of_pair
+        out[half + d] = second * cos[half + d] + first * of_pair
 
 
 @numba.njit(fastmath=_FAST, nogil=True, cache=True)
 def split_heads(
     qkv: _Array,
-    q_gain: _Array | None,
-    k_gain: _Array | None,
+    q_gain: _Array,
+    k_gain: _Array,
     eps: np.float32,
     cos: _Array,
     sin: _Array,
@@ -61,22 +61,37 @@ def split_heads(
 
     Args:
         qkv: [tokens, heads + 2 * kv_heads, head_dim], the query heads first; overwritten where it is normed.
-        q_gain: [head_dim], or None for heads that are not normed; `k_gain` likewise.
+        q_gain: [head_dim], or empty for heads that are not normed; `k_gain` likewise.
         eps: of the norms.
         cos: [tokens, head_dim] of rotary embeddings (Su et al., 2021), pairs half a head apart; `sin` likewise.
-        q: [tokens, heads, head_dim], written.
+        q: [at least tokens, heads, head_dim], written.
         k: [tokens, kv_heads, head_dim], written; `v` likewise.
     """
     num_heads, num_kv_heads = q.shape[1], k.shape[1]
     for token in range(qkv.shape[0]):
         for head in range(num_heads):
             given = qkv[token, head]
-            if q_gain is not None:
+            if q_gain.shape[0] > 0:
                 _normalize(given, q_gain, eps, given)
             _rotate(given, cos[token], sin[token], q[token, head])
         for head in range(num_kv_heads):
             given = qkv[token, num_heads + head]
-            if k_gain is not None:
+            if k_gain.shape[0] > 0:
                 _normalize(given, k_gain, eps, given)
             _rotate(given, cos[token], sin[token], k[token, head])
             v[token, head] = qkv[token, num_heads + num_kv_heads + head]
+
+
+@numba.njit(nogil=True)
+def turn_back(q: _Array, num_tokens: int, moved: _Array, cos: _Array, sin: _Array) -> None:
+    """Rotates the queries of rows with moved sinks once more.
+
+    Args:
+        q: [tokens and moved ones, heads, head_dim]; those behind the tokens' own are written.
+        num_tokens: of the pass.
+        moved: int64 [n], which tokens.
+        cos: [n, head_dim]; `sin` likewise, of which only the second half of a head is read.
+    """
+    for index in range(moved.shape[0]):
+        for head in range(q.shape[1]):
+            _rotate(q[moved[index], head], cos[index], sin[index], q[num_tokens + index, head])

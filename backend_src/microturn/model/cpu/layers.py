@@ -1,12 +1,12 @@
 """A decoder's forward pass over packed tokens in few, fused operations.
 
-Transformers' own modules need some thirty operations per layer; this needs ten, or three if a layer is compiled. That
-halves the time of a small model's decode step.
+Transformers' own modules need some thirty operations per layer; this needs ten, or one for all layers if they are
+compiled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol, Self
 
 import torch
@@ -16,10 +16,11 @@ from transformers import PreTrainedModel
 from microturn.kv.layer_groups import LayerShape
 from microturn.model.cpu import attention as native
 from microturn.model.cpu.buffers import Angles, Buffers
-from microturn.model.cpu.compiled import CompiledLayer
+from microturn.model.cpu.compiled import CompiledLayers
 from microturn.model.cpu.linear import Linear, Product
 from microturn.model.cpu.stepwise import StepwiseLayer
 from microturn.model.cpu.weights import DecoderLayer, Products, RMSNorm, is_known
+from microturn.model.paged_attention import PagedAttention
 
 
 class Attention(Protocol):
@@ -28,18 +29,6 @@ class Attention(Protocol):
     def append_and_attend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None
     ) -> Tensor: ...
-
-
-class Layer(Protocol):
-    """One layer of a pass, around its attention."""
-
-    def project(self, angles: Angles, buffers: Buffers) -> None:
-        """Computes queries and keys, normed and rotated, and values from the hidden states."""
-        ...
-
-    def finish(self, attended: Tensor, buffers: Buffers) -> None:
-        """Adds the attention's output [tokens, heads, head_dim], projected, then the feed-forward block."""
-        ...
 
 
 class FusedLayers:
@@ -55,7 +44,8 @@ class FusedLayers:
         self._rotary = model.model.rotary_emb
         kinds = [turning.kind for turning in self._rotary.turnings]
         self._known = [DecoderLayer.of(*of, products) for of in zip(model.model.layers, shapes, kinds, strict=True)]
-        self._layers: list[Layer] = [CompiledLayer.of(known) or StepwiseLayer(known) for known in self._known]
+        self._stepwise = [StepwiseLayer(known) for known in self._known]
+        self._compiled = CompiledLayers.of(self._known)
         self._norm = RMSNorm.of(model.model.norm)
         self._head: Product = products.of(model.lm_head)
 
@@ -78,6 +68,13 @@ class FusedLayers:
             layer.down(gated, buffers.block)
         self._head(normed[:num_wanted], normed.new_empty(num_wanted, self._head.num_out))
 
+    def attend(self, num_tokens: int, attention: Attention) -> None:
+        """Computes only the attention of a pass, of zeros, for benchmarks."""
+        buffers = Buffers.of(self._known[0], torch.zeros(num_tokens, len(self._norm.gain)))
+        q, k, v = (part.zero_() for part in (buffers.q, buffers.k, buffers.v))
+        for index, known in enumerate(self._known):
+            attention.append_and_attend(index, q, k, v, known.scale, known.shape.window)
+
     def __call__(self, hidden: Tensor, positions: Tensor, wanted: Tensor, attention: Attention) -> Tensor:
         """Runs all layers.
 
@@ -91,14 +88,21 @@ class FusedLayers:
             float32 logits [n, vocab_size].
         """
         angles = {kind: self._angles(hidden, positions, kind) for kind in {known.kind for known in self._known}}
+        if self._compiled is not None and isinstance(attention, PagedAttention) and attention.is_native:
+            self._compiled(hidden, angles, attention)
+        else:
+            self._run_stepwise(hidden, angles, attention)
+        last = hidden[wanted]
+        return self._head(self._norm(last, last), hidden.new_empty(len(wanted), self._head.num_out))
+
+    def _run_stepwise(self, hidden: Tensor, angles: Mapping[str | None, Angles], attention: Attention) -> None:
+        """One layer after another, some kernels each."""
         buffers = Buffers.of(self._known[0], hidden)
         q, k, v = buffers.q, buffers.k, buffers.v
-        for index, (known, layer) in enumerate(zip(self._known, self._layers, strict=True)):
+        for index, (known, layer) in enumerate(zip(self._known, self._stepwise, strict=True)):
             layer.project(angles[known.kind], buffers)
             attended = attention.append_and_attend(index, q, k, v, known.scale, known.shape.window)
             layer.finish(attended, buffers)
-        last = hidden[wanted]
-        return self._head(self._norm(last, last), hidden.new_empty(len(wanted), self._head.num_out))
 
     @property
     def weight_bytes(self) -> int:

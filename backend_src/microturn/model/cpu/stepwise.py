@@ -17,7 +17,7 @@ _MOST_UNCUT = 16384
 
 
 class StepwiseLayer:
-    """A `Layer`.
+    """One layer of a pass, around its attention.
 
     Args:
         layer: the layer to compute.
@@ -27,14 +27,14 @@ class StepwiseLayer:
         self._layer = layer
 
     def project(self, angles: Angles, buffers: Buffers) -> None:
-        """See `Layer`."""
+        """Computes queries and keys, normed and rotated, and values from the hidden states."""
         layer = self._layer
         layer.qkv(layer.input_norm(buffers.hidden, buffers.normed), buffers.qkv.flatten(1))
         _, _, qkv, q, k, v, *_ = buffers.arrays
         kernels.split_heads(qkv, *layer.head_norms, *angles, q, k, v)
 
     def finish(self, attended: Tensor, buffers: Buffers) -> None:
-        """See `Layer`."""
+        """Adds the attention's output [tokens, heads, head_dim], projected, then the feed-forward block."""
         layer = self._layer
         _add(layer.output(attended.flatten(1), buffers.block), layer.attended_norm, buffers)
         layer.gate_up(layer.feed_forward_norm(buffers.hidden, buffers.normed), buffers.gate_up)

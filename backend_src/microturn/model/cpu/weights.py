@@ -58,13 +58,13 @@ class RMSNorm:
 
     def __call__(self, x: Tensor, out: Tensor) -> Tensor:
         """Writes the normed rows of x [rows, width] into out, which may be x itself; float32, contiguous, on a CPU."""
-        kernels.rms_norm(x.numpy(), *self.arrays, out.numpy())
+        kernels.rms_norm(x.numpy(), *arrays_of(self), out.numpy())
         return out
 
-    @property
-    def arrays(self) -> tuple[NDArray[np.float32], np.float32]:
-        """Gain and eps, as kernels take them."""
-        return self.gain.numpy(), np.float32(self.eps)
+
+def arrays_of(norm: RMSNorm | None) -> tuple[NDArray[np.float32], np.float32]:
+    """Gain and eps, as kernels take them; the gain is empty without a norm."""
+    return (np.empty(0, np.float32), np.float32(0)) if norm is None else (norm.gain.numpy(), np.float32(norm.eps))
 
 
 @dataclass(frozen=True)
@@ -110,11 +110,9 @@ class DecoderLayer:
         return self.qkv, self.output, self.gate_up, self.down
 
     @property
-    def head_norms(self) -> tuple[NDArray[np.float32] | None, NDArray[np.float32] | None, np.float32]:
-        """Gains of query and key heads, None without a norm, and the norms' eps, for kernels."""
-        if self.q_norm is None or self.k_norm is None:
-            return None, None, np.float32(0)
-        (q_gain, eps), (k_gain, _) = self.q_norm.arrays, self.k_norm.arrays
+    def head_norms(self) -> tuple[NDArray[np.float32], NDArray[np.float32], np.float32]:
+        """Gains of query and key heads, empty without a norm, and the norms' eps, for kernels."""
+        (q_gain, eps), (k_gain, _) = arrays_of(self.q_norm), arrays_of(self.k_norm)
         return q_gain, k_gain, eps
 
     @classmethod

@@ -1,57 +1,119 @@
-"""A compiled layer computes what the same layer does kernel by kernel."""
+"""All layers in one call compute what they do one after another, kernel by kernel."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
-from microturn.model.cpu.buffers import Buffers
-from microturn.model.cpu.compiled import CompiledLayer
+from microturn.kv.layer_groups import LayerGroups
+from microturn.kv.page_layout import PageLayout
+from microturn.kv.tensors import KVTensors
+from microturn.model.batch import Batch, Row, RowPages
+from microturn.model.cpu.arrays import LayerArrays, Unlike
+from microturn.model.cpu.compiled import CompiledLayers
 from microturn.model.cpu.int8_linear import Int8Linear
-from microturn.model.cpu.linear import Linear, Product
-from microturn.model.cpu.stepwise import StepwiseLayer
+from microturn.model.cpu.layers import FusedLayers
+from microturn.model.cpu.linear import Linear
 from microturn.model.cpu.weights import DecoderLayer
-from microturn.model.runner import trace_layers
+from microturn.model.runner import ModelRunner, trace_layers
 from support import models
 
+PAGE_SIZE, NUM_PAGES = 16, 8
+MODELS = {
+    "llama": models.llama,
+    "grouped heads": models.grouped_heads,
+    "biases": models.biases,
+    "two windows": models.sliding_window,
+    "norms of heads": partial(models.with_served_heads, "qwen3"),
+    "norms behind blocks, two kinds of angles": partial(models.with_served_heads, "gemma3"),
+    "groups": partial(models.with_served_heads, "gemma3", num_hidden_layers=6),
+}
 
-def known_layer(shape: str, products: type[Linear] | type[Int8Linear] = Int8Linear) -> DecoderLayer:
-    model = getattr(models, shape)()
-    return DecoderLayer.of(model.model.layers[1], trace_layers(model)[1], None, products)
+
+def row(groups: LayerGroups, token_ids: Sequence[int], position: int, number: int, *, has_moved: bool = False) -> Row:
+    """A row with pages of its own in each group, the other tokens of which were never written but are zeros."""
+    moved = {"num_sinks": PAGE_SIZE, "num_evicted": 40} if has_moved else {}
+    first = number * groups.num_groups * NUM_PAGES
+    of_kinds = []
+    for kind in groups.kinds:
+        num = kind.num_groups * NUM_PAGES
+        of_kinds.append(RowPages(list(range(first, first + num)), **moved))
+        first += num
+    return Row(token_ids, position + moved.get("num_evicted", 0), of_kinds[0].pages, others=of_kinds[1:], **moved)
 
 
-@pytest.mark.parametrize("shape", ["llama", "grouped_heads", "sliding_window", "biases"])
-@pytest.mark.parametrize("num_tokens", [1, 8, 9, 40])
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.int8], ids=["float32", "int8"])
+@pytest.mark.parametrize("new_model", MODELS.values(), ids=MODELS.keys())
 @torch.inference_mode()
-def test_both_ways_give_the_same(shape: str, num_tokens: int) -> None:
-    layer = known_layer(shape)
-    compiled = CompiledLayer.of(layer)
-    assert compiled is not None
-    hidden = torch.randn(num_tokens, layer.output.num_out)
-    turned = np.random.default_rng(0).random((num_tokens, layer.shape.head_dim), np.float32)
-    results = []
-    for way in (compiled, StepwiseLayer(layer)):
-        buffers = Buffers.of(layer, hidden.clone())
-        way.project((turned, 1 - turned), buffers)
-        projected = [tensor.clone() for tensor in (buffers.q, buffers.k, buffers.v)]
-        way.finish(buffers.q, buffers)
-        results.append([*projected, buffers.hidden])
+def test_both_ways_give_the_same(new_model: Callable[[], PreTrainedModel], kv_dtype: torch.dtype) -> None:
+    model = new_model()
+    layers = trace_layers(model)
+    groups = LayerGroups.of(layers)
+    ids = torch.randint(models.VOCAB_SIZE, (49,), generator=torch.Generator().manual_seed(1)).tolist()
+    batches = [
+        [row(groups, ids[:40], 0, 0), row(groups, ids[40:], 0, 1)],
+        [row(groups, [7], 40, 0), row(groups, [8], 9, 1)],
+        [row(groups, ids[:9], 41, 0, has_moved=True), row(groups, [4], 10, 1)],
+        [row(groups, [5], 50, 0, has_moved=True), row(groups, [6], 11, 1)],
+    ]
+    results: list[list[Tensor]] = []
+    for is_compiled in (True, False):
+        decoder = FusedLayers(model, layers, Int8Linear)
+        assert decoder._compiled is not None
+        if not is_compiled:
+            decoder._compiled = None
+        kv = KVTensors(
+            layers, 2 * groups.num_groups * NUM_PAGES, PAGE_SIZE, kv_dtype, groups=groups, layout=PageLayout.PANELS
+        )
+        for pages in kv.layers:
+            for tensor in pages.tensors:
+                tensor.zero_()
+        runner = ModelRunner(model, kv, decoder=decoder)
+        results.append([runner.run(Batch(batch)).clone() for batch in batches])
     for got, expected in zip(*results, strict=True):
         # A last bit here or there, and then a step of an input that is rounded.
-        torch.testing.assert_close(got, expected, atol=1e-3, rtol=1e-3)
-    assert not torch.equal(results[0][-1], hidden)
+        assert float((got - expected).square().mean().sqrt() / expected.std()) < 0.05
+
+
+def known_layers(
+    products: type[Linear] | type[Int8Linear] = Int8Linear, model: PreTrainedModel | None = None
+) -> list[DecoderLayer]:
+    model = models.llama() if model is None else model
+    shapes = trace_layers(model)
+    return [
+        DecoderLayer.of(layer, shape, None, products) for layer, shape in zip(model.model.layers, shapes, strict=True)
+    ]
 
 
 def test_only_8_bit_products_and_known_activations_are_compiled() -> None:
-    assert CompiledLayer.of(known_layer("llama", Linear)) is None
-    layer = known_layer("llama")
-    object.__setattr__(layer, "activation", nn.GELU())
-    assert CompiledLayer.of(layer) is None
+    layers = known_layers()
+    assert CompiledLayers.of(layers) is not None
+    assert CompiledLayers.of(known_layers(Linear)) is None
+    assert CompiledLayers.of([*layers[:-1], replace(layers[-1], activation=nn.GELU())]) is None
+
+
+def test_layers_of_different_form_are_not_compiled() -> None:
+    layers = known_layers()
+    assert CompiledLayers.of([*layers[:-1], replace(layers[-1], attended_norm=layers[-1].input_norm)]) is None
+    with_bias = known_layers(model=models.biases())
+    assert CompiledLayers.of([layers[0], replace(layers[1], qkv=with_bias[1].qkv)]) is None
+
+
+def test_arrays_of_layers_are_of_one_type_and_shape() -> None:
+    first, second = np.zeros((2, 3), np.float32), np.ones((2, 3), np.float32)
+    assert LayerArrays.of([first, second]).addresses.tolist() == [first.ctypes.data, second.ctypes.data]
+    for other in (second.astype(np.float64), second[:1], np.ones((3, 2), np.float32).T):
+        with pytest.raises(Unlike):
+            LayerArrays.of([first, other])
 
 
 def test_a_layer_s_products_are_its_large_weights() -> None:
-    layer = known_layer("llama")
-    products: tuple[Product, ...] = (layer.qkv, layer.output, layer.gate_up, layer.down)
-    assert layer.products == products
+    (layer, *_) = known_layers()
+    assert layer.products == (layer.qkv, layer.output, layer.gate_up, layer.down)

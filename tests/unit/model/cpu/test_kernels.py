@@ -40,7 +40,7 @@ def test_heads_are_taken_apart_normed_and_rotated(is_normed: bool) -> None:
 
     q = torch.empty(num_tokens, num_heads, head_dim)
     k, v = torch.empty(2, num_tokens, num_kv_heads, head_dim)
-    gains = (q_gain.numpy(), k_gain.numpy()) if is_normed else (None, None)
+    gains = (q_gain.numpy(), k_gain.numpy()) if is_normed else 2 * (np.empty(0, np.float32),)
     kernels.split_heads(qkv.numpy(), *gains, EPS, cos.numpy(), sin.numpy(), q.numpy(), k.numpy(), v.numpy())
 
     torch.testing.assert_close(q, rotated(given_q, cos, sin))
