@@ -80,12 +80,12 @@ def _change_plan(patch: pytest.MonkeyPatch, change: Callable[[PagedStep], PagedS
 
 
 def _change_window(patch: pytest.MonkeyPatch, change: Callable[[int | None], int | None]) -> None:
-    original = PagedAttention.append_and_attend
+    def changed(original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args: original(*args[:-1], change(args[-1]))
 
-    def append_and_attend(self: PagedAttention, *args: Any) -> torch.Tensor:
-        return original(self, *args[:-1], change(args[-1]))
-
-    patch.setattr(PagedAttention, "append_and_attend", append_and_attend)
+    # Of a layer by itself, and of all in one call.
+    for name in ("append_and_attend", "layer_step"):
+        patch.setattr(PagedAttention, name, changed(getattr(PagedAttention, name)))
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from microturn.kv.page_layout import PageLayout
 from microturn.kv.quantization import dequantize
 from microturn.kv.tensors import KVTensors
 from microturn.model.batch import Batch, Row
-from microturn.model.cpu.attention_work import SPLIT_LEN, TILE_ROWS
 from microturn.model.cpu.attention_operands import HAS_BFLOAT16
 from microturn.model.cpu.attention_panels import KEY_BLOCK
+from microturn.model.cpu.attention_work import SPLIT_LEN, TILE_ROWS
 from microturn.model.cpu.rotation import block_of
 from microturn.model.paged_attention import PagedAttention
 from support.rounded import rotated
