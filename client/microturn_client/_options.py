@@ -68,6 +68,9 @@ class GenerationOptions(TypedDict, total=False):
         stream: False has the answer come as a whole, when it has ended, which takes server and client less processor
             time. The turn is silent until then: see ``timeout_s``. Turns behind the session's first, also one that
             would interrupt it, wait for its first response: stream that one where it is long.
+        stream_interval_ms: the first tokens come at once, those behind them in messages at least so many milliseconds
+            apart, and the last at once. A message for each token takes server and client processor time that the model
+            could use: 50 is not noticed where the answer is read or spoken. At most 1,000.
         speculate: ``ngram`` verifies what the context has said before as a draft of what it says next: the same
             answer, up to rounding, in fewer steps where a text repeats itself; ``off``, which is the default.
     """
@@ -89,6 +92,7 @@ class GenerationOptions(TypedDict, total=False):
     skip_special_tokens: bool
     logprobs: bool | int
     stream: bool
+    stream_interval_ms: float
     speculate: Literal["off", "ngram"]
 
 
@@ -190,6 +194,7 @@ DEFAULTS: Mapping[str, object] = {
     "skip_special_tokens": True,
     "logprobs": False,
     "stream": True,
+    "stream_interval_ms": 0.0,
     "speculate": "off",
     "parse_special": False,
     "return_appended_ids": False,
@@ -199,7 +204,7 @@ DEFAULTS: Mapping[str, object] = {
 
 _SAMPLING_OPTIONS = GenerationOptions.__annotations__.keys() - {
     *("max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "logprobs", "speculate"),
-    *("skip_special_tokens", "stream"),
+    *("skip_special_tokens", "stream", "stream_interval_ms"),
 }
 
 

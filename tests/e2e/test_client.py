@@ -182,3 +182,15 @@ async def test_the_model_and_its_limits_are_known_before_a_session_is_opened(ser
         client.model_info()
     with Client(server) as client, client.session() as session, pytest.raises(ContextFull):
         session.append([5] * (info.limits.max_context + 1))
+
+
+def test_an_interval_packs_the_tokens_behind_the_first(client: Client, expected: list[int]) -> None:
+    """A response for each token costs client and server processor time, so a program may ask for fewer."""
+    with client.session() as session:
+        turn = session.turn(PROMPT, max_tokens=40, ignore_eos=True, stream_interval_ms=1000)
+        arrived = [(event, time.monotonic()) for event in turn if isinstance(event, Tokens)]
+        assert [token_id for event, _ in arrived for token_id in event.ids] == expected
+        (first, first_s), *_, (_, last_s) = arrived
+        assert len(first.ids) == 1
+        assert first.position == len(PROMPT)
+        assert len(arrived) <= 2 + (last_s - first_s)  # the first, the last, and one for each second between them

@@ -385,6 +385,14 @@ class ClientContract:
             assert len(streamed) > len(list(session.turn([70], **GENERATE, stream=False))) == 2
             assert generate(other, [71]) == generate(session, [71])
 
+    def test_an_answer_with_an_interval_is_the_same(self, client: Client) -> None:
+        with client.session() as session, client.session(stream_interval_ms=1000) as other:
+            *tokens, end = other.turn(PROMPT, **GENERATE)
+            assert isinstance(end, TurnEnd)
+            ids = [token_id for event in tokens if isinstance(event, Tokens) for token_id in event.ids]
+            assert ids == generate(session, PROMPT)
+            assert generate(other, [70], stream_interval_ms=0) == generate(session, [70])
+
     def test_an_interrupted_answer_that_is_not_streamed_has_what_was_generated(self, client: Client) -> None:
         with client.session() as session:
             session.append(PROMPT)

@@ -39,7 +39,7 @@ def answer_end(
         status = replace(status, model_fingerprint=turn.model_fingerprint)
     session.is_rebuilt = False
     with aftermath():
-        turn.put(replace(output, status=status, appended_ids=appended_ids))
+        turn.put(replace(output, status=status, appended_ids=appended_ids), now_s)
     if turn.is_numbered:
         with aftermath():
             session.results.record(turn)
@@ -49,7 +49,7 @@ def answer_cancelled(session: Session, turn: Turn, now_s: float) -> None:
     """Answers a turn of which nothing stays, as its client asked for."""
     if turn.checkpoint is None:  # it never ran
         turn.number = session.num_turns
-    turn.put(TurnOutput(status=_status_of(session, turn, "cancelled", now_s)))
+    turn.put(TurnOutput(status=_status_of(session, turn, "cancelled", now_s)), now_s)
 
 
 def _status_of(session: Session, turn: Turn, reason: str, now_s: float, context_len: int | None = None) -> Status:

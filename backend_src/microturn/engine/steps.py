@@ -254,7 +254,7 @@ class Steps:
         elif turn.stop_reason is not None or turn.num_output == turn.max_tokens:
             self._lifecycle.finish(session, turn, "length" if turn.stop_reason is None else "stop", output)
         else:
-            turn.put(output)
+            turn.put(output, self._clock())
 
     def _stop_ids(self, options: TurnOptions) -> tuple[int, ...]:
         return options.stop_token_ids if options.ignore_eos else (*options.stop_token_ids, *self._eos_ids)

@@ -27,6 +27,7 @@ MAX_LOGIT_BIASES = 1024
 MAX_TOOL_NAME_LEN = 256
 MAX_KEY_LEN = 256
 MAX_DEADLINE_MS = 3_600_000.0
+MAX_STREAM_INTERVAL_MS = 1_000.0
 MAX_PRIORITY = 100
 MAX_PARAMETERS_LEN = 1 << 20
 ROLES = ("system", "user", "assistant", "tool")
@@ -136,6 +137,7 @@ class TurnOptions:
     skip_special_tokens: bool = _option(True, boolean)
     logprobs: bool | int = _option(False, _logprobs)
     stream: bool = _option(True, boolean)
+    stream_interval_ms: float = _option(0.0, number(0, MAX_STREAM_INTERVAL_MS))
     speculate: str = _option("off", one_of("off", "ngram"))
     return_appended_ids: bool = _option(False, boolean)
     count_only: bool = _option(False, boolean)

@@ -13,7 +13,7 @@ from microturn.sessions.inputs import EmbedInput, TextInput, TokenInput
 from microturn.sessions.turn import Turn, TurnOutput, TurnRequest
 
 # Options about how a turn is delivered. A client that repeats it may well say them differently.
-_DELIVERY = frozenset({"deadline_ms", "stream", "traceparent", "session_key", "tenant"})
+_DELIVERY = frozenset({"deadline_ms", "stream", "stream_interval_ms", "traceparent", "session_key", "tenant"})
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self
@@ -62,6 +63,8 @@ class TurnOutput:
     @classmethod
     def joined(cls, pieces: Sequence[Self]) -> Self:
         """Pieces of one answer, in their order and at least one, as one piece."""
+        if len(pieces) == 1:  # as nearly each piece of a streamed answer is
+            return pieces[0]
         return cls(
             token_ids=tuple(token_id for piece in pieces for token_id in piece.token_ids),
             text="".join(piece.text for piece in pieces),
@@ -119,9 +122,10 @@ class Turn:
         request: what was asked.
         options: the session's defaults with what the request said.
         sinks: where it is answered: the request's, and those of its repetitions.
-        pieces: what was answered so far; kept for a numbered turn, which may be asked for again, for one that is
-            answered as a whole, and on demand.
+        pieces: what was answered so far; kept for a numbered turn, which may be asked for again, and on demand.
         keeps_pieces: whether they are kept anyway.
+        unsent: pieces that no sink has yet: they wait for those behind them.
+        send_at_s: when the next of them go to the sinks.
         on_end: is told how the turn ended, once.
         number: its place among the turns of its session.
         checkpoint: what its session's history is put back to when the turn is undone; None before it runs.
@@ -146,6 +150,8 @@ class Turn:
     sinks: list[TurnSink] = field(default_factory=list)
     pieces: list[TurnOutput] = field(default_factory=list)
     keeps_pieces: bool = False
+    unsent: list[TurnOutput] = field(default_factory=list)
+    send_at_s: float = -math.inf
     on_end: Callable[[Turn, Status | MicroturnError], None] = lambda _turn, _answer: None
     number: int = 0
     checkpoint: Checkpoint | None = None
@@ -172,18 +178,24 @@ class Turn:
     def __post_init__(self) -> None:
         self.sinks.append(self.request.sink)
 
-    def put(self, output: TurnOutput) -> None:
-        """Answers with a piece, or keeps it until the answer is whole; one with a status is the last."""
+    def put(self, output: TurnOutput, now_s: float) -> None:
+        """Answers with a piece, or keeps it until those behind it are there; one with a status is the last."""
         self.is_answered = output.status is not None
-        streams = self.options.stream
-        if self.is_numbered or self.keeps_pieces or not streams:
+        if self.is_numbered or self.keeps_pieces:
             self.pieces.append(output)
-        if streams or self.is_answered:
-            answer = output if streams else TurnOutput.joined(self.pieces)
-            for sink in self.sinks:
-                sink.put(answer)
+        self.unsent.append(output)
+        if self.is_answered or (self.options.stream and now_s >= self.send_at_s):
+            self.send_at_s = now_s + self.options.stream_interval_ms / 1e3
+            self._send()
         if output.status is not None:
             self.on_end(self, output.status)
+
+    def _send(self) -> None:
+        if self.unsent:
+            answer = TurnOutput.joined(self.unsent)
+            self.unsent = []
+            for sink in self.sinks:
+                sink.put(answer)
 
     def fail(self, error: MicroturnError) -> None:
         """Answers that the turn changed nothing, and why."""
@@ -205,6 +217,7 @@ class Turn:
     def attach(self, sink: TurnSink) -> None:
         """Answers a repetition too, from the beginning on."""
         if self.pieces and self.options.stream:
+            self._send()  # else it would get these twice
             sink.put(TurnOutput.joined(self.pieces))
         self.sinks.append(sink)
 

@@ -31,9 +31,9 @@ def test_turns_that_have_ended_are_passed_over() -> None:
     turns = [turn_until(deadline_ms) for deadline_ms in (100, 200)]
     for turn in turns:
         deadlines.watch(turn)
-    turns[0].put(TurnOutput(text="a piece"))
+    turns[0].put(TurnOutput(text="a piece"), 0.0)
     assert deadlines.next_s() == 0.1
-    turns[0].put(TurnOutput(status=Status("length", None, 0, 3, 3, {}, {}, 60.0, 1)))
+    turns[0].put(TurnOutput(status=Status("length", None, 0, 3, 3, {}, {}, 60.0, 1)), 0.0)
     assert deadlines.next_s() == 0.2
     turns[1].fail(Unavailable("no"))
     assert deadlines.next_s() is None

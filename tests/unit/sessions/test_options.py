@@ -80,6 +80,7 @@ def test_what_is_no_integer_is_refused(name: str, bad: Any) -> None:
         ("presence_penalty", [-100, 0, 100], [-100.1, 100.1]),
         ("frequency_penalty", [-100, 0, 100], [-100.1, 100.1]),
         ("deadline_ms", [0, 0.5, 200, 3_600_000], [-1, 3_600_001]),
+        ("stream_interval_ms", [0, 0.5, 50, 1000], [-1, 1000.1]),
     ],
 )
 def test_numbers_have_a_range(name: str, good: list[float], bad: list[float]) -> None:

@@ -27,7 +27,7 @@ def ended(request: TurnRequest, *pieces: TurnOutput) -> Turn:
     """A turn that has answered so."""
     turn = Turn(request, number=request.options["turn"])
     for piece in (*pieces, TurnOutput(text=f"turn {turn.number}", status=replace(STATUS, turn=turn.number))):
-        turn.put(piece)
+        turn.put(piece, 0.0)
     return turn
 
 

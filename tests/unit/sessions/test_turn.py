@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -141,10 +142,10 @@ def test_who_asks_again_is_answered_from_the_beginning(num_before: int) -> None:
     turn = asking(FULL, turn=0)
     first, again = turn.request.sink, Recorder()
     for piece in PIECES[:num_before]:
-        turn.put(piece)
+        turn.put(piece, 0.0)
     turn.attach(again)
     for piece in PIECES[num_before:]:
-        turn.put(piece)
+        turn.put(piece, 0.0)
     assert first.outputs == PIECES
     assert again.token_ids == [1, 2]
     assert again.text == "abc"
@@ -166,11 +167,11 @@ def test_who_has_left_is_told_that_and_nothing_more() -> None:
     turn = asking(FULL, turn=0)
     first, again, stranger = turn.request.sink, Recorder(), Recorder()
     turn.attach(again)
-    turn.put(PIECES[0])
+    turn.put(PIECES[0], 0.0)
     error = Unavailable("gone")
     for sink in (first, first, stranger):
         turn.detach(sink, error)
-    turn.put(PIECES[2])
+    turn.put(PIECES[2], 0.0)
     assert (first.outputs, first.error) == (PIECES[:1], error)
     assert not stranger.is_done
     assert again.is_done
@@ -181,7 +182,7 @@ def test_a_turn_without_a_number_keeps_nothing_of_its_answer() -> None:
     """Nobody can ask for it again."""
     turn = asking(FULL)
     for piece in PIECES:
-        turn.put(piece)
+        turn.put(piece, 0.0)
     assert turn.pieces == []
 
 
@@ -209,17 +210,69 @@ def test_a_joined_piece_begins_where_the_first_token_is() -> None:
 def test_an_answer_that_is_not_streamed_is_one_piece_for_all_who_wait() -> None:
     sinks = [Recorder(), Recorder()]
     turn = Turn(TurnRequest(1, TokenInput((1,)), sinks[0], 0.0), options=TurnOptions(stream=False))
-    turn.put(TurnOutput(token_ids=(5,), text="a", position=7))
+    turn.put(TurnOutput(token_ids=(5,), text="a", position=7), 0.0)
     turn.attach(sinks[1])
-    turn.put(TurnOutput(token_ids=(6,), text="b", position=8))
+    turn.put(TurnOutput(token_ids=(6,), text="b", position=8), 0.0)
     assert not any(sink.outputs for sink in sinks)
-    turn.put(TurnOutput(text="c", status=STATUS))
+    turn.put(TurnOutput(text="c", status=STATUS), 0.0)
     whole = TurnOutput(token_ids=(5, 6), text="abc", position=7, status=STATUS)
     assert [sink.outputs for sink in sinks] == [[whole], [whole]]
 
 
 def test_an_answer_that_is_not_streamed_and_fails_is_an_error_alone() -> None:
     turn = Turn(TurnRequest(1, TokenInput((1,)), sink := Recorder(), 0.0), options=TurnOptions(stream=False))
-    turn.put(TurnOutput(token_ids=(5,), position=7))
+    turn.put(TurnOutput(token_ids=(5,), position=7), 0.0)
     turn.fail(Unavailable("gone"))
     assert (sink.outputs, sink.code) == ([], "UNAVAILABLE")
+
+
+# ---- an answer with an interval ------------------------------------------------------------------------------------
+
+
+def paced_turn(interval_ms: float = 50.0) -> Turn:
+    request = TurnRequest(1, TokenInput((1,)), Recorder(), 0.0, options={"turn": 0})
+    return Turn(request, options=TurnOptions(stream_interval_ms=interval_ms))
+
+
+def put_each(turn: Turn, times_ms: Sequence[int]) -> None:
+    """Puts a token at each of these times; its id is the time."""
+    for time_ms in times_ms:
+        turn.put(TurnOutput(token_ids=(time_ms,), text=f"{time_ms} ", position=time_ms), time_ms / 1e3)
+
+
+@pytest.mark.parametrize(
+    ("interval_ms", "groups"),
+    [
+        (0.0, [(0,), (14,), (28,), (42,), (56,), (70,), (120,), (125,)]),
+        (50.0, [(0,), (14, 28, 42, 56), (70, 120), (125,)]),
+        (1000.0, [(0,), (14, 28, 42, 56, 70, 120, 125)]),
+    ],
+)
+def test_tokens_behind_the_first_wait_until_the_interval_has_passed(
+    interval_ms: float, groups: list[tuple[int, ...]]
+) -> None:
+    turn = paced_turn(interval_ms)
+    put_each(turn, [0, 14, 28, 42, 56, 70, 120])
+    turn.put(TurnOutput(token_ids=(125,), position=125, status=STATUS), 0.125)
+    sink = turn.request.sink
+    assert [output.token_ids for output in sink.outputs] == groups
+    assert [output.position for output in sink.outputs] == [group[0] for group in groups]
+    assert sink.text == "0 14 28 42 56 70 120 "
+    assert sink.status == STATUS
+
+
+def test_who_asks_again_within_an_interval_gets_each_token_once() -> None:
+    turn = paced_turn()
+    put_each(turn, [0, 14, 28])
+    turn.attach(again := Recorder())
+    put_each(turn, [42])
+    turn.put(TurnOutput(status=STATUS), 0.05)
+    assert turn.request.sink.token_ids == again.token_ids == [0, 14, 28, 42]
+
+
+def test_tokens_that_wait_go_with_a_turn_that_fails() -> None:
+    turn = paced_turn()
+    put_each(turn, [0, 14])
+    turn.fail(Unavailable("gone"))
+    sink = turn.request.sink
+    assert (sink.token_ids, sink.code) == ([0], "UNAVAILABLE")
