@@ -19,7 +19,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-_COLOURS = {"session": "#1a7f5a", "whole": "#7cc47a", "prefix": "#c98a1b", "stateless": "#b3372f", "plain": "#6a5aa8"}
+_COLOURS = {
+    "session": "#1a7f5a",
+    "spaced": "#4bb37a",
+    "whole": "#9ad69a",
+    "prefix": "#c98a1b",
+    "stateless": "#b3372f",
+    "plain": "#6a5aa8",
+}
 _PEER_COLOURS = ("#2f6fb3", "#8c564b", "#7f7f7f", "#17a2b8")
 
 

@@ -1,6 +1,7 @@
 """The ways in which a benchmark is served, by name.
 
 * `session`: one streaming session per conversation; a turn sends its new tokens, and its answer comes token by token.
+* `spaced`: the same, but tokens behind the first share responses that are 50 ms apart.
 * `whole`: the same, but the answer comes when it has ended, as all peers' answers do here.
 * `prefix`: every turn is a request of its own, with the whole conversation so far; the server finds the KV of the pages
   that it has seen before, as servers without sessions do. It is warm as long as nobody else needs the pages.
@@ -27,7 +28,7 @@ from load_tests.bench.vllm_cpu import vllm_cpu
 from microturn.serve.child import running_server
 from microturn.zoo.store import resolve_model
 
-OWN_MODES = ("session", "whole", "prefix", "stateless", "plain")
+OWN_MODES = ("session", "spaced", "whole", "prefix", "stateless", "plain")
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def serving(mode: str, served: Served) -> AbstractContextManager[Service]:
             return openvino(served.model)
         case "vllm":
             return vllm_cpu(resolve_model(served.model), served.num_sessions)
-        case "session" | "whole" | "prefix" | "stateless":
+        case "session" | "spaced" | "whole" | "prefix" | "stateless":
             return _ours(mode, served)
     if served.llama_server is None:
         raise RuntimeError("--llama-server is missing: name the program, or build it with `make llama-server`")
@@ -98,6 +99,7 @@ class MicroturnServer:
 # How our server's modes hold a conversation.
 TALKS: Mapping[str, Callable[[str], Talk]] = {
     "session": SessionTalk,
+    "spaced": partial(SessionTalk, stream_interval_ms=50),
     "whole": partial(SessionTalk, stream=False),
     "prefix": Requests,
     "stateless": Requests,

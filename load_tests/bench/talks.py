@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from typing import Protocol, Unpack
 
-from microturn_client import AsyncClient, AsyncSession, Tokens
+from microturn_client import AsyncClient, AsyncSession, GenerationOptions, Tokens
 
 
 class Talk(Protocol):
@@ -46,12 +46,12 @@ class SessionTalk:
 
     Args:
         address: of the server.
-        stream: whether an answer comes token by token, or as a whole.
+        options: of the session's turns.
     """
 
-    def __init__(self, address: str, *, stream: bool = True) -> None:
+    def __init__(self, address: str, **options: Unpack[GenerationOptions]) -> None:
         self._client = AsyncClient(address, timeout_s=600)
-        self._session = self._client.session(stream=stream)
+        self._session = self._client.session(**options)
 
     async def turn(self, given: Sequence[int], num_output: int) -> None:
         """See `Talk.turn`."""
