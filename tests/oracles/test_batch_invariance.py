@@ -63,7 +63,9 @@ def test_preemption_changes_no_bit(model: PreTrainedModel, alone: Logits, kv_dty
 def test_a_sum_that_depends_on_the_batch_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Splits that begin at the row's oldest key instead of at fixed positions: the planted mistake of most engines."""
     model = models.grouped_heads()
-    monkeypatch.setattr(attention_work, "_borders", lambda oldest, key_end, *_: [oldest, (oldest + key_end) // 2, key_end])
+    monkeypatch.setattr(
+        attention_work, "_borders", lambda oldest, key_end, *_: [oldest, (oldest + key_end) // 2, key_end]
+    )
     whole, chunks = (_logits(model, [1], max_batch_tokens=n) for n in (2000, 5))
     assert any(not torch.equal(whole[at], chunks[at]) for at in whole)
 

@@ -15,7 +15,7 @@ _Array = NDArray[Any]
 
 
 class Unlike(Exception):
-    """Layers have no arrays of one type and shape; the argument says why."""
+    """Layers that one call cannot compute, since they differ or are of another kind; the argument says how."""
 
 
 class LayerArrays(NamedTuple):
@@ -36,8 +36,9 @@ class LayerArrays(NamedTuple):
         Raises:
             Unlike: they differ.
         """
-        if len({(array.dtype, array.shape, array.flags.c_contiguous) for array in arrays}) > 1:
-            raise Unlike("layers have arrays of different types or shapes")
+        assert all(array.flags.c_contiguous for array in arrays)
+        if len({(array.dtype, array.shape) for array in arrays}) > 1:
+            raise Unlike("arrays of different types or shapes")
         return cls(np.array([array.ctypes.data for array in arrays], np.int64), arrays[0])
 
 

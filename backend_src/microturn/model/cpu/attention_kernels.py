@@ -1,4 +1,4 @@
-"""The kernels of native attention, compiled by Numba; `attention` describes the algorithm and plans their work.
+"""The kernels of native attention, compiled by Numba; `attention` describes the algorithm, `attention_work` divides it.
 
 The arithmetic on a block of keys is in `attention_products` and `attention_softmax`, how it reads pages in
 `attention_panels`, how they are written in `attention_packing`, and how queries are made ready in `attention_queries`.

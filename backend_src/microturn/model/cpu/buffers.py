@@ -47,7 +47,13 @@ class Buffers:
 
     @classmethod
     def of(cls, layer: DecoderLayer, hidden: Tensor, num_moved: int = 0) -> Self:
-        """Allocates buffers for a pass of embedded tokens [tokens, hidden] through layers of these sizes."""
+        """Allocates buffers for a pass of embedded tokens [tokens, hidden] through layers of these sizes.
+
+        Args:
+            layer: any of them.
+            hidden: float32 [tokens, hidden].
+            num_moved: queries of rows with moved sinks.
+        """
         num_tokens, num_kv_heads, head_dim = len(hidden), layer.shape.num_kv_heads, layer.shape.head_dim
         return cls(
             hidden=hidden,

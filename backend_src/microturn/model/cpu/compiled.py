@@ -84,13 +84,13 @@ class _Pages(NamedTuple):
 
     Attributes:
         elements: see `LayerPages.arrays`; `scales` likewise.
-        kinds: int64 [layers], number of the layer's step and angles.
+        steps: int64 [layers], which of the steps and angles is the layer's.
         groups: int64 [layers], the layer's group.
     """
 
     elements: LayerArrays
     scales: LayerArrays
-    kinds: NDArray[np.int64]
+    steps: NDArray[np.int64]
     groups: NDArray[np.int64]
 
 
@@ -138,9 +138,9 @@ def _run(
     gated: _Array,
     block: _Array,
 ) -> None:
-    """All layers; `steps` and `angles` are of each kind, and the arrays from `hidden` on those of `Buffers`."""
-    for layer in range(pages.kinds.shape[0]):
-        step, (cos, sin) = steps[pages.kinds[layer]], angles[pages.kinds[layer]]
+    """All layers; the arrays from `hidden` on are those of `Buffers`."""
+    for layer in range(pages.steps.shape[0]):
+        step, (cos, sin) = steps[pages.steps[layer]], angles[pages.steps[layer]]
         _norm(hidden, layers.input_norm, layer, normed)
         multiply(normed, _weight(layers.qkv, layer), _rows(qkv), num_threads)
         q_gain, k_gain = array_of(layers.q_norm.gains, layer), array_of(layers.k_norm.gains, layer)
@@ -167,7 +167,7 @@ class _Places:
     Attributes:
         kv: the cache.
         pages: of each layer.
-        firsts: index of the first layer of each kind: layers of a kind have the same tables, window and angles.
+        firsts: index of the first layer of each step: layers with the same tables, window and angles share one.
     """
 
     kv: KVTensors
@@ -177,34 +177,36 @@ class _Places:
     @classmethod
     def of(cls, kv: KVTensors, layers: Sequence[DecoderLayer]) -> Self:
         groups = kv.groups.places
-        kinds = [(place.kind, layer.shape.window, layer.kind) for place, layer in zip(groups, layers, strict=True)]
-        distinct = list(dict.fromkeys(kinds))
+        steps = [(place.kind, layer.shape.window, layer.kind) for place, layer in zip(groups, layers, strict=True)]
+        distinct = list(dict.fromkeys(steps))
         elements, scales = zip(*(pages.arrays for pages in kv.layers), strict=True)
         pages = _Pages(
             LayerArrays.of(elements),
             LayerArrays.of(scales),
-            np.array([distinct.index(kind) for kind in kinds], np.int64),
+            np.array([distinct.index(step) for step in steps], np.int64),
             np.array([place.group for place in groups], np.int64),
         )
-        return cls(kv, pages, [kinds.index(kind) for kind in distinct])
+        return cls(kv, pages, [steps.index(step) for step in distinct])
 
 
 class CompiledLayers:
     """Layers of 8-bit products, of the same sizes.
 
     Args:
-        layers: the layers.
+        layers: the layers; they keep the arrays alive that kernels find by their addresses.
         arguments: their weights, for the kernel.
     """
 
     def __init__(self, layers: Sequence[DecoderLayer], arguments: _Layers) -> None:
-        self._layers = layers
+        self._layers = tuple(layers)
         self._arguments = arguments
         self._places: _Places | None = None
 
     @classmethod
     def of(cls, layers: Sequence[DecoderLayer]) -> Self | None:
         """The compiled layers, or None if a product or an activation is of another kind, or layers differ in form."""
+        if len({(layer.num_heads, layer.shape.num_kv_heads, layer.shape.head_dim) for layer in layers}) > 1:
+            return None
         try:
             qkv, output, gate_up, down = map(_Weights.of, zip(*(layer.products for layer in layers), strict=True))
             arguments = _Layers(
@@ -233,16 +235,17 @@ class CompiledLayers:
             angles: of the tokens' positions, by the layers' kinds.
             attention: of this step, native.
         """
-        if self._places is None or self._places.kv is not attention.kv:
-            self._places = _Places.of(attention.kv, self._layers)
-        kinds = [(index, self._layers[index]) for index in self._places.firsts]
-        steps = tuple(attention.layer_step(index, of.num_heads, of.shape.window) for index, of in kinds)
+        places = self._places
+        if places is None or places.kv is not attention.kv:
+            places = self._places = _Places.of(attention.kv, self._layers)
+        firsts = [(index, self._layers[index]) for index in places.firsts]
+        steps = tuple(attention.layer_step(index, of.num_heads, of.shape.window) for index, of in firsts)
         buffers = Buffers.of(self._layers[0], hidden, num_moved=max(len(step.moved) for step in steps))
         _run(
             self._arguments,
-            self._places.pages,
+            places.pages,
             steps,
-            tuple(angles[of.kind] for _, of in kinds),
+            tuple(angles[of.kind] for _, of in firsts),
             amx_threads(),
             *buffers.arrays,
         )

@@ -28,7 +28,7 @@ _tile = products.tile()
 
 
 @numba.njit(nogil=True)
-def find_scale(x: _Array, scale: _Array) -> None:
+def _find_scale(x: _Array, scale: _Array) -> None:
     """Sets the scale [1] with which a row's largest integer is MOST_STEPS.
 
     The scale of a row with a non-finite element is not finite: without their sign, floats are ordered like the integers
@@ -51,7 +51,7 @@ def quantize_row(x: _Array, rotated: _Array, steps: _Array, scale: _Array) -> np
     `rotated` [width] is scratch. No two arrays are one: LLVM would compute element by element where it cannot tell.
     """
     rotate_row(x, rotated)
-    find_scale(rotated, scale)
+    _find_scale(rotated, scale)
     unit = scale[0]  # a local, so that the loop is one of vectors
     total = np.int32(0)
     for d in range(x.shape[0]):

@@ -16,22 +16,29 @@ from numba.core import caching
 
 _HERE = Path(__file__).parent
 # This directory, and the other files that kernels use.
-_SOURCES = (_HERE, _HERE.parents[1] / "kv" / "quantization.py")
+_SOURCES = (_HERE, *(_HERE.parents[1] / "kv" / name for name in ("page_layout.py", "quantization.py")))
 
 
 @functools.cache
-def _stamp() -> bytes:
+def _stamp() -> str:
     digest = hashlib.sha256()
     for source in _SOURCES:
         for file in sorted(source.glob("*.py")) if source.is_dir() else [source]:
             digest.update(file.read_bytes())
-    return digest.digest()
+    return digest.hexdigest()
 
 
 class _Stamped:
     def get_source_stamp(self) -> Any:
         """The stamp that Numba compares: of the kernel's own file and of all the others."""
         return super().get_source_stamp(), _stamp()  # type: ignore[misc]
+
+    def get_disambiguator(self) -> str:
+        """A part of the files' names: an index of other sources is not even read.
+
+        It may name classes that are arguments of kernels, and that are gone: Numba compares stamps after unpickling.
+        """
+        return f"{super().get_disambiguator()}-{_stamp()[:16]}"  # type: ignore[misc]
 
 
 # Numba is untyped.

@@ -1,6 +1,6 @@
 """Small kernels of a decoder layer.
 
-All arrays are float32 and contiguous: others would be compiled again, to slower code. They run on one thread: in a
+Floats are float32, and arrays contiguous: others would be compiled again, to slower code. They run on one thread: in a
 decode step they take less time than starting a parallel region, and in a long append they are negligible.
 """
 
@@ -63,7 +63,8 @@ def split_heads(
         qkv: [tokens, heads + 2 * kv_heads, head_dim], the query heads first; overwritten where it is normed.
         q_gain: [head_dim], or empty for heads that are not normed; `k_gain` likewise.
         eps: of the norms.
-        cos: [tokens, head_dim] of rotary embeddings (Su et al., 2021), pairs half a head apart; `sin` likewise.
+        cos: [tokens, head_dim] of rotary embeddings (Su et al., 2021), pairs half a head apart; `sin` likewise, of
+            which only the second half of a head is read.
         q: [at least tokens, heads, head_dim], written.
         k: [tokens, kv_heads, head_dim], written; `v` likewise.
     """

@@ -59,8 +59,9 @@ class FusedLayers:
     def multiply(self, num_tokens: int, num_wanted: int) -> None:
         """Computes only the products of a pass, of zeros, for benchmarks."""
         buffers = Buffers.of(self._known[0], torch.zeros(num_tokens, len(self._norm.gain)))
-        normed, gated = buffers.normed.zero_(), buffers.gated.zero_()
-        attended = torch.zeros_like(buffers.q).flatten(1)
+        normed, gated, attended = (
+            part.zero_() for part in (buffers.normed, buffers.gated, buffers.attended.flatten(1))
+        )
         for layer in self._known:
             layer.qkv(normed, buffers.qkv.flatten(1))
             layer.output(attended, buffers.block)
@@ -69,7 +70,7 @@ class FusedLayers:
         self._head(normed[:num_wanted], normed.new_empty(num_wanted, self._head.num_out))
 
     def attend(self, num_tokens: int, attention: Attention) -> None:
-        """Computes only the attention of a pass, of zeros, for benchmarks."""
+        """Computes only the attention of a pass, of zeros, for benchmarks; they stay in the pages as its tokens' KV."""
         buffers = Buffers.of(self._known[0], torch.zeros(num_tokens, len(self._norm.gain)))
         q, k, v = (part.zero_() for part in (buffers.q, buffers.k, buffers.v))
         for index, known in enumerate(self._known):

@@ -1,7 +1,7 @@
 """Checks at load whether a model runs with 8-bit weights: as the stock model that rounds alike, in any batch.
 
-The layers have passed the probe in float32 before; only the products are new. The effect of rounding on quality is not
-checked here but measured by `make bench-weights`.
+The layers have passed the probe in float32 before, kernel by kernel; the products are new, and that all layers run in
+one call. The effect of rounding on quality is not checked here but measured by `make bench-weights`.
 """
 
 from __future__ import annotations

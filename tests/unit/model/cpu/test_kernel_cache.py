@@ -65,6 +65,23 @@ def test_a_kernel_is_compiled_again_when_what_it_is_made_of_has_changed(tmp_path
     assert run(tmp_path) == "50 0"
 
 
+def test_a_kernel_whose_argument_has_another_class_is_compiled_again(tmp_path: Path) -> None:
+    """Numba reads an index, which names the class, before it compares what it was made of."""
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    (tmp_path / "constants.py").write_text("")
+    of_class = "from typing import NamedTuple\n\nclass {name}(NamedTuple):\n    x: int\n\nmade = {name}(1)\n"
+    (sources / "kernel.py").write_text(
+        "import numba\nfrom pair import made\n\n@numba.njit(cache=True)\ndef of_made(made, x):\n"
+        "    return made.x + x\n\nclass kernel:\n    stats = property(lambda self: of_made.stats)\n"
+        "    def __call__(self, x):\n        return of_made(made, x)\n\nkernel = kernel()\n"
+    )
+    for name in ("One", "Other"):
+        (sources / "pair.py").write_text(of_class.format(name=name))
+        assert run(tmp_path) == "2 0"
+        assert run(tmp_path) == "2 1"
+
+
 def test_our_kernels_are_kept_so() -> None:
     program = (
         "from numba import config\n"

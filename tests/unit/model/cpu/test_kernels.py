@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from microturn.model.cpu import kernels
+from microturn.model.rotary import Rotary, Turning
 
 EPS = np.float32(1e-5)
 
@@ -46,6 +47,18 @@ def test_heads_are_taken_apart_normed_and_rotated(is_normed: bool) -> None:
     torch.testing.assert_close(q, rotated(given_q, cos, sin))
     torch.testing.assert_close(k, rotated(given_k, cos, sin))
     assert torch.equal(v, given_v)
+
+
+def test_queries_of_moved_sinks_are_rotated_as_torch_rotates_them() -> None:
+    num_tokens, head_dim = 5, 24
+    q = torch.randn(num_tokens + 2, 3, head_dim)
+    given, moved = q[:num_tokens].clone(), torch.tensor([1, 4])
+    rotary = Rotary({None: torch.rand(head_dim // 2)}, {None: 1.0}, [Turning()])
+    rotation = rotary.rotation(0, torch.tensor([-7, -300]))
+    angles = rotation.cos.squeeze(1).numpy(), rotation.sin.squeeze(1).numpy()
+    kernels.turn_back(q.numpy(), num_tokens, moved.numpy(), *angles)
+    torch.testing.assert_close(q[num_tokens:], rotation(given[moved]))
+    assert torch.equal(q[:num_tokens], given)
 
 
 def rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
