@@ -20,7 +20,7 @@ from microturn.model.cpu import attention_packing as packing
 from microturn.model.cpu import attention_panels as panels
 from microturn.model.cpu import attention_products as products
 from microturn.model.cpu import attention_softmax as softmax
-from microturn.model.cpu.attention_operands import MAX_TERMS
+from microturn.model.cpu.attention_operands import padded
 from microturn.model.cpu.attention_panels import KEY_BLOCK, NUM_KEY_VECTORS
 from microturn.model.cpu.attention_products import ROWS_AT_ONCE
 from microturn.model.cpu.attention_queries import TileMemory, new_memory, new_result, ready_queries
@@ -182,7 +182,7 @@ def append_and_attend(
     page_indptr, page_size = tables.page_indptr, tables.page_size
     num_kv_heads, head_dim = k.shape[1], k.shape[2]
     group = q.shape[1] // num_kv_heads
-    padded_dim = head_dim + -head_dim % (MAX_TERMS * LANES)
+    padded_dim = padded(head_dim)
     num_vectors = k.shape[0] * num_kv_heads
     if num_vectors <= _FEW_VECTORS:
         for vector in range(num_vectors):

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba.core import cgutils
-from numba.extending import overload
+from numba.extending import overload, register_jitable
 from numpy.typing import NDArray
 
 from microturn.model.cpu.vectors import (
@@ -248,6 +248,12 @@ def _new_lanes(pages: Any, num_elements: Any) -> Any:  # noqa: ARG001  Numba wan
         return np.empty(num_elements // terms, kind)
 
     return made
+
+
+@register_jitable
+def padded(head_dim: int) -> int:
+    """Elements of a head's queries and sums in memory: whole vectors, as many as `Operands.of_floats` takes at once."""
+    return head_dim + -head_dim % (MAX_TERMS * LANES)
 
 
 def repeated(b: ir.IRBuilder, address: ir.Value) -> ir.Value:

@@ -13,9 +13,8 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from microturn.model.cpu.attention_operands import MAX_TERMS
+from microturn.model.cpu.attention_operands import padded
 from microturn.model.cpu.attention_panels import KEY_BLOCK
-from microturn.model.cpu.vectors import LANES
 from microturn.model.paged_step import PagedStep
 
 # Most rows of a tile: with head_dim 64 queries and sums take up to 32 KiB of the L2 cache.
@@ -140,14 +139,13 @@ def plan(step: PagedStep, shape: Shape) -> Work:
         num_results += len(tile)
         most_divided = max(most_divided, tile[0][3])
     shares = _shares(units, num_threads)
-    padded_dim = shape.head_dim + -shape.head_dim % (MAX_TERMS * LANES)
     results = shape.num_kv_heads, num_results
     return Work(
         np.array(tasks, np.int32),
         np.array([unit for share in shares for unit in share], np.int32),
         np.cumsum([0, *map(len, shares)]).astype(np.int32),
         np.array(merges, np.int32).reshape(-1, 3),
-        np.empty((*results, most_divided * padded_dim), np.float32),
+        np.empty((*results, most_divided * padded(shape.head_dim)), np.float32),
         np.empty((*results, most_divided), np.float32),
         np.empty((*results, most_divided), np.float32),
         max(tile[0][3] for tile in tiles),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import hashlib
 from pathlib import Path
-from typing import Any
 
 from numba import config
 from numba.core import caching
@@ -29,14 +28,11 @@ def _stamp() -> str:
 
 
 class _Stamped:
-    def get_source_stamp(self) -> Any:
-        """The stamp that Numba compares: of the kernel's own file and of all the others."""
-        return super().get_source_stamp(), _stamp()  # type: ignore[misc]
-
     def get_disambiguator(self) -> str:
-        """A part of the files' names: an index of other sources is not even read.
+        """A part of the files' names, with the stamp of all sources: an index of others is not even read.
 
-        It may name classes that are arguments of kernels, and that are gone: Numba compares stamps after unpickling.
+        It may name classes that are arguments of kernels, and that are gone: Numba unpickles an index before it
+        compares the stamp in it.
         """
         return f"{super().get_disambiguator()}-{_stamp()[:16]}"  # type: ignore[misc]
 
