@@ -94,11 +94,11 @@ def test_smollm2_stays_near_float32_in_turns_and_in_one(smollm2: PreTrainedModel
 
 
 def test_the_oracle_sees_the_scales_of_other_tokens(
-    tiny_model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+    attending_model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dequantize = kv_tensors.dequantize
     monkeypatch.setattr(kv_tensors, "dequantize", lambda steps, scales: dequantize(steps, scales.roll(1, 3)))
     ids = random.Random(5).choices(range(VOCAB_SIZE), k=300)
-    got = one_shot_logits(tiny_model, ids, torch.int8)
+    got = one_shot_logits(attending_model, ids, torch.int8)
     # The scales of others may be memory that nobody wrote, and so the distance not a number: as far as any.
-    assert not distance(got, stock_logits(tiny_model, ids)) <= NEARNESS[torch.int8]
+    assert not distance(got, stock_logits(attending_model, ids)) <= NEARNESS[torch.int8]

@@ -112,13 +112,13 @@ def test_the_oracle_sees_a_planted_mistake(
 
 
 def test_the_oracle_sees_sessions_that_go_on_with_each_others_tokens(
-    tiny_model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+    attending_model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The mistake that running ahead invites."""
     original = InFlightStep.ids_of
     monkeypatch.setattr(InFlightStep, "ids_of", lambda self, following: original(self, following).roll(1))
     with pytest.raises(AssertionError):
-        check_incremental(tiny_model, range(VOCAB_SIZE), seed=7, num_sessions=8, new_runner=asynchronous_runner)
+        check_incremental(attending_model, range(VOCAB_SIZE), seed=7, num_sessions=8, new_runner=asynchronous_runner)
 
 
 def test_the_oracle_sees_a_window_one_too_long(monkeypatch: pytest.MonkeyPatch) -> None:

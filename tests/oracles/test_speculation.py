@@ -36,12 +36,12 @@ class Recorded:
 
 
 def test_logits_and_greedy_tokens_are_those_of_one_forward_pass(
-    tiny_model: PreTrainedModel, full: bool, monkeypatch: pytest.MonkeyPatch
+    attending_model: PreTrainedModel, full: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for seed in range(_NUM_RUNS_FULL if full else _NUM_RUNS):
 
         def run(seed: int = seed, **options: Any) -> list[list[int]]:
-            return check_incremental(tiny_model, range(2, 90), seed=seed, num_sessions=3, num_turns=4, **options)
+            return check_incremental(attending_model, range(2, 90), seed=seed, num_sessions=3, num_turns=4, **options)
 
         recorded = Recorded(run())
         monkeypatch.setattr(speculation, "look_up", recorded)

@@ -97,9 +97,11 @@ def check_window(
     ids=["small", "wide", "without sinks", "tiny"],
 )
 def test_any_split_equals_the_plain_reference(
-    tiny_model: PreTrainedModel, window: Window, new_runner: Callable[..., ModelRunner]
+    attending_model: PreTrainedModel, window: Window, new_runner: Callable[..., ModelRunner]
 ) -> None:
-    check_window(tiny_model, range(VOCAB_SIZE), window, seed=1, num_sessions=3, num_turns=12, new_runner=new_runner)
+    check_window(
+        attending_model, range(VOCAB_SIZE), window, seed=1, num_sessions=3, num_turns=12, new_runner=new_runner
+    )
 
 
 @pytest.mark.parametrize("window", [Window(16, 40, 16), Window(16, 5, 16)], ids=["longer", "shorter"])
@@ -108,9 +110,9 @@ def test_where_all_layers_have_a_window_the_shorter_one_counts(window: Window) -
 
 
 @pytest.mark.parametrize("max_batch_tokens", [1, 7, 500])
-def test_chunking_changes_nothing(tiny_model: PreTrainedModel, max_batch_tokens: int) -> None:
+def test_chunking_changes_nothing(attending_model: PreTrainedModel, max_batch_tokens: int) -> None:
     check_window(
-        tiny_model,
+        attending_model,
         range(VOCAB_SIZE),
         Window(16, 40, 16),
         seed=2,
@@ -120,12 +122,12 @@ def test_chunking_changes_nothing(tiny_model: PreTrainedModel, max_batch_tokens:
     )
 
 
-def test_what_is_preempted_is_computed_again_as_it_was(tiny_model: PreTrainedModel) -> None:
+def test_what_is_preempted_is_computed_again_as_it_was(attending_model: PreTrainedModel) -> None:
     """Five sessions that keep some 90 tokens each, on a pool for two: their whole history is walked through again."""
     window = Window(16, 40, 16)
     arguments: dict[str, Any] = {"seed": 3, "num_sessions": 5, "num_turns": 9}
-    roomy = check_window(tiny_model, range(VOCAB_SIZE), window, **arguments)
-    tight = check_window(tiny_model, range(VOCAB_SIZE), window, num_pages=13, **arguments)
+    roomy = check_window(attending_model, range(VOCAB_SIZE), window, **arguments)
+    tight = check_window(attending_model, range(VOCAB_SIZE), window, num_pages=13, **arguments)
     assert tight > 2 * roomy, "nothing was preempted"
 
 

@@ -15,6 +15,7 @@ from microturn.kv.layer_groups import LayerGroups
 from microturn.kv.page_layout import PageLayout
 from microturn.kv.pool import PagePool
 from microturn.kv.tensors import KVTensors
+from microturn.model import recurrent
 from microturn.model.cpu.int8_linear import Int8Linear
 from microturn.model.cpu.layers import FusedLayers
 from microturn.model.runner import ModelRunner, Runner, trace_layers
@@ -134,7 +135,8 @@ class Driver:
         **settings: Any,
     ) -> None:
         self.clock = clock or Clock()
-        self.pool = PagePool(runner.kv.groups.num_groups * num_pages, page_size)
+        # States have half of the pages.
+        self.pool = PagePool((runner.kv.groups.num_groups + bool(runner.kv.states)) * num_pages, page_size)
         self.engine = build_engine(
             Settings(page_size=page_size, **settings),
             runner,
@@ -223,7 +225,16 @@ def model_runner(
         return gpu_runner(model, num_pages=num_pages, page_size=page_size, kv_dtype=kv_dtype)
     layers = trace_layers(model)
     groups = LayerGroups.of(layers)
-    kv = KVTensors(layers, groups.num_groups * num_pages, page_size, kv_dtype, groups=groups, layout=layout)
+    state_bytes = recurrent.state_bytes(model)
+    kv = KVTensors(
+        layers,
+        (groups.num_groups + bool(state_bytes)) * num_pages,
+        page_size,
+        kv_dtype,
+        groups=groups,
+        layout=layout,
+        state_bytes=state_bytes,
+    )
     exact = exact_of(model)
     decoder = FusedLayers.of(model, layers) if exact is None else FusedLayers.of(exact, layers, Int8Linear)
     return ModelRunner(model, kv, decoder=decoder)

@@ -7,6 +7,7 @@ from transformers import PreTrainedModel
 
 from microturn.kv.layer_groups import LayerGroups
 from microturn.kv.tensors import KVTensors
+from microturn.model import recurrent
 from microturn.model.gpu.layers import TorchLayers
 from microturn.model.gpu.runner import GpuRunner
 from microturn.model.runner import trace_layers
@@ -29,6 +30,15 @@ def gpu_runner(
     """
     layers = trace_layers(model)
     groups = LayerGroups.of(layers)
-    kv = KVTensors(layers, groups.num_groups * num_pages + 1, page_size, kv_dtype or model.dtype, model.device, groups)
+    state_bytes = recurrent.state_bytes(model)
+    kv = KVTensors(
+        layers,
+        (groups.num_groups + bool(state_bytes)) * num_pages + 1,
+        page_size,
+        kv_dtype or model.dtype,
+        model.device,
+        groups,
+        state_bytes=state_bytes,
+    )
     decoder = TorchLayers.of(model, layers)
     return GpuRunner(model, kv, layers, decoder=decoder, has_flashinfer=has_flashinfer, max_tokens=max_tokens)

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import torch
 from transformers import (
+    FalconH1Config,
+    FalconH1ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    GraniteMoeHybridConfig,
+    GraniteMoeHybridForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -13,6 +19,8 @@ from transformers import (
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedModel,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
@@ -80,6 +88,62 @@ def biases() -> PreTrainedModel:
 def own_fusion() -> PreTrainedModel:
     """Projections in one matrix by its own nature: not an architecture that we fuse."""
     return _build(Phi3ForCausalLM, Phi3Config(num_attention_heads=4, num_key_value_heads=2, **_COMMON))
+
+
+def recurrent() -> PreTrainedModel:
+    """Two gated delta nets, between them a layer with attention."""
+    config = Qwen3_5TextConfig(
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        **_COMMON,
+    )
+    return _build(Qwen3_5ForCausalLM, config)
+
+
+def mamba2_hybrid() -> PreTrainedModel:
+    """A Mamba 2 layer before and behind one with attention, and experts."""
+    config = GraniteMoeHybridConfig(
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        layer_types=["mamba", "attention", "mamba"],
+        mamba_n_heads=6,
+        mamba_d_head=16,
+        mamba_d_state=8,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        shared_intermediate_size=32,
+        **_COMMON,
+    )
+    return _build(GraniteMoeHybridForCausalLM, config)
+
+
+def short_convolutions() -> PreTrainedModel:
+    """Two layers with a short convolution, between them one with attention."""
+    config = Lfm2Config(
+        num_attention_heads=4, num_key_value_heads=2, layer_types=["conv", "full_attention", "conv"], **_COMMON
+    )
+    return _build(Lfm2ForCausalLM, config)
+
+
+def attention_beside_mamba2() -> PreTrainedModel:
+    """Attention and Mamba 2 side by side in each layer."""
+    config = FalconH1Config(
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        mamba_n_heads=6,
+        mamba_d_head=16,
+        mamba_d_ssm=96,
+        mamba_d_state=8,
+        **_COMMON,
+    )
+    return _build(FalconH1ForCausalLM, config)
 
 
 def int8() -> PreTrainedModel:

@@ -141,7 +141,8 @@ def warm_up(model_runner: runner.ModelRunner, max_batch_tokens: int, max_context
         first, *others = (
             RowPages(list(islice(unused, num_pages * kind.num_groups))) for kind in model_runner.kv.groups.kinds
         )
-        batch = Batch([Row([0] * num_tokens, 0, first.pages, others=others)])
+        states = model_runner.kv.new_state_pages(num_tokens, unused)
+        batch = Batch([Row([0] * num_tokens, 0, first.pages, others=others, states=states)])
         model_runner.run(batch).cpu()
         started_s = time.perf_counter()
         model_runner.run(batch).cpu()

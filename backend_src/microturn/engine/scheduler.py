@@ -82,6 +82,7 @@ class ScheduledRow:
             num_sinks=track.num_sinks,
             num_evicted=track.num_evicted,
             others=[RowPages(pages, track.num_sinks, track.num_evicted) for track, pages in others],
+            states=session.table.state_pages,
         )
 
 

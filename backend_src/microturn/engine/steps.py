@@ -125,7 +125,8 @@ class Steps:
             step: in flight.
             is_quiet_until: whether nothing else is to be done before a time, by the engine's clock.
         """
-        if not self.runner.is_asynchronous or step.error is not None:
+        # Of recurrent layers a step writes the state that it reads: nothing follows it before it is committed.
+        if not self.runner.is_asynchronous or self.runner.kv.states is not None or step.error is not None:
             return None
         if not is_quiet_until(max(self._clock(), step.begun_s + self.step_time.pass_s(step.batch.num_tokens))):
             return None
@@ -153,7 +154,9 @@ class Steps:
         for scheduled, row in zip(step.rows, step.batch.rows, strict=True):
             tokens = list(islice(sampled, row.num_logits))
             if not scheduled.is_wanted:
-                continue  # its turn has ended with the token that this row computed
+                # Its turn has ended with the token that this row computed.
+                scheduled.session.table.drop_newest_state()
+                continue
             self._suspects.clear(scheduled.session)
             try:
                 self._commit(scheduled, tokens)
@@ -165,6 +168,8 @@ class Steps:
         log.error("a forward pass of %d rows failed", len(step.rows), exc_info=error)
         self._recorder.step_failed()
         failure = InternalError(f"the forward pass failed, nothing was appended: {error}")
+        for row in step.rows:
+            row.session.table.drop_newest_state()
         for session, turn in [(row.session, row.turn) for row in step.rows if row.is_wanted]:
             if self._suspects.blame(session):
                 self._lifecycle.end(session, "failed", _given_up(error))

@@ -20,6 +20,7 @@ from microturn.engine.turn_grammars import TurnGrammars
 from microturn.errors import InvalidArgument
 from microturn.kv.pool import PagePool
 from microturn.kv.prefix_cache import PrefixCache
+from microturn.kv.state_track import StateTrack
 from microturn.model.runner import Runner
 from microturn.offload.background import BackgroundThreads, NewBackground
 from microturn.offload.copies import KVCopies
@@ -74,6 +75,9 @@ def build_engine(
     """
     kv = runner.kv
     num_context_pages = kv.groups.num_groups * pool.num_pages_for(max_context)
+    if kv.states is not None:
+        track = StateTrack.of(kv.pages_per_state, kv.groups.num_groups, pool.page_size)
+        num_context_pages += track.most_pages(max_context, settings.max_batch_tokens)
     if pool.num_pages < num_context_pages:
         raise InvalidArgument(
             f"a pool of {pool.num_pages} pages of {pool.page_size} tokens does not hold one context of "
@@ -105,12 +109,26 @@ def build_engine(
     step_time = step_time or StepTimeModel()
     suspects = Suspects()
     scheduler = Scheduler(
-        settings.max_batch_tokens, tiers, step_time, clock, suspects=suspects, drafts=not runner.is_asynchronous
+        settings.max_batch_tokens,
+        tiers,
+        step_time,
+        clock,
+        suspects=suspects,
+        # A recurrent state cannot be cut back to the part of a draft that holds.
+        drafts=not runner.is_asynchronous and kv.states is None,
     )
     lifecycle = Lifecycle(sessions, prefixes, recorder, clock, settings.max_batch_tokens)
     steps = Steps(runner, scheduler, lifecycle, suspects, step_time, recorder, eos_ids=eos_ids, clock=clock)
     environment = SessionEnvironment(
-        settings, model_fingerprint, max_context, runner.no_window_reason, pool, new_codec, clock, kv.groups.kinds
+        settings,
+        model_fingerprint,
+        max_context,
+        runner.no_window_reason,
+        pool,
+        new_codec,
+        clock,
+        kv.groups.kinds,
+        kv.pages_per_state,
     )
     copies = KVCopies(pool, kv, storage)
     # Several threads for files: a file that hangs holds up the client that asks for it, and no other.

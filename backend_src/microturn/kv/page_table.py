@@ -12,6 +12,7 @@ import numpy as np
 from microturn.kv.page_list import PageIds, PageList
 from microturn.kv.page_track import Track
 from microturn.kv.pool import PagePool
+from microturn.kv.state_track import StateTrack
 
 
 @dataclass(frozen=True)
@@ -21,17 +22,27 @@ class TableState:
     Attributes:
         page_size: tokens in a page.
         kv_len: position of the first token that is not in the cache.
-        tracks: which of the tokens before it each kind of layers keeps.
+        tracks: which of the tokens before it each kind of layers keeps; last, which states recurrent layers keep.
     """
 
     page_size: int
     kv_len: int
-    tracks: tuple[Track, ...] = (Track(),)
+    tracks: tuple[Track | StateTrack, ...] = (Track(),)
 
     @property
     def num_pages(self) -> int:
         """Pages with tokens in the cache."""
         return sum(self.ends)
+
+    def whole(self) -> Self:
+        """The state of as many tokens as have pages that are not written again."""
+        return self.cut(min(track.full_len(self.kv_len, self.page_size) for track in self.tracks))
+
+    @property
+    def num_rewritten(self) -> int:
+        """Pages, the last of them, whose content the next step replaces: those of the newest recurrent state."""
+        track = self.tracks[-1]
+        return track.num_groups if isinstance(track, StateTrack) and self.kv_len % track.block else 0
 
     @property
     def ends(self) -> list[int]:
@@ -45,10 +56,13 @@ class TableState:
     def cut(self, kv_len: int) -> Self:
         """The state after every token from position `kv_len` on is dropped; it uses the first of these pages.
 
-        If some layers no longer keep all that the next token would see, only the sinks are kept, or nothing.
+        If some layers no longer keep all that the next token would see, more is dropped: up to where recurrent layers
+        have a state, up to the sinks, or everything.
         """
-        kv_len = min(self.kv_len, kv_len)
-        candidates = kv_len, min(kv_len, max(track.num_sinks for track in self.tracks)), 0
+        if kv_len >= self.kv_len:
+            return self
+        states = chain.from_iterable(track.positions(kv_len) for track in self.tracks)
+        candidates = kv_len, *states, min(kv_len, max(track.num_sinks for track in self.tracks)), 0
         left = next(left for left in candidates if all(track.reaches(left) for track in self.tracks))
         return replace(self, kv_len=left, tracks=tuple(track.cut(left) for track in self.tracks))
 
@@ -65,10 +79,10 @@ class PageTable:
 
     Args:
         pool: allocates and takes back the pages.
-        tracks: the empty track of each kind of layers.
+        tracks: the empty track of each kind of layers, that of recurrent layers last.
     """
 
-    def __init__(self, pool: PagePool, tracks: Iterable[Track] = (Track(),)) -> None:
+    def __init__(self, pool: PagePool, tracks: Iterable[Track | StateTrack] = (Track(),)) -> None:
         self._pool = pool
         self.page_size = pool.page_size
         self.tracks = list(tracks)
@@ -116,20 +130,23 @@ class PageTable:
 
     def full_pages(self, kind: int) -> dict[int, list[int]]:
         """The full pages of a kind of layers, one per group, by the index of the page in the session."""
-        numbers = self.tracks[kind].page_numbers(self.kv_len - self.kv_len % self.page_size, self.page_size)
+        track = self.tracks[kind]
+        numbers = track.page_numbers(track.full_len(self.kv_len, self.page_size), self.page_size)
         found: dict[int, list[int]] = {}
         for number, page in zip(numbers.tolist(), self._pages[kind].ids.tolist(), strict=False):
             found.setdefault(number, []).append(page)
         return found
 
     def seen(self, num_evicted: int) -> list[tuple[Track, PageIds]]:
-        """The visible track and pages of each kind of layers for a row with `num_evicted` evicted tokens.
+        """The visible track and pages of each kind of attention layers for a row with `num_evicted` evicted tokens.
 
         `num_evicted` is at least the number that was evicted from the table. Tokens before the table's origin (see
         `begin_behind`) are hidden too. The page ids are copied only if some kept pages are hidden, and never change.
         """
         found = []
         for track, pages in self._kinds():
+            if isinstance(track, StateTrack):
+                continue
             num_unseen = max(num_evicted, track.num_hidden)
             if track.window is None and track.num_evicted != num_unseen:
                 hidden = track.hidden_pages(num_unseen, self.page_size)
@@ -137,6 +154,17 @@ class PageTable:
             else:
                 found.append((track, pages.ids))
         return found
+
+    @property
+    def state_pages(self) -> PageIds | None:
+        """The pages of the newest state, if there is one, and of those to come; None without recurrent layers.
+
+        int32 [states, pages of a state].
+        """
+        track, pages = self.tracks[-1], self._pages[-1]
+        if not isinstance(track, StateTrack):
+            return None
+        return pages.ids[track.first_needed(self.kv_len) :].reshape(-1, track.num_groups)
 
     def save(self) -> TableState:
         """The state from which `load` restores this table, given a copy of the used pages."""
@@ -169,13 +197,13 @@ class PageTable:
         for kind, adopted in enumerate(pages):
             self._pool.share(adopted)
             self._pages[kind].extend(adopted)
-            num_kept = len(adopted) // self.tracks[kind].num_groups * self.page_size
-            self.tracks[kind] = replace(self.tracks[kind], num_evicted=kv_len - num_kept)
+            track = self.tracks[kind]
+            num_kept = len(adopted) // track.num_groups * track.unit(self.page_size)
+            self.tracks[kind] = replace(track, num_evicted=kv_len - num_kept)
 
     def adopt_from(self, other: Self, kv_len: int) -> None:
         """Shares the full pages of another session's first `kv_len` tokens."""
-        left = other.save().cut(kv_len)
-        left = left.cut(left.kv_len - left.kv_len % self.page_size)
+        left = other.save().cut(kv_len).whole()
         self.adopt(left.kv_len, [pages.ids[:end].tolist() for pages, end in zip(other._pages, left.ends, strict=True)])
         self.tracks = list(left.tracks)
 
@@ -185,6 +213,7 @@ class PageTable:
         Only the sinks may be in the cache. Sliding-window layers do not see them from there.
         """
         for kind, track in enumerate(self.tracks):
+            assert isinstance(track, Track), "a state that never was"
             if track.window is not None:
                 self._give_up(kind, self.kv_len)
             assert track.window is not None or self.kv_len == track.num_sinks, "more or less than the sinks"
@@ -194,20 +223,20 @@ class PageTable:
     def evict(self, num_tokens: int) -> None:
         """Releases the pages of the first `num_tokens` tokens behind the sinks, which the window has evicted."""
         for kind, track in enumerate(self.tracks):
-            if track.window is None and num_tokens > track.num_evicted:
+            if isinstance(track, Track) and track.window is None and num_tokens > track.num_evicted:
                 assert self.kv_len >= track.num_sinks + num_tokens, "only what is in the cache is evicted"
                 self._give_up(kind, num_tokens)
 
     def slide(self, context_len: int) -> None:
-        """Releases pages that sliding-window layers no longer see in a context of `context_len` tokens.
+        """Releases pages that sliding-window layers no longer see in a context of `context_len` tokens, and old states.
 
         Pages that are needed after a rewind by the slack are kept. If less than the context is in the cache, the
         tokens behind it are still to be computed, and the pages that they see are kept too.
         """
         for kind, track in enumerate(self.tracks):
-            num_unseen = track.num_unseen(min(self.kv_len, context_len - track.slack - 1), self.page_size)
-            if num_unseen > track.num_evicted:
-                self._give_up(kind, num_unseen)
+            self.tracks[kind], hidden = track.slid(self.kv_len, context_len, self.page_size)
+            for part in reversed(hidden):
+                self._pool.release(self._pages[kind].remove(part))
 
     def truncate(self, kv_len: int) -> None:
         """Drops every token from position `kv_len` on, and the pages that only they needed.
@@ -216,7 +245,7 @@ class PageTable:
         """
         left = self.save().cut(kv_len)
         rest = left.kv_len % self.page_size
-        if rest:
+        if rest and left.kv_len < self.kv_len:
             ends = zip(self._kinds(), left.ends, strict=True)
             last_pages = [
                 page for (track, pages), end in ends for page in pages.ids[:end][-track.num_groups :].tolist()
@@ -227,6 +256,12 @@ class PageTable:
                 self._pool.overwrite(last_pages)
         self.kv_len, self.tracks = left.kv_len, list(left.tracks)
         self.trim()
+
+    def drop_newest_state(self) -> None:
+        """Goes back to the last state of a whole block: a step that is not committed has written over the newest."""
+        for track in self.tracks:
+            if isinstance(track, StateTrack):
+                self.truncate(track.full_len(self.kv_len, self.page_size))
 
     def trim(self) -> None:
         """Releases the pages behind the last token in the cache."""
@@ -239,9 +274,9 @@ class PageTable:
             assert track.num_pages(self.kv_len, self.page_size) <= len(pages), "KV beyond its pages"
             assert len(pages) % track.num_groups == 0, "a group of layers without its page"
             assert not track.num_evicted or track.num_evicted + track.num_sinks <= self.kv_len, "sinks without KV"
-            assert track.reaches(self.kv_len), "what the next token sees is gone"
+            assert track.holds(self.kv_len), "what the next token sees is gone"
 
-    def _kinds(self) -> Iterator[tuple[Track, PageList]]:
+    def _kinds(self) -> Iterator[tuple[Track | StateTrack, PageList]]:
         return zip(self.tracks, self._pages, strict=True)
 
     def _take(self, nums_pages: Sequence[int]) -> bool:
@@ -255,6 +290,8 @@ class PageTable:
         return True
 
     def _give_up(self, kind: int, num_evicted: int) -> None:
-        hidden = self.tracks[kind].hidden_pages(num_evicted, self.page_size)
+        track = self.tracks[kind]
+        assert isinstance(track, Track), "states are not evicted"
+        hidden = track.hidden_pages(num_evicted, self.page_size)
         self._pool.release(self._pages[kind].remove(hidden))
-        self.tracks[kind] = replace(self.tracks[kind], num_evicted=num_evicted)
+        self.tracks[kind] = replace(track, num_evicted=num_evicted)

@@ -68,6 +68,14 @@ class Track:
 
     # ---- pages ---------------------------------------------------------------------------------------------------
 
+    def unit(self, page_size: int) -> int:
+        """Tokens that a page, or each of some pages, stands for."""
+        return page_size
+
+    def full_len(self, kv_len: int, page_size: int) -> int:
+        """Tokens, of `kv_len`, whose pages are not written again."""
+        return kv_len - kv_len % page_size
+
     def num_pages(self, length: int, page_size: int) -> int:
         """Pages for the kept ones of `length` tokens."""
         return -(-(length - self.num_evicted) // page_size) * self.num_groups
@@ -84,6 +92,19 @@ class Track:
         first = self.num_sinks // page_size * self.num_groups
         return slice(first, first + (num_evicted - self.num_evicted) // page_size * self.num_groups)
 
+    def slid(self, kv_len: int, context_len: int, page_size: int) -> tuple[Self, list[slice]]:
+        """The track without the pages that layers with a window see no longer, and these pages in the list.
+
+        Args:
+            kv_len: tokens in the cache.
+            context_len: tokens, of which the slack stays in reach.
+            page_size: tokens in a page.
+        """
+        num_unseen = self.num_unseen(min(kv_len, context_len - self.slack - 1), page_size)
+        if num_unseen <= self.num_evicted:
+            return self, []
+        return replace(self, num_evicted=num_unseen), [self.hidden_pages(num_unseen, page_size)]
+
     # ---- tokens --------------------------------------------------------------------------------------------------
 
     def num_unseen(self, kv_len: int, page_size: int) -> int:
@@ -98,6 +119,14 @@ class Track:
     def from_origin(self, origin: int) -> Self:
         """The track that continues at position `origin` as if there had been no tokens between the sinks and it."""
         return replace(self, num_evicted=origin - self.num_sinks, origin=origin)
+
+    def positions(self, kv_len: int) -> list[int]:
+        """Where alone a session may be cut back to, at or before a position; empty if anywhere."""
+        return []
+
+    def holds(self, kv_len: int) -> bool:
+        """Whether all that the token at position `kv_len` sees is kept."""
+        return self.reaches(kv_len)
 
     def reaches(self, kv_len: int) -> bool:
         """Whether all that the next token sees is kept if every token from position `kv_len` on is dropped."""

@@ -14,9 +14,10 @@ float32 scale of its own, in a second tensor ``[num_pages, 2, num_kv_heads, page
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,8 @@ from microturn.kv.image import KVImage, PagePart
 from microturn.kv.layer_groups import LayerGroups, LayerShape
 from microturn.kv.page_layout import PageLayout
 from microturn.kv.quantization import dequantize, quantize
+from microturn.kv.state_pages import StatePages
+from microturn.kv.state_track import block_of
 from microturn.kv.transfer import Transfer
 
 # Element types by their names in the settings.
@@ -119,6 +122,7 @@ class KVTensors:
         groups: which pages belong to a layer.
         layout: order of the elements of a page.
         layers: for each layer, in the model's order, the tensors with its pages; they also hold other groups' pages.
+        states: the recurrent states in pages; None without recurrent layers.
 
     Args:
         layers: shape of each layer, in the model's order.
@@ -129,6 +133,7 @@ class KVTensors:
         groups: of the layers; None puts all into one group.
         layout: order of the elements of a page; the native kernel wants PANELS, with a `head_dim` of whole lanes.
         new_copier: makes the copier, given all tensors of the pages; None chooses it by the device.
+        state_bytes: of the state of the model's recurrent layers; 0 without any.
     """
 
     def __init__(
@@ -141,6 +146,7 @@ class KVTensors:
         groups: LayerGroups | None = None,
         layout: PageLayout = PageLayout.HND,
         new_copier: Callable[[Sequence[Tensor]], KVCopier] | None = None,
+        state_bytes: int = 0,
     ) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
@@ -157,6 +163,7 @@ class KVTensors:
         if new_copier is None:
             new_copier = StreamCopier.on if self._tensors[0].is_cuda else InPlaceCopier
         self._copier = new_copier(self._tensors)
+        self.states = StatePages(self._tensors, state_bytes) if state_bytes else None
 
     @staticmethod
     def bytes_per_token(layers: Sequence[LayerShape], dtype: torch.dtype = torch.float32) -> int:
@@ -173,6 +180,18 @@ class KVTensors:
     def page_parts(self) -> list[PagePart]:
         """The parts of a page, one per tensor."""
         return parts_of(self._tensors)
+
+    @property
+    def pages_per_state(self) -> int:
+        """Pages that one recurrent state takes; 0 without recurrent layers."""
+        return 0 if self.states is None else self.states.pages_per_state
+
+    def new_state_pages(self, num_tokens: int, unused: Iterator[int]) -> NDArray[np.int32] | None:
+        """Pages for the states of a session's first tokens (see `Row.states`), taken from `unused`."""
+        if self.states is None:
+            return None
+        num_states, size = -(-num_tokens // block_of(self.page_size)), self.pages_per_state
+        return np.fromiter(islice(unused, num_states * size), np.int32).reshape(num_states, size)
 
     @property
     def bytes_per_page(self) -> int:

@@ -54,6 +54,9 @@ class Row:
         num_sinks: attention sinks, which have moved up to the visible tokens; 0 without evicted tokens.
         num_evicted: evicted tokens behind the sinks.
         others: the same for the model's other kinds of layers (see `LayerGroups`).
+        states: int32 [states, pages of a state], of recurrent layers: that before the first new token, unless there is
+            none before it, then one for each block that the new tokens begin, or more (see `StateTrack`); None without
+            such layers.
     """
 
     token_ids: Sequence[int]
@@ -65,6 +68,7 @@ class Row:
     num_sinks: int = 0
     num_evicted: int = 0
     others: Sequence[RowPages] = ()
+    states: NDArray[np.int32] | None = None
 
     def seen_by(self, kind: int) -> Row:
         """The row with the pages of another kind of layers."""

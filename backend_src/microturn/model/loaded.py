@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
+import torch
 from transformers import PreTrainedModel
 
 from microturn.errors import InvalidArgument
+from microturn.kv.layer_groups import LayerGroups, LayerShape
 from microturn.kv.pool import PagePool
+from microturn.kv.state_track import StateTrack
+from microturn.kv.tensors import KVTensors
+from microturn.model import recurrent
 from microturn.model.runner import ModelRunner
 from microturn.settings import Settings
+
+# The pool has room for the recurrent states of a session for each so many tokens of KV, and for those of the longest.
+_STATES_PER = 1024
 
 
 @dataclass(frozen=True)
@@ -32,15 +41,59 @@ class Loaded:
     attention: str
 
 
+@dataclass(frozen=True)
+class PageNeeds:
+    """What sessions of a model take in pages.
+
+    Attributes:
+        settings: with the page size and the longest step.
+        groups: of the model's attention layers.
+        page_bytes: of a page.
+        pages_per_state: of its recurrent layers; 0 without any.
+    """
+
+    settings: Settings
+    groups: LayerGroups
+    page_bytes: int
+    pages_per_state: int
+
+    @classmethod
+    def of(
+        cls, model: PreTrainedModel, layers: Sequence[LayerShape], kv_dtype: torch.dtype, settings: Settings
+    ) -> Self:
+        """The needs of a model with these attention layers, for pages of a type."""
+        groups = LayerGroups.of(layers)
+        page_bytes = settings.page_size * KVTensors.bytes_per_token(groups.slots, kv_dtype)
+        return cls(settings, groups, page_bytes, -(-recurrent.state_bytes(model) // page_bytes))
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes for one more token, with its share of the states."""
+        num_pages = self.groups.num_groups * -(-_STATES_PER // self.settings.page_size)
+        return (num_pages + self._num_state_pages(_STATES_PER)) * self.page_bytes // _STATES_PER
+
+    def num_pages(self, num_tokens: int, max_context: int) -> int:
+        """Pages of a pool for so many tokens, and for the states of sessions that have them."""
+        num_pages = self.groups.num_groups * -(-num_tokens // self.settings.page_size)
+        num_states_pages = num_tokens // _STATES_PER * self._num_state_pages(_STATES_PER)
+        return num_pages + num_states_pages + self._num_state_pages(max_context, self.settings.max_batch_tokens)
+
+    def _num_state_pages(self, num_tokens: int, max_new: int = 0) -> int:
+        if not self.pages_per_state:
+            return 0
+        track = StateTrack.of(self.pages_per_state, self.groups.num_groups, self.settings.page_size)
+        return track.most_pages(num_tokens, max_new)
+
+
 def size_pool(
-    settings: Settings, model: PreTrainedModel, num_groups: int, free_tokens: Callable[[int], int]
+    settings: Settings, model: PreTrainedModel, needs: PageNeeds, free_tokens: Callable[[int], int]
 ) -> tuple[PagePool, int]:
     """Creates the pool, and returns it with the maximum context.
 
     Args:
         settings: with the sizes.
         model: with the context that it was trained for.
-        num_groups: groups of layers; each has a page for the same tokens.
+        needs: of the model.
         free_tokens: returns for how many tokens there is memory, given the maximum context; called if it is not set.
 
     Raises:
@@ -54,4 +107,4 @@ def size_pool(
     if kv_tokens == 0:
         kv_tokens = free_tokens(max_context)
         max_context = max_context if settings.max_context else min(max_context, kv_tokens)
-    return PagePool(num_groups * -(-kv_tokens // settings.page_size), settings.page_size), max_context
+    return PagePool(needs.num_pages(kv_tokens, max_context), settings.page_size), max_context

@@ -147,7 +147,21 @@ def _forward(
         if kwargs.get(name) is not None:
             raise NotImplementedError(f"attention with '{name}'")
     q, k, v = (tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value))
-    return paged.append_and_attend(int(module.layer_idx), q, k, v, scaling, sliding_window)[None], None  # type: ignore[arg-type]
+    return paged.append_and_attend(layer_of(module), q, k, v, scaling, sliding_window)[None], None
+
+
+def number_layers(model: nn.Module, numbers: Sequence[int] | None) -> None:
+    """Says which of a model's layers have attention, so that `layer_of` counts those only; None counts all."""
+    for module in model.modules():
+        module.__dict__.pop("attention_layer", None)
+        if numbers is not None and getattr(module, "layer_idx", None) in numbers:
+            module.__dict__["attention_layer"] = numbers.index(module.layer_idx)
+
+
+def layer_of(module: nn.Module) -> int:
+    """The number of an attention module's layer, among those with attention."""
+    layer: int = module.__dict__.get("attention_layer", module.layer_idx)
+    return layer
 
 
 def register() -> None:

@@ -22,10 +22,10 @@ from transformers import PreTrainedModel
 from microturn.errors import InvalidArgument, reason_of
 from microturn.kv.layer_groups import LayerShape
 from microturn.kv.page_layout import PageLayout
-from microturn.kv.tensors import KVTensors
-from microturn.model.batch import Batch, EmbedSpan, Row
+from microturn.model.batch import Batch, EmbedSpan
 from microturn.model.cpu.layers import FusedLayers
 from microturn.model.probe_attention import UnlikeOurs, check_attention
+from microturn.model.probe_pages import PAGE_SIZE, SessionPages, new_pages, probe_len
 from microturn.model.runner import ModelRunner, TransformerLayers
 from microturn.model.stock import stock_logits
 
@@ -33,13 +33,10 @@ log = logging.getLogger(__name__)
 
 # Largest difference of logits that rounding explains, relative to the spread of the stock logits (float32).
 TOLERANCE = 1e-3
-_PAGE_SIZE = 16
-# A longer sliding window is not tested to its end: that would take minutes on a large model.
-_LONGEST_PROBE = 640
 # Tokens at the far end of a context, and of the second session in the batch.
 _SHORT_LEN = 24
 # Evicted tokens, in whole pages: some hours of speech.
-_EVICTED = 1_000_000 * _PAGE_SIZE
+_EVICTED = 1_000_000 * PAGE_SIZE
 
 D = TypeVar("D", bound=TransformerLayers)
 
@@ -73,7 +70,7 @@ def check_model(model: PreTrainedModel, layers: Sequence[LayerShape], layout: Pa
     return check_runner(
         model,
         layers,
-        lambda decoder: ModelRunner(model, new_pages(layers, layout=layout), decoder=decoder),
+        lambda decoder: ModelRunner(model, new_pages(model, layers, layout=layout), decoder=decoder),
         lambda: FusedLayers.of(model, layers),
         TOLERANCE,
     )
@@ -115,22 +112,6 @@ def check_runner(
         raise InvalidArgument(f"{name} cannot be served: its check at load fails with {reason_of(error)}") from error
 
 
-def new_pages(
-    layers: Sequence[LayerShape],
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
-    layout: PageLayout = PageLayout.HND,
-) -> KVTensors:
-    """Pages for two probes, and one for padding."""
-    num_pages = 2 * -(-_probe_len(layers) // _PAGE_SIZE) + 1
-    return KVTensors(layers, num_pages, _PAGE_SIZE, dtype, device, layout=layout)
-
-
-def _probe_len(layers: Sequence[LayerShape]) -> int:
-    windows = [layer.window for layer in layers if layer.window is not None]
-    return max([96, *(window + 48 for window in windows if window + 48 <= _LONGEST_PROBE)])
-
-
 def _check(runner: ModelRunner, decoder: D | None, reference: _Reference, tolerance: float) -> Checked[D]:
     """Runs the checks; raises `UnlikeOurs` if tokens give other logits."""
     probe = _Probe(runner, reference, tolerance)
@@ -162,7 +143,7 @@ class _Reference:
     @classmethod
     def of(cls, model: PreTrainedModel, layers: Sequence[LayerShape]) -> Self:
         """Computes the reference before any of our code has run with the model."""
-        length = _probe_len(layers)
+        length = probe_len(layers)
         num_positions = int(getattr(model.config.get_text_config(), "max_position_embeddings", None) or length)
         length = min(length, num_positions)
         vocab_size = int(model.get_input_embeddings().weight.shape[0])
@@ -197,7 +178,8 @@ class _Probe:
         self._reference = reference
         self._tolerance = tolerance
         num_pages, length = runner.kv.num_pages - 1, len(reference.ids)
-        self._pages, self._neighbour_pages = list(range(0, num_pages, 2)), list(range(1, num_pages, 2))
+        self._pages = SessionPages.of(runner.kv, range(0, num_pages, 2), length)
+        self._neighbour_pages = SessionPages.of(runner.kv, range(1, num_pages, 2), length)
         self._cuts = sorted({1, 5, 21, length - 40, length - 1, length})
 
     def compare_turns(self) -> None:
@@ -205,9 +187,9 @@ class _Probe:
         ids, neighbour = self._reference.ids, self._reference.neighbour
         got, got_neighbour = [], []
         for first, last in pairwise([0, *self._cuts]):
-            rows = [_row(ids[first:last], first, self._pages)]
+            rows = [self._pages.row(ids[first:last], first)]
             if last <= len(neighbour):
-                rows.append(_row(neighbour[first:last], first, self._neighbour_pages))
+                rows.append(self._neighbour_pages.row(neighbour[first:last], first))
             logits = self._runner.run(Batch(rows))
             got.append(logits[0])
             if last <= len(neighbour):
@@ -224,9 +206,9 @@ class _Probe:
         of, got, got_near = self._reference, [], []
         cuts = [1, len(of.far) - 1, len(of.far)]
         for first, last in pairwise([0, *cuts]):
-            far = _row(of.far[first:last], first, self._neighbour_pages)
+            far = self._neighbour_pages.row(of.far[first:last], first)
             far = replace(far, position=of.far_position + first, num_evicted=of.far_position)
-            logits = self._runner.run(Batch([_row(of.ids[first:last], first, self._pages), far]))
+            logits = self._runner.run(Batch([self._pages.row(of.ids[first:last], first), far]))
             got_near.append(logits[0])
             got.append(logits[1])
         at_cuts = [cut - 1 for cut in cuts]
@@ -237,7 +219,7 @@ class _Probe:
         """Whether embeddings may replace tokens."""
         ids = torch.tensor(self._reference.ids[:32], device=self._runner.kv.device)
         embeds = self._runner.model.get_input_embeddings()(ids).detach().float().cpu()
-        row = replace(_row([0] * len(ids), 0, self._pages), embeds=[EmbedSpan(0, embeds)])
+        row = replace(self._pages.row([0] * len(ids), 0), embeds=[EmbedSpan(0, embeds)])
         try:
             got = self._runner.run(Batch([row]))
         except Exception as error:  # a model may raise anything without ids
@@ -247,14 +229,16 @@ class _Probe:
 
     def no_window_reason(self) -> str | None:
         """Checks that tokens at any distance behind the sinks have the logits of adjacent positions; None if so."""
+        if self._runner.kv.states is not None:
+            return "its recurrent layers remember what a window evicts"
         ids = self._reference.ids
-        self._runner.run(Batch([_row(ids[:_PAGE_SIZE], 0, self._pages)]))
+        self._runner.run(Batch([self._pages.row(ids[:PAGE_SIZE], 0)]))
         got = []
-        firsts = [_PAGE_SIZE, *(cut for cut in self._cuts if cut > _PAGE_SIZE)]
+        firsts = [PAGE_SIZE, *(cut for cut in self._cuts if cut > PAGE_SIZE)]
         try:
             for first, last in pairwise(firsts):
-                row = _row(ids[first:last], first, self._pages)
-                row = replace(row, position=first + _EVICTED, num_sinks=_PAGE_SIZE, num_evicted=_EVICTED)
+                row = self._pages.row(ids[first:last], first)
+                row = replace(row, position=first + _EVICTED, num_sinks=PAGE_SIZE, num_evicted=_EVICTED)
                 got.append(self._runner.run(Batch([row]))[0])
         except Exception as error:  # a model may raise anything at unseen positions
             return f"tokens behind {_EVICTED} evicted ones cannot be computed: {error}"
@@ -276,11 +260,6 @@ class _Probe:
             raise UnlikeOurs(
                 f"logits {situation} deviate from the stock model's by {deviation:.1e} (allowed: {self._tolerance:.0e})"
             )
-
-
-def _row(ids: Sequence[int], first: int, pages: Sequence[int]) -> Row:
-    """A row of new tokens from position `first` on, with as many of the pages as it needs."""
-    return Row(ids, first, pages[: -(-(first + len(ids)) // _PAGE_SIZE)])
 
 
 def _deviation_of(got: Tensor, expected: Tensor) -> float:

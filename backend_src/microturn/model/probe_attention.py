@@ -19,6 +19,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import causal_mask_function, eager_mask
 
 from microturn.kv.layer_groups import LayerShape
+from microturn.model.paged_attention import layer_of
 from microturn.model.stock import untouched
 
 log = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ def check_attention(model: PreTrainedModel, layers: Sequence[LayerShape]) -> Non
         family = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
         if family is None:
             raise UnlikeOurs("layers have an attention that cannot be looked at")
-        index = int(module.layer_idx)  # type: ignore[arg-type]
+        index = layer_of(module)
         scores = query @ key.repeat_interleave(query.shape[1] // key.shape[1], dim=1).transpose(2, 3) * scaling
         louder = query * (_LARGEST_SCORE / scores.abs().max()).clamp(1.0)
         theirs = family(module, louder, key, value, attention_mask, scaling=scaling, **kwargs)[0]

@@ -20,7 +20,7 @@ from microturn.kv.layer_groups import LayerShape
 from microturn.kv.tensors import KVTensors
 from microturn.kv.transfer import upload
 from microturn.model import paged_attention as paged
-from microturn.model import rotary, rotary_fit, stock
+from microturn.model import recurrent, rotary, rotary_fit, stock
 from microturn.model.batch import Batch
 from microturn.model.cpu import attention as native
 from microturn.model.cpu.layers import Attention
@@ -86,6 +86,7 @@ class ModelRunner:
         self.model = model
         self.decoder = decoder
         self._rotary = rotary.installed(model)
+        self._recurrent = recurrent.installed(model)
         self.kv = kv
         self.accepts_embeds = accepts_embeds
         self.no_window_reason = no_window_reason
@@ -98,7 +99,10 @@ class ModelRunner:
     def run(self, batch: Batch) -> Tensor:
         """See `Runner.run`."""
         positions, wanted = upload(positions_of(batch), self.kv.device), upload(wanted_of(batch), self.kv.device)
-        return self._pass(batch, positions, wanted)
+        if self._recurrent is None or self.kv.states is None:
+            return self._pass(batch, positions, wanted)
+        with self._recurrent.carrying(batch, self.kv.states, self.kv.page_size):
+            return self._pass(batch, positions, wanted)
 
     def _pass(self, batch: Batch, positions: Tensor, wanted: Tensor) -> Tensor:
         """Computes the logits, given the new tokens' positions [tokens] and the indices of tokens with logits [n]."""
@@ -173,7 +177,8 @@ def prepare_model(model: PreTrainedModel, device: torch.device | str) -> PreTrai
     """Prepares a model for inference: on its device, with our attention and exact rotary angles."""
     paged.register()
     model.to(device)
-    model.eval().set_attn_implementation(paged.IMPLEMENTATION)
+    recurrent.install(model.eval())
+    model.set_attn_implementation(paged.IMPLEMENTATION)
     rotary_fit.install(model)
     return model
 
@@ -202,12 +207,14 @@ class _ShapeRecorder:
 
 @torch.inference_mode()
 def trace_layers(model: PreTrainedModel) -> list[LayerShape]:
-    """The shape of each attention layer's KV, recorded in one forward pass of a token.
+    """The shape of each attention layer's KV, recorded in one forward pass of a token, and the number of each layer.
 
     Raises:
-        InvalidArgument: the model does not call our attention in every layer, or needs what it cannot do.
+        InvalidArgument: the model does not call our attention in every layer that is not recurrent, or needs what it
+            cannot do.
     """
     recorder = _ShapeRecorder()
+    paged.number_layers(model, None)
     try:
         zero = torch.tensor([[0]], device=model.device)
         model(input_ids=zero, position_ids=zero, use_cache=False, paged=recorder)
@@ -218,9 +225,11 @@ def trace_layers(model: PreTrainedModel) -> list[LayerShape]:
             f"{type(model).__name__} cannot be served: its pass over a packed batch fails with {reason_of(error)}"
         ) from error
     num_layers = int(model.config.get_text_config().num_hidden_layers)
-    if sorted(recorder.layers) != list(range(num_layers)):
+    numbers = sorted(recorder.layers)
+    if numbers != list(range(num_layers)) and not (numbers and recurrent.installed(model)):
         raise InvalidArgument(
             f"{type(model).__name__} cannot be served: {len(recorder.layers)} of its {num_layers} layers call "
             "transformers' attention interface"
         )
-    return [recorder.layers[layer] for layer in range(num_layers)]
+    paged.number_layers(model, numbers)
+    return [recorder.layers[layer] for layer in numbers]

@@ -4,6 +4,7 @@
     offloaded copy    ── read in the caller's thread ────────────▶ KVCopy
 
 A shared page keeps its content up to the session's length at the start: a session that is rewound takes another page.
+Only the newest recurrent state is written again: it is copied at the start.
 The caller waits for each share before asking for the next one, so that on a GPU no long queue of copies builds up.
 """
 
@@ -42,8 +43,9 @@ class Copying:
         num_bytes: of its pages.
         read: reads an image whose first pages are those wanted. Not on the engine thread: it may read a file.
         held: pages of the pool that the copy still shares.
-        num_copied: copied pages.
+        num_copied: copied pages, counted from the first.
         image: the target of the copy.
+        num_early: last pages that were copied at the start: a recurrent state is written again with each step.
     """
 
     state: TableState
@@ -52,6 +54,12 @@ class Copying:
     held: list[int] = field(default_factory=list)
     num_copied: int = 0
     image: KVImage | None = None
+    num_early: int = 0
+
+    @property
+    def num_to_copy(self) -> int:
+        """Pages that are copied one share after the other."""
+        return len(self.held) - self.num_early
 
     def settle(self) -> None:
         """Waits in the caller's thread for the pages copied so far."""
@@ -91,7 +99,9 @@ class KVCopies:
             return Copying(state, state.num_pages * self._kv.bytes_per_page, self._storage.reader(session.stored.image))
         image = self._kv.new_image(state.num_pages)
         held = session.table.used_pages[: state.num_pages]
-        copying = Copying(state, image.num_bytes, lambda: image, held, image=image)
+        copying = Copying(state, image.num_bytes, lambda: image, held, image=image, num_early=state.num_rewritten)
+        if copying.num_early:
+            self._kv.read(held[copying.num_to_copy :], image, copying.num_to_copy)
         self._pool.share(copying.held)
         self._open.add(copying)
         return copying
@@ -100,10 +110,10 @@ class KVCopies:
         """Copies some more pages; returns True when all are copied."""
         if copying in self._open:
             assert copying.image is not None
-            pages = copying.held[copying.num_copied : copying.num_copied + self._kv.share.for_later]
+            pages = copying.held[copying.num_copied : copying.num_to_copy][: self._kv.share.for_later]
             self._kv.read(pages, copying.image, copying.num_copied)
             copying.num_copied += len(pages)
-        return copying.num_copied == len(copying.held)
+        return copying.num_copied == copying.num_to_copy
 
     def end(self, copying: Copying) -> None:
         """Stops sharing pages, whether or not all have been copied."""

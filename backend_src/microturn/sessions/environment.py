@@ -12,6 +12,7 @@ from microturn.kv.layer_groups import LayerKind
 from microturn.kv.page_table import PageTable
 from microturn.kv.page_track import Track
 from microturn.kv.pool import PagePool
+from microturn.kv.state_track import StateTrack
 from microturn.kv.window import DEFAULT_SINKS, Window
 from microturn.sessions.history import History
 from microturn.sessions.intake import append_input
@@ -36,7 +37,8 @@ class SessionEnvironment:
         pool: where its pages come from.
         new_codec: makes the codec of a session.
         clock: seconds, monotonic.
-        kinds: of the model's layers.
+        kinds: of the model's attention layers.
+        pages_per_state: of its recurrent layers; 0 without any.
     """
 
     settings: Settings
@@ -47,6 +49,7 @@ class SessionEnvironment:
     new_codec: CodecFactory
     clock: Callable[[], float]
     kinds: Sequence[LayerKind]
+    pages_per_state: int = 0
 
     @property
     def num_results(self) -> int:
@@ -60,7 +63,11 @@ class SessionEnvironment:
     def new_table(self, window: Window | None) -> PageTable:
         """The pages, none, of a session with such a window."""
         slack, page_size = self.settings.window_slack, self.pool.page_size
-        return PageTable(self.pool, [Track.of(kind, window, slack, page_size) for kind in self.kinds])
+        tracks: list[Track | StateTrack] = [Track.of(kind, window, slack, page_size) for kind in self.kinds]
+        if self.pages_per_state:
+            num_groups = sum(kind.num_groups for kind in self.kinds)
+            tracks.append(StateTrack.of(self.pages_per_state, num_groups, page_size))
+        return PageTable(self.pool, tracks)
 
     def check_window(self, window: Window) -> None:
         """Checks that a session may have a window here.

@@ -14,6 +14,7 @@ from typing import Any, Self
 from microturn.kv.image import PagePart
 from microturn.kv.page_table import TableState
 from microturn.kv.page_track import Track
+from microturn.kv.state_track import StateTrack
 from microturn.offload.copies import KVCopy
 from microturn.offload.image_file import DTYPE_NAMES, checksum_of, tensor_entries
 
@@ -67,7 +68,7 @@ class KVPart:
         if not isinstance(start, int) or not isinstance(end, int) or not 0 <= start <= end:
             raise ValueError("KV in no place")
         tensors = tuple((entry["dtype"], tuple(entry["shape"])) for entry in entries)
-        table = {**said["table"], "tracks": tuple(Track(**track) for track in said["table"]["tracks"])}
+        table = {**said["table"], "tracks": tuple(map(_track_of, said["table"]["tracks"]))}
         layout = said.get("layout", _FIRST_LAYOUT)
         return cls(layout, TableState(**table), tensors, data_start + start, end - start, said["checksum"])
 
@@ -77,6 +78,10 @@ class KVPart:
         expected = tuple((DTYPE_NAMES[part.dtype], (num_pages, *part.shape)) for part in parts)
         num_bytes = num_pages * sum(part.num_bytes for part in parts)
         return (self.layout, self.tensors, self.num_bytes) == (_LAYOUT, expected, num_bytes)
+
+
+def _track_of(said: Mapping[str, Any]) -> Track | StateTrack:
+    return StateTrack(**{**said, "older": tuple(said["older"])}) if "older" in said else Track(**said)
 
 
 def add_to_header(header: dict[str, Any], kv: KVCopy, data_len: int) -> None:

@@ -12,16 +12,16 @@ import torch
 from transformers import PreTrainedModel
 
 from microturn.errors import InvalidArgument
-from microturn.kv.layer_groups import LayerGroups, LayerShape
+from microturn.kv.layer_groups import LayerShape
 from microturn.kv.page_layout import PageLayout
 from microturn.kv.tensors import KV_DTYPES, KVTensors
-from microturn.model import runner
+from microturn.model import recurrent, runner
 from microturn.model.cpu import attention as native
 from microturn.model.cpu.int8_linear import Int8Linear
 from microturn.model.cpu.layers import FusedLayers
 from microturn.model.cpu.probe_int8 import Refused, int8_decoder
 from microturn.model.cpu.weights import release_linears
-from microturn.model.loaded import Loaded, size_pool
+from microturn.model.loaded import Loaded, PageNeeds, size_pool
 from microturn.model.probe import Checked, check_model
 from microturn.model.remembered_checks import Outcome, RememberedChecks
 from microturn.settings import Settings
@@ -48,16 +48,24 @@ def load(settings: Settings) -> Loaded:
     # In panels rounded keys are rotated ones, and integers are multiplied as they are.
     of_auto = "int8" if layout is PageLayout.PANELS else "bfloat16"
     kv_dtype = KV_DTYPES[of_auto if settings.kv_dtype == "auto" else settings.kv_dtype]
-    groups = LayerGroups.of(layers)
-    token_bytes = groups.num_groups * KVTensors.bytes_per_token(groups.slots, kv_dtype)
+    needs = PageNeeds.of(model, layers, kv_dtype, settings)
 
     def free_tokens(max_context: int) -> int:
-        return min(psutil.virtual_memory().available // 2 // token_bytes, _MOST_CONTEXTS * max_context)
+        return min(psutil.virtual_memory().available // 2 // needs.token_bytes, _MOST_CONTEXTS * max_context)
 
-    pool, max_context = size_pool(settings, model, groups.num_groups, free_tokens)
+    pool, max_context = size_pool(settings, model, needs, free_tokens)
+    kv = KVTensors(
+        layers,
+        pool.num_pages,
+        pool.page_size,
+        kv_dtype,
+        groups=needs.groups,
+        layout=layout,
+        state_bytes=recurrent.state_bytes(model),
+    )
     model_runner = runner.ModelRunner(
         model,
-        KVTensors(layers, pool.num_pages, pool.page_size, kv_dtype, groups=groups, layout=layout),
+        kv,
         decoder=checked.decoder,
         accepts_embeds=checked.accepts_embeds,
         no_window_reason=checked.no_window_reason,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -121,4 +122,5 @@ def padding_batch(kv: KVTensors, size: StepSize) -> Batch:
 def _padding_row(kv: KVTensors, num_tokens: int) -> Row:
     num_pages = -(-num_tokens // kv.page_size)
     first, *others = (RowPages([kv.num_pages - 1] * (num_pages * kind.num_groups)) for kind in kv.groups.kinds)
-    return Row([0] * num_tokens, 0, first.pages, others=others)
+    states = kv.new_state_pages(num_tokens, repeat(kv.num_pages - 1))
+    return Row([0] * num_tokens, 0, first.pages, others=others, states=states)

@@ -18,17 +18,18 @@ from transformers import PreTrainedModel
 
 from microturn.errors import InvalidArgument
 from microturn.kv.gpu_copier import staged_bytes_of
-from microturn.kv.layer_groups import LayerGroups, LayerShape
+from microturn.kv.layer_groups import LayerShape
 from microturn.kv.tensors import KV_DTYPES, KVTensors
-from microturn.model import runner
+from microturn.model import recurrent, runner
 from microturn.model.gpu import flashinfer_attention
 from microturn.model.gpu.attention_probe import check_attention
 from microturn.model.gpu.glue import Glue
 from microturn.model.gpu.graphs import StepSize, padding_batch, step_sizes
 from microturn.model.gpu.layers import TorchLayers
 from microturn.model.gpu.runner import GpuRunner
-from microturn.model.loaded import Loaded, size_pool
-from microturn.model.probe import TOLERANCE, Checked, check_runner, new_pages
+from microturn.model.loaded import Loaded, PageNeeds, size_pool
+from microturn.model.probe import TOLERANCE, Checked, check_runner
+from microturn.model.probe_pages import new_pages
 from microturn.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ def make_ready(model: PreTrainedModel, settings: Settings) -> Loaded:
         layers,
         lambda decoder: GpuRunner(
             model,
-            new_pages(layers, device=model.device),
+            new_pages(model, layers, device=model.device),
             layers,
             decoder=decoder,
             has_flashinfer=False,
@@ -79,11 +80,12 @@ def make_ready(model: PreTrainedModel, settings: Settings) -> Loaded:
     kv_dtype = dtype if settings.kv_dtype == "auto" else KV_DTYPES[settings.kv_dtype]
     has_flashinfer = _has_flashinfer(settings.attention, model, layers, dtype, kv_dtype)
     model.to(dtype)
+    recurrent.install(model)  # its states are of the new type
     if checked.decoder is not None:  # frees the float32 weights of the checked layers
         glue = Glue.compiled() if model.device.type == "cuda" else Glue()
         checked = replace(checked, decoder=TorchLayers.of(model, layers, glue))
     serving = _Serving(model, layers, checked, has_flashinfer, kv_dtype, settings)
-    pool, max_context = size_pool(settings, model, serving.groups.num_groups, serving.free_tokens)
+    pool, max_context = size_pool(settings, model, serving.needs, serving.free_tokens)
     ready = serving.new_runner(pool.num_pages)
     ready.capture(serving.sizes, max_context)
     weights = str(dtype).removeprefix("torch.")
@@ -102,8 +104,8 @@ class _Serving:
     settings: Settings
 
     @cached_property
-    def groups(self) -> LayerGroups:
-        return LayerGroups.of(self.layers)
+    def needs(self) -> PageNeeds:
+        return PageNeeds.of(self.model, self.layers, self.kv_dtype, self.settings)
 
     @cached_property
     def sizes(self) -> list[StepSize]:
@@ -112,7 +114,13 @@ class _Serving:
     def new_runner(self, num_pages: int) -> GpuRunner:
         """A runner with `num_pages` pages and one for padding."""
         kv = KVTensors(
-            self.layers, num_pages + 1, self.settings.page_size, self.kv_dtype, self.model.device, self.groups
+            self.layers,
+            num_pages + 1,
+            self.settings.page_size,
+            self.kv_dtype,
+            self.model.device,
+            self.needs.groups,
+            state_bytes=recurrent.state_bytes(self.model),
         )
         return GpuRunner(
             self.model,
@@ -135,12 +143,12 @@ class _Serving:
         torch.cuda.synchronize(device)
         taken = free_before - torch.cuda.mem_get_info(device)[0]
         # Each graph keeps float32 logits per row, and page ids per row and group of layers.
-        num_words = rehearsal.vocab_size + self.groups.num_groups * -(-max_context // self.settings.page_size)
+        num_words = rehearsal.vocab_size + self.needs.groups.num_groups * -(-max_context // self.settings.page_size)
         kept = len(self.sizes) * _BYTES_PER_GRAPH + sum(size.num_rows for size in self.sizes) * 4 * num_words
         del rehearsal
         free = _free_bytes(device) - taken - kept - _SPARE_BYTES
         free -= 2 * staged_bytes_of(free)
-        return max(0, free) // (self.groups.num_groups * KVTensors.bytes_per_token(self.groups.slots, self.kv_dtype))
+        return max(0, free) // self.needs.token_bytes
 
 
 def _has_flashinfer(

@@ -1,0 +1,50 @@
+"""Recurrent states in the pages of the KV cache.
+
+A page is bytes of memory to a state: its parts in all tensors, one behind another. So states and keys come from one
+pool, and whatever moves, copies or shares pages does so with states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class StatePages:
+    """Reads and writes states.
+
+    Attributes:
+        pages_per_state: how many pages one state takes.
+        device: where the pages are.
+
+    Args:
+        tensors: all tensors of the pages, each [num_pages, ...], contiguous.
+        num_bytes: of one state.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], num_bytes: int) -> None:
+        self._parts = [tensor.view(len(tensor), -1).view(torch.uint8) for tensor in tensors]
+        self._sizes = [part.shape[1] for part in self._parts]
+        self.pages_per_state = -(-num_bytes // sum(self._sizes))
+        self.device = self._parts[0].device
+
+    def new_state(self) -> Tensor:
+        """Allocates an empty state in whole pages, uint8 [bytes]: zeros, as before the first token."""
+        shape = self.pages_per_state * sum(self._sizes)
+        return torch.zeros(shape, dtype=torch.uint8, device=self.device)
+
+    def read(self, pages: Tensor) -> Tensor:
+        """The state in some pages, uint8 [bytes].
+
+        Args:
+            pages: int64 [pages_per_state].
+        """
+        return torch.cat([part[pages] for part in self._parts], dim=1).view(-1)
+
+    def write(self, pages: Tensor, state: Tensor) -> None:
+        """Writes a state, as `new_state` and `read` make it, into some pages."""
+        by_page = state.view(self.pages_per_state, -1)
+        for part, piece in zip(self._parts, torch.split(by_page, self._sizes, dim=1), strict=True):
+            part.index_copy_(0, pages, piece)
