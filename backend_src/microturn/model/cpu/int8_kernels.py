@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from microturn.kv.quantization import LEAST_SCALE, MOST_STEPS
 from microturn.model.cpu import int8_products as products
-from microturn.model.cpu.int8_products import TILE_ROWS, WEIGHT_OFFSET
+from microturn.model.cpu.int8_products import PANEL, QUAD, TILE_ROWS, WEIGHT_OFFSET
 from microturn.model.cpu.rotation import rotate_row
 
 _Array = NDArray[Any]
@@ -86,6 +86,28 @@ def quantize(x: _Array, steps: _Array, scales: _Array, offsets: _Array) -> None:
     else:
         for row in numba.prange(x.shape[0]):
             _quantize_product_row(x[row], steps[row], scales[row : row + 1], offsets[row : row + 1])
+
+
+@numba.njit(nogil=True, parallel=True, cache=True)
+def round_weight(weight: _Array, panels: _Array, scales: _Array) -> None:
+    """Rotates each row of a weight, and quantizes it as `microturn.kv.quantization` does, in the order of reading.
+
+    Weights are read once and nothing of their size lies between: a start waits for this, and torch's operations one
+    after another took ten times as long, most of it for new memory.
+
+    Args:
+        weight: float32 [out, in], contiguous.
+        panels: uint8 [panels, padded in / QUAD, PANEL, QUAD] (see `int8_products`), written where there are weights.
+        scales: float32 [at least out], written.
+    """
+    num_out, num_in = weight.shape
+    for panel in numba.prange(panels.shape[0]):
+        rotated, steps = np.empty(num_in, np.float32), np.empty(num_in, np.int8)
+        first = panel * PANEL
+        for row in range(first, min(first + PANEL, num_out)):
+            quantize_row(weight[row], rotated, steps, scales[row : row + 1])
+            for d in range(num_in):
+                panels[panel, d // QUAD, row - first, d % QUAD] = steps[d] + WEIGHT_OFFSET
 
 
 @numba.njit(nogil=True, parallel=True, cache=True)

@@ -12,15 +12,12 @@ from typing import Any, Self
 
 import numba
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.functional import pad
 
-from microturn.kv.quantization import quantize
 from microturn.model.cpu import amx_kernels, amx_products, int8_kernels, rotation
 from microturn.model.cpu.int8_kernels import FEW_ROWS
-from microturn.model.cpu.int8_products import MOST_WIDTH, PANEL, StepType, in_panels
+from microturn.model.cpu.int8_products import MOST_WIDTH, PANEL, StepType, empty_panels
 from microturn.model.cpu.linear import stacked
 
 _Array = NDArray[Any]
@@ -78,15 +75,13 @@ class Int8Linear:
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.num_out, num_in = weight.shape
         assert num_in <= MOST_WIDTH
-        rotated = torch.empty(weight.shape)
-        rotation.rotate(weight.contiguous().numpy(), rotated.numpy())
-        steps, scales = quantize(rotated)
-        scales /= rotation.block_of(num_in)  # the rotation of the inputs and this one, together
-        panels = in_panels(steps).contiguous().numpy()
-        padded_scales = pad(scales, (0, len(panels) * PANEL - self.num_out), value=1.0).numpy()
+        panels = empty_panels(self.num_out, num_in)
+        scales = np.ones(len(panels) * PANEL, np.float32)
+        int8_kernels.round_weight(weight.contiguous().numpy(), panels, scales)
+        scales[: self.num_out] /= rotation.block_of(num_in)  # the rotation of the inputs and this one, together
         biases = np.empty(0, np.float32) if bias is None else bias.numpy()
-        self.weight: Int8Weight = (panels, padded_scales, biases)
-        self.num_bytes = panels.nbytes + padded_scales.nbytes
+        self.weight: Int8Weight = (panels.reshape(len(panels), -1), scales, biases)
+        self.num_bytes = panels.nbytes + scales.nbytes
 
     @classmethod
     def fused(cls, modules: Sequence[nn.Linear]) -> Self:

@@ -22,11 +22,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 from llvmlite import ir
 from numba.core import cgutils
-from torch import Tensor
-from torch.nn.functional import pad
+from numpy.typing import NDArray
 
 from microturn.kv.quantization import MOST_STEPS
 from microturn.model.cpu.vectors import (
@@ -51,7 +49,8 @@ StepType: type[np.signedinteger[Any]] = np.int8 if HAS_VNNI else np.int16
 # Outputs of a panel. With AMX two panels are read at once: their number is even.
 PANEL = LANES
 PANELS_AT_ONCE = 2
-_QUAD = 4
+# Inputs of an output that lie together.
+QUAD = 4
 
 # Vectors of weights that a load fills, and so vectors of sums of a row.
 _NUM_VECTORS = 1 if HAS_VNNI else 2
@@ -70,30 +69,21 @@ MOST_WIDTH = (2**31 - 1) // MOST_STEPS**2
 
 # An iteration of the loop takes a cache line of weights.
 _LINE_BYTES = 64
-_NUM_QUADS = _LINE_BYTES // (_QUAD * PANEL)
+_NUM_QUADS = _LINE_BYTES // (QUAD * PANEL)
 
 # Weights are fetched so many bytes ahead.
 _AHEAD = 4096
 
 _INT32, _FLOAT = ir.IntType(32), ir.FloatType()
 _SUMS, _FLOATS, _WIDE = ir.VectorType(_INT32, LANES), ir.VectorType(_FLOAT, LANES), ir.VectorType(_INT32, 2 * LANES)
-_INPUTS = ir.VectorType(ir.IntType(np.dtype(StepType).itemsize * 8), _QUAD * LANES // _NUM_VECTORS)
-_WEIGHTS = ir.VectorType(ir.IntType(8), _QUAD * LANES // _NUM_VECTORS)
+_INPUTS = ir.VectorType(ir.IntType(np.dtype(StepType).itemsize * 8), QUAD * LANES // _NUM_VECTORS)
+_WEIGHTS = ir.VectorType(ir.IntType(8), QUAD * LANES // _NUM_VECTORS)
 
 
-def in_panels(steps: Tensor) -> Tensor:
-    """Weights in the order of reading.
-
-    Args:
-        steps: int8 [outputs, inputs].
-
-    Returns:
-        uint8 [panels, padded inputs * PANEL], with WEIGHT_OFFSET added.
-    """
-    num_out, num_in = steps.shape
-    unsigned = steps.view(torch.uint8) ^ WEIGHT_OFFSET
-    padded = pad(unsigned, (0, -num_in % STEP, 0, -num_out % (PANELS_AT_ONCE * PANEL)))
-    return padded.view(-1, PANEL, padded.shape[1] // _QUAD, _QUAD).transpose(1, 2).flatten(1)
+def empty_panels(num_out: int, num_in: int) -> NDArray[np.uint8]:
+    """Panels of zeros [panels, padded inputs / QUAD, PANEL, QUAD], for weights with WEIGHT_OFFSET added."""
+    num_panels = PANELS_AT_ONCE * -(-num_out // (PANELS_AT_ONCE * PANEL))
+    return np.zeros((num_panels, (num_in + -num_in % STEP) // QUAD, PANEL, QUAD), np.uint8)
 
 
 def tile() -> Any:
@@ -117,8 +107,8 @@ def tile() -> Any:
                 line = b.gep(start, [b.mul(number, INT(_LINE_BYTES))])
                 fetch(b, b.gep(line, [INT(_AHEAD)]))
                 for quad in range(_NUM_QUADS):
-                    at = b.mul(b.add(b.mul(number, INT(_NUM_QUADS)), INT(quad)), INT(_QUAD))
-                    starts = [_QUAD * (quad * PANEL + vector * PANEL // _NUM_VECTORS) for vector in range(_NUM_VECTORS)]
+                    at = b.mul(b.add(b.mul(number, INT(_NUM_QUADS)), INT(quad)), INT(QUAD))
+                    starts = [QUAD * (quad * PANEL + vector * PANEL // _NUM_VECTORS) for vector in range(_NUM_VECTORS)]
                     factors = [load(b, line, INT(place), _WEIGHTS) for place in starts]
                     given = [_repeated_quad(b, vector, at) for vector in inputs]
                     pairs = [(factor, vector) for vector in given for factor in factors]
@@ -126,7 +116,7 @@ def tile() -> Any:
                 return sums
 
             zeros = [_SUMS([0] * LANES)] * (count * _NUM_VECTORS)
-            found = loop(b, b.udiv(num_in, INT(_QUAD * _NUM_QUADS)), zeros, add_line)
+            found = loop(b, b.udiv(num_in, INT(QUAD * _NUM_QUADS)), zeros, add_line)
             factors = load(b, weight_scales, first, _FLOATS)
             for index, number in enumerate(rows):
                 x_scale, offset = (broadcast(b, b.load(b.gep(of_row, [number]))) for of_row in (x_scales, x_offsets))
@@ -142,9 +132,9 @@ def tile() -> Any:
 
 def _repeated_quad(b: ir.IRBuilder, x: ir.Value, at: ir.Value) -> ir.Value:
     """Four neighbours of a row, in all lanes."""
-    kind = ir.IntType(_QUAD * _INPUTS.element.width)
+    kind = ir.IntType(QUAD * _INPUTS.element.width)
     quad = b.load(b.bitcast(b.gep(x, [at]), kind.as_pointer()), align=1)
-    return b.bitcast(broadcast(b, quad, _INPUTS.count // _QUAD), _INPUTS)
+    return b.bitcast(broadcast(b, quad, _INPUTS.count // QUAD), _INPUTS)
 
 
 def _add_products(b: ir.IRBuilder, weights: ir.Value, inputs: ir.Value, sums: ir.Value) -> ir.Value:

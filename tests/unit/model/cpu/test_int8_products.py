@@ -9,19 +9,23 @@ import numba
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
+from microturn.kv.quantization import quantize
 from microturn.model.cpu import amx_kernels, amx_products, int8_kernels
 from microturn.model.cpu.int8_products import (
     MOST_WIDTH,
     PANEL,
     PANELS_AT_ONCE,
+    QUAD,
     STEP,
     WEIGHT_OFFSET,
     StepType,
-    in_panels,
+    empty_panels,
 )
+from support.rounded import rotated
 
 Kernel = Callable[..., None]
 
@@ -37,6 +41,16 @@ def multiply(request: pytest.FixtureRequest) -> Kernel:
     return partial(amx_kernels.multiply, num_threads=numba.get_num_threads())
 
 
+def in_panels(weight: Tensor) -> NDArray[np.uint8]:
+    """Integers [out, in] in the order of reading."""
+    num_out, num_in = weight.shape
+    unsigned = np.zeros((-(-num_out // OUT_STEP) * OUT_STEP, num_in + -num_in % STEP), np.uint8)
+    unsigned[:num_out, :num_in] = weight.numpy().astype(np.int16) + WEIGHT_OFFSET
+    panels = empty_panels(num_out, num_in)
+    panels[:] = unsigned.reshape(len(panels), PANEL, -1, QUAD).transpose(0, 2, 1, 3)
+    return panels.reshape(len(panels), -1)
+
+
 def product(kernel: Kernel, x: Tensor, x_scales: Tensor, weight: Tensor, weight_scales: Tensor) -> Tensor:
     """Of integers [rows, in] and [out, in] with scales."""
     num_out, width = weight.shape
@@ -44,7 +58,7 @@ def product(kernel: Kernel, x: Tensor, x_scales: Tensor, weight: Tensor, weight_
     steps = pad(x, (0, -width % STEP, 0, -len(x) % amx_products.TILE_ROWS)).numpy().astype(StepType)
     offsets = (-WEIGHT_OFFSET * x.sum(1)).numpy().astype(np.int32)
     padded_scales = torch.cat((weight_scales, torch.ones(-num_out % OUT_STEP)))
-    panels = in_panels(weight).contiguous().numpy()
+    panels = in_panels(weight)
     kernel(steps, x_scales.numpy(), offsets, panels, padded_scales.numpy(), out.numpy())
     return out
 
@@ -84,9 +98,21 @@ def test_nothing_saturates_and_no_sum_overflows(multiply: Kernel, width: int, si
 def test_only_the_rows_and_columns_that_there_are_are_written(multiply: Kernel, num_rows: int) -> None:
     whole = torch.full((num_rows + 1, 7), 5.0)
     out = whole[:num_rows]
-    weight = in_panels(torch.ones(7, STEP, dtype=torch.int8)).contiguous().numpy()
+    weight = in_panels(torch.ones(7, STEP, dtype=torch.int8))
     steps = np.ones((-(-num_rows // amx_products.TILE_ROWS) * amx_products.TILE_ROWS, STEP), StepType)
     offsets = np.full(num_rows, -WEIGHT_OFFSET * STEP, np.int32)
     multiply(steps, np.ones(num_rows, np.float32), offsets, weight, np.ones(OUT_STEP, np.float32), out.numpy())
     assert (out == STEP).all()
     assert (whole[num_rows] == 5).all()
+
+
+@pytest.mark.parametrize(("num_out", "width"), [(7, 30), (311, 48), (960, 576)])
+def test_a_weight_is_rounded_as_any_vector(num_out: int, width: int) -> None:
+    """In panels, bit for bit; rows of zeros and with an infinity among them."""
+    weight = torch.randn(num_out, width) * torch.logspace(-3, 3, num_out)[:, None]
+    weight[1], weight[2, 3] = 0, float("inf")
+    steps, scales = quantize(rotated(weight))
+    panels, found = empty_panels(num_out, width), np.ones(num_out, np.float32)
+    int8_kernels.round_weight(weight.numpy(), panels, found)
+    assert (panels.reshape(len(panels), -1) == in_panels(steps)).all()
+    assert np.array_equal(found, scales.numpy(), equal_nan=True)
