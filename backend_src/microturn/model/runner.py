@@ -155,7 +155,7 @@ def wanted_of(batch: Batch) -> Tensor:
 def load_model(
     model_dir: str | Path, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
 ) -> PreTrainedModel:
-    """Loads a causal LM with our attention.
+    """Loads a causal LM with our attention; on a CPU its weights may be mapped from the file (see `keep_resident`).
 
     Raises:
         InvalidArgument: transformers cannot load a causal LM from the directory.
@@ -166,11 +166,17 @@ def load_model(
         )
     except Exception as error:  # transformers may raise anything
         raise InvalidArgument(f"cannot load a causal language model from '{model_dir}': {reason_of(error)}") from error
-    for parameter in model.parameters():
-        # Weights are mapped from the file. The kernel may drop such pages and read them again during a turn, which made
-        # turns take many seconds after a pause. A copy in own memory stays resident.
-        parameter.data = parameter.data.to(device, copy=True)
     return prepare_model(model, device)
+
+
+def keep_resident(model: PreTrainedModel) -> None:
+    """Copies a model's weights into own memory.
+
+    The kernel may drop pages that are mapped from a file and read them again during a turn, which made turns take many
+    seconds after a pause.
+    """
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
 
 
 def prepare_model(model: PreTrainedModel, device: torch.device | str) -> PreTrainedModel:

@@ -62,7 +62,7 @@ def amx_threads() -> int | None:
 
 
 class Int8Linear:
-    """A `Product` over its own copy of a weight, rounded to 8 bits.
+    """A `Product` over its own copies of a weight, rounded to 8 bits, and of its bias.
 
     Attributes:
         weight: for kernels.
@@ -79,7 +79,7 @@ class Int8Linear:
         scales = np.ones(len(panels) * PANEL, np.float32)
         int8_kernels.round_weight(weight.contiguous().numpy(), panels, scales)
         scales[: self.num_out] /= rotation.block_of(num_in)  # the rotation of the inputs and this one, together
-        biases = np.empty(0, np.float32) if bias is None else bias.numpy()
+        biases = np.empty(0, np.float32) if bias is None else bias.numpy().copy()
         self.weight: Int8Weight = (panels.reshape(len(panels), -1), scales, biases)
         self.num_bytes = panels.nbytes + scales.nbytes
 

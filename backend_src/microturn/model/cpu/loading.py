@@ -45,6 +45,7 @@ def load(settings: Settings) -> Loaded:
     checked, weights = _checked(settings, model, layers, layout)
     if weights == "int8":
         release_linears(model)
+        runner.keep_resident(model)  # what is left: of weights that are rounded the file's pages were read once
     # In panels rounded keys are rotated ones, and integers are multiplied as they are.
     of_auto = "int8" if layout is PageLayout.PANELS else "bfloat16"
     kv_dtype = KV_DTYPES[of_auto if settings.kv_dtype == "auto" else settings.kv_dtype]
@@ -91,12 +92,12 @@ def _checked(
         is_fused = checked.decoder is not None
         remembered.remember(Outcome(is_fused, weights, checked.accepts_embeds, checked.no_window_reason))
         return checked, weights
-    if not outcome.is_fused:
-        decoder = None
-    elif outcome.weights == "int8":
+    decoder: FusedLayers | None
+    if outcome.weights == "int8":
         decoder = FusedLayers(model, layers, Int8Linear)
     else:
-        decoder = FusedLayers.of(model, layers)
+        runner.keep_resident(model)
+        decoder = FusedLayers.of(model, layers) if outcome.is_fused else None
     return Checked(decoder, outcome.accepts_embeds, outcome.no_window_reason), outcome.weights
 
 
@@ -104,6 +105,7 @@ def _check(
     settings: Settings, model: PreTrainedModel, layers: Sequence[LayerShape], layout: PageLayout
 ) -> tuple[Checked[FusedLayers], str]:
     """See `_checked`."""
+    runner.keep_resident(model)
     # In float32, whatever the type of the pages: there a difference is an error and not rounding.
     checked = check_model(model, layers, layout)
     return _with_weights(settings.weights, model, layers, layout, checked)
