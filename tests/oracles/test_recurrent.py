@@ -250,7 +250,7 @@ def test_a_state_of_another_position_is_found_out(monkeypatch: pytest.MonkeyPatc
     driver.turn(1, [3] * 100, start=True, max_tokens=2)
     answer = driver.turn(1, [4], rewind_to=90, max_tokens=2)
     assert answer.code == "INTERNAL"
-    assert "is that of position 101, not of 89" in str(answer.error)
+    assert "of positions [101] are in the pages of those of [89]" in str(answer.error)
 
 
 @pytest.mark.parametrize("mistake", ["cut anywhere", "not carried", "of others"])

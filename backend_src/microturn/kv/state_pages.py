@@ -30,21 +30,21 @@ class StatePages:
         self.pages_per_state = -(-num_bytes // sum(self._sizes))
         self.device = self._parts[0].device
 
-    def new_state(self) -> Tensor:
-        """Allocates an empty state in whole pages, uint8 [bytes]: zeros, as before the first token."""
-        shape = self.pages_per_state * sum(self._sizes)
-        return torch.zeros(shape, dtype=torch.uint8, device=self.device)
+    def new_states(self, num_states: int) -> Tensor:
+        """Allocates states in whole pages, uint8 [states, bytes]: zeros, as before the first token."""
+        num_bytes = self.pages_per_state * sum(self._sizes)
+        return torch.zeros(num_states, num_bytes, dtype=torch.uint8, device=self.device)
 
     def read(self, pages: Tensor) -> Tensor:
-        """The state in some pages, uint8 [bytes].
+        """The states in some pages, uint8 [states, bytes].
 
         Args:
-            pages: int64 [pages_per_state].
+            pages: int64 [states, pages_per_state].
         """
-        return torch.cat([part[pages] for part in self._parts], dim=1).view(-1)
+        return torch.cat([part[pages] for part in self._parts], dim=2).flatten(1)
 
-    def write(self, pages: Tensor, state: Tensor) -> None:
-        """Writes a state, as `new_state` and `read` make it, into some pages."""
-        by_page = state.view(self.pages_per_state, -1)
+    def write(self, pages: Tensor, states: Tensor) -> None:
+        """Writes states, as `new_states` and `read` make them, into some pages."""
+        by_page = states.view(-1, sum(self._sizes))
         for part, piece in zip(self._parts, torch.split(by_page, self._sizes, dim=1), strict=True):
-            part.index_copy_(0, pages, piece)
+            part.index_copy_(0, pages.flatten(), piece)

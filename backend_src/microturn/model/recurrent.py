@@ -13,9 +13,11 @@ A module is found by what it is called with: it takes transformers' cache, and k
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -26,7 +28,7 @@ from transformers.cache_utils import Cache, DummyLayer, LinearAttentionCacheLaye
 from microturn.errors import InternalError
 from microturn.kv.state_pages import StatePages
 from microturn.kv.state_track import block_of
-from microturn.model.batch import Batch
+from microturn.model.batch import Batch, Row
 
 # Names of the parameter that modules take their cache by.
 _CACHES = ("cache_params", "past_key_values")
@@ -44,7 +46,7 @@ class _Part:
         layer: index of the layer, as the model counts.
         number: which of the layer's states, as its module counts.
         is_recurrent: whether it is the recurrent state, else the last inputs of a convolution.
-        shape: [1, ...]; `dtype` of its elements.
+        shape: of a sequence's; `dtype` of its elements.
         offset: in the state's bytes.
     """
 
@@ -59,25 +61,25 @@ class _Part:
     def end(self) -> int:
         return self.offset + torch.Size(self.shape).numel() * self.dtype.itemsize
 
-    def of(self, state: Tensor) -> Tensor:
-        """The tensor, as a view of a state's bytes."""
-        return state[self.offset : self.end].view(self.dtype).view(self.shape)
+    def of(self, states: Tensor) -> Tensor:
+        """The tensors [sequences, ...], as a view of states' bytes, uint8 [sequences, bytes]."""
+        return states[:, self.offset : self.end].view(self.dtype).view(len(states), *self.shape)
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """Some tokens of a row, within a block.
+    """Some tokens of a row, within a block; or the only ones of several rows, which are computed at once.
 
     Attributes:
-        tokens: which of the batch.
-        state: uint8 [bytes]: after the pass the state behind these tokens.
-        before: the state before them, of the piece before; None where `state` begins as it.
-        cache: over `state`, as the modules take it.
-        pages: int64, where `state` is kept.
+        tokens: int64 [sequences, tokens], which of the batch.
+        states: uint8 [sequences, bytes]: after the pass the states behind these tokens.
+        before: the states before them, of the piece before; None where `states` begin as these.
+        cache: over `states`, as the modules take it.
+        pages: int64 [sequences, pages of a state], where `states` are kept.
     """
 
-    tokens: slice
-    state: Tensor
+    tokens: Tensor
+    states: Tensor
     before: Tensor | None
     cache: Cache
     pages: Tensor
@@ -100,6 +102,7 @@ class RecurrentLayers:
         self.pieces: Sequence[_Piece] | None = None
         self._parts = parts
         self._num_layers = num_layers
+        self._num_states = Counter(part.layer for part in parts if not part.is_recurrent)
 
     @contextmanager
     def carrying(self, batch: Batch, pages: StatePages, page_size: int) -> Iterator[None]:
@@ -114,60 +117,76 @@ class RecurrentLayers:
         finally:
             self.pieces = None
         for piece in pieces:
-            pages.write(piece.pages, piece.state)
+            pages.write(piece.pages, piece.states)
 
     def carry(self, piece: _Piece, layer: int) -> None:
-        """A layer's state before a piece becomes the one that its module changes."""
+        """A layer's states before a piece become those that its module changes."""
         if piece.before is not None:
             for part in self._parts:
                 if part.layer == layer:
-                    part.of(piece.state).copy_(part.of(piece.before))
+                    part.of(piece.states).copy_(part.of(piece.before))
 
     def _pieces(self, batch: Batch, pages: StatePages, block: int) -> Iterator[_Piece]:
-        start = 0
-        for row in batch.rows:
-            assert row.states is not None, "a row without pages for its states"
-            blocks = torch.tensor(row.states, dtype=torch.int64, device=pages.device)
-            position, end = row.start, row.start + len(row.token_ids)
-            if position:
-                state, blocks = pages.read(blocks[0]), blocks if position % block else blocks[1:]
-                self._check(state, position)
-            else:
-                state = pages.new_state()
-            before: Tensor | None = None
-            for of_block in blocks:
-                last = min(end, position - position % block + block)
-                if position == last:
-                    break
-                _position_of(state)[0] = last
-                cut = slice(start, start + last - position)
-                yield _Piece(cut, state, before, self._cache(state), of_block)
-                start, position = start + last - position, last
-                before, state = state, torch.empty_like(state)
-            assert position == end, "fewer pages for states than blocks"
+        firsts = accumulate((len(row.token_ids) for row in batch.rows), initial=0)
+        decoding: list[tuple[Row, int]] = []
+        others: list[tuple[Row, int]] = []
+        for row, first in zip(batch.rows, firsts, strict=False):
+            (decoding if row.start and len(row.token_ids) == 1 else others).append((row, first))
+        if decoding:
+            yield self._single_tokens(decoding, pages, block)
+        for row, first in others:
+            yield from self._pieces_of(row, first, pages, block)
 
-    def _check(self, state: Tensor, position: int) -> None:
-        at = int(_position_of(state)[0])
-        if at != position:
-            raise InternalError(f"the recurrent state of a session is that of position {at}, not of {position}")
+    def _single_tokens(self, rows: Sequence[tuple[Row, int]], pages: StatePages, block: int) -> _Piece:
+        """The rows of one token, each behind others."""
+        blocks = [_states_of(row, pages) for row, _ in rows]
+        states = pages.read(torch.stack([of_row[0] for of_row in blocks]))
+        positions = torch.tensor([row.start for row, _ in rows], device=pages.device)
+        self._check(states, positions)
+        _positions_of(states).copy_(positions + 1)
+        targets = [of_row[0 if row.start % block else 1] for of_row, (row, _) in zip(blocks, rows, strict=True)]
+        tokens = torch.tensor([[first] for _, first in rows], device=pages.device)
+        return _Piece(tokens, states, None, self._cache(states), torch.stack(targets))
 
-    def _cache(self, state: Tensor) -> Cache:
+    def _pieces_of(self, row: Row, first: int, pages: StatePages, block: int) -> Iterator[_Piece]:
+        """A row, cut at the ends of blocks."""
+        blocks, position, end = _states_of(row, pages), row.start, row.start + len(row.token_ids)
+        states = pages.read(blocks[:1]) if position else pages.new_states(1)
+        self._check(states, torch.tensor([position], device=pages.device))
+        before: Tensor | None = None
+        for of_block in blocks if position % block or not position else blocks[1:]:
+            last = min(end, position - position % block + block)
+            if position == last:
+                break
+            _positions_of(states).fill_(last)
+            tokens = torch.arange(first, first + last - position, device=pages.device)[None]
+            yield _Piece(tokens, states, before, self._cache(states), of_block[None])
+            first, position = first + last - position, last
+            before, states = states, torch.empty_like(states)
+        assert position == end, "fewer pages for states than blocks"
+
+    def _check(self, states: Tensor, positions: Tensor) -> None:
+        found = _positions_of(states)
+        if not torch.equal(found, positions):
+            raise InternalError(
+                f"recurrent states of positions {found.tolist()} are in the pages of those of {positions.tolist()}"
+            )
+
+    def _cache(self, states: Tensor) -> Cache:
+        """The states as the modules take them."""
         layers: list[Any] = [DummyLayer() for _ in range(self._num_layers)]
         for part in self._parts:
-            if isinstance(layers[part.layer], DummyLayer):
-                layers[part.layer] = LinearAttentionLayer(
-                    1 + max(p.number for p in self._parts if p.layer == part.layer)
-                )
-            layer = layers[part.layer]
-            states, is_there = (
-                (layer.recurrent_states, layer.is_recurrent_states_initialized)
-                if part.is_recurrent
-                else (layer.conv_states, layer.is_conv_states_initialized)
-            )
-            states[part.number], is_there[part.number] = part.of(state), True
+            if part.number == 0 and isinstance(layers[part.layer], DummyLayer):
+                layers[part.layer] = LinearAttentionLayer(self._num_states[part.layer])
+            layer, tensor = layers[part.layer], part.of(states)
+            if part.is_recurrent:
+                layer.recurrent_states[part.number] = tensor
+                layer.is_recurrent_states_initialized[part.number] = True
+            else:
+                layer.conv_states[part.number] = tensor
+                layer.is_conv_states_initialized[part.number] = True
+                layer.conv_kernel_size[part.number] = tensor.shape[-1]
             layer.has_previous_state[part.number] = True
-            if not part.is_recurrent:
-                layer.conv_kernel_size[part.number] = part.shape[-1]
         return Cache(layers=layers)
 
 
@@ -190,11 +209,12 @@ class _Forward:
         pieces = self.layers.pieces
         if pieces is None:
             return self._forward(hidden_states, *args, **kwargs)
-        outputs = []
+        # Our attention says what is visible; there is no padding.
+        out = torch.empty_like(hidden_states)
         for piece in pieces:
             self.layers.carry(piece, self._layer)
-            outputs.append(self._forward(hidden_states[:, piece.tokens], **{self._cache: piece.cache}))
-        return torch.cat(outputs, dim=1)
+            out[0, piece.tokens] = self._forward(hidden_states[0, piece.tokens], **{self._cache: piece.cache})
+        return out
 
 
 @torch.inference_mode()
@@ -251,10 +271,16 @@ def _parts(cache: Cache) -> Iterator[_Part]:
             for number, tensor in states.items():
                 if tensor is not None:
                     offset = -(-offset // _ALIGNMENT) * _ALIGNMENT
-                    part = _Part(index, number, is_recurrent, tuple(tensor.shape), tensor.dtype, offset)
+                    part = _Part(index, number, is_recurrent, tuple(tensor.shape[1:]), tensor.dtype, offset)
                     offset = part.end
                     yield part
 
 
-def _position_of(state: Tensor) -> Tensor:
-    return state[:_POSITION_BYTES].view(torch.int64)
+def _states_of(row: Row, pages: StatePages) -> Tensor:
+    assert row.states is not None, "a row without pages for its states"
+    return torch.tensor(row.states, dtype=torch.int64, device=pages.device)
+
+
+def _positions_of(states: Tensor) -> Tensor:
+    """The position behind each state, int64 [sequences]."""
+    return states[:, :_POSITION_BYTES].view(torch.int64)[:, 0]
