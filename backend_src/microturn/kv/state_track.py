@@ -12,7 +12,7 @@ from the last state before the cut, and computes the tokens between again.
 
 The newest blocks are all kept, and the fewer the further back: the b-th block is kept for `num_dense` times as many
 blocks as the largest power of `growth` that divides b. So a session keeps a number of states that grows with the
-logarithm of its length, and a cut back by n tokens has at most n * growth / num_dense + block tokens computed again.
+logarithm of its length, and a cut back by n tokens has some growth / (num_dense - 1) times as many computed again.
 """
 
 from __future__ import annotations
