@@ -9,17 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from microturn.kv.layer_groups import LayerShape
 from microturn.model.cpu import attention as native
+from microturn.model.cpu import soft_caps
 from microturn.model.cpu.buffers import Angles, Buffers
 from microturn.model.cpu.compiled import CompiledLayers
 from microturn.model.cpu.linear import Linear, Product
 from microturn.model.cpu.stepwise import StepwiseLayer
-from microturn.model.cpu.weights import DecoderLayer, Products, RMSNorm, is_known
+from microturn.model.cpu.weights import DecoderLayer, Products, RMSNorm, is_known, soft_cap_of_logits
 from microturn.model.paged_attention import PagedAttention
 
 
@@ -48,6 +50,7 @@ class FusedLayers:
         self._compiled = CompiledLayers.of(self._known)
         self._norm = RMSNorm.of(model.model.norm)
         self._head: Product = products.of(model.lm_head)
+        self._soft_cap = soft_cap_of_logits(model)
 
     @classmethod
     def of(cls, model: PreTrainedModel, shapes: Sequence[LayerShape], products: Products = Linear) -> Self | None:
@@ -94,7 +97,10 @@ class FusedLayers:
         else:
             self._run_stepwise(hidden, angles, attention)
         last = hidden[wanted]
-        return self._head(self._norm(last, last), hidden.new_empty(len(wanted), self._head.num_out))
+        logits = self._head(self._norm(last, last), hidden.new_empty(len(wanted), self._head.num_out))
+        if self._soft_cap is not None:
+            soft_caps.cap(logits.numpy(), np.float32(self._soft_cap))
+        return logits
 
     def _run_stepwise(self, hidden: Tensor, angles: Mapping[str | None, Angles], attention: Attention) -> None:
         """One layer after another, some kernels each."""

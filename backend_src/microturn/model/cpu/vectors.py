@@ -6,6 +6,7 @@ the CPU's registers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -54,7 +55,7 @@ Values = list[ir.Value]
 
 
 def callable_by_kernels(emit: Callable[..., None]) -> Any:
-    """Makes a function that kernels can call; `emit` gets each array's data pointer, and 64-bit integers."""
+    """Makes a function that kernels can call; `emit` gets each array's data pointer, 64-bit integers and floats."""
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Sequence[ir.Value]) -> ir.Value:
         (kinds,), (packed,) = signature.args, args
@@ -66,7 +67,7 @@ def callable_by_kernels(emit: Callable[..., None]) -> Any:
         return context.get_dummy_value()
 
     def infer(typing_context: Any, *kinds: Any) -> tuple[Any, Any]:  # noqa: ARG001  Numba's protocol
-        arguments = [kind if isinstance(kind, types.Array) else types.int64 for kind in kinds]
+        arguments = [kind if isinstance(kind, types.Array | types.Float) else types.int64 for kind in kinds]
         return types.void(types.StarArgTuple(arguments)), generate
 
     return intrinsic(infer)
@@ -266,6 +267,15 @@ def exp2(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
     power = b.bitcast(b.shl(biased, _INT_VECTOR([_MANTISSA_BITS] * LANES)), _VECTOR)
     too_small = b.fcmp_ordered("<", x, splat(_LEAST_EXPONENT))
     return b.select(too_small, splat(0.0), b.fmul(result, power))
+
+
+def tanh(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
+    """The hyperbolic tangent, up to 2e-7."""
+    kind = ir.FunctionType(_VECTOR, [_VECTOR])
+    magnitude = b.call(cgutils.get_or_insert_function(b.module, kind, f"llvm.fabs.v{LANES}f32"), [x])
+    power = exp2(b, b.fmul(magnitude, splat(-2 * math.log2(math.e))))
+    result = b.fdiv(b.fsub(splat(1.0), power), b.fadd(splat(1.0), power))
+    return b.select(b.fcmp_ordered("<", x, splat(0.0)), b.fneg(result), result)
 
 
 def nearest_ints(b: ir.IRBuilder, x: ir.Value) -> ir.Value:

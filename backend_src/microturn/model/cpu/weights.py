@@ -159,6 +159,12 @@ def is_known(model: PreTrainedModel, shapes: Sequence[LayerShape]) -> bool:
     )
 
 
+def soft_cap_of_logits(model: PreTrainedModel) -> float | None:
+    """The cap of a model's logits (see `scores.soft_capped`); None without."""
+    soft_cap: float | None = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
+    return soft_cap
+
+
 def release_linears(model: PreTrainedModel) -> None:
     """Frees the weights of a model's linear modules, except those shared with embeddings; it cannot run any more."""
     shared = {parameter.data_ptr() for parameter in model.get_input_embeddings().parameters()}

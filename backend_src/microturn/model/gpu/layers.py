@@ -16,8 +16,9 @@ from transformers import PreTrainedModel
 from microturn.kv.layer_groups import LayerShape
 from microturn.model.cpu.layers import Attention
 from microturn.model.cpu.linear import Product, TorchLinear
-from microturn.model.cpu.weights import DecoderLayer, RMSNorm, is_known
+from microturn.model.cpu.weights import DecoderLayer, RMSNorm, is_known, soft_cap_of_logits
 from microturn.model.gpu.glue import Glue, Norm
+from microturn.model.scores import soft_capped
 
 
 class TorchLayers:
@@ -35,6 +36,7 @@ class TorchLayers:
         self._layers = [DecoderLayer.of(*of, TorchLinear) for of in zip(model.model.layers, shapes, kinds, strict=True)]
         self._norm = RMSNorm.of(model.model.norm)
         self._head = TorchLinear.of(model.lm_head)
+        self._soft_cap = soft_cap_of_logits(model)
         self._glue = glue
 
     @classmethod
@@ -74,7 +76,7 @@ class TorchLayers:
             hidden, normed = glue.add_and_norm(
                 hidden, _multiply(layer.down, gated), _norm_of(layer.fed_forward_norm), next_norm
             )
-        return _multiply(self._head, normed[wanted]).float()
+        return soft_capped(_multiply(self._head, normed[wanted]).float(), self._soft_cap)
 
     @property
     def weight_bytes(self) -> int:
