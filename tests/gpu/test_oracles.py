@@ -20,6 +20,7 @@ from microturn.model.gpu.attention_probe import check_attention
 from microturn.model.gpu.graphs import step_sizes
 from microturn.model.gpu.runner import GpuRunner
 from microturn.model.runner import trace_layers
+from microturn.model.scores import Scores
 from support import models
 from support.driver import Driver
 from support.gpu_runner import gpu_runner
@@ -56,9 +57,15 @@ def captured_runner(model: PreTrainedModel, **kwargs: Any) -> GpuRunner:
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("window", [None, 40])
 @pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
-def test_flashinfer_s_attention_is_torch_s(head_dim: int, window: int | None, kv_dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("soft_cap", [None, 30.0])
+@pytest.mark.parametrize("sink_logit", [None, 3.0])
+def test_flashinfer_s_attention_is_torch_s(
+    head_dim: int, window: int | None, kv_dtype: torch.dtype, soft_cap: float | None, sink_logit: float | None
+) -> None:
+    sink_logits = None if sink_logit is None else torch.full((8,), sink_logit, device="cuda")
+    scores = Scores(head_dim**-0.5, window, soft_cap, sink_logits)
     model = models.with_served_heads("llama", **_SHAPE, head_dim=head_dim).to("cuda", torch.bfloat16)
-    check_attention(model, [LayerShape(2, head_dim, window)], torch.bfloat16, kv_dtype)
+    check_attention(model, [LayerShape(2, head_dim, window)], [scores], torch.bfloat16, kv_dtype)
 
 
 def test_captured_passes_give_what_eager_ones_give(model: PreTrainedModel) -> None:

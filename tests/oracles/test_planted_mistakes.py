@@ -81,7 +81,7 @@ def _change_plan(patch: pytest.MonkeyPatch, change: Callable[[PagedStep], PagedS
 
 def _change_window(patch: pytest.MonkeyPatch, change: Callable[[int | None], int | None]) -> None:
     def changed(original: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args: original(*args[:-1], change(args[-1]))
+        return lambda *args: original(*args[:-1], replace(args[-1], window=change(args[-1].window)))
 
     # Of a layer by itself, and of all in one call.
     for name in ("append_and_attend", "layer_step"):

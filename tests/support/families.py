@@ -64,6 +64,7 @@ FAMILIES: dict[str, Mapping[str, Any]] = {
     "gpt_oss": {**_GROUPED, **_EXPERTS, **_WINDOWED, "head_dim": 16},
     "gptj": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 1024, "rotary_dim": 8},
     "granite": {**_GROUPED, "residual_multiplier": 0.5},
+    "granite_swa": {**_GROUPED, **_WINDOWED, "attention_multiplier": 0.25},
     "helium": {**_GROUPED, "head_dim": 16},
     "llama": _GROUPED,
     "llama4_text": {
@@ -94,6 +95,7 @@ FAMILIES: dict[str, Mapping[str, Any]] = {
     "smollm3": {**_GROUPED, "pad_token_id": 0, "no_rope_layers": [1, 0]},
     "stablelm": _GROUPED,
     "starcoder2": _GROUPED,
+    "vaultgemma": {**_GROUPED, **_WINDOWED, "head_dim": 16},
 }
 
 

@@ -10,7 +10,7 @@ from microturn.kv.tensors import KVTensors
 from microturn.model import recurrent
 from microturn.model.gpu.layers import TorchLayers
 from microturn.model.gpu.runner import GpuRunner
-from microturn.model.runner import trace_layers
+from microturn.model.runner import trace_layers, trace_scores
 
 
 def gpu_runner(
@@ -41,4 +41,12 @@ def gpu_runner(
         state_bytes=state_bytes,
     )
     decoder = TorchLayers.of(model, layers)
-    return GpuRunner(model, kv, layers, decoder=decoder, has_flashinfer=has_flashinfer, max_tokens=max_tokens)
+    return GpuRunner(
+        model,
+        kv,
+        layers,
+        trace_scores(model),
+        decoder=decoder,
+        has_flashinfer=has_flashinfer,
+        max_tokens=max_tokens,
+    )

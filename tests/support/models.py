@@ -6,6 +6,8 @@ import torch
 from transformers import (
     FalconH1Config,
     FalconH1ForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     GraniteMoeHybridConfig,
@@ -59,6 +61,21 @@ def sliding_window(vocab_size: int = VOCAB_SIZE) -> PreTrainedModel:
         **{**_COMMON, "vocab_size": vocab_size},
     )
     return _build(Gemma3ForCausalLM, config)
+
+
+def soft_caps() -> PreTrainedModel:
+    """Caps below many scores and logits, and layers that see 20 tokens back, between those that see all."""
+    config = Gemma2Config(
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        query_pre_attn_scalar=16,
+        attn_logit_softcapping=2.0,
+        final_logit_softcapping=3.0,
+        sliding_window=20,
+        **_COMMON,
+    )
+    return _build(Gemma2ForCausalLM, config)
 
 
 def only_sliding() -> PreTrainedModel:

@@ -58,6 +58,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
         causal: bool = False,
         sm_scale: float | None = None,
         window_left: int = -1,
+        logits_soft_cap: float | None = None,
         q_data_type: torch.dtype = torch.float16,
         kv_data_type: torch.dtype | None = None,
         max_token_per_sequence: int | None = None,
@@ -79,7 +80,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
             self._pages[: len(paged_kv_indices)] = paged_kv_indices
         else:
             self._buffers, self._pages = tables, paged_kv_indices
-        self._options = (num_kv_heads, page_size, causal, sm_scale, window_left)
+        self._options = (num_kv_heads, page_size, causal, sm_scale, window_left, logits_soft_cap)
         self._dtypes = q_data_type, kv_data_type
         self._num_tokens = num_tokens
 
@@ -96,7 +97,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
         assert (q.dtype, paged_kv_cache.dtype) == self._dtypes
         if not self._is_fixed:
             assert len(q) == self._num_tokens
-        num_kv_heads, page_size, causal, sm_scale, window_left = self._options
+        num_kv_heads, page_size, causal, sm_scale, window_left, soft_cap = self._options
         out = torch.full_like(q, torch.nan) if out is None else out.fill_(torch.nan)
         lse = torch.full(q.shape[:2], torch.nan)
         qo_indptr, kv_indptr, last_page_len = (buffer.tolist() for buffer in self._buffers)
@@ -111,6 +112,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
             group = q.shape[1] // num_kv_heads
             scores = torch.einsum("qhd,khd->hqk", q[first:last].float(), keys.repeat_interleave(group, 1))
             scores *= sm_scale * (1.0 if q_scale is None else q_scale)
+            scores = scores if soft_cap is None else soft_cap * (scores / soft_cap).tanh()
             at, query_at = torch.arange(context_len), torch.arange(context_len - (last - first), context_len)[:, None]
             hidden = (at > query_at) if causal else torch.zeros(last - first, context_len, dtype=torch.bool)
             if window_left >= 0:

@@ -14,6 +14,7 @@ from torch import Tensor
 from microturn.kv.tensors import LayerPages
 from microturn.model.paged_step import PagedStep
 from microturn.model.rotary import Rotation
+from microturn.model.scores import Scores, soft_capped
 
 
 def append(kv: LayerPages, k: Tensor, v: Tensor, step: PagedStep) -> None:
@@ -26,8 +27,7 @@ def attend(
     q: Tensor,
     kv: LayerPages,
     step: PagedStep,
-    scale: float,
-    window: int | None,
+    scores: Scores,
     rotation: Callable[[Tensor], Rotation],
     out: Tensor,
 ) -> None:
@@ -35,7 +35,7 @@ def attend(
 
     `rotation` by distances [n] rotates keys [n, kv_heads, head_dim]: those of moved sinks.
     """
-    device = q.device
+    device, window = q.device, scores.window
     for row in range(len(step.context_len)):
         first, last = int(step.query_indptr[row]), int(step.query_indptr[row + 1])
         context_len = int(step.context_len[row])
@@ -54,12 +54,31 @@ def attend(
         visible = at <= query_at
         if window is not None:
             visible &= at > query_at - window
-        attended = F.scaled_dot_product_attention(
-            q[first:last].float().transpose(0, 1)[None],
-            keys.transpose(0, 1)[None],
-            values.transpose(0, 1)[None],
-            attn_mask=torch.zeros(visible.shape, device=device).masked_fill_(~visible, float("-inf")),
-            scale=scale,
-            enable_gqa=True,
-        )
-        out[first:last] = attended[0].transpose(0, 1)
+        queries, keys, values = (part.transpose(0, 1) for part in (q[first:last].float(), keys, values))
+        out[first:last] = weigh(queries, keys, values, visible, scores).transpose(0, 1)
+
+
+def weigh(q: Tensor, keys: Tensor, values: Tensor, visible: Tensor, scores: Scores) -> Tensor:
+    """The values, weighted for each query: the definition of attention.
+
+    Args:
+        q: float32 [heads, queries, head_dim].
+        keys: float32 [kv_heads, n, head_dim].
+        values: float32 [kv_heads, n, value_dim].
+        visible: bool [queries, n], the keys that a query sees; the window of `scores` is not looked at.
+        scores: of the layer.
+
+    Returns:
+        float32 [heads, queries, value_dim].
+    """
+    if scores.soft_cap is None and scores.sink_logits is None:
+        hidden = torch.zeros(visible.shape, device=q.device).masked_fill_(~visible, float("-inf"))
+        return F.scaled_dot_product_attention(
+            q[None], keys[None], values[None], attn_mask=hidden, scale=scores.scale, enable_gqa=True
+        )[0]
+    keys, values = (part.repeat_interleave(len(q) // len(part), dim=0) for part in (keys, values))
+    logits = soft_capped(q @ keys.transpose(1, 2) * scores.scale, scores.soft_cap)
+    logits = logits.masked_fill(~visible, float("-inf"))
+    if scores.sink_logits is not None:
+        logits = torch.cat((logits, scores.sink_logits[:, None, None].expand(-1, q.shape[1], 1)), dim=-1)
+    return logits.softmax(dim=-1)[..., : keys.shape[1]] @ values

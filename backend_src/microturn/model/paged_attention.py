@@ -6,7 +6,7 @@ and values of all rows; the step is passed as the keyword argument ``paged`` of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,14 +20,16 @@ from microturn.kv.tensors import KVTensors
 from microturn.model import dense_attention as dense
 from microturn.model.batch import Batch
 from microturn.model.cpu.attention import NativePlan
+from microturn.model.cpu.attention_scores import KernelScores
 from microturn.model.cpu.attention_work import LayerStep
 from microturn.model.paged_step import PagedStep
 from microturn.model.rotary import Rotary, Rotation, Turning
+from microturn.model.scores import Scores
 
 IMPLEMENTATION = "microturn_paged"
 
 # Arguments that change the attention and are not implemented here.
-_UNSUPPORTED = ("softcap", "s_aux", "sinks", "attention_bias", "position_bias")
+_UNSUPPORTED = ("sinks", "attention_bias", "position_bias")
 
 
 class _KindPlan:
@@ -74,17 +76,14 @@ class PagedAttention:
         # The native kernel's result for the layer before: new memory would be mapped again in each layer.
         self._out: Tensor | None = None
 
-    def append_and_attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None
-    ) -> Tensor:
+    def append_and_attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
         """Writes the new keys and values of a layer into their pages and attends over each row's whole context.
 
         Args:
             layer: index of the layer.
             q: [tokens, heads, head_dim], packed over the rows.
             k: [tokens, kv_heads, head_dim]; `v` likewise.
-            scale: factor of the scores.
-            window: positions visible to a query, itself included; None is all.
+            scores: of the layer.
 
         Returns:
             [tokens, heads, head_dim], valid until the next layer.
@@ -94,17 +93,17 @@ class PagedAttention:
         if kind.native is None:
             step, out = kind.steps[place.group], torch.empty_like(q)
             dense.append(kv, k, v, step)
-            dense.attend(q, kv, step, scale, window, partial(self._rotation, layer), out)
+            dense.attend(q, kv, step, scores, partial(self._rotation, layer), out)
             return out
         if self._out is None or self._out.shape != q.shape:
             self._out = torch.empty_like(q)
         if kind.has_moved:
             q = torch.cat((q, self._turn_back(layer, place.kind)(q[kind.moved])))
-        kind.native.append_and_attend(place.group, q, k, v, kv, scale, window, self._out)
+        kind.native.append_and_attend(place.group, q, k, v, kv, scores, self._out)
         return self._out
 
-    def layer_step(self, layer: int, num_heads: int, window: int | None) -> LayerStep:
-        """The step as the native kernel takes it, for a layer and others of its kind, window and rotary embedding."""
+    def layer_step(self, layer: int, num_heads: int, scores: Scores) -> LayerStep:
+        """The step as the native kernel takes it, for a layer and others of its kind, scores and rotary embedding."""
         place = self.kv.groups.places[layer]
         kind, shape = self._kinds[place.kind], self.kv.groups.slots[place.slot]
         assert kind.native is not None
@@ -113,8 +112,8 @@ class PagedAttention:
             cos, sin = rotation.cos.squeeze(1).numpy(), rotation.sin.squeeze(1).numpy()
         else:
             cos = sin = np.empty((0, shape.head_dim), np.float32)
-        work = kind.native.work(num_heads, shape.num_kv_heads, shape.head_dim, window)
-        return LayerStep(kind.native.tables, work, kind.moved.numpy(), cos, sin)
+        work = kind.native.work(num_heads, shape.num_kv_heads, shape.head_dim, scores.window)
+        return LayerStep(KernelScores.of(scores), kind.native.tables, work, kind.moved.numpy(), cos, sin)
 
     def _turn_back(self, layer: int, kind: int) -> Rotation:
         """The rotation of queries with moved sinks, cached for the layers of a kind with the same angles."""
@@ -147,7 +146,16 @@ def _forward(
         if kwargs.get(name) is not None:
             raise NotImplementedError(f"attention with '{name}'")
     q, k, v = (tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value))
-    return paged.append_and_attend(layer_of(module), q, k, v, scaling, sliding_window)[None], None
+    scores = scores_of(scaling, sliding_window, kwargs)
+    return paged.append_and_attend(layer_of(module), q, k, v, scores)[None], None
+
+
+def scores_of(scaling: float, window: int | None, arguments: Mapping[str, Any]) -> Scores:
+    """The scores of a layer of transformers, by the arguments with which it calls its attention."""
+    sink_logits: Tensor | None = arguments.get("s_aux")
+    return Scores(
+        scaling, window, arguments.get("softcap"), None if sink_logits is None else sink_logits.detach().float()
+    )
 
 
 def number_layers(model: nn.Module, numbers: Sequence[int] | None) -> None:

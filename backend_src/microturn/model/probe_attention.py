@@ -2,7 +2,7 @@
 
 The comparison of logits in `probe` cannot find differences at distant positions only (a layer that attends within
 chunks of 8,192 tokens) or with large scores only (soft caps: scores of a short random text are small). Here scores are
-scaled up, and the model's own mask is evaluated at positions all over a context, in one pass of a few tokens.
+scaled up too, and the model's own mask is evaluated at positions all over a context, in one pass of a few tokens.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import causal_mask_function, eager_mask
 
 from microturn.kv.layer_groups import LayerShape
-from microturn.model.paged_attention import layer_of
+from microturn.model import dense_attention as dense
+from microturn.model import paged_attention as paged
+from microturn.model.scores import Scores
 from microturn.model.stock import untouched
 
 log = logging.getLogger(__name__)
@@ -63,23 +64,24 @@ def check_attention(model: PreTrainedModel, layers: Sequence[LayerShape]) -> Non
         family = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
         if family is None:
             raise UnlikeOurs("layers have an attention that cannot be looked at")
-        index = layer_of(module)
-        scores = query @ key.repeat_interleave(query.shape[1] // key.shape[1], dim=1).transpose(2, 3) * scaling
-        louder = query * (_LARGEST_SCORE / scores.abs().max()).clamp(1.0)
-        theirs = family(module, louder, key, value, attention_mask, scaling=scaling, **kwargs)[0]
-        ours = _attend(louder, key, value, scaling, positions, layers[index].window)
-        deviation = float((ours - theirs).norm() / theirs.norm())
-        log.debug("probe: attention of layer %d of %s deviates by %.1e", index, type(model).__name__, deviation)
-        # Written so that NaN fails too.
-        if not deviation <= TOLERANCE:
-            window = layers[index].window
-            seen = "all tokens before" if window is None else f"the last {window} tokens"
-            raise UnlikeOurs(
-                f"layer {index} attends otherwise than by a softmax of scaled products over {seen}: results deviate by "
-                f"{deviation:.1e} (allowed: {TOLERANCE:.0e})"
-            )
+        index = paged.layer_of(module)
+        products = query @ key.repeat_interleave(query.shape[1] // key.shape[1], dim=1).transpose(2, 3) * scaling
+        louder = query * (_LARGEST_SCORE / products.abs().max()).clamp(1.0)
+        scores = paged.scores_of(scaling, layers[index].window, kwargs)
+        out: tuple[Tensor, Tensor | None]
+        # As they are too: beside loud scores a sink logit that is left out would hardly count.
+        for given in (louder, query):
+            out = family(module, given, key, value, attention_mask, scaling=scaling, **kwargs)
+            deviation = float((_attend(given, key, value, positions, scores) - out[0]).norm() / out[0].norm())
+            log.debug("probe: attention of layer %d of %s deviates by %.1e", index, type(model).__name__, deviation)
+            # Written so that NaN fails too.
+            if not deviation <= TOLERANCE:
+                seen = "all tokens before" if scores.window is None else f"the last {scores.window} tokens"
+                raise UnlikeOurs(
+                    f"layer {index} attends otherwise than by a softmax of scaled products over {seen}: results "
+                    f"deviate by {deviation:.1e} (allowed: {TOLERANCE:.0e})"
+                )
         watched.add(index)
-        out: tuple[Tensor, Tensor | None] = family(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
         return out
 
     def mask(*args: Any, mask_function: Callable[..., Tensor] = causal_mask_function, **kwargs: Any) -> Tensor:
@@ -108,14 +110,11 @@ def _nothing(*_args: Any, **_kwargs: Any) -> Any:
     raise AssertionError("only a check watches layers")
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, scale: float, positions: Tensor, window: int | None) -> Tensor:
+def _attend(query: Tensor, key: Tensor, value: Tensor, positions: Tensor, scores: Scores) -> Tensor:
     """Our attention: [1, heads, tokens, head_dim] over the keys in the window, as [1, tokens, heads, …]."""
     distances = positions[:, None] - positions
-    visible = distances >= 0 if window is None else (distances >= 0) & (distances < window)
-    bias = torch.zeros(visible.shape, device=query.device).masked_fill_(~visible, float("-inf"))
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scale, enable_gqa=True).transpose(
-        1, 2
-    )
+    visible = distances >= 0 if scores.window is None else (distances >= 0) & (distances < scores.window)
+    return dense.weigh(query[0], key[0], value[0], visible, scores).transpose(0, 1)[None]
 
 
 def _places(layers: Sequence[LayerShape], num_positions: int) -> list[int]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from microturn.model.rotary import Layout, Rotary, Turning, frequency_names
+from microturn.model.scores import Scores
 
 log = logging.getLogger(__name__)
 
@@ -58,9 +59,7 @@ class _HeadRecorder:
         self.layers: dict[int, _Heads] = {}
         self._num_positions = num_positions
 
-    def append_and_attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None
-    ) -> Tensor:
+    def append_and_attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
         self.layers[layer] = _Heads(*(x.float().view(self._num_positions, -1, *x.shape[1:]) for x in (q, k)))
         return q.new_zeros(*q.shape[:2], v.shape[-1])
 

@@ -25,6 +25,7 @@ from microturn.model.batch import Batch
 from microturn.model.cpu import attention as native
 from microturn.model.cpu.layers import Attention
 from microturn.model.paged_attention import PagedAttention
+from microturn.model.scores import Scores
 
 
 class Runner(Protocol):
@@ -196,22 +197,19 @@ def set_num_threads(num_threads: int) -> None:
         native.set_num_threads(num_threads)
 
 
-class _ShapeRecorder:
-    """Replaces PagedAttention in one forward pass and records the shape of each layer."""
+class _Recorder:
+    """Replaces PagedAttention in one forward pass and records the shape and the scores of each layer."""
 
     def __init__(self) -> None:
-        self.layers: dict[int, LayerShape] = {}
+        self.layers: dict[int, tuple[LayerShape, Scores]] = {}
 
-    def append_and_attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None
-    ) -> Tensor:
+    def append_and_attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
         if k.shape != v.shape:
             raise NotImplementedError(f"keys {list(k.shape)} and values {list(v.shape)} of different shapes")
-        self.layers[layer] = LayerShape(k.shape[1], k.shape[2], window)
+        self.layers[layer] = LayerShape(k.shape[1], k.shape[2], scores.window), scores
         return torch.zeros_like(q)
 
 
-@torch.inference_mode()
 def trace_layers(model: PreTrainedModel) -> list[LayerShape]:
     """The shape of each attention layer's KV, recorded in one forward pass of a token, and the number of each layer.
 
@@ -219,7 +217,18 @@ def trace_layers(model: PreTrainedModel) -> list[LayerShape]:
         InvalidArgument: the model does not call our attention in every layer that is not recurrent, or needs what it
             cannot do.
     """
-    recorder = _ShapeRecorder()
+    return [shape for shape, _ in _trace(model)]
+
+
+def trace_scores(model: PreTrainedModel) -> list[Scores]:
+    """The scores of each attention layer, recorded likewise."""
+    return [scores for _, scores in _trace(model)]
+
+
+@torch.inference_mode()
+def _trace(model: PreTrainedModel) -> list[tuple[LayerShape, Scores]]:
+    """See `trace_layers` and `trace_scores`."""
+    recorder = _Recorder()
     paged.number_layers(model, None)
     try:
         zero = torch.tensor([[0]], device=model.device)

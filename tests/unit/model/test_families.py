@@ -34,12 +34,15 @@ _SERVED = {
     "ernie4_5",
     "exaone4",
     "gemma",
+    "gemma2",
     "gemma3_text",
     "glm",
     "glm4",
     "gpt2",
     "gpt_neox",
+    "gpt_oss",
     "granite",
+    "granite_swa",
     "helium",
     "llama",
     "mistral",
@@ -57,6 +60,7 @@ _SERVED = {
     "seed_oss",
     "smollm3",
     "starcoder2",
+    "vaultgemma",
 }
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
+import torch
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
-    Gemma2Config,
-    Gemma2ForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
     LlamaConfig,
@@ -20,7 +22,7 @@ from microturn.errors import InvalidArgument
 from microturn.kv.page_layout import PageLayout
 from microturn.model import paged_attention as paged
 from microturn.model.probe import check_model
-from microturn.model.runner import load_model, trace_layers
+from microturn.model.runner import load_model, trace_layers, trace_scores
 from support import models
 from support.models import build
 
@@ -68,10 +70,19 @@ def test_layers_are_found_by_what_they_ask_for() -> None:
     ]
 
 
-def test_a_model_with_another_score_function_is_refused_by_its_name() -> None:
-    model = build(Gemma2ForCausalLM, Gemma2Config(head_dim=16, num_key_value_heads=2, **SHAPE))
-    with pytest.raises(InvalidArgument, match="Gemma2ForCausalLM cannot be served: it uses attention with 'softcap'"):
+def test_an_attention_with_an_argument_that_we_lack_is_refused_by_its_name() -> None:
+    model = models.llama()
+    model.forward = partial(model.forward, position_bias=torch.zeros(1))
+    with pytest.raises(InvalidArgument, match="LlamaForCausalLM cannot be served: it uses attention with 'position_b"):
         trace_layers(model)
+
+
+def test_soft_caps_are_among_what_our_layers_have() -> None:
+    model = models.soft_caps()
+    assert [scores.soft_cap for scores in trace_scores(model)] == [2.0] * 3
+    checked = check_model(model, trace_layers(model), PageLayout.PANELS)
+    assert checked.decoder is not None
+    assert checked.no_window_reason is None
 
 
 def test_a_model_that_never_calls_the_attention_interface_is_refused() -> None:
@@ -95,7 +106,9 @@ def test_a_model_that_computes_something_else_is_refused(monkeypatch: pytest.Mon
     layers = trace_layers(model)
     original = paged.PagedAttention.append_and_attend
     monkeypatch.setattr(
-        paged.PagedAttention, "append_and_attend", lambda self, *args: original(self, *args[:4], args[4] * 1.1, args[5])
+        paged.PagedAttention,
+        "append_and_attend",
+        lambda self, *args: original(self, *args[:4], replace(args[4], scale=args[4].scale * 1.1)),
     )
     with pytest.raises(InvalidArgument, match="logits in several turns deviate"):
         check_model(model, layers, PageLayout.PANELS)

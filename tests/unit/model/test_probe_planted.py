@@ -32,12 +32,14 @@ from microturn.kv.page_layout import PageLayout
 from microturn.model import paged_attention as paged
 from microturn.model import rotary_fit, runner
 from microturn.model.batch import Batch
+from microturn.model.cpu import layers
 from microturn.model.cpu.weights import RMSNorm
 from microturn.model.paged_attention import PagedAttention
 from microturn.model.probe import check_model
 from microturn.model.probe_attention import UnlikeOurs, check_attention
 from microturn.model.rotary import Layout, Turning, installed
 from microturn.model.runner import trace_layers
+from microturn.model.scores import Scores
 from support import models
 from support.models import build
 
@@ -78,7 +80,7 @@ def soft_caps() -> PreTrainedModel:
     return build(Gemma2ForCausalLM, Gemma2Config(head_dim=16, **{**SHAPE, "initializer_range": 0.02}))
 
 
-def sinks() -> PreTrainedModel:
+def sink_logits() -> PreTrainedModel:
     return build(GptOssForCausalLM, GptOssConfig(head_dim=16, num_local_experts=4, num_experts_per_tok=2, **SHAPE))
 
 
@@ -95,32 +97,33 @@ def _change_attention(patch: pytest.MonkeyPatch, change: Callable[..., tuple[Any
     patch.setattr(PagedAttention, "append_and_attend", append_and_attend)
 
 
-def _scale_of_a_head_one_wider(patch: pytest.MonkeyPatch) -> None:
-    def change(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> tuple[Any, ...]:
-        return layer, q, k, v, scale * (q.shape[-1] / (q.shape[-1] + 1)) ** 0.5, window
+def _change_scores(patch: pytest.MonkeyPatch, change: Callable[[Scores], Scores]) -> None:
+    _change_attention(patch, lambda *args: (*args[:-1], change(args[-1])))
 
-    _change_attention(patch, change)
+
+def _scale_of_a_head_one_wider(patch: pytest.MonkeyPatch) -> None:
+    _change_scores(patch, lambda of: replace(of, scale=(of.scale**-2 + 1) ** -0.5))
 
 
 def _scale_left_out(patch: pytest.MonkeyPatch) -> None:
-    _change_attention(patch, lambda layer, q, k, v, _, window: (layer, q, k, v, 1.0, window))
+    _change_scores(patch, lambda of: replace(of, scale=1.0))
 
 
 def _last_element_of_a_head_left_out(patch: pytest.MonkeyPatch) -> None:
-    def change(layer: int, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Any, ...]:
+    def change(layer: int, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Any, ...]:
         v = v.clone()
         v[..., -1] = 0
-        return layer, q, k, v, *others
+        return layer, q, k, v, scores
 
     _change_attention(patch, change)
 
 
 def _heads_of_another_group(patch: pytest.MonkeyPatch) -> None:
-    _change_attention(patch, lambda layer, q, k, v, *others: (layer, q, k.flip(1).contiguous(), v, *others))
+    _change_attention(patch, lambda layer, q, k, v, scores: (layer, q, k.flip(1).contiguous(), v, scores))
 
 
 def _mask_hides_what_is_far_back(patch: pytest.MonkeyPatch) -> None:
-    _change_attention(patch, lambda *args: (*args[:-1], 60 if args[-1] is None else args[-1]))
+    _change_scores(patch, lambda of: replace(of, window=60 if of.window is None else of.window))
 
 
 def _position_off_by_one_in_later_turns(patch: pytest.MonkeyPatch) -> None:
@@ -191,13 +194,55 @@ def test_rotary_scaling_left_out_is_refused(what: str) -> None:
         check(model)
 
 
-@pytest.mark.parametrize("build_model", [soft_caps, sinks])
-def test_a_score_function_that_is_not_ours_is_refused_though_we_forget_its_argument(
-    build_model: Callable[[], PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+def _no_cap(of: Scores) -> Scores:
+    return replace(of, soft_cap=None)
+
+
+def _no_sink_logits(of: Scores) -> Scores:
+    return replace(of, sink_logits=None)
+
+
+@pytest.mark.parametrize(
+    ("build_model", "change"),
+    [
+        (soft_caps, _no_cap),
+        (soft_caps, lambda of: replace(of, soft_cap=of.soft_cap * 1.05)),
+        (sink_logits, _no_sink_logits),
+        (sink_logits, lambda of: replace(of, sink_logits=of.sink_logits + 0.1)),
+        (sink_logits, lambda of: replace(of, sink_logits=of.sink_logits.roll(1))),
+    ],
+)
+def test_scores_that_are_not_ours_are_refused_though_we_forget_an_argument(
+    build_model: Callable[[], PreTrainedModel], change: Callable[[Scores], Scores], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(paged, "_UNSUPPORTED", ())
+    model = build_model()
+    check(model)
+    original = paged.scores_of
+    monkeypatch.setattr(paged, "scores_of", lambda *args: change(original(*args)))
     with pytest.raises(InvalidArgument, match="layer 0 attends otherwise than by a softmax of scaled products"):
-        check(build_model())
+        check(model)
+
+
+@pytest.mark.parametrize("layout", PageLayout)
+@pytest.mark.parametrize(
+    ("build_model", "change"), [(models.soft_caps, _no_cap), (sink_logits, _no_sink_logits)], ids=["cap", "sinks"]
+)
+def test_scores_that_our_kernels_compute_otherwise_are_refused(
+    build_model: Callable[[], PreTrainedModel],
+    change: Callable[[Scores], Scores],
+    layout: PageLayout,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = build_model()
+    _change_scores(monkeypatch, change)
+    with pytest.raises(InvalidArgument, match="cannot be served: its logits in several turns deviate"):
+        check_model(model, trace_layers(model), layout)
+
+
+def test_logits_whose_cap_is_left_out_leave_the_layers_to_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = models.soft_caps()
+    monkeypatch.setattr(layers, "soft_cap_of_logits", lambda _: None)
+    assert check(model).decoder is None
 
 
 @pytest.mark.parametrize("by", [-1, 1])
@@ -214,7 +259,7 @@ def test_a_window_off_by_one_is_refused_however_long(by: int) -> None:
 def test_a_window_off_by_one_in_our_attention_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = models.sliding_window()
     layers = trace_layers(model)
-    _change_attention(monkeypatch, lambda *args: (*args[:-1], None if args[-1] is None else args[-1] + 1))
+    _change_scores(monkeypatch, lambda of: replace(of, window=None if of.window is None else of.window + 1))
     with pytest.raises(InvalidArgument, match="cannot be served: its logits in several turns deviate"):
         check_model(model, layers, PageLayout.PANELS)
 

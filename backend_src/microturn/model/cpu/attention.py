@@ -12,7 +12,8 @@ The rows of a *tile* are a session's new queries times the query heads that shar
                                          peak, total, weights = softmax    [rows], [rows], [rows, 64]
                                          sums = shrink * sums + weights x values    [rows, head_dim]
 
-Finally the splits are merged in order: sums and totals, weighted by 2 ** (peak - highest peak).
+Finally the splits are merged in order: sums and totals, weighted by 2 ** (peak - highest peak). A head's sink logit is
+added to the total of what has been merged.
 
 This is an online softmax (Milakov and Gimelshein, 2018) over tiles as in FlashAttention (Dao et al., 2022), split over
 keys as in Flash-Decoding (Dao et al., 2023). Splits and blocks lie at fixed positions, and each row adds up its own
@@ -30,22 +31,21 @@ layers have their own threads, which compete with torch's spinning ones: measure
 from __future__ import annotations
 
 import importlib
-import math
 from collections.abc import Sequence
 
 import numba
-import numpy as np
 from torch import Tensor
 
 from microturn.kv.layer_groups import LayerShape
 from microturn.kv.page_layout import PANEL_ELEMENTS, PANEL_TOKENS
 from microturn.kv.tensors import LayerPages
 from microturn.model.cpu.attention_kernels import append_and_attend
+from microturn.model.cpu.attention_scores import KernelScores
 from microturn.model.cpu.attention_work import Shape, Tables, Work, plan
 from microturn.model.paged_step import PagedStep
+from microturn.model.scores import Scores
 
 _UNBOUNDED = 2**30
-_LOG2_E = math.log2(math.e)
 
 
 def unavailable_reason(page_size: int = PANEL_TOKENS, layers: Sequence[LayerShape] = ()) -> str | None:
@@ -80,21 +80,16 @@ class NativePlan:
         return self._work[shape]
 
     def append_and_attend(
-        self, group: int, q: Tensor, k: Tensor, v: Tensor, kv: LayerPages, scale: float, window: int | None, out: Tensor
+        self, group: int, q: Tensor, k: Tensor, v: Tensor, kv: LayerPages, scores: Scores, out: Tensor
     ) -> None:
         """Writes the new keys and values of a layer, then computes the attention of all rows.
 
         Shapes: q [tokens and rotated ones, heads, head_dim]; out [tokens, heads, head_dim]; k and v [tokens, kv_heads,
         head_dim].
         """
-        work = self.work(q.shape[1], k.shape[1], k.shape[2], window)
+        work = self.work(q.shape[1], k.shape[1], k.shape[2], scores.window)
         arrays = (part.numpy() for part in (q, k, v, out))
-        append_and_attend(*arrays, *kv.arrays, scale_of_scores(scale), self.tables, group, work)
-
-
-def scale_of_scores(scale: float) -> np.float32:
-    """The factor of scores for a softmax of powers of 2."""
-    return np.float32(scale * _LOG2_E)
+        append_and_attend(*arrays, *kv.arrays, KernelScores.of(scores), self.tables, group, work)
 
 
 def set_num_threads(num_threads: int) -> None:

@@ -24,6 +24,7 @@ from microturn.model.cpu.attention_operands import padded
 from microturn.model.cpu.attention_panels import KEY_BLOCK, NUM_KEY_VECTORS
 from microturn.model.cpu.attention_products import ROWS_AT_ONCE
 from microturn.model.cpu.attention_queries import TileMemory, new_memory, new_result, ready_queries
+from microturn.model.cpu.attention_scores import KernelScores, norm_of
 from microturn.model.cpu.attention_work import Tables, Work
 from microturn.model.cpu.rotation import rotate_row
 from microturn.model.cpu.vectors import LANES
@@ -43,6 +44,7 @@ _pack_value = packing.pack(together=False)
 _prefetch = panels.prefetch()
 _scores = products.scores()
 _softmax = softmax.softmax()
+_capped_softmax = softmax.softmax(is_capped=True)
 _values = products.values(_MANY_VECTORS)
 _values_rest = products.values(1)
 _values_part = products.values(1, is_part=True)
@@ -84,6 +86,7 @@ def _attend(
     keys_end: int,
     window: int,
     padded_dim: int,
+    soft_cap: np.float32 | None,
     memory: TileMemory,
     sums: _Array,
     peak: _Array,
@@ -95,6 +98,7 @@ def _attend(
         of_head: see `_locate`.
         pages: of the row.
         keys_end: end of the keys that the thread attends next; their beginning is prefetched.
+        soft_cap: see `KernelScores`.
         memory: with the task's queries ready.
     """
     newest, first, end, at, next_at = memory.newest, memory.first, memory.end, memory.at, memory.next_at
@@ -127,7 +131,11 @@ def _attend(
                 first[some] = min(max(0, newest[some] - window + 1 - first_key), num_keys)
                 end[some] = max(first[some], min(num_keys, newest[some] + 1 - first_key))
             seen = row, count, first, end
-            _softmax(scores, *block, weights, weight_scales, *seen, scales, to_values, peak, total, shrink)
+            of_scores = scores, *block, weights, weight_scales, *seen, scales, to_values, peak, total, shrink
+            if soft_cap is None:
+                _softmax(*of_scores)
+            else:
+                _capped_softmax(*of_scores, soft_cap)
             of_rows = sums, kv, at, stride, value_stride, next_at, shrink, weights, weight_scales, row, count
             for d in range(0, many, _MANY_VECTORS * LANES):
                 _values(*of_rows, d, padded_dim, num_keys, fetches)
@@ -141,12 +149,22 @@ def _attend(
 
 # A row without any weight is not a number; Python's way would fail the whole step.
 @numba.njit(nogil=True, error_model="numpy")
-def _write_out(task: _Array, head: int, group: int, padded_dim: int, sums: _Array, total: _Array, out: _Array) -> None:
-    """Writes the weighted mean of a tile's values."""
+def _write_out(
+    task: _Array,
+    head: int,
+    group: int,
+    padded_dim: int,
+    sink_logits: _Array | None,
+    sums: _Array,
+    peak: _Array,
+    total: _Array,
+    out: _Array,
+) -> None:
+    """Writes the weighted mean of a tile's values, whose splits are merged."""
     first_query, first_row, num_rows = task[1], task[2], task[3]
     for row in range(num_rows):
         query, query_head = first_query + (first_row + row) // group, head * group + (first_row + row) % group
-        norm = np.float32(1) / total[row]
+        norm = norm_of(peak[row], total[row], sink_logits, query_head)
         for d in range(out.shape[2]):
             out[query, query_head, d] = sums[row * padded_dim + d] * norm
 
@@ -159,7 +177,7 @@ def append_and_attend(
     out: _Array,
     kv: _Array,
     scales: _Array,
-    scale: np.float32,
+    scores: KernelScores,
     tables: Tables,
     group_of_layer: int,
     work: Work,
@@ -171,12 +189,13 @@ def append_and_attend(
         k: float32 [tokens, kv_heads, head_dim]; `v` likewise.
         out: float32 [tokens, heads, head_dim], written.
         kv: the pages of the layer, flat; `scales` likewise.
-        scale: factor of the scores, for powers of 2.
+        scores: of the layer.
         tables: of the layer's kind.
         group_of_layer: the layer's group.
         work: of the layer's shape.
     """
     # A parallel loop takes arrays, but no tuples.
+    scale, soft_cap, sink_logits = scores
     tasks, units, thread_indptr, merges, sums, peaks, totals, most_rows, window = work
     slots, page_ids = tables.slots[group_of_layer], tables.page_ids[group_of_layer]
     page_indptr, page_size = tables.page_indptr, tables.page_size
@@ -211,12 +230,13 @@ def append_and_attend(
                     target = whole
                 else:
                     target = split
-                _attend(kv, scales, of_head, task, pages, tasks[end - 1, 6], window, padded_dim, memory, *target)
+                of_layer = window, padded_dim, soft_cap
+                _attend(kv, scales, of_head, task, pages, tasks[end - 1, 6], *of_layer, memory, *target)
                 if result < 0 and place > first:
                     for row in range(task[3]):
                         _merge(*whole, *split, row, padded_dim)
             if result < 0:
-                _write_out(tasks[first], head, group, padded_dim, whole[0], whole[2], out)
+                _write_out(tasks[first], head, group, padded_dim, sink_logits, *whole, out)
 
     if merges.shape[0] > 0:
         for part in numba.prange(merges.shape[0] * num_kv_heads):
@@ -228,7 +248,7 @@ def append_and_attend(
                 split = sums[head, number], peaks[head, number], totals[head, number]
                 for row in range(task[3]):
                     _merge(*merged, *split, row, padded_dim)
-            _write_out(task, head, group, padded_dim, merged[0], merged[2], out)
+            _write_out(task, head, group, padded_dim, sink_logits, *merged, out)
 
 
 @numba.njit(nogil=True)

@@ -16,6 +16,7 @@ from microturn.model.cpu.vectors import (
     INT,
     LANES,
     Values,
+    broadcast,
     callable_by_kernels,
     exp2,
     fold,
@@ -27,6 +28,7 @@ from microturn.model.cpu.vectors import (
     multiply_add,
     splat,
     store_vector,
+    tanh,
 )
 
 # Rows whose softmax is computed at once: their scores fill half of the registers.
@@ -37,26 +39,31 @@ _MASKED = -3e38
 NO_SCORE = -1e30
 
 
-def softmax() -> Any:
+def softmax(*, is_capped: bool = False) -> Any:
     """Makes ``(scores, *block, weights, weight_scales, row, num_rows, first, end, scales, to_values, peak, total, …)``.
 
-    The last argument is `shrink`. A step of the online softmax, to the base 2, for up to ROWS_AT_ONCE rows, whose
-    scores and weights begin at index 0. Raises ``peak[row]`` to the highest score of the keys from ``first[row]`` up to
-    ``end[row]``, writes their weights relative to it and adds them to ``total[row]``; earlier sums are to be multiplied
-    by ``shrink[row]``. The other keys have a weight of 0. Pages in int8 have `scales`, those of values `to_values`
-    behind those of keys: the latter belong to the scores, the former to the weights, which are written as integers
-    times ``weight_scales[row]``.
+    The last argument is `shrink`, or `soft_cap` where it `is_capped`. A step of the online softmax, to the base 2, for
+    up to ROWS_AT_ONCE rows, whose scores and weights begin at index 0. Raises ``peak[row]`` to the highest score of the
+    keys from ``first[row]`` up to ``end[row]``, writes their weights relative to it and adds them to ``total[row]``;
+    earlier sums are to be multiplied by ``shrink[row]``. The other keys have a weight of 0. Pages in int8 have
+    `scales`, those of values `to_values` behind those of keys: the latter belong to the scores, the former to the
+    weights, which are written as integers times ``weight_scales[row]``. Scores with a cap are given as parts of it:
+    they become ``soft_cap * tanh(score)``.
     """
 
     def emit(b: ir.IRBuilder, scores: ir.Value, *args: ir.Value) -> None:
         block = Block(*args[:4])
-        weights, weight_scales, row, num_rows, first, end, scales, to_values, peak, total, shrink = args[4:]
+        weights, weight_scales, row, num_rows, first, end, scales, to_values, peak, total, shrink, *soft_cap = args[4:]
         of = operands_of(block.pages)
 
         def scaled(vectors: Values, offset: ir.Value) -> Values:
             if not of.are_integers:
                 return vectors
             return [b.fmul(x, block.scales_of(b, scales, index, offset)) for index, x in enumerate(vectors)]
+
+        def capped(vectors: Values) -> Values:
+            cap = broadcast(b, *soft_cap)
+            return [b.fmul(tanh(b, x), cap) for x in vectors]
 
         def highest(vectors: Values) -> ir.Value:
             top = vectors[0]
@@ -73,7 +80,8 @@ def softmax() -> Any:
         def scores_of(index: int) -> Values:
             start = b.gep(scores, [INT(index * KEY_BLOCK)])
             given = [load_vector(b, b.gep(start, [INT(vector * LANES)]), LANES) for vector in range(NUM_KEY_VECTORS)]
-            return scaled(given, INT(0))
+            vectors = scaled(given, INT(0))
+            return capped(vectors) if is_capped else vectors
 
         def visible_to(number: ir.Value) -> Values:
             bounds = [b.load(b.gep(array, [number])) for array in (first, end)]

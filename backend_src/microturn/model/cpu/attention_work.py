@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from microturn.model.cpu.attention_operands import padded
 from microturn.model.cpu.attention_panels import KEY_BLOCK
+from microturn.model.cpu.attention_scores import KernelScores
 from microturn.model.paged_step import PagedStep
 
 # Most rows of a tile: with head_dim 64 queries and sums take up to 32 KiB of the L2 cache.
@@ -90,15 +91,17 @@ class Tables(NamedTuple):
 
 
 class LayerStep(NamedTuple):
-    """A step for layers of one kind, window and rotary embedding.
+    """A step for layers of one kind, with the same scores and rotary embedding.
 
     Attributes:
+        scores: of the layers.
         tables: where their keys and values are.
         work: divided among the threads.
         moved: int64 [n], the queries of rows with moved sinks.
         cos: float32 [n, head_dim], rotates these queries back to what their sinks see; `sin` likewise.
     """
 
+    scores: KernelScores
     tables: Tables
     work: Work
     moved: NDArray[np.int64]

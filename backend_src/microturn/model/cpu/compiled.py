@@ -18,8 +18,8 @@ from torch import Tensor
 from microturn.kv.tensors import KVTensors
 from microturn.model.cpu import gates, kernels
 from microturn.model.cpu.arrays import LayerArrays, Unlike, array_of
-from microturn.model.cpu.attention import scale_of_scores
 from microturn.model.cpu.attention_kernels import append_and_attend
+from microturn.model.cpu.attention_scores import KernelScores
 from microturn.model.cpu.attention_work import LayerStep
 from microturn.model.cpu.buffers import Angles, Buffers
 from microturn.model.cpu.int8_linear import Int8Linear, Int8Weight, amx_threads, multiply
@@ -62,7 +62,6 @@ class _Layers(NamedTuple):
 
     Attributes:
         gate: `gates.coefficients` of the activation.
-        scale: float32 [layers], the factor of scores.
     """
 
     input_norm: _Norms
@@ -76,7 +75,6 @@ class _Layers(NamedTuple):
     gate: LayerArrays
     down: _Weights
     fed_forward_norm: _Norms
-    scale: NDArray[np.float32]
 
 
 class _Pages(NamedTuple):
@@ -148,8 +146,8 @@ def _run(
 
         kernels.turn_back(q, hidden.shape[0], step.moved, step.cos, step.sin)
         kv, scales = array_of(pages.elements, layer), array_of(pages.scales, layer)
-        of_step = step.tables, pages.groups[layer], step.work
-        append_and_attend(q, k, v, attended, kv, scales, layers.scale[layer], *of_step)
+        of_step = step.scores, step.tables, pages.groups[layer], step.work
+        append_and_attend(q, k, v, attended, kv, scales, *of_step)
 
         multiply(_rows(attended), _weight(layers.output, layer), block, num_threads)
         _add(block, layers.attended_norm, layer, hidden)
@@ -167,7 +165,7 @@ class _Places:
     Attributes:
         kv: the cache.
         pages: of each layer.
-        firsts: index of the first layer of each step: layers with the same tables, window and angles share one.
+        firsts: index of the first layer of each step: layers with the same tables, scores and angles share one.
     """
 
     kv: KVTensors
@@ -177,7 +175,10 @@ class _Places:
     @classmethod
     def of(cls, kv: KVTensors, layers: Sequence[DecoderLayer]) -> Self:
         groups = kv.groups.places
-        steps = [(place.kind, layer.shape.window, layer.kind) for place, layer in zip(groups, layers, strict=True)]
+        steps = [
+            (place.kind, layer.scores.window, KernelScores.of(layer.scores), layer.kind)
+            for place, layer in zip(groups, layers, strict=True)
+        ]
         distinct = list(dict.fromkeys(steps))
         elements, scales = zip(*(pages.arrays for pages in kv.layers), strict=True)
         pages = _Pages(
@@ -205,7 +206,8 @@ class CompiledLayers:
     @classmethod
     def of(cls, layers: Sequence[DecoderLayer]) -> Self | None:
         """The compiled layers, or None if a product or an activation is of another kind, or layers differ in form."""
-        if len({(layer.num_heads, layer.shape.num_kv_heads, layer.shape.head_dim) for layer in layers}) > 1:
+        forms = {(of.num_heads, of.shape.num_kv_heads, of.shape.head_dim, of.scores.soft_cap is None) for of in layers}
+        if len(forms) > 1:
             return None
         try:
             qkv, output, gate_up, down = map(_Weights.of, zip(*(layer.products for layer in layers), strict=True))
@@ -221,7 +223,6 @@ class CompiledLayers:
                 gate=LayerArrays.of([_gate(layer) for layer in layers]),
                 down=down,
                 fed_forward_norm=_Norms.of([layer.fed_forward_norm for layer in layers]),
-                scale=np.array([scale_of_scores(layer.scale) for layer in layers], np.float32),
             )
         except Unlike:
             return None
@@ -239,7 +240,7 @@ class CompiledLayers:
         if places is None or places.kv is not attention.kv:
             places = self._places = _Places.of(attention.kv, self._layers)
         firsts = [(index, self._layers[index]) for index in places.firsts]
-        steps = tuple(attention.layer_step(index, of.num_heads, of.shape.window) for index, of in firsts)
+        steps = tuple(attention.layer_step(index, of.num_heads, of.scores) for index, of in firsts)
         buffers = Buffers.of(self._layers[0], hidden, num_moved=max(len(step.moved) for step in steps))
         _run(
             self._arguments,

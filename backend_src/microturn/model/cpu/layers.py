@@ -23,14 +23,13 @@ from microturn.model.cpu.linear import Linear, Product
 from microturn.model.cpu.stepwise import StepwiseLayer
 from microturn.model.cpu.weights import DecoderLayer, Products, RMSNorm, is_known, soft_cap_of_logits
 from microturn.model.paged_attention import PagedAttention
+from microturn.model.scores import Scores
 
 
 class Attention(Protocol):
     """The attention as a layer uses it (see `PagedAttention`)."""
 
-    def append_and_attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None
-    ) -> Tensor: ...
+    def append_and_attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor: ...
 
 
 class FusedLayers:
@@ -77,7 +76,7 @@ class FusedLayers:
         buffers = Buffers.of(self._known[0], torch.zeros(num_tokens, len(self._norm.gain)))
         q, k, v = (part.zero_() for part in (buffers.q, buffers.k, buffers.v))
         for index, known in enumerate(self._known):
-            attention.append_and_attend(index, q, k, v, known.scale, known.shape.window)
+            attention.append_and_attend(index, q, k, v, known.scores)
 
     def __call__(self, hidden: Tensor, positions: Tensor, wanted: Tensor, attention: Attention) -> Tensor:
         """Runs all layers.
@@ -108,7 +107,7 @@ class FusedLayers:
         q, k, v = buffers.q, buffers.k, buffers.v
         for index, (known, layer) in enumerate(zip(self._known, self._stepwise, strict=True)):
             layer.project(angles[known.kind], buffers)
-            attended = attention.append_and_attend(index, q, k, v, known.scale, known.shape.window)
+            attended = attention.append_and_attend(index, q, k, v, known.scores)
             layer.finish(attended, buffers)
 
     @property

@@ -22,6 +22,7 @@ from microturn.model.cpu import kernels
 from microturn.model.cpu.int8_linear import Int8Linear
 from microturn.model.cpu.linear import Product, TorchLinear
 from microturn.model.rotary import Layout, Rotary
+from microturn.model.scores import Scores
 
 # A transformers module, whose attributes are untyped.
 _Module = Any
@@ -84,7 +85,7 @@ class DecoderLayer:
         fed_forward_norm: of the gated block's output, or None.
         num_heads: query heads.
         shape: of its keys and values.
-        scale: factor of the attention's scores.
+        scores: of its attention, which has no sink logits.
         kind: name of its angles in the rotary embedding; None if all layers have the same.
     """
 
@@ -101,7 +102,7 @@ class DecoderLayer:
     fed_forward_norm: RMSNorm | None
     num_heads: int
     shape: LayerShape
-    scale: float
+    scores: Scores
     kind: str | None
 
     @property
@@ -136,7 +137,7 @@ class DecoderLayer:
             fed_forward_norm=RMSNorm.of(module.post_feedforward_layernorm) if is_sandwich else None,
             num_heads=attention.q_proj.out_features // shape.head_dim,
             shape=shape,
-            scale=float(attention.scaling),
+            scores=Scores(float(attention.scaling), shape.window, getattr(attention, "attn_logit_softcapping", None)),
             kind=kind,
         )
 

@@ -13,9 +13,9 @@ from microturn.errors import InvalidArgument
 from microturn.kv.layer_groups import LayerShape
 from microturn.kv.tensors import KVTensors
 from microturn.model.batch import Batch, Row
-from microturn.model.cpu.layers import Attention
 from microturn.model.gpu.flashinfer_attention import AttentionShape, FlashInferAttention, new_workspace
 from microturn.model.paged_attention import PagedAttention
+from microturn.model.scores import Scores
 
 log = logging.getLogger(__name__)
 
@@ -27,17 +27,28 @@ _NUM_PAGES = 40
 
 @torch.inference_mode()
 def check_attention(
-    model: PreTrainedModel, layers: Sequence[LayerShape], dtype: torch.dtype, kv_dtype: torch.dtype
+    model: PreTrainedModel,
+    layers: Sequence[LayerShape],
+    scores: Sequence[Scores],
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
 ) -> None:
-    """Compares every layer shape: decode steps, appends, first prompts, and moved sinks.
+    """Compares every shape and kind of scores: decode steps, appends, first prompts, and moved sinks.
+
+    Args:
+        model: of the layers.
+        layers: KV shape of each layer; `scores` likewise.
+        dtype: of the queries.
+        kv_dtype: of the pages.
 
     Raises:
         InvalidArgument: FlashInfer's results differ.
     """
     device = model.device
     workspace, generator = new_workspace(device), torch.Generator(device).manual_seed(0)
-    for layer in dict.fromkeys(layers):
-        shape = AttentionShape.of(model, [layer], dtype)
+    distinct = {(layer, of.soft_cap, of.sink_logits is None): of for layer, of in zip(layers, scores, strict=True)}
+    for (layer, *_), of in distinct.items():
+        shape = AttentionShape.of(model, [layer], [of], dtype)
         kv = KVTensors([layer], _NUM_PAGES + 1, _PAGE_SIZE, kv_dtype, device)
         keys = torch.randn(kv.layers[0].elements.shape, generator=generator, device=device)
         kv.layers[0].elements.copy_(keys)
@@ -46,11 +57,13 @@ def check_attention(
                 torch.randn(batch.num_tokens, heads, layer.head_dim, generator=generator, device=device).to(dtype)
                 for heads in (shape.num_heads, layer.num_kv_heads, layer.num_kv_heads)
             )
-            expected = _attend(PagedAttention(batch, kv, rotary=shape.rotary), layer, q, k, v)
+            q *= of.soft_cap or 1.0  # so that scores are as large as their cap
+            expected = PagedAttention(batch, kv, rotary=shape.rotary).append_and_attend(0, q, k, v, of).float()
             written = kv.layers[0].elements.clone()
             attention = FlashInferAttention(shape, kv, workspace, batch.num_tokens)
             attention.plan(batch)
-            deviation = float((_attend(attention, layer, q, k, v) - expected).norm() / expected.norm())
+            got = attention.append_and_attend(0, q, k, v, of).float()
+            deviation = float((got - expected).norm() / expected.norm())
             log.info("probe: FlashInfer's attention of %s deviates by %.1e", layer, deviation)
             # Written so that NaN fails too.
             if not deviation <= TOLERANCE or not _same_bits(kv.layers[0].elements[:-1], written[:-1]):
@@ -76,11 +89,6 @@ def _batches(*, with_moved_sinks: bool) -> list[Batch]:
 
 def _row(num_tokens: int, position: int, pages: Sequence[int]) -> Row:
     return Row([0] * num_tokens, position, pages)
-
-
-def _attend(attention: Attention, layer: LayerShape, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    scale = layer.head_dim**-0.5
-    return attention.append_and_attend(0, q, k, v, scale, layer.window).float()
 
 
 def _same_bits(x: Tensor, y: Tensor) -> bool:

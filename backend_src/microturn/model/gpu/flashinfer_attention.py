@@ -1,8 +1,8 @@
 """Paged attention on a GPU by FlashInfer's kernels (Ye et al., 2025), in place.
 
 Every step uses the batched prefill kernel: a decode row is an append of one token. It is planned on the host once per
-step for all layers with the same window, from page tables only; keys are split among thread blocks until the GPU is
-full, whatever the number of rows.
+step for all layers with the same window and soft cap, from page tables only; keys are split among thread blocks until
+the GPU is full, whatever the number of rows.
 
 With a fixed number of rows the kernels of a step can be captured as a CUDA graph. A smaller batch is padded: missing
 rows have no queries; missing tokens have queries outside of the plan, whose results are ignored, and their keys are
@@ -11,6 +11,7 @@ written to the padding page, which no session has.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +31,7 @@ from microturn.model.batch import Batch
 from microturn.model.gpu.flashinfer_kernel import Kernel
 from microturn.model.paged_step import PagedStep
 from microturn.model.rotary import Rotary, Rotation
+from microturn.model.scores import Scores
 
 # Head sizes and types that FlashInfer's kernels support.
 _HEAD_DIMS = (64, 128, 256)
@@ -69,21 +71,25 @@ class AttentionShape:
 
     Attributes:
         layers: KV shape of each layer.
+        soft_caps: of each layer's scores; None without.
         num_heads: query heads of a layer.
         dtype: of the queries.
         rotary: of the model; needed for moved sinks.
     """
 
     layers: Sequence[LayerShape]
+    soft_caps: Sequence[float | None]
     num_heads: int
     dtype: torch.dtype
     rotary: Rotary | None
 
     @classmethod
-    def of(cls, model: PreTrainedModel, layers: Sequence[LayerShape], dtype: torch.dtype) -> Self:
-        """The shape of some of a model's layers."""
+    def of(
+        cls, model: PreTrainedModel, layers: Sequence[LayerShape], scores: Sequence[Scores], dtype: torch.dtype
+    ) -> Self:
+        """The shape of some of a model's layers, given their KV and their scores."""
         num_heads = int(model.config.get_text_config().num_attention_heads)
-        return cls(layers, num_heads, dtype, rotary.installed(model))
+        return cls(layers, [of.soft_cap for of in scores], num_heads, dtype, rotary.installed(model))
 
 
 def new_workspace(device: torch.device) -> Tensor:
@@ -118,16 +124,17 @@ class FlashInferAttention:
         self._is_fixed = num_rows is not None
         self._groups: dict[tuple[int, int], _Group] = {}
         self._layers: list[tuple[_Writer, _Reader]] = []
-        for number, (layer, place) in enumerate(zip(shape.layers, kv.groups.places, strict=True)):
+        of_layers = zip(shape.layers, shape.soft_caps, kv.groups.places, strict=True)
+        for number, (layer, soft_cap, place) in enumerate(of_layers):
             key = place.kind, place.group
             if key not in self._groups:
                 self._groups[key] = _Group(_Writer(kv, max_tokens), {})
             group = self._groups[key]
-            if layer not in group.readers:
+            if (layer, soft_cap) not in group.readers:
                 dtypes = shape.dtype, kv.layers[number].elements.dtype
-                new_kernel = partial(Kernel, workspace, layer, shape.num_heads, kv.page_size, *dtypes)
-                group.readers[layer] = _Reader(new_kernel, kv.device, num_rows, max_pages)
-            self._layers.append((group.writer, group.readers[layer]))
+                new_kernel = partial(Kernel, workspace, layer, soft_cap, shape.num_heads, kv.page_size, *dtypes)
+                group.readers[layer, soft_cap] = _Reader(new_kernel, kv.device, num_rows, max_pages)
+            self._layers.append((group.writer, group.readers[layer, soft_cap]))
 
     def plan(self, batch: Batch) -> None:
         """Plans a step. All work is enqueued behind the step before."""
@@ -141,14 +148,12 @@ class FlashInferAttention:
                 for reader in group.readers.values():
                     reader.plan(step)
 
-    def append_and_attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None
-    ) -> Tensor:
+    def append_and_attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
         """See `PagedAttention.append_and_attend`."""
         writer, reader = self._layers[layer]
         kv = self._kv.layers[layer]
         writer.write(k, v, kv)
-        return reader.attend(q, kv, scale, partial(self._turn, layer))
+        return reader.attend(q, kv, scores, partial(self._turn, layer))
 
     def _turn(self, layer: int, distances: Tensor) -> Rotation:
         assert self._rotary is not None, "moved sinks need the model's rotary embedding"
@@ -191,7 +196,8 @@ class _Reader:
     """Computes the attention over the pages of one group of layers.
 
     Moved sinks are computed separately: their queries are rotated back by the distance and attend to the sinks only,
-    and the two results are merged. Such steps are not captured.
+    and the two results are merged. Such steps are not captured. Sink logits are added to the total weight at the end:
+    what it was, to what it is then, is the sigmoid of the difference of their logarithms.
     """
 
     def __init__(
@@ -216,22 +222,27 @@ class _Reader:
             self._moved = upload(moved, self._device), upload(-moved_by, self._device)
         self._kernel.plan(step)
 
-    def attend(self, q: Tensor, kv: LayerPages, scale: float, rotation: Callable[[Tensor], Rotation]) -> Tensor:
-        if self._moved is None:
+    def attend(self, q: Tensor, kv: LayerPages, scores: Scores, rotation: Callable[[Tensor], Rotation]) -> Tensor:
+        scale, sink_logits = scores.scale, scores.sink_logits
+        if self._moved is None and sink_logits is None:
             return self._kernel.run(q, kv, scale)
         from flashinfer import merge_state
 
-        assert self._sinks is not None
         out, weight = self._kernel.run_with_weight(q, kv, scale)
-        moved, turned_by = self._moved
-        turned = rotation(turned_by)(q[moved].float()).to(q.dtype)
-        out[moved], _ = merge_state(out[moved], weight[moved], *self._sinks.run_with_weight(turned, kv, scale))
+        if self._moved is not None:
+            assert self._sinks is not None
+            moved, turned_by = self._moved
+            turned = rotation(turned_by)(q[moved].float()).to(q.dtype)
+            of_sinks = self._sinks.run_with_weight(turned, kv, scale)
+            out[moved], weight[moved] = merge_state(out[moved], weight[moved], *of_sinks)
+        if sink_logits is not None:
+            out = (out * torch.sigmoid(weight * math.log(2) - sink_logits)[..., None]).to(q.dtype)
         return out
 
 
 @dataclass(frozen=True)
 class _Group:
-    """A group of layers: the writer of its pages, and a reader for each shape of its layers."""
+    """A group of layers: the writer of its pages, and a reader for each shape and soft cap of its layers."""
 
     writer: _Writer
-    readers: dict[LayerShape, _Reader]
+    readers: dict[tuple[LayerShape, float | None], _Reader]

@@ -22,6 +22,7 @@ class Kernel:
     """A FlashInfer wrapper, for layers with the same attention.
 
     Args:
+        soft_cap: of their scores; None without.
         num_rows: see `FlashInferAttention`; `max_pages` likewise.
         causal: whether a query sees no keys behind its own position.
     """
@@ -30,6 +31,7 @@ class Kernel:
         self,
         workspace: Tensor,
         layer: LayerShape,
+        soft_cap: float | None,
         num_heads: int,
         page_size: int,
         dtype: torch.dtype,
@@ -66,6 +68,7 @@ class Kernel:
             "causal": causal,
             "sm_scale": 1.0,  # each layer passes its own
             "window_left": -1 if layer.window is None else layer.window - 1,
+            "logits_soft_cap": soft_cap,
             "q_data_type": dtype,
             "kv_data_type": kv_dtype,
         }
@@ -93,6 +96,6 @@ class Kernel:
         return out
 
     def run_with_weight(self, q: Tensor, kv: LayerPages, scale: float) -> tuple[Tensor, Tensor]:
-        """The results and the log-sum-exp of their scores, float32 [tokens, heads]."""
+        """The results, and the logarithms of their total weights to the base 2, float32 [tokens, heads]."""
         out, weight = self._wrapper.run(q, kv.elements, q_scale=scale, return_lse=True)
         return out, weight

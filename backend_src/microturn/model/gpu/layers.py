@@ -65,7 +65,7 @@ class TorchLayers:
             qkv = _multiply(layer.qkv, normed).view(len(hidden), -1, shape.head_dim)
             norms = _norm_of(layer.q_norm), _norm_of(layer.k_norm)
             q, k, v = glue.split_heads(qkv, *norms, *angles[layer.kind], layer.num_heads, shape.num_kv_heads)
-            attended = attention.append_and_attend(index, q, k, v, layer.scale, shape.window)
+            attended = attention.append_and_attend(index, q, k, v, layer.scores)
             hidden, normed = glue.add_and_norm(
                 hidden,
                 _multiply(layer.output, attended.flatten(1)),

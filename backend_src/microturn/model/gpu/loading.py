@@ -30,6 +30,7 @@ from microturn.model.gpu.runner import GpuRunner
 from microturn.model.loaded import Loaded, PageNeeds, size_pool
 from microturn.model.probe import TOLERANCE, Checked, check_runner
 from microturn.model.probe_pages import new_pages
+from microturn.model.scores import Scores
 from microturn.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ def make_ready(model: PreTrainedModel, settings: Settings) -> Loaded:
     """
     # No TF32: it would round the factors of products to 10 bits.
     torch.backends.cuda.matmul.allow_tf32 = False
-    layers = runner.trace_layers(model)
+    layers, scores = runner.trace_layers(model), runner.trace_scores(model)
     checked = check_runner(
         model,
         layers,
@@ -69,6 +70,7 @@ def make_ready(model: PreTrainedModel, settings: Settings) -> Loaded:
             model,
             new_pages(model, layers, device=model.device),
             layers,
+            scores,
             decoder=decoder,
             has_flashinfer=False,
             max_tokens=settings.max_batch_tokens,
@@ -78,13 +80,13 @@ def make_ready(model: PreTrainedModel, settings: Settings) -> Loaded:
     )
     dtype = _DTYPES[settings.weights]
     kv_dtype = dtype if settings.kv_dtype == "auto" else KV_DTYPES[settings.kv_dtype]
-    has_flashinfer = _has_flashinfer(settings.attention, model, layers, dtype, kv_dtype)
+    has_flashinfer = _has_flashinfer(settings.attention, model, layers, scores, dtype, kv_dtype)
     model.to(dtype)
     recurrent.install(model)  # its states are of the new type
     if checked.decoder is not None:  # frees the float32 weights of the checked layers
         glue = Glue.compiled() if model.device.type == "cuda" else Glue()
         checked = replace(checked, decoder=TorchLayers.of(model, layers, glue))
-    serving = _Serving(model, layers, checked, has_flashinfer, kv_dtype, settings)
+    serving = _Serving(model, layers, scores, checked, has_flashinfer, kv_dtype, settings)
     pool, max_context = size_pool(settings, model, serving.needs, serving.free_tokens)
     ready = serving.new_runner(pool.num_pages)
     ready.capture(serving.sizes, max_context)
@@ -98,6 +100,7 @@ class _Serving:
 
     model: PreTrainedModel
     layers: Sequence[LayerShape]
+    scores: Sequence[Scores]
     checked: Checked[TorchLayers]
     has_flashinfer: bool
     kv_dtype: torch.dtype
@@ -126,6 +129,7 @@ class _Serving:
             self.model,
             kv,
             self.layers,
+            self.scores,
             decoder=self.checked.decoder,
             has_flashinfer=self.has_flashinfer,
             max_tokens=self.settings.max_batch_tokens,
@@ -152,7 +156,12 @@ class _Serving:
 
 
 def _has_flashinfer(
-    wanted: str, model: PreTrainedModel, layers: Sequence[LayerShape], dtype: torch.dtype, kv_dtype: torch.dtype
+    wanted: str,
+    model: PreTrainedModel,
+    layers: Sequence[LayerShape],
+    scores: Sequence[Scores],
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
 ) -> bool:
     """Whether to use FlashInfer, after comparing its kernels with torch's.
 
@@ -165,7 +174,7 @@ def _has_flashinfer(
         return False
     reason = flashinfer_attention.unavailable_reason(model.device, layers, dtype, kv_dtype)
     if reason is None:
-        check_attention(model, layers, dtype, kv_dtype)
+        check_attention(model, layers, scores, dtype, kv_dtype)
         return True
     if wanted == "flashinfer":
         raise InvalidArgument(f"setting 'attention' cannot be flashinfer here: {reason}")

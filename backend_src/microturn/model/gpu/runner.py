@@ -22,6 +22,7 @@ from microturn.model.gpu.flashinfer_attention import AttentionShape, FlashInferA
 from microturn.model.gpu.graphs import StepGraph, StepSize
 from microturn.model.gpu.layers import TorchLayers
 from microturn.model.runner import ModelRunner
+from microturn.model.scores import Scores
 
 
 class GpuRunner(ModelRunner):
@@ -30,7 +31,7 @@ class GpuRunner(ModelRunner):
     Args:
         model: on its device, in its type.
         kv: the pages, on the same; the last one is for padding.
-        layers: KV shape of each layer.
+        layers: KV shape of each layer; `scores` likewise.
         decoder: our implementation of the layers; None runs transformers' own.
         has_flashinfer: whether FlashInfer computes the attention, or torch.
         max_tokens: maximum tokens of a step.
@@ -44,6 +45,7 @@ class GpuRunner(ModelRunner):
         model: PreTrainedModel,
         kv: KVTensors,
         layers: Sequence[LayerShape],
+        scores: Sequence[Scores],
         *,
         decoder: TorchLayers | None,
         has_flashinfer: bool,
@@ -58,7 +60,7 @@ class GpuRunner(ModelRunner):
             accepts_embeds=accepts_embeds,
             no_window_reason=no_window_reason,
         )
-        self._shape = AttentionShape.of(model, layers, model.dtype)
+        self._shape = AttentionShape.of(model, layers, scores, model.dtype)
         self._attention: FlashInferAttention | None = None
         if has_flashinfer:
             self._workspace = new_workspace(kv.device)

@@ -1,9 +1,8 @@
-"""Both kernels against attention written out in plain torch, over every kind of row."""
+"""Both kernels against attention written out in plain torch, over every kind of row; with plain scores."""
 
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -11,25 +10,14 @@ from torch import Tensor
 
 from microturn.kv.layer_groups import LayerShape
 from microturn.kv.page_layout import PageLayout
-from microturn.kv.quantization import dequantize
 from microturn.kv.tensors import KVTensors
 from microturn.model.batch import Batch, Row
-from microturn.model.cpu.attention_operands import HAS_BFLOAT16
 from microturn.model.cpu.attention_panels import KEY_BLOCK
 from microturn.model.cpu.attention_work import SPLIT_LEN, TILE_ROWS
-from microturn.model.cpu.rotation import block_of
 from microturn.model.paged_attention import PagedAttention
+from microturn.model.scores import Scores
+from support.plain_attention import Heads, check_rows
 from support.rounded import rotated
-
-
-class Heads(NamedTuple):
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-
-    def __str__(self) -> str:
-        return f"{self.num_heads} on {self.num_kv_heads} of {self.head_dim}"
-
 
 SMALL = Heads(6, 2, 24)
 MANY_QUERIES = TILE_ROWS + 5
@@ -52,7 +40,7 @@ MANY_QUERIES = TILE_ROWS + 5
 def test_paged_attention_equals_attention_over_plain_keys(
     rows: list[tuple[int, int]], window: int | None, use_native: bool
 ) -> None:
-    _check(SMALL, 16, rows, window, use_native=use_native)
+    check_rows(SMALL, 16, rows, window, use_native=use_native)
 
 
 @pytest.mark.parametrize("use_native", [True, False], ids=["native", "torch"])
@@ -71,7 +59,7 @@ def test_pages_of_other_types_give_attention_over_what_they_keep(
     heads: Heads, window: int | None, dtype: torch.dtype, use_native: bool
 ) -> None:
     rows = [(0, 1), (0, 5), (77, 1), (KEY_BLOCK - 1, 1), (KEY_BLOCK, 1), (2 * SPLIT_LEN - 1, 2), (130, MANY_QUERIES)]
-    _check(heads, 16, rows, window, use_native=use_native, dtype=dtype)
+    check_rows(heads, 16, rows, window, use_native=use_native, dtype=dtype)
 
 
 @pytest.mark.parametrize(("use_native", "page_size"), [(True, 16), (True, 48), (False, 1), (False, 16)])
@@ -91,7 +79,9 @@ def test_pages_of_other_types_give_attention_over_what_they_keep(
     ],
 )
 def test_all_shapes_of_heads_and_pages(heads: Heads, window: int | None, page_size: int, use_native: bool) -> None:
-    _check(heads, page_size, [(0, 1), (77, 1), (300, 2), (50, 17), (130, MANY_QUERIES)], window, use_native=use_native)
+    check_rows(
+        heads, page_size, [(0, 1), (77, 1), (300, 2), (50, 17), (130, MANY_QUERIES)], window, use_native=use_native
+    )
 
 
 @pytest.mark.parametrize("heads", [SMALL, Heads(9, 3, 64), Heads(16, 2, 64)], ids=str)
@@ -113,7 +103,7 @@ def test_a_row_is_the_same_to_the_bit_in_any_company(heads: Heads, new: int, com
 
     def attend(rows: list[Row], first: int) -> Tensor:
         attention = PagedAttention(Batch(rows), kv)
-        return attention.append_and_attend(0, q[first:], k[first:], k[first:], heads.head_dim**-0.5, None)
+        return attention.append_and_attend(0, q[first:], k[first:], k[first:], Scores(heads.head_dim**-0.5))
 
     alone = attend([row], num_others)
     assert torch.equal(alone, attend([*others, row], 0)[num_others:])
@@ -137,7 +127,7 @@ def test_cutting_a_session_into_rows_changes_no_bit(heads: Heads, window: int | 
             row = Row([0] * (last - first), first, list(range(-(-last // 16))))
             attention = PagedAttention(Batch([row]), kv)
             parts = (part[first:last].contiguous() for part in (q, k, v))
-            out.append(attention.append_and_attend(0, *parts, heads.head_dim**-0.5, window))
+            out.append(attention.append_and_attend(0, *parts, Scores(heads.head_dim**-0.5, window)))
         return torch.cat(out)
 
     whole = attend([])
@@ -161,7 +151,7 @@ def test_both_kernels_write_the_same_bits(dtype: torch.dtype, head_dim: int) -> 
         attention = PagedAttention(Batch([Row([0] * 40, 0, list(range(3)))]), kv)
         # In panels keys are rotated before they are rounded to int8.
         given = rotated(k) if dtype == torch.int8 and layout is PageLayout.HND else k
-        attention.append_and_attend(0, torch.zeros(40, 4, head_dim), given, v, 1.0, None)
+        attention.append_and_attend(0, torch.zeros(40, 4, head_dim), given, v, Scores(1.0))
         pool = kv.layers[0]
         keys, values = layout.keys(pool.elements, 16).flatten(3), layout.values(pool.elements, 16).flatten(2, 3)
         by_token = [part.transpose(1, 2).flatten(0, 1)[:40] for part in (keys, values, *pool.scales.unbind(1))]
@@ -180,78 +170,6 @@ def test_scores_far_apart_neither_overflow_nor_vanish() -> None:
     keys[::100] = 1000.0
     values = torch.arange(300.0)[:, None, None].expand(300, 1, 16).contiguous()
     attention = PagedAttention(Batch([Row([0] * 300, 0, list(range(20)))]), kv)
-    got = attention.append_and_attend(0, torch.ones(300, 1, 16), keys, values, 1.0, None)
+    got = attention.append_and_attend(0, torch.ones(300, 1, 16), keys, values, Scores(1.0))
     expected = torch.tensor([0.0, 50.0, 100.0]).repeat_interleave(100)
     assert torch.allclose(got[:, 0], expected[:, None], atol=1e-4)
-
-
-def _check(
-    heads: Heads,
-    page_size: int,
-    rows: list[tuple[int, int]],
-    window: int | None,
-    *,
-    use_native: bool,
-    dtype: torch.dtype = torch.float32,
-) -> None:
-    """Each row is (tokens in the cache, new tokens); its pages are scattered over the pool."""
-    generator = torch.Generator().manual_seed(1)
-    num_pages = [-(-(cached + new) // page_size) for cached, new in rows]
-    scattered = torch.randperm(sum(num_pages) + 3, generator=generator).tolist()
-    layout = PageLayout.PANELS if use_native else PageLayout.HND
-    shape = LayerShape(heads.num_kv_heads, heads.head_dim, window)
-    kv = KVTensors([shape], len(scattered), page_size, dtype, layout=layout)
-    pool = kv.layers[0]
-    (pool.scales if dtype == torch.int8 else pool.elements).fill_(
-        float("nan")
-    )  # who reads what nobody wrote is found out
-    histories: list[tuple[Tensor, Tensor]] = []
-    batch_rows, queries, new_keys, new_values = [], [], [], []
-    for (cached, new), count in zip(rows, num_pages, strict=True):
-        pages = [scattered.pop() for _ in range(count)]
-        keys = torch.randn(cached + new, heads.num_kv_heads, heads.head_dim, generator=generator)
-        values = torch.randn(cached + new, heads.num_kv_heads, heads.head_dim, generator=generator)
-        kept = []
-        at = torch.arange(cached)
-        in_pages, offsets = torch.tensor(pages)[at // page_size], at % page_size
-        is_rotated = use_native and dtype == torch.int8
-        written = rotated(keys) if is_rotated else keys
-        pool.put(in_pages, offsets, written[:cached], values[:cached])
-        for vectors in (written, values):
-            elements, scales = pool.encode(vectors)
-            kept.append(dequantize(elements, scales) if dtype == torch.int8 else elements.float())
-        histories.append((rotated(kept[0]) / block_of(heads.head_dim) if is_rotated else kept[0], kept[1]))
-        new_keys.append(keys[cached:])
-        new_values.append(values[cached:])
-        batch_rows.append(Row([0] * new, cached, pages))
-        queries.append(torch.randn(new, heads.num_heads, heads.head_dim, generator=generator))
-
-    attention = PagedAttention(Batch(batch_rows), kv)
-    got = attention.append_and_attend(
-        0, torch.cat(queries), torch.cat(new_keys), torch.cat(new_values), heads.head_dim**-0.5, window
-    )
-
-    expected = torch.cat(
-        [
-            _plain_attention(query, keys, values, cached, window)
-            for query, (keys, values), (cached, _) in zip(queries, histories, rows, strict=True)
-        ]
-    )
-    # Weights and queries are rounded to 8 bits, in bfloat16 by their size.
-    rounding = {torch.bfloat16: 0.02 if HAS_BFLOAT16 else 2e-6, torch.int8: 0.02}
-    tolerance = rounding.get(dtype, 2e-6) if use_native else 2e-6
-    assert torch.allclose(got, expected, atol=tolerance), (got - expected).abs().max()
-
-
-def _plain_attention(q: Tensor, keys: Tensor, values: Tensor, position: int, window: int | None) -> Tensor:
-    """Attention of one row written out query by query."""
-    out = torch.empty_like(q)
-    group = q.shape[1] // keys.shape[1]
-    for query in range(len(q)):
-        newest = position + query
-        oldest = 0 if window is None else max(0, newest - window + 1)
-        for kv_head in range(keys.shape[1]):
-            group_of = slice(kv_head * group, (kv_head + 1) * group)
-            scores = q[query, group_of] @ keys[oldest : newest + 1, kv_head].T * q.shape[2] ** -0.5
-            out[query, group_of] = scores.softmax(-1) @ values[oldest : newest + 1, kv_head]
-    return out

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -31,6 +32,7 @@ MODELS = {
     "grouped heads": models.grouped_heads,
     "biases": models.biases,
     "two windows": models.sliding_window,
+    "soft caps": models.soft_caps,
     "norms of heads": partial(models.with_served_heads, "qwen3"),
     "norms behind blocks, two kinds of angles": partial(models.with_served_heads, "gemma3"),
     "groups": partial(models.with_served_heads, "gemma3", num_hidden_layers=6),
@@ -83,6 +85,26 @@ def test_both_ways_give_the_same(new_model: Callable[[], PreTrainedModel], kv_dt
         assert float((got - expected).square().mean().sqrt() / expected.std()) < 0.05
 
 
+@torch.inference_mode()
+def test_a_session_has_the_same_bits_in_any_company_and_however_it_is_cut() -> None:
+    """With everything that rounds or caps at once."""
+    model = models.soft_caps()
+    layers = trace_layers(model)
+    groups = LayerGroups.of(layers)
+    decoder = FusedLayers(model, layers, Int8Linear)
+    assert decoder._compiled is not None
+    kv = KVTensors(
+        layers, 2 * groups.num_groups * NUM_PAGES, PAGE_SIZE, torch.int8, groups=groups, layout=PageLayout.PANELS
+    )
+    runner = ModelRunner(model, kv, decoder=decoder)
+    ids, others = torch.randint(models.VOCAB_SIZE, (2, 90), generator=torch.Generator().manual_seed(2)).tolist()
+    whole = runner.run(Batch([replace(row(groups, ids, 0, 0), num_drafts=len(ids) - 1)])).clone()
+    for cuts in ([1, 40, 41, 89], range(1, 90)):
+        for first, last in pairwise([0, *cuts, 90]):
+            rows = [row(groups, others[first:last], 0, 1), row(groups, ids[first:last], first, 0)]
+            assert torch.equal(runner.run(Batch(rows))[1], whole[last - 1])
+
+
 def known_layers(
     products: type[Linear] | type[Int8Linear] = Int8Linear, model: PreTrainedModel | None = None
 ) -> list[DecoderLayer]:
@@ -105,6 +127,8 @@ def test_layers_of_different_form_are_not_compiled() -> None:
     assert CompiledLayers.of([*layers[:-1], replace(layers[-1], attended_norm=layers[-1].input_norm)]) is None
     with_bias = known_layers(model=models.biases())
     assert CompiledLayers.of([layers[0], replace(layers[1], qkv=with_bias[1].qkv)]) is None
+    with_cap = replace(layers[1], scores=replace(layers[1].scores, soft_cap=5.0))
+    assert CompiledLayers.of([layers[0], with_cap]) is None
 
 
 def test_arrays_of_layers_are_of_one_type_and_shape() -> None:

@@ -18,7 +18,7 @@ from microturn.model.runner import ModelRunner, trace_layers
 from support import models
 from support.oracle import stock_logits
 
-SHAPES = ["llama", "grouped_heads", "sliding_window", "biases"]
+SHAPES = ["llama", "grouped_heads", "sliding_window", "soft_caps", "biases"]
 
 
 def fused_runner(model: PreTrainedModel) -> ModelRunner:

@@ -14,8 +14,9 @@ from microturn.model.cpu.attention_operands import HAS_BFLOAT16
 from microturn.model.cpu.int8_products import HAS_VNNI
 from microturn.model.cpu.vectors import CPU_FEATURES, HAS_AVX512
 
-# Of attention, each type of pages and kind of test once: compiling takes most of the time.
-ATTENTION = "mixed or (cutting and None) or (other_types and None) or same_bits"
+ATTENTION = ["test_attention_kernels.py", "test_attention_scores.py"]
+# Each type of pages and kind of test once, of soft caps and sink logits one: compiling takes most of the time.
+ONCE = "mixed or (cutting and None and not with) or (other_types and None) or same_bits or (plain_attention and capped)"
 
 BFLOAT16 = pytest.param("avx512bf16", marks=pytest.mark.skipif(not HAS_BFLOAT16, reason="this CPU has no AVX512-BF16"))
 VNNI = pytest.param("avx512vnni", marks=pytest.mark.skipif(not HAS_VNNI, reason="this CPU has no VNNI"))
@@ -45,7 +46,7 @@ def num_passed(printed: str) -> int:
 
 @pytest.mark.parametrize("lacking", [BFLOAT16, VNNI, AVX512])
 def test_attention_without_some_instructions(lacking: str, tmp_path: Path) -> None:
-    assert num_passed(run_tests(tmp_path, ["test_attention_kernels.py"], "-k", ATTENTION, lacking=lacking)) >= 20
+    assert num_passed(run_tests(tmp_path, ATTENTION, "-k", ONCE, lacking=lacking)) >= 20
 
 
 PRODUCTS = ["test_int8_products.py", "test_int8_linear.py"]

@@ -15,7 +15,9 @@ from microturn.model.runner import trace_layers
 from support import models
 
 
-@pytest.mark.parametrize("build", [models.llama, models.grouped_heads, models.sliding_window, models.biases])
+@pytest.mark.parametrize(
+    "build", [models.llama, models.grouped_heads, models.sliding_window, models.soft_caps, models.biases]
+)
 def test_the_family_is_known(build: Callable[[], PreTrainedModel]) -> None:
     model = build()
     assert is_known(model, trace_layers(model))

@@ -16,6 +16,7 @@ from microturn.model.gpu import flashinfer_attention
 from microturn.model.gpu.flashinfer_attention import AttentionShape, FlashInferAttention
 from microturn.model.paged_attention import PagedAttention
 from microturn.model.rotary import Rotary, Turning
+from microturn.model.scores import Scores
 from support import plain_flashinfer, recorded_graphs
 
 CPU = torch.device("cpu")
@@ -61,10 +62,10 @@ def test_attention_and_pages_are_torch_s(
         batch = _batch(rows, seed)
         attention.plan(batch)
         q, k, v = _random(batch.num_tokens, seed)
-        expected = PagedAttention(batch, plain_kv).append_and_attend(0, q, k, v, SCALE, window)
+        expected = PagedAttention(batch, plain_kv).append_and_attend(0, q, k, v, Scores(SCALE, window))
         padding = 0 if room is None else sum(room)
         q, k, v = (torch.cat((x, torch.full((padding, *x.shape[1:]), torch.nan, dtype=x.dtype))) for x in (q, k, v))
-        got = attention.append_and_attend(0, q, k, v, SCALE, window)[: batch.num_tokens]
+        got = attention.append_and_attend(0, q, k, v, Scores(SCALE, window))[: batch.num_tokens]
         torch.testing.assert_close(got, expected, atol=2e-2, rtol=2e-2)
         assert _equal_but_for_padding(kv, plain_kv)
 
@@ -80,9 +81,9 @@ def test_a_step_of_a_fixed_size_may_be_smaller_than_the_one_before() -> None:
         q, k, v = _random(size, 1)
         expected_kv = _copy(kv)
         expected = PagedAttention(batch, expected_kv).append_and_attend(
-            0, *(x[: batch.num_tokens] for x in (q, k, v)), SCALE, None
+            0, *(x[: batch.num_tokens] for x in (q, k, v)), Scores(SCALE)
         )
-        got = attention.append_and_attend(0, q, k, v, SCALE, None)
+        got = attention.append_and_attend(0, q, k, v, Scores(SCALE))
         torch.testing.assert_close(got[: batch.num_tokens], expected, atol=2e-2, rtol=2e-2)
         assert _equal_but_for_padding(kv, expected_kv)
 
@@ -99,10 +100,34 @@ def test_sinks_that_have_moved_are_seen_by_queries_that_are_turned_back() -> Non
     attention = FlashInferAttention(_shape(layers), kv, torch.empty(0), 64)
     for batch in (Batch(rows), Batch(rows[1:2]), Batch(rows[::-1])):
         q, k, v = _random(batch.num_tokens, 5)
-        expected = PagedAttention(batch, plain_kv, rotary=ROTARY).append_and_attend(0, q, k, v, SCALE, None)
+        expected = PagedAttention(batch, plain_kv, rotary=ROTARY).append_and_attend(0, q, k, v, Scores(SCALE))
         attention.plan(batch)
-        got = attention.append_and_attend(0, q, k, v, SCALE, None)
+        got = attention.append_and_attend(0, q, k, v, Scores(SCALE))
         torch.testing.assert_close(got, expected, atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("soft_cap", [None, 2.0])
+@pytest.mark.parametrize("has_sink_logits", [False, True])
+def test_soft_caps_and_sink_logits_are_those_of_each_layer(has_sink_logits: bool, soft_cap: float | None) -> None:
+    """Beside a layer without; some rows have sinks that have moved."""
+    layers = [LayerShape(NUM_KV_HEADS, HEAD_DIM)] * 2
+    sink_logits = torch.linspace(-3, 3, NUM_HEADS) if has_sink_logits else None
+    scores = [Scores(SCALE), Scores(SCALE, None, soft_cap, sink_logits)]
+    kv, plain_kv = _pages(layers, torch.bfloat16), _pages(layers, torch.bfloat16)
+    rows = [
+        Row([0] * 3, 1033, list(range(8)), num_sinks=2 * PAGE_SIZE, num_evicted=1004),
+        Row([0] * 2, 5, [8, 9]),
+    ]
+    shape = AttentionShape(layers, [of.soft_cap for of in scores], NUM_HEADS, torch.bfloat16, ROTARY)
+    attention = FlashInferAttention(shape, kv, torch.empty(0), 64)
+    for batch in (Batch(rows), Batch(rows[1:])):
+        attention.plan(batch)
+        expecting = PagedAttention(batch, plain_kv, rotary=ROTARY)
+        for layer, of in enumerate(scores):
+            q, k, v = _random(batch.num_tokens, layer)
+            expected = expecting.append_and_attend(layer, q, k, v, of)
+            got = attention.append_and_attend(layer, q, k, v, of)
+            torch.testing.assert_close(got, expected, atol=2e-2, rtol=2e-2)
 
 
 def test_each_group_of_layers_has_its_pages_and_each_kind_its_window() -> None:
@@ -117,8 +142,8 @@ def test_each_group_of_layers_has_its_pages_and_each_kind_its_window() -> None:
     expecting = PagedAttention(batch, plain_kv)
     for layer, shape in enumerate(layers):
         q, k, v = _random(2, layer)
-        expected = expecting.append_and_attend(layer, q, k, v, SCALE * (layer + 1), shape.window)
-        got = attention.append_and_attend(layer, q, k, v, SCALE * (layer + 1), shape.window)
+        expected = expecting.append_and_attend(layer, q, k, v, Scores(SCALE * (layer + 1), shape.window))
+        got = attention.append_and_attend(layer, q, k, v, Scores(SCALE * (layer + 1), shape.window))
         torch.testing.assert_close(got, expected, atol=2e-2, rtol=2e-2)
     assert _equal_but_for_padding(kv, plain_kv)
 
@@ -153,7 +178,7 @@ def test_a_cpu_has_no_flashinfer() -> None:
 
 
 def _shape(layers: Sequence[LayerShape]) -> AttentionShape:
-    return AttentionShape(layers, NUM_HEADS, torch.bfloat16, ROTARY)
+    return AttentionShape(layers, [None] * len(layers), NUM_HEADS, torch.bfloat16, ROTARY)
 
 
 def _attention(

@@ -34,7 +34,9 @@ def _without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded_graphs.install(monkeypatch)
 
 
-@pytest.mark.parametrize("build", [models.llama, models.grouped_heads, models.sliding_window, models.biases])
+@pytest.mark.parametrize(
+    "build", [models.llama, models.grouped_heads, models.sliding_window, models.soft_caps, models.biases]
+)
 def test_logits_in_float32_are_the_stock_model_s(build: Callable[[], PreTrainedModel]) -> None:
     model = build()
     ids = torch.randint(models.VOCAB_SIZE, (90,), generator=torch.Generator().manual_seed(3)).tolist()

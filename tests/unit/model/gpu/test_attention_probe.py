@@ -1,0 +1,72 @@
+"""FlashInfer's attention is compared with torch's for each kind of layer, and what it leaves out is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from microturn.errors import InvalidArgument
+from microturn.kv.layer_groups import LayerShape
+from microturn.model.gpu.attention_probe import check_attention
+from microturn.model.gpu.flashinfer_attention import FlashInferAttention
+from microturn.model.scores import Scores
+from support import models, plain_flashinfer, recorded_graphs
+
+SHAPES = [LayerShape(2, 64, 40), LayerShape(2, 64), LayerShape(2, 64)]
+SCORES = [
+    Scores(64**-0.5, 40),
+    Scores(64**-0.5),
+    Scores(64**-0.5, None, 30.0, torch.tensor([2.0, 0.0, 3.0, 1.0])),
+]
+
+
+@pytest.fixture(autouse=True)
+def _without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain_flashinfer.install(monkeypatch)
+    recorded_graphs.install(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "no GPU")
+
+
+def check() -> None:
+    model = models.with_served_heads("llama").to(torch.bfloat16)
+    check_attention(model, SHAPES, SCORES, torch.bfloat16, torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda of: replace(of, sink_logits=None),
+        lambda of: replace(of, sink_logits=None if of.sink_logits is None else of.sink_logits.roll(1)),
+        lambda of: replace(of, scale=of.scale * 1.1),
+    ],
+)
+def test_scores_that_flashinfer_computes_otherwise_are_refused(
+    change: Callable[[Scores], Scores], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check()
+    original = FlashInferAttention.append_and_attend
+
+    def append_and_attend(self: FlashInferAttention, layer: int, q: Tensor, k: Tensor, v: Tensor, of: Scores) -> Tensor:
+        return original(self, layer, q, k, v, change(of))
+
+    monkeypatch.setattr(FlashInferAttention, "append_and_attend", append_and_attend)
+    with pytest.raises(InvalidArgument, match="FlashInfer's attention of LayerShape"):
+        check()
+
+
+@pytest.mark.parametrize("soft_cap", [None, 33.0])
+def test_a_soft_cap_that_flashinfer_has_otherwise_is_refused(
+    soft_cap: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = plain_flashinfer.BatchPrefillWithPagedKVCacheWrapper.plan
+
+    def plan(*args: object, logits_soft_cap: float | None, **kwargs: object) -> None:
+        original(*args, logits_soft_cap=logits_soft_cap and soft_cap, **kwargs)
+
+    monkeypatch.setattr(plain_flashinfer.BatchPrefillWithPagedKVCacheWrapper, "plan", plan)
+    with pytest.raises(InvalidArgument, match="FlashInfer's attention of LayerShape"):
+        check()
