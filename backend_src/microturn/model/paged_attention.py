@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
@@ -139,15 +140,22 @@ def _forward(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Called by transformers: query [1, heads, tokens, head_dim], key and value [1, kv_heads, tokens, head_dim]."""
+    """Called by transformers: query [1, heads, tokens, head_dim], key likewise, value [1, kv_heads, tokens, value_dim].
+
+    Values of another size than keys are made as large, by zeros, or the others as large as them: it leaves products and
+    sums as they are. Multi-head latent attention (DeepSeek-AI, 2024) could do with a fraction of these pages if they
+    had its latent vectors instead, from which keys and values are computed; that is not implemented.
+    """
     if paged is None:
         raise NotImplementedError("attention that does not receive the keyword arguments of its model's forward")
     for name in _UNSUPPORTED:
         if kwargs.get(name) is not None:
             raise NotImplementedError(f"attention with '{name}'")
-    q, k, v = (tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value))
+    head_dim, value_dim = max(key.shape[-1], value.shape[-1]), value.shape[-1]
+    q, k, v = (_widened(tensor[0].transpose(0, 1), head_dim).contiguous() for tensor in (query, key, value))
     scores = scores_of(scaling, sliding_window, kwargs)
-    return paged.append_and_attend(layer_of(module), q, k, v, scores)[None], None
+    out = paged.append_and_attend(layer_of(module), q, k, v, scores)
+    return out[None, ..., :value_dim], None
 
 
 def scores_of(scaling: float, window: int | None, arguments: Mapping[str, Any]) -> Scores:
@@ -156,6 +164,11 @@ def scores_of(scaling: float, window: int | None, arguments: Mapping[str, Any]) 
     return Scores(
         scaling, window, arguments.get("softcap"), None if sink_logits is None else sink_logits.detach().float()
     )
+
+
+def _widened(heads: Tensor, head_dim: int) -> Tensor:
+    """Heads [tokens, heads, any], of this size by zeros."""
+    return heads if heads.shape[-1] == head_dim else F.pad(heads, (0, head_dim - heads.shape[-1]))
 
 
 def number_layers(model: nn.Module, numbers: Sequence[int] | None) -> None:

@@ -61,7 +61,7 @@ class _HeadRecorder:
 
     def append_and_attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
         self.layers[layer] = _Heads(*(x.float().view(self._num_positions, -1, *x.shape[1:]) for x in (q, k)))
-        return q.new_zeros(*q.shape[:2], v.shape[-1])
+        return torch.zeros_like(q)
 
 
 def install(model: PreTrainedModel) -> None:

@@ -45,6 +45,7 @@ _SERVED = {
     "granite_swa",
     "helium",
     "llama",
+    "mimo_v2_flash",
     "mistral",
     "mixtral",
     "olmo",

@@ -14,6 +14,8 @@ from transformers import (
     GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MiniCPM3Config,
+    MiniCPM3ForCausalLM,
     Phi3ForCausalLM,
     PreTrainedModel,
 )
@@ -83,6 +85,17 @@ def test_soft_caps_are_among_what_our_layers_have() -> None:
     checked = check_model(model, trace_layers(model), PageLayout.PANELS)
     assert checked.decoder is not None
     assert checked.no_window_reason is None
+
+
+@pytest.mark.parametrize("layout", PageLayout)
+@pytest.mark.parametrize("value_dim", [16, 24, 32])
+def test_values_may_be_smaller_or_larger_than_keys(value_dim: int, layout: PageLayout) -> None:
+    sizes = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16}
+    config = MiniCPM3Config(num_key_value_heads=4, v_head_dim=value_dim, **sizes, **SHAPE)
+    model = build(MiniCPM3ForCausalLM, config)
+    layers = trace_layers(model)
+    assert [layer.head_dim for layer in layers] == [max(24, value_dim)] * 2
+    check_model(model, layers, layout)
 
 
 def test_a_model_that_never_calls_the_attention_interface_is_refused() -> None:
