@@ -36,6 +36,7 @@ _SERVED = {
     "gemma",
     "gemma2",
     "gemma3_text",
+    "gemma4_text",
     "glm",
     "glm4",
     "gpt2",
