@@ -142,7 +142,7 @@ def _turnings(rotary: Rotary, layers: Sequence[_Heads]) -> list[Turning]:
     candidates = [Turning(None, None), *(Turning(kind, pairs) for kind in rotary.kinds for pairs in Layout)]
     found = []
     for heads in layers:
-        fitting = (turning for turning in candidates if _turned(rotary, turning, heads).is_near(heads, _TOLERANCE))
+        fitting = (turning for turning in candidates if _fits(rotary, turning, heads))
         turning = next(fitting, None)
         if turning is None:
             return []
@@ -150,8 +150,11 @@ def _turnings(rotary: Rotary, layers: Sequence[_Heads]) -> list[Turning]:
     return found
 
 
-def _turned(rotary: Rotary, turning: Turning, heads: _Heads) -> _Heads:
-    """Predicts a layer's queries and keys at the near positions from the first one, which is 0."""
+def _fits(rotary: Rotary, turning: Turning, heads: _Heads) -> bool:
+    """Whether a layer's queries and keys at the near positions follow from those at the first one, which is 0."""
     rotation = rotary.rotation_of(turning, torch.tensor(_NEAR, device=heads.q.device).repeat_interleave(_NUM_TOKENS))
+    if rotation.cos.shape[-1] > heads.q.shape[-1]:  # the angles of layers with wider heads
+        return False
     q, k = (x[:1].expand_as(x).flatten(0, 1) for x in (heads.q, heads.k))
-    return _Heads(*(rotation(x).view(len(_NEAR), -1, *x.shape[1:]) for x in (q, k)))
+    turned = _Heads(*(rotation(x).view(len(_NEAR), -1, *x.shape[1:]) for x in (q, k)))
+    return turned.is_near(heads, _TOLERANCE)
