@@ -21,7 +21,7 @@ from microturn.kv.tensors import KVTensors
 from microturn.kv.window import Window
 from microturn.model import recurrent
 from microturn.model.batch import Batch, Row
-from microturn.model.paged_attention import PagedAttention
+from microturn.model.paged_attention import PagedAttention, attending
 from microturn.model.runner import ModelRunner, trace_layers
 from microturn.model.stock import untouched
 from microturn.sessions.turn import SessionId
@@ -153,7 +153,8 @@ def one_shot_logits(
     attention = PagedAttention(Batch([Row(list(ids), 0, pages)]), kv)
     at = torch.arange(len(ids), device=model.device)[None]
     given = torch.tensor([list(ids)], device=model.device)
-    logits: Tensor = model(input_ids=given, position_ids=at, use_cache=False, paged=attention).logits[0]
+    with attending(attention):
+        logits: Tensor = model(input_ids=given, position_ids=at, use_cache=False).logits[0]
     return logits
 
 

@@ -1,14 +1,17 @@
 """Paged attention of one step, plugged into transformers through its AttentionInterface.
 
 A model built with ``attn_implementation=IMPLEMENTATION`` calls `_forward` in every layer with the packed queries, keys
-and values of all rows; the step is passed as the keyword argument ``paged`` of the model's forward.
+and values of all rows; they go to the attention that `attending` has set. A keyword argument of the model's forward
+would not do: the layers of some families do not hand them on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,6 +29,9 @@ from microturn.model.cpu.attention_work import LayerStep
 from microturn.model.paged_step import PagedStep
 from microturn.model.rotary import Rotary, Rotation, Turning
 from microturn.model.scores import Scores
+
+if TYPE_CHECKING:  # it imports this module
+    from microturn.model.cpu.layers import Attention
 
 IMPLEMENTATION = "microturn_paged"
 
@@ -129,6 +135,19 @@ class PagedAttention:
         return self._rotary.rotation(layer, distances)
 
 
+_current: ContextVar[Attention] = ContextVar("the attention of the pass that runs")
+
+
+@contextmanager
+def attending(attention: Attention) -> Iterator[None]:
+    """A pass of a model with our attention: what its layers attend by."""
+    before = _current.set(attention)
+    try:
+        yield
+    finally:
+        _current.reset(before)
+
+
 def _forward(
     module: nn.Module,
     query: Tensor,
@@ -136,7 +155,6 @@ def _forward(
     value: Tensor,
     attention_mask: Tensor | None,  # noqa: ARG001  always None: the pages say what is visible
     scaling: float,
-    paged: PagedAttention | None = None,
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
@@ -146,15 +164,13 @@ def _forward(
     sums as they are. Multi-head latent attention (DeepSeek-AI, 2024) could do with a fraction of these pages if they
     had its latent vectors instead, from which keys and values are computed; that is not implemented.
     """
-    if paged is None:
-        raise NotImplementedError("attention that does not receive the keyword arguments of its model's forward")
     for name in _UNSUPPORTED:
         if kwargs.get(name) is not None:
             raise NotImplementedError(f"attention with '{name}'")
     head_dim, value_dim = max(key.shape[-1], value.shape[-1]), value.shape[-1]
     q, k, v = (_widened(tensor[0].transpose(0, 1), head_dim).contiguous() for tensor in (query, key, value))
     scores = scores_of(scaling, sliding_window, kwargs)
-    out = paged.append_and_attend(layer_of(module), q, k, v, scores)
+    out = _current.get().append_and_attend(layer_of(module), q, k, v, scores)
     return out[None, ..., :value_dim], None
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from microturn.model import paged_attention as paged
 from microturn.model.rotary import Layout, Rotary, Turning, frequency_names
 from microturn.model.scores import Scores
 
@@ -111,13 +112,13 @@ def _heads_at(model: PreTrainedModel, positions: Sequence[int]) -> list[_Heads]:
     vocab_size = int(model.get_input_embeddings().weight.shape[0])
     ids = torch.randint(vocab_size, (_NUM_TOKENS,), generator=torch.Generator().manual_seed(0))
     recorder = _HeadRecorder(len(positions))
-    model(
-        input_ids=ids.repeat(len(positions))[None].to(model.device),
-        position_ids=torch.tensor(positions, device=model.device).repeat_interleave(_NUM_TOKENS)[None],
-        use_cache=False,
-        logits_to_keep=1,
-        paged=recorder,
-    )
+    with paged.attending(recorder):
+        model(
+            input_ids=ids.repeat(len(positions))[None].to(model.device),
+            position_ids=torch.tensor(positions, device=model.device).repeat_interleave(_NUM_TOKENS)[None],
+            use_cache=False,
+            logits_to_keep=1,
+        )
     return [recorder.layers[layer] for layer in sorted(recorder.layers)]
 
 

@@ -112,9 +112,10 @@ class ModelRunner:
             return self.decoder(self._embed(batch), positions, wanted, attention)
         has_embeds = any(row.embeds for row in batch.rows)
         inputs = {"inputs_embeds": self._embed(batch)[None]} if has_embeds else {"input_ids": self._ids(batch)[None]}
-        logits: Tensor = self.model(
-            **inputs, position_ids=positions[None], use_cache=False, logits_to_keep=wanted, paged=attention
-        ).logits
+        with paged.attending(attention):
+            logits: Tensor = self.model(
+                **inputs, position_ids=positions[None], use_cache=False, logits_to_keep=wanted
+            ).logits
         return logits[0].float()
 
     def _attend(self, batch: Batch) -> Attention:
@@ -232,7 +233,8 @@ def _trace(model: PreTrainedModel) -> list[tuple[LayerShape, Scores]]:
     paged.number_layers(model, None)
     try:
         zero = torch.tensor([[0]], device=model.device)
-        model(input_ids=zero, position_ids=zero, use_cache=False, paged=recorder)
+        with paged.attending(recorder):
+            model(input_ids=zero, position_ids=zero, use_cache=False)
     except NotImplementedError as error:
         raise InvalidArgument(f"{type(model).__name__} cannot be served: it uses {error}") from error
     except Exception as error:  # a model may raise anything for a packed batch

@@ -49,6 +49,7 @@ _SERVED = {
     "mimo_v2_flash",
     "mistral",
     "mixtral",
+    "nemotron",
     "olmo",
     "olmo2",
     "olmo3",
@@ -61,6 +62,7 @@ _SERVED = {
     "qwen3_moe",
     "seed_oss",
     "smollm3",
+    "stablelm",
     "starcoder2",
     "vaultgemma",
 }
