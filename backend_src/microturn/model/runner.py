@@ -7,12 +7,13 @@ is recomputed or copied. The layers are ours too for known architectures (`Fused
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from microturn.errors import InvalidArgument, reason_of
@@ -245,8 +246,18 @@ def _trace(model: PreTrainedModel) -> list[tuple[LayerShape, Scores]]:
     numbers = sorted(recorder.layers)
     if numbers != list(range(num_layers)) and not (numbers and recurrent.installed(model)):
         raise InvalidArgument(
-            f"{type(model).__name__} cannot be served: {len(recorder.layers)} of its {num_layers} layers call "
-            "transformers' attention interface"
+            f"{type(model).__name__} cannot be served: {len(numbers)} of its {num_layers} layers call transformers' "
+            "attention interface, in which ours takes the place of their own; the others look at earlier tokens in "
+            f"another way ({_classes_of_others(model, numbers, num_layers)})"
         )
     paged.number_layers(model, numbers)
     return [recorder.layers[layer] for layer in numbers]
+
+
+def _classes_of_others(model: PreTrainedModel, numbers: Sequence[int], num_layers: int) -> str:
+    """What layers have instead of attention that calls ours, where only those with these numbers call it."""
+    layers = next((part for part in model.modules() if isinstance(part, nn.ModuleList) and len(part) == num_layers), ())
+    others = [layer for number, layer in enumerate(layers) if number not in numbers]
+    # Of a layer the first part that has parts itself: not a norm, but what brings tokens together.
+    parts = (next((part for part in layer.children() if any(part.children())), layer) for layer in others)
+    return ", ".join(sorted({type(part).__name__ for part in parts})) or "unknown"
