@@ -19,7 +19,7 @@ from support.driver import Driver, Recorder, model_runner
 from support.models import VOCAB_SIZE
 from support.oracle import check_greedy
 from support.snapshots import RESUME, copied_kv, find, saved
-from support.tiers import settle
+from support.tiers import move_all_out
 
 FAMILIES = ["recurrent", "mamba2_hybrid", "short_convolutions", "attention_beside_mamba2"]
 NUM_PAGES = 60
@@ -125,8 +125,7 @@ class Histories:
 
     def _move(self) -> None:
         """All parked sessions leave the pool, for host memory or, where that is full, for good."""
-        while self._driver.engine._tiers.reclaim():
-            settle(self._driver)
+        move_all_out(self._driver)
 
     def _restore(self) -> None:
         """All sessions go on in another engine, some of them without their KV."""

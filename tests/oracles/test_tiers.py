@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from support import models
 from support.driver import Driver, model_runner
 from support.models import VOCAB_SIZE
 from support.oracle import check_greedy
-from support.tiers import bits_of, counters_of, settle
+from support.tiers import bits_of, counters_of, move_all_out, scramble, settle
 
 PAGE_SIZE = 16
 
@@ -47,18 +47,6 @@ def session_of(driver: Driver, session_id: int) -> Session:
 
 def ids(rng: random.Random, num_tokens: int) -> list[int]:
     return rng.choices(range(VOCAB_SIZE), k=num_tokens)
-
-
-def move_all_out(driver: Driver) -> None:
-    """Takes the pages of all parked sessions, and waits for the files."""
-    while driver.engine._tiers.reclaim():
-        settle(driver)
-
-
-def scramble(kv: KVTensors, pages: Sequence[int]) -> None:
-    """What stands in these pages is overwritten, as by others who take them."""
-    for tensor in kv._tensors:
-        tensor[list(pages)] = 1e9
 
 
 @pytest.mark.parametrize("tier", ["host", "disk"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -192,6 +192,18 @@ def _settle(storage: Storage, take_posts: Callable[[], None]) -> None:
         take_posts()
         is_moving = any(image.place in MOVING for image in storage)
     wait_for_threads()
+
+
+def move_all_out(driver: Driver) -> None:
+    """Takes the pages of all parked sessions, and waits for the files."""
+    while driver.engine._tiers.reclaim():
+        settle(driver)
+
+
+def scramble(kv: KVTensors, pages: Iterable[int]) -> None:
+    """What stands in these pages is overwritten, as by others who take them."""
+    for tensor in kv._tensors:
+        tensor[list(pages)] = 1e9
 
 
 def counters_of(driver: Driver) -> TierCounters:
