@@ -219,9 +219,11 @@ class _Probe:
         """Whether embeddings may replace tokens."""
         ids = torch.tensor(self._reference.ids[:32], device=self._runner.kv.device)
         embeds = self._runner.model.get_input_embeddings()(ids).detach().float().cpu()
-        row = replace(self._pages.row([0] * len(ids), 0), embeds=[EmbedSpan(0, embeds)])
+        row = self._pages.row([0] * len(ids), 0)
         try:
-            got = self._runner.run(Batch([row]))
+            # Of no tokens: some models look up whose embeddings they are given, for what else they know of a token.
+            self._runner.run(Batch([replace(row, embeds=[EmbedSpan(0, embeds.roll(1, dims=-1))])]))
+            got = self._runner.run(Batch([replace(row, embeds=[EmbedSpan(0, embeds)])]))
         except Exception as error:  # a model may raise anything without ids
             log.warning("input_embeds are refused: %s", reason_of(error))
             return False
