@@ -22,6 +22,7 @@ from microturn.kv.tensors import KV_DTYPES, KVTensors
 from microturn.model import runner
 from microturn.model.batch import Row
 from microturn.model.cpu.layers import FusedLayers
+from microturn.model.cpu.weights import NotKnown
 from microturn.zoo.store import resolve_model
 
 _TYPES = {name: KV_DTYPES[name] for name in ("float32", "bfloat16", "int8")}
@@ -41,7 +42,10 @@ def run_kv(model_name: str, num_contexts: int, context_len: int) -> None:
     runner.set_num_threads(len(os.sched_getaffinity(0)))
     model = runner.load_model(model_dir)
     layers = runner.trace_layers(model)
-    decoder = FusedLayers.of(model, layers)
+    try:
+        decoder = FusedLayers.of(model, layers)
+    except NotKnown:
+        decoder = None
     num_pages = _NUM_SESSIONS * -(-context_len // _PAGE_SIZE)
     runners = {
         name: runner.ModelRunner(

@@ -25,7 +25,7 @@ from microturn.model.batch import Row
 from microturn.model.cpu.int8_linear import Int8Linear
 from microturn.model.cpu.layers import FusedLayers
 from microturn.model.cpu.linear import Linear
-from microturn.model.cpu.weights import Products
+from microturn.model.cpu.weights import NotKnown, Products
 from microturn.zoo.store import resolve_model
 
 _PAGE_SIZE = 16
@@ -51,9 +51,10 @@ def run_weights(model_name: str, num_contexts: int, context_len: int) -> None:
     kv = KVTensors(layers, num_pages, _PAGE_SIZE, layout=PageLayout.PANELS)
     runners, weight_bytes = {}, {}
     for name, products in _TYPES.items():
-        decoder = FusedLayers.of(model, layers, products)
-        if decoder is None:
-            raise SystemExit(f"{model_name} runs on transformers' layers, whose weights stay as they are")
+        try:
+            decoder = FusedLayers.of(model, layers, products)
+        except NotKnown as reason:
+            raise SystemExit(f"{model_name} runs on transformers' layers, whose weights stay: {reason}") from None
         runners[name] = runner.ModelRunner(model, kv, decoder=decoder)
         weight_bytes[name] = decoder.weight_bytes
 

@@ -18,6 +18,7 @@ from microturn.kv.tensors import KVTensors
 from microturn.model import recurrent
 from microturn.model.cpu.int8_linear import Int8Linear
 from microturn.model.cpu.layers import FusedLayers
+from microturn.model.cpu.weights import NotKnown
 from microturn.model.runner import ModelRunner, Runner, trace_layers
 from microturn.offload.background import BackgroundThreads, NewBackground
 from microturn.sessions.inputs import TokenInput, TurnInput
@@ -236,7 +237,10 @@ def model_runner(
         state_bytes=state_bytes,
     )
     exact = exact_of(model)
-    decoder = FusedLayers.of(model, layers) if exact is None else FusedLayers.of(exact, layers, Int8Linear)
+    try:
+        decoder = FusedLayers.of(model, layers) if exact is None else FusedLayers.of(exact, layers, Int8Linear)
+    except NotKnown:
+        decoder = None
     return ModelRunner(model, kv, decoder=decoder)
 
 

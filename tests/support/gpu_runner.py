@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 from microturn.kv.layer_groups import LayerGroups
 from microturn.kv.tensors import KVTensors
 from microturn.model import recurrent
+from microturn.model.cpu.weights import NotKnown
 from microturn.model.gpu.layers import TorchLayers
 from microturn.model.gpu.runner import GpuRunner
 from microturn.model.runner import trace_layers, trace_scores
@@ -40,7 +41,10 @@ def gpu_runner(
         groups,
         state_bytes=state_bytes,
     )
-    decoder = TorchLayers.of(model, layers)
+    try:
+        decoder = TorchLayers.of(model, layers)
+    except NotKnown:
+        decoder = None
     return GpuRunner(
         model,
         kv,

@@ -28,17 +28,27 @@ class Loaded:
 
     Attributes:
         runner: the model.
+        needs: what its sessions take in pages.
         pool: its pages.
-        max_context: maximum tokens of a session; they fit the pool.
+        kv_tokens: tokens that the pool was made for.
+        max_context: maximum tokens of a session.
         weights: their type, by its name in the settings.
         attention: the attention kernels, by their name in the settings.
+        no_fused_reason: why transformers' own layers run; None if ours do.
+        no_int8_reason: why the weights are not in 8 bits, where they could have been; None otherwise.
+        no_kernel_reason: why torch computes the attention, where that was not set; None otherwise.
     """
 
     runner: ModelRunner
+    needs: PageNeeds
     pool: PagePool
+    kv_tokens: int
     max_context: int
     weights: str
     attention: str
+    no_fused_reason: str | None
+    no_int8_reason: str | None
+    no_kernel_reason: str | None
 
 
 @dataclass(frozen=True)
@@ -87,8 +97,8 @@ class PageNeeds:
 
 def size_pool(
     settings: Settings, model: PreTrainedModel, needs: PageNeeds, free_tokens: Callable[[int], int]
-) -> tuple[PagePool, int]:
-    """Creates the pool, and returns it with the maximum context.
+) -> tuple[PagePool, int, int]:
+    """Creates the pool, and returns it with the tokens that it was made for and the maximum context.
 
     Args:
         settings: with the sizes.
@@ -107,4 +117,4 @@ def size_pool(
     if kv_tokens == 0:
         kv_tokens = free_tokens(max_context)
         max_context = max_context if settings.max_context else min(max_context, kv_tokens)
-    return PagePool(needs.num_pages(kv_tokens, max_context), settings.page_size), max_context
+    return PagePool(needs.num_pages(kv_tokens, max_context), settings.page_size), kv_tokens, max_context

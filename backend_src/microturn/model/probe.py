@@ -49,11 +49,13 @@ class Checked(Generic[D]):
         decoder: our implementation of the layers, or None for transformers' own.
         accepts_embeds: whether embeddings may replace tokens.
         no_window_reason: why sessions cannot have a sliding window; None if they can.
+        no_fused_reason: why transformers' own layers run; None if ours do.
     """
 
     decoder: D | None
     accepts_embeds: bool
     no_window_reason: str | None
+    no_fused_reason: str | None = None
 
 
 def check_model(model: PreTrainedModel, layers: Sequence[LayerShape], layout: PageLayout) -> Checked[FusedLayers]:
@@ -80,7 +82,7 @@ def check_runner(
     model: PreTrainedModel,
     layers: Sequence[LayerShape],
     new_runner: Callable[[D | None], ModelRunner],
-    new_decoder: Callable[[], D | None],
+    new_decoder: Callable[[], D],
     tolerance: float,
 ) -> Checked[D]:
     """Compares attention, chunks, batching, distant positions, windows and embeddings with the unmodified model.
@@ -89,7 +91,7 @@ def check_runner(
         model: loaded with our attention.
         layers: its layers' shapes.
         new_runner: creates a runner with `new_pages` for our layers, or for transformers' own.
-        new_decoder: creates our layers; returns None for an unknown architecture.
+        new_decoder: creates our layers; raises where it cannot, as for an unknown architecture.
         tolerance: the allowed difference, relative to the spread of the stock logits.
 
     Raises:
@@ -101,11 +103,11 @@ def check_runner(
         reference = _Reference.of(model, layers)
         try:
             decoder = new_decoder()
-            if decoder is not None:
-                return _check(new_runner(decoder), decoder, reference, tolerance)
-        except Exception as reason:  # our layers do not fit: transformers' own are tried
-            log.warning("%s runs on transformers' layers, which are slower than fused ones: %s", name, reason)
-        return _check(new_runner(None), None, reference, tolerance)
+            return _check(new_runner(decoder), decoder, reference, tolerance)
+        except Exception as error:  # our layers do not fit: transformers' own are tried
+            reason = str(error)
+        log.warning("%s runs on transformers' layers, which are slower than fused ones: %s", name, reason)
+        return replace(_check(new_runner(None), None, reference, tolerance), no_fused_reason=reason)
     except UnlikeOurs as reason:
         raise InvalidArgument(f"{name} cannot be served: its {reason}") from None
     except Exception as error:  # a model may raise anything for unexpected input

@@ -36,14 +36,16 @@ class Outcome:
     """The result of the checks at load.
 
     Attributes:
-        is_fused: whether our layers serve the model, or transformers' own.
         weights: type of the weights, ``int8`` or ``float32``.
+        no_fused_reason: why transformers' own layers serve the model; None if ours do.
+        no_int8_reason: why the weights are float32, where that was not set; None otherwise.
         accepts_embeds: whether embeddings may replace tokens.
         no_window_reason: why sessions cannot have a sliding window; None if they can.
     """
 
-    is_fused: bool
     weights: str
+    no_fused_reason: str | None
+    no_int8_reason: str | None
     accepts_embeds: bool
     no_window_reason: str | None
 

@@ -48,6 +48,7 @@ def test_models_of_several_shapes_pass(tiny_model: PreTrainedModel, layout: Page
     checked = check_model(tiny_model, trace_layers(tiny_model), layout)
     assert checked.accepts_embeds
     assert (checked.decoder is None) == isinstance(tiny_model, Phi3ForCausalLM)
+    assert (checked.no_fused_reason is None) == (checked.decoder is not None)
 
 
 def test_a_factor_that_the_modules_do_not_show_leaves_the_layers_to_transformers(
@@ -61,6 +62,8 @@ def test_a_factor_that_the_modules_do_not_show_leaves_the_layers_to_transformers
     assert checked.decoder is None
     assert checked.accepts_embeds
     assert "GraniteForCausalLM runs on transformers' layers, which are slower than fused ones: logits" in caplog.text
+    assert checked.no_fused_reason is not None
+    assert checked.no_fused_reason.startswith("logits in several turns deviate from the stock model's by")
 
 
 def test_layers_are_found_by_what_they_ask_for() -> None:

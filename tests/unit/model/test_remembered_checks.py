@@ -87,6 +87,8 @@ def test_what_was_found_is_kept_whole(tmp_path: Path, checks: Checks) -> None:
     assert checks.num_float32 == 1
     assert first.runner.decoder is second.runner.decoder is None
     assert first.runner.no_window_reason == second.runner.no_window_reason
+    assert first.no_fused_reason == second.no_fused_reason
+    assert first.no_int8_reason == second.no_int8_reason
     assert first.runner.accepts_embeds == second.runner.accepts_embeds
 
 
@@ -218,7 +220,7 @@ def test_a_full_disk_leaves_no_partial_file(settings: Settings, caplog: pytest.L
         Path(settings.check_dir), settings, PageLayout.PANELS, num_threads=1
     )
     with full_disk():
-        remembered.remember(remembered_checks.Outcome(True, "int8", True, None))
+        remembered.remember(remembered_checks.Outcome("int8", None, None, True, None))
     assert "the results of the checks at load are not cached" in caplog.text
     assert list(Path(settings.check_dir).iterdir()) == []
 

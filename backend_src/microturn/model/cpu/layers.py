@@ -21,7 +21,7 @@ from microturn.model.cpu.buffers import Angles, Buffers
 from microturn.model.cpu.compiled import CompiledLayers
 from microturn.model.cpu.linear import Linear, Product
 from microturn.model.cpu.stepwise import StepwiseLayer
-from microturn.model.cpu.weights import DecoderLayer, Products, RMSNorm, is_known, soft_cap_of_logits
+from microturn.model.cpu.weights import DecoderLayer, NotKnown, Products, RMSNorm, soft_cap_of_logits, unknown_reason
 from microturn.model.paged_attention import PagedAttention
 from microturn.model.scores import Scores
 
@@ -36,7 +36,7 @@ class FusedLayers:
     """The layers, last norm and head of a transformers model.
 
     Args:
-        model: a causal LM that `is_known`.
+        model: a causal LM that is known (see `unknown_reason`).
         shapes: KV shape of each layer.
         products: `Linear` shares the model's weights, `Int8Linear` copies them.
     """
@@ -52,10 +52,17 @@ class FusedLayers:
         self._soft_cap = soft_cap_of_logits(model)
 
     @classmethod
-    def of(cls, model: PreTrainedModel, shapes: Sequence[LayerShape], products: Products = Linear) -> Self | None:
-        """The layers of a float32 model, or None for an unknown architecture or without Numba."""
-        if model.dtype != torch.float32 or native.unavailable_reason() is not None or not is_known(model, shapes):
-            return None
+    def of(cls, model: PreTrainedModel, shapes: Sequence[LayerShape], products: Products = Linear) -> Self:
+        """The layers of a float32 model.
+
+        Raises:
+            NotKnown: its architecture is not known, or Numba cannot be used.
+        """
+        reason = native.unavailable_reason() or unknown_reason(model, shapes)
+        if model.dtype != torch.float32:
+            reason = f"its weights are {model.dtype}"
+        if reason is not None:
+            raise NotKnown(reason)
         return cls(model, shapes, products)
 
     def multiply(self, num_tokens: int, num_wanted: int) -> None:

@@ -28,6 +28,9 @@ from microturn.settings import Settings
 
 log = logging.getLogger(__name__)
 
+# The result of the checks, the type of the weights, and why it is not int8 where it could have been.
+_Decided = tuple[Checked[FusedLayers], str, str | None]
+
 # Limit of a pool sized automatically: other programs may need the memory.
 _MOST_CONTEXTS = 32
 
@@ -41,8 +44,8 @@ def load(settings: Settings) -> Loaded:
     _refuse_what_is_for_a_gpu(settings)
     model = runner.load_model(settings.model_dir)
     layers = runner.trace_layers(model)
-    layout = _layout(settings, layers)
-    checked, weights = _checked(settings, model, layers, layout)
+    layout, no_kernel_reason = _layout(settings, layers)
+    checked, weights, no_int8_reason = _checked(settings, model, layers, layout)
     if weights == "int8":
         release_linears(model)
         runner.keep_resident(model)  # what is left: of weights that are rounded the file's pages were read once
@@ -54,7 +57,7 @@ def load(settings: Settings) -> Loaded:
     def free_tokens(max_context: int) -> int:
         return min(psutil.virtual_memory().available // 2 // needs.token_bytes, _MOST_CONTEXTS * max_context)
 
-    pool, max_context = size_pool(settings, model, needs, free_tokens)
+    pool, kv_tokens, max_context = size_pool(settings, model, needs, free_tokens)
     kv = KVTensors(
         layers,
         pool.num_pages,
@@ -71,13 +74,22 @@ def load(settings: Settings) -> Loaded:
         accepts_embeds=checked.accepts_embeds,
         no_window_reason=checked.no_window_reason,
     )
-    return Loaded(model_runner, pool, max_context, weights, "native" if layout is PageLayout.PANELS else "torch")
+    return Loaded(
+        runner=model_runner,
+        needs=needs,
+        pool=pool,
+        kv_tokens=kv_tokens,
+        max_context=max_context,
+        weights=weights,
+        attention="native" if layout is PageLayout.PANELS else "torch",
+        no_fused_reason=checked.no_fused_reason,
+        no_int8_reason=no_int8_reason,
+        no_kernel_reason=no_kernel_reason,
+    )
 
 
-def _checked(
-    settings: Settings, model: PreTrainedModel, layers: Sequence[LayerShape], layout: PageLayout
-) -> tuple[Checked[FusedLayers], str]:
-    """The result of the checks and the type of the weights: computed now, or cached.
+def _checked(settings: Settings, model: PreTrainedModel, layers: Sequence[LayerShape], layout: PageLayout) -> _Decided:
+    """What serves the model: checked now, or cached.
 
     Raises:
         InvalidArgument: it cannot be served, or not with these settings.
@@ -88,22 +100,22 @@ def _checked(
     remembered = RememberedChecks(Path(settings.check_dir), settings, layout, num_threads=num_threads)
     outcome = remembered.recall()
     if outcome is None:
-        checked, weights = _check(settings, model, layers, layout)
-        is_fused = checked.decoder is not None
-        remembered.remember(Outcome(is_fused, weights, checked.accepts_embeds, checked.no_window_reason))
-        return checked, weights
+        decided = checked, weights, no_int8_reason = _check(settings, model, layers, layout)
+        remembered.remember(
+            Outcome(weights, checked.no_fused_reason, no_int8_reason, checked.accepts_embeds, checked.no_window_reason)
+        )
+        return decided
     decoder: FusedLayers | None
     if outcome.weights == "int8":
         decoder = FusedLayers(model, layers, Int8Linear)
     else:
         runner.keep_resident(model)
-        decoder = FusedLayers.of(model, layers) if outcome.is_fused else None
-    return Checked(decoder, outcome.accepts_embeds, outcome.no_window_reason), outcome.weights
+        decoder = FusedLayers.of(model, layers) if outcome.no_fused_reason is None else None
+    checked = Checked(decoder, outcome.accepts_embeds, outcome.no_window_reason, outcome.no_fused_reason)
+    return checked, outcome.weights, outcome.no_int8_reason
 
 
-def _check(
-    settings: Settings, model: PreTrainedModel, layers: Sequence[LayerShape], layout: PageLayout
-) -> tuple[Checked[FusedLayers], str]:
+def _check(settings: Settings, model: PreTrainedModel, layers: Sequence[LayerShape], layout: PageLayout) -> _Decided:
     """See `_checked`."""
     runner.keep_resident(model)
     # In float32, whatever the type of the pages: there a difference is an error and not rounding.
@@ -117,14 +129,16 @@ def _refuse_what_is_for_a_gpu(settings: Settings) -> None:
             raise InvalidArgument(f"setting '{name}' cannot be {value} on a CPU")
 
 
-def _layout(settings: Settings, layers: Sequence[LayerShape]) -> PageLayout:
-    """Panels where the native kernel is to be used, and can be."""
+def _layout(settings: Settings, layers: Sequence[LayerShape]) -> tuple[PageLayout, str | None]:
+    """Panels where the native kernel is to be used, and can be; and why it cannot, where it was not set otherwise."""
+    if settings.attention == "torch":
+        return PageLayout.HND, None
     reason = native.unavailable_reason(settings.page_size, layers)
     if settings.attention == "native" and reason is not None:
         raise InvalidArgument(f"setting 'attention' cannot be native here: {reason}")
-    if settings.attention == "auto" and reason is not None:
+    if reason is not None:
         log.warning("attention through torch: %s", reason)
-    return PageLayout.HND if settings.attention == "torch" or reason is not None else PageLayout.PANELS
+    return PageLayout.PANELS if reason is None else PageLayout.HND, reason
 
 
 def _with_weights(
@@ -133,19 +147,19 @@ def _with_weights(
     layers: Sequence[LayerShape],
     layout: PageLayout,
     checked: Checked[FusedLayers],
-) -> tuple[Checked[FusedLayers], str]:
-    """The result of the checks with layers of the set type of weights, and that type.
+) -> _Decided:
+    """What serves the model with the set type of weights.
 
     Raises:
         InvalidArgument: 8-bit weights are set and the model does not run with them.
     """
     if wanted == "float32":
-        return checked, "float32"
+        return checked, "float32", None
     try:
         decoder = int8_decoder(model, layers, checked.decoder, layout)
     except Refused as reason:
         if wanted == "int8":
             raise InvalidArgument(f"setting 'weights' cannot be int8 here: {reason}; set weights=float32") from None
         log.warning("weights in float32: %s", reason)
-        return checked, "float32"
-    return replace(checked, decoder=decoder), "int8"
+        return checked, "float32", str(reason)
+    return replace(checked, decoder=decoder), "int8", None

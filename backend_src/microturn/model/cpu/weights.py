@@ -7,7 +7,7 @@ factor in a forward method.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -35,6 +35,10 @@ _SANDWICH_LAYER = _LAYER | {"pre_feedforward_layernorm", "post_feedforward_layer
 _ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 _NORMED_ATTENTION = _ATTENTION | {"q_norm", "k_norm"}
 _FEED_FORWARD = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+
+
+class NotKnown(Exception):
+    """The layers of a model cannot be ours; the argument is the reason."""
 
 
 class RMSNorm:
@@ -118,7 +122,7 @@ class DecoderLayer:
 
     @classmethod
     def of(cls, module: _Module, shape: LayerShape, kind: str | None, products: Products) -> Self:
-        """Fuses a layer that `is_known`; the module still works, and shares the memory if the products do."""
+        """Fuses a known layer; the module still works, and shares the memory if the products do."""
         attention, feed_forward = module.self_attn, module.mlp
         is_sandwich = _children(module) == _SANDWICH_LAYER
         is_normed = _children(attention) == _NORMED_ATTENTION
@@ -142,22 +146,9 @@ class DecoderLayer:
         )
 
 
-def is_known(model: PreTrainedModel, shapes: Sequence[LayerShape]) -> bool:
-    """Whether a causal LM consists only of modules that can be read here."""
-    if _children(model) != {"model", "lm_head"} or len({tensor.dtype for tensor in model.parameters()}) > 1:
-        return False
-    decoder = model.model
-    return (
-        _children(decoder) == {"embed_tokens", "layers", "norm", "rotary_emb"}
-        and type(decoder.rotary_emb) is Rotary
-        and decoder.rotary_emb.layout is Layout.HALVES
-        and [turning.pairs for turning in decoder.rotary_emb.turnings] == [Layout.HALVES] * len(shapes)
-        and type(model.lm_head) is nn.Linear
-        and _is_rms_norm(decoder.norm)
-        and len(decoder.layers) == len(shapes)
-        and all(_is_known_layer(layer, shape) for layer, shape in zip(decoder.layers, shapes, strict=True))
-        and len({_sizes(layer) for layer in decoder.layers}) == 1
-    )
+def unknown_reason(model: PreTrainedModel, shapes: Sequence[LayerShape]) -> str | None:
+    """Why a causal LM cannot be read here; None if it consists only of modules that can be."""
+    return next(_unlike(model, shapes), None)
 
 
 def soft_cap_of_logits(model: PreTrainedModel) -> float | None:
@@ -180,21 +171,63 @@ def _sizes(layer: _Module) -> tuple[int, ...]:
     return tuple(linear.out_features for linear in parts)
 
 
-def _is_known_layer(layer: _Module, shape: LayerShape) -> bool:
-    if _children(layer) not in (_LAYER, _SANDWICH_LAYER):
-        return False
+def _unlike(model: PreTrainedModel, shapes: Sequence[LayerShape]) -> Iterator[str]:
+    """How a model differs from what is known. Only the first reason counts: those behind it rely on what is before."""
+    yield from _other_parts("it", model, {"model", "lm_head"})
+    if len({tensor.dtype for tensor in model.parameters()}) > 1:
+        yield "its weights are of several types"
+    decoder = model.model
+    yield from _other_parts("its decoder", decoder, {"embed_tokens", "layers", "norm", "rotary_emb"})
+    if len(decoder.layers) != len(shapes):
+        yield f"{len(shapes)} of its {len(decoder.layers)} layers are attention"
+    rotary = decoder.rotary_emb
+    if (
+        type(rotary) is not Rotary
+        or rotary.layout is not Layout.HALVES
+        or [turning.pairs for turning in rotary.turnings] != [Layout.HALVES] * len(shapes)
+    ):
+        yield "its rotary angles do not turn the halves of each head"
+    if type(model.lm_head) is not nn.Linear:
+        yield f"its lm_head is a {type(model.lm_head).__name__}"
+    if not _is_rms_norm(decoder.norm):
+        yield f"its norm is a {type(decoder.norm).__name__}"
+    for layer, shape in zip(decoder.layers, shapes, strict=True):
+        yield from _unlike_layer(layer, shape)
+    if len({_sizes(layer) for layer in decoder.layers}) > 1:
+        yield "its layers differ in their sizes"
+
+
+def _unlike_layer(layer: _Module, shape: LayerShape) -> Iterator[str]:
+    """See `_unlike`."""
+    yield from _other_parts("a layer of it", layer, _LAYER, _SANDWICH_LAYER)
     attention, feed_forward = layer.self_attn, layer.mlp
-    if _children(attention) not in (_ATTENTION, _NORMED_ATTENTION) or _children(feed_forward) != _FEED_FORWARD:
-        return False
-    norms = [child for name, child in layer.named_children() if name.endswith("norm")]
-    head_norms = [child for name, child in attention.named_children() if name.endswith("norm")]
-    linears = [child for part in (attention, feed_forward) for name, child in part.named_children() if "_proj" in name]
-    return (
-        all(map(_is_rms_norm, norms + head_norms))
-        and all(len(norm.weight) == shape.head_dim for norm in head_norms)
-        and all(type(linear) is nn.Linear for linear in linears)
-        and hasattr(attention, "scaling")
-    )
+    yield from _other_parts("its attention", attention, _ATTENTION, _NORMED_ATTENTION)
+    yield from _other_parts("its feed-forward block", feed_forward, _FEED_FORWARD)
+    for part in (layer, attention, feed_forward):
+        for name, child in part.named_children():
+            if not _is_as_named(name, child):
+                yield f"its {name} is a {type(child).__name__}"
+    if any(len(norm.weight) != shape.head_dim for name, norm in attention.named_children() if name.endswith("norm")):
+        yield "the norms of its queries and keys are not of one head"
+    if not hasattr(attention, "scaling"):
+        yield "its attention does not tell the factor of its scores"
+
+
+def _is_as_named(name: str, module: _Module) -> bool:
+    """Whether a norm is a root mean square norm, and a projection a plain linear module."""
+    if name.endswith("norm"):
+        return _is_rms_norm(module)
+    return type(module) is nn.Linear or "_proj" not in name
+
+
+def _other_parts(what: str, module: _Module, *known: set[str]) -> Iterator[str]:
+    """How a module's parts differ from the nearest of those that are known."""
+    parts = _children(module)
+    nearest = min(known, key=lambda names: len(names ^ parts))
+    lacks, more = sorted(nearest - parts), sorted(parts - nearest)
+    told = [f"lacks {', '.join(lacks)}"] * bool(lacks) + [f"has {', '.join(more)} besides"] * bool(more)
+    if told:
+        yield f"{what} {' and '.join(told)}"
 
 
 def _is_rms_norm(module: _Module) -> bool:

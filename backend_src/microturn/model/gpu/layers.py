@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from microturn.kv.layer_groups import LayerShape
 from microturn.model.cpu.layers import Attention
 from microturn.model.cpu.linear import Product, TorchLinear
-from microturn.model.cpu.weights import DecoderLayer, RMSNorm, is_known, soft_cap_of_logits
+from microturn.model.cpu.weights import DecoderLayer, NotKnown, RMSNorm, soft_cap_of_logits, unknown_reason
 from microturn.model.gpu.glue import Glue, Norm
 from microturn.model.scores import soft_capped
 
@@ -25,7 +25,7 @@ class TorchLayers:
     """The layers, last norm and head of a transformers model, over the model's own weights.
 
     Args:
-        model: a causal LM that `is_known`, on its device and in its type.
+        model: a causal LM that is known (see `unknown_reason`), on its device and in its type.
         shapes: KV shape of each layer.
         glue: the operations between products and attention.
     """
@@ -40,9 +40,16 @@ class TorchLayers:
         self._glue = glue
 
     @classmethod
-    def of(cls, model: PreTrainedModel, shapes: Sequence[LayerShape], glue: Glue | None = None) -> Self | None:
-        """The layers of the model, or None for an unknown architecture."""
-        return cls(model, shapes, glue or Glue()) if is_known(model, shapes) else None
+    def of(cls, model: PreTrainedModel, shapes: Sequence[LayerShape], glue: Glue | None = None) -> Self:
+        """The layers of the model.
+
+        Raises:
+            NotKnown: its architecture is not known.
+        """
+        reason = unknown_reason(model, shapes)
+        if reason is not None:
+            raise NotKnown(reason)
+        return cls(model, shapes, glue or Glue())
 
     def __call__(self, hidden: Tensor, positions: Tensor, wanted: Tensor, attention: Attention) -> Tensor:
         """Runs all layers.

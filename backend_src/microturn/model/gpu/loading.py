@@ -80,18 +80,28 @@ def make_ready(model: PreTrainedModel, settings: Settings) -> Loaded:
     )
     dtype = _DTYPES[settings.weights]
     kv_dtype = dtype if settings.kv_dtype == "auto" else KV_DTYPES[settings.kv_dtype]
-    has_flashinfer = _has_flashinfer(settings.attention, model, layers, scores, dtype, kv_dtype)
+    has_flashinfer, no_kernel_reason = _has_flashinfer(settings.attention, model, layers, scores, dtype, kv_dtype)
     model.to(dtype)
     recurrent.install(model)  # its states are of the new type
     if checked.decoder is not None:  # frees the float32 weights of the checked layers
         glue = Glue.compiled() if model.device.type == "cuda" else Glue()
         checked = replace(checked, decoder=TorchLayers.of(model, layers, glue))
     serving = _Serving(model, layers, scores, checked, has_flashinfer, kv_dtype, settings)
-    pool, max_context = size_pool(settings, model, serving.needs, serving.free_tokens)
+    pool, kv_tokens, max_context = size_pool(settings, model, serving.needs, serving.free_tokens)
     ready = serving.new_runner(pool.num_pages)
     ready.capture(serving.sizes, max_context)
-    weights = str(dtype).removeprefix("torch.")
-    return Loaded(ready, pool, max_context, weights, "flashinfer" if has_flashinfer else "torch")
+    return Loaded(
+        runner=ready,
+        needs=serving.needs,
+        pool=pool,
+        kv_tokens=kv_tokens,
+        max_context=max_context,
+        weights=str(dtype).removeprefix("torch."),
+        attention="flashinfer" if has_flashinfer else "torch",
+        no_fused_reason=checked.no_fused_reason,
+        no_int8_reason=None,
+        no_kernel_reason=no_kernel_reason,
+    )
 
 
 @dataclass(frozen=True)
@@ -162,8 +172,8 @@ def _has_flashinfer(
     scores: Sequence[Scores],
     dtype: torch.dtype,
     kv_dtype: torch.dtype,
-) -> bool:
-    """Whether to use FlashInfer, after comparing its kernels with torch's.
+) -> tuple[bool, str | None]:
+    """Whether to use FlashInfer, after comparing its kernels with torch's; and why not, where it was not set otherwise.
 
     Raises:
         InvalidArgument: the set attention is not available, or FlashInfer's results differ.
@@ -171,15 +181,15 @@ def _has_flashinfer(
     if wanted == "native":
         raise InvalidArgument("setting 'attention' cannot be native on a GPU: that kernel is for a CPU")
     if wanted == "torch":
-        return False
+        return False, None
     reason = flashinfer_attention.unavailable_reason(model.device, layers, dtype, kv_dtype)
     if reason is None:
         check_attention(model, layers, scores, dtype, kv_dtype)
-        return True
+        return True, None
     if wanted == "flashinfer":
         raise InvalidArgument(f"setting 'attention' cannot be flashinfer here: {reason}")
     log.warning("attention through torch, which is slow: %s", reason)
-    return False
+    return False, reason
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -13,6 +13,7 @@ from microturn.kv.tensors import KVTensors
 from microturn.model.batch import Batch, Row
 from microturn.model.cpu import attention as native
 from microturn.model.cpu.layers import FusedLayers
+from microturn.model.cpu.weights import NotKnown
 from microturn.model.rotary import Rotary, Turning
 from microturn.model.runner import ModelRunner, trace_layers
 from support import models
@@ -24,7 +25,6 @@ SHAPES = ["llama", "grouped_heads", "sliding_window", "soft_caps", "biases"]
 def fused_runner(model: PreTrainedModel) -> ModelRunner:
     layers = trace_layers(model)
     decoder = FusedLayers.of(model, layers)
-    assert decoder is not None
     return ModelRunner(model, KVTensors(layers, 32, 16, layout=PageLayout.PANELS), decoder=decoder)
 
 
@@ -54,7 +54,6 @@ def test_only_rows_that_want_logits_have_them() -> None:
 def test_weights_are_not_in_memory_twice() -> None:
     model = models.llama()
     decoder = FusedLayers.of(model, trace_layers(model))
-    assert decoder is not None
     fused = decoder._known[1]
     attention, feed_forward = model.model.layers[1].self_attn, model.model.layers[1].mlp
     for linear, modules in (
@@ -72,10 +71,12 @@ def test_an_unknown_architecture_and_a_machine_without_numba_s_threads_have_no_f
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = models.own_fusion()
-    assert FusedLayers.of(model, trace_layers(model)) is None
+    with pytest.raises(NotKnown, match="a layer of it has resid_attn_dropout"):
+        FusedLayers.of(model, trace_layers(model))
     model = models.llama()
     monkeypatch.setattr(native, "unavailable_reason", lambda: "no OpenMP")
-    assert FusedLayers.of(model, trace_layers(model)) is None
+    with pytest.raises(NotKnown, match="no OpenMP"):
+        FusedLayers.of(model, trace_layers(model))
 
 
 def test_angles_for_a_part_of_each_head_are_refused() -> None:
@@ -83,7 +84,6 @@ def test_angles_for_a_part_of_each_head_are_refused() -> None:
     model = models.llama()
 
     decoder = FusedLayers.of(model, trace_layers(model))
-    assert decoder is not None
     decoder._rotary = Rotary({None: torch.ones(3)}, {None: 1.0}, [Turning()] * 3)
     with pytest.raises(NotImplementedError, match="6 of 12 elements"):
         decoder(torch.zeros(1, 48), torch.zeros(1, dtype=torch.long), torch.zeros(1, dtype=torch.long), None)

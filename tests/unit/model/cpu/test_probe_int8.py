@@ -43,7 +43,7 @@ def test_heads_that_panels_do_not_take_are_attended_by_torch() -> None:
 def test_layers_that_are_not_ours_are_refused() -> None:
     model = models.own_fusion()
     with pytest.raises(Refused, match="Phi3ForCausalLM runs on transformers' layers"):
-        probe(model)
+        int8_decoder(model, trace_layers(model), None, PageLayout.PANELS)
 
 
 def _one_scale_for_the_whole_batch(x: Tensor) -> Tensor:

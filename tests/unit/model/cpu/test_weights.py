@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from microturn.model.cpu.linear import Linear
-from microturn.model.cpu.weights import DecoderLayer, RMSNorm, is_known
+from microturn.model.cpu.weights import DecoderLayer, RMSNorm, unknown_reason
 from microturn.model.runner import trace_layers
 from support import models
 
@@ -20,7 +20,7 @@ from support import models
 )
 def test_the_family_is_known(build: Callable[[], PreTrainedModel]) -> None:
     model = build()
-    assert is_known(model, trace_layers(model))
+    assert unknown_reason(model, trace_layers(model)) is None
 
 
 def _another_linear(model: PreTrainedModel) -> None:
@@ -47,18 +47,40 @@ def _half_precision(model: PreTrainedModel) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [_another_linear, _another_norm, _one_more_module, _layers_of_several_sizes, _half_precision]
+    ("change", "reason"),
+    [
+        (_another_linear, "its up_proj is a Quantized"),
+        (_another_norm, "its input_layernorm is a LayerNorm"),
+        (_one_more_module, "its attention has gate besides"),
+        (_layers_of_several_sizes, "its layers differ in their sizes"),
+        (_half_precision, "its weights are of several types"),
+    ],
 )
-def test_a_model_that_is_changed_anywhere_is_not_known(change: Callable[[PreTrainedModel], None]) -> None:
+def test_a_model_that_is_changed_anywhere_is_not_known(change: Callable[[PreTrainedModel], None], reason: str) -> None:
     model = models.llama()
     layers = trace_layers(model)
     change(model)
-    assert not is_known(model, layers)
+    assert unknown_reason(model, layers) == reason
 
 
 def test_an_architecture_of_other_modules_is_not_known() -> None:
     model = models.own_fusion()
-    assert not is_known(model, trace_layers(model))
+    reason = "a layer of it has resid_attn_dropout, resid_mlp_dropout besides"
+    assert unknown_reason(model, trace_layers(model)) == reason
+
+
+def test_what_is_missing_and_what_is_more_are_told_together() -> None:
+    model = models.llama()
+    layers = trace_layers(model)
+    block = model.model.layers[0].mlp
+    block.experts = nn.ModuleList()
+    del block.up_proj, block.down_proj
+    assert unknown_reason(model, layers) == "its feed-forward block lacks down_proj, up_proj and has experts besides"
+
+
+def test_a_model_of_which_some_layers_are_no_attention_is_not_known() -> None:
+    model = models.llama()
+    assert unknown_reason(model, trace_layers(model)[1:]) == "2 of its 3 layers are attention"
 
 
 @torch.inference_mode()

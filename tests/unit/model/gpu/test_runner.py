@@ -137,7 +137,6 @@ def test_sizes_hold_every_small_step_with_little_padding() -> None:
 def test_angles_for_a_part_of_each_head_are_refused() -> None:
     model = models.llama()
     decoder = TorchLayers.of(model, trace_layers(model))
-    assert decoder is not None
     decoder._rotary = Rotary({None: torch.ones(3)}, {None: 1.0}, [Turning()] * 3)
     with pytest.raises(NotImplementedError, match="6 of 12 elements"):
         decoder(torch.zeros(1, 48), torch.zeros(1, dtype=torch.long), torch.zeros(1, dtype=torch.long), None)
