@@ -20,7 +20,7 @@ def about() -> dict[str, object]:
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {
-            "cpu": _cpu_model(),
+            "cpu": cpu_model(),
             **_gpu(),
             "cores": len(os.sched_getaffinity(0)),
             "memory_gb": round(psutil.virtual_memory().total / 1e9),
@@ -39,7 +39,8 @@ def _version(package: str) -> str:
         return "not installed"
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
+    """The processor's name."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "unknown")
 

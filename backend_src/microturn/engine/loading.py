@@ -6,7 +6,9 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from itertools import count, islice
 from pathlib import Path
@@ -28,6 +30,25 @@ from microturn.text.model_text import ModelText
 from microturn.text.session_text import SessionText
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A model that is loaded, checked and warm.
+
+    Attributes:
+        loaded: its runner and pages.
+        text: its tokenizer and chat template.
+        passes: tokens and seconds of forward passes, once all was warm.
+        device: where it computes, for people.
+        num_threads: of a forward pass.
+    """
+
+    loaded: Loaded
+    text: ModelText
+    passes: Sequence[tuple[int, float]]
+    device: str
+    num_threads: int
 
 
 def start_engine(settings: Settings) -> Engine:
@@ -60,44 +81,64 @@ def load_engine(settings: Settings) -> Engine:
     Raises:
         InvalidArgument: when the model cannot be loaded or served, or the settings do not fit it.
     """
+    snapshots = _open_snapshots(settings)
+    return build(prepare(settings), settings, snapshots)
+
+
+def prepare(settings: Settings) -> Prepared:
+    """Loads a model, checks it and warms it up.
+
+    Raises:
+        InvalidArgument: as `load_engine`, but for settings that do not fit it.
+    """
     if not settings.model_dir:
         raise InvalidArgument("setting 'model_dir' is missing: name a Hugging Face model directory")
-    snapshots = _open_snapshots(settings)
     num_threads = settings.num_threads or len(os.sched_getaffinity(0))
     runner.set_num_threads(num_threads)
     device = _device(settings.device)
     loaded = cpu_loading.load(settings) if device.type == "cpu" else _load_on_gpu(settings, device)
-    model_text = ModelText.from_directory(Path(settings.model_dir))
-    step_time = warm_up(loaded.runner, settings.max_batch_tokens, loaded.max_context)
+    text = ModelText.from_directory(Path(settings.model_dir))
+    passes = warm_up(loaded.runner, settings.max_batch_tokens, loaded.max_context)
+    name = str(device) if device.type == "cpu" else torch.cuda.get_device_name(device)
+    return Prepared(loaded, text, passes, name, num_threads)
+
+
+def build(prepared: Prepared, settings: Settings, snapshots: SnapshotDirectory | None = None) -> Engine:
+    """An engine over a model that was prepared with the same settings.
+
+    Raises:
+        InvalidArgument: the settings do not fit it.
+    """
+    loaded, text = prepared.loaded, prepared.text
     engine = build_engine(
         settings,
         loaded.runner,
         loaded.pool,
         max_context=loaded.max_context,
-        new_codec=partial(SessionText, model_text),
-        prepare_text=model_text.prepare,
-        grammars=model_text.grammars(loaded.runner.vocab_size),
-        eos_ids=model_text.eos_ids,
+        new_codec=partial(SessionText, text),
+        prepare_text=text.prepare,
+        grammars=text.grammars(loaded.runner.vocab_size),
+        eos_ids=text.eos_ids,
         model_fingerprint=model_fingerprint(settings.model_dir, loaded.weights),
         snapshots=snapshots,
-        step_time=step_time,
+        step_time=StepTimeModel(prepared.passes),
     )
     kv = loaded.runner.kv
     log.info(
         "%s on %s: context of %d tokens, %d pages of %d tokens for %d groups of layers (%s, %.1f GB), %s layers in %s, "
         "%s attention, %d threads",
         type(loaded.runner.model).__name__,
-        device if device.type == "cpu" else torch.cuda.get_device_name(device),
+        prepared.device,
         loaded.max_context,
         loaded.pool.num_pages,
         loaded.pool.page_size,
         kv.groups.num_groups,
-        str(kv.layers[0].elements.dtype).removeprefix("torch."),
-        loaded.pool.num_pages * kv.bytes_per_page / 1e9,
+        loaded.kv_dtype,
+        loaded.pool_bytes / 1e9,
         "transformers'" if loaded.runner.decoder is None else "fused",
         loaded.weights,
         loaded.attention,
-        num_threads,
+        prepared.num_threads,
     )
     return engine
 
@@ -128,11 +169,11 @@ def _open_snapshots(settings: Settings) -> SnapshotDirectory | None:
     return SnapshotDirectory(Path(settings.snapshot_dir), ttl_s=settings.snapshot_ttl_s)
 
 
-def warm_up(model_runner: runner.ModelRunner, max_batch_tokens: int, max_context: int) -> StepTimeModel:
+def warm_up(model_runner: runner.ModelRunner, max_batch_tokens: int, max_context: int) -> list[tuple[int, float]]:
     """Runs the shapes that the first turns will have: kernels are compiled and memory is touched before, not then.
 
     Returns:
-        How long the passes take, once all is warm.
+        Tokens and seconds of the passes, once all is warm.
     """
     page_size = model_runner.kv.page_size
     passes = []
@@ -152,4 +193,4 @@ def warm_up(model_runner: runner.ModelRunner, max_batch_tokens: int, max_context
         torch.get_num_threads(),
         ", ".join(f"{n} tokens in {s * 1e3:.0f} ms" for n, s in passes),
     )
-    return StepTimeModel(passes)
+    return passes

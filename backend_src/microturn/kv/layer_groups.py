@@ -82,6 +82,22 @@ class LayerGroups:
         """Pages per page_size tokens while every layer keeps them."""
         return sum(kind.num_groups for kind in self.kinds)
 
+    def session_pages(self, num_tokens: int, page_size: int, window_slack: int) -> int:
+        """Pages that a session takes between two turns.
+
+        Args:
+            num_tokens: of its context.
+            page_size: tokens in a page.
+            window_slack: tokens that layers with a window keep beyond it for rewinds.
+        """
+        num_pages = 0
+        for kind in self.kinds:
+            kept = num_tokens
+            if kind.window is not None:  # tokens outside of the window are released in whole pages
+                kept = min(kept, kind.window - 1 + window_slack + page_size)
+            num_pages += kind.num_groups * -(-kept // page_size)
+        return num_pages
+
     @classmethod
     def of(cls, layers: Sequence[LayerShape]) -> Self:
         """Chooses the group size that leaves the fewest slots empty; among equal ones the largest.

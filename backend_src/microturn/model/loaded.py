@@ -15,6 +15,7 @@ from microturn.kv.pool import PagePool
 from microturn.kv.state_track import StateTrack
 from microturn.kv.tensors import KVTensors
 from microturn.model import recurrent
+from microturn.model.cpu.layers import FusedLayers
 from microturn.model.runner import ModelRunner
 from microturn.settings import Settings
 
@@ -49,6 +50,30 @@ class Loaded:
     no_fused_reason: str | None
     no_int8_reason: str | None
     no_kernel_reason: str | None
+
+    @property
+    def kv_dtype(self) -> str:
+        """Type of the KV cache, by its name in the settings, but for 8-bit floats."""
+        return str(self.runner.kv.layers[0].elements.dtype).removeprefix("torch.")
+
+    @property
+    def pool_bytes(self) -> int:
+        """Bytes of all pages."""
+        return self.pool.num_pages * self.runner.kv.bytes_per_page
+
+    @property
+    def session_bytes(self) -> int:
+        """Bytes of the pages of a session of `max_context` tokens, between two turns."""
+        return self.needs.session_pages(self.max_context) * self.runner.kv.bytes_per_page
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights in memory; a tensor that several modules share counts once."""
+        held: dict[int, int] = {t.data_ptr(): t.nbytes for t in self.runner.model.parameters() if not t.is_meta}
+        decoder = self.runner.decoder
+        # In 8 bits they are copies, and those of the model have been released.
+        copied = decoder.weight_bytes if self.weights == "int8" and isinstance(decoder, FusedLayers) else 0
+        return sum(held.values()) + copied
 
 
 @dataclass(frozen=True)
@@ -87,6 +112,11 @@ class PageNeeds:
         num_pages = self.groups.num_groups * -(-num_tokens // self.settings.page_size)
         num_states_pages = num_tokens // _STATES_PER * self._num_state_pages(_STATES_PER)
         return num_pages + num_states_pages + self._num_state_pages(max_context, self.settings.max_batch_tokens)
+
+    def session_pages(self, num_tokens: int) -> int:
+        """Pages of a session of so many tokens between two turns, in which layers keep what their windows show."""
+        of_kv = self.groups.session_pages(num_tokens, self.settings.page_size, self.settings.window_slack)
+        return of_kv + self._num_state_pages(num_tokens)
 
     def _num_state_pages(self, num_tokens: int, max_new: int = 0) -> int:
         if not self.pages_per_state:

@@ -90,18 +90,20 @@ class RecurrentLayers:
 
     Attributes:
         num_bytes: of a state of all of them.
+        num_layers: how many keep one.
         pieces: of the batch whose pass runs; None outside of `carrying`.
 
     Args:
         parts: of a state.
-        num_layers: of the model.
+        num_model_layers: of the model, those of attention included.
     """
 
-    def __init__(self, parts: Sequence[_Part], num_layers: int) -> None:
+    def __init__(self, parts: Sequence[_Part], num_model_layers: int) -> None:
         self.num_bytes = max(part.end for part in parts)
+        self.num_layers = len({part.layer for part in parts})
         self.pieces: Sequence[_Piece] | None = None
         self._parts = parts
-        self._num_layers = num_layers
+        self._num_model_layers = num_model_layers
         self._num_states = Counter(part.layer for part in parts if not part.is_recurrent)
 
     @contextmanager
@@ -174,7 +176,7 @@ class RecurrentLayers:
 
     def _cache(self, states: Tensor) -> Cache:
         """The states as the modules take them."""
-        layers: list[Any] = [DummyLayer() for _ in range(self._num_layers)]
+        layers: list[Any] = [DummyLayer() for _ in range(self._num_model_layers)]
         for part in self._parts:
             if part.number == 0 and isinstance(layers[part.layer], DummyLayer):
                 layers[part.layer] = LinearAttentionLayer(self._num_states[part.layer])

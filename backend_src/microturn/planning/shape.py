@@ -91,13 +91,7 @@ class ModelShape:
         """
         groups = LayerGroups.of(self.layers)
         page_bytes = page_size * sum(_layer_token_bytes(slot, kv_dtype) for slot in groups.slots)
-        num_pages = 0
-        for kind in groups.kinds:
-            kept = context_len
-            if kind.window is not None:  # tokens outside of the window are released in whole pages
-                kept = min(kept, kind.window - 1 + window_slack + page_size)
-            num_pages += kind.num_groups * -(-kept // page_size)
-        return num_pages * page_bytes
+        return groups.session_pages(context_len, page_size, window_slack) * page_bytes
 
     def token_flops(self, context_len: int) -> int:
         """Floating-point operations of one new token after `context_len` tokens; a multiply-add counts as two."""

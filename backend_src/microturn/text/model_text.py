@@ -37,6 +37,8 @@ class ModelText:
         eos_ids: ids that end an answer, as the model's files say.
         encoder: text to ids.
         detokenizer: ids to text.
+        tool_format: how the model writes tool calls; None where that is not known.
+        spans_words: whether its tokens can span words, so that text is held until a turn generates.
 
     Args:
         tokenizer: a fast tokenizer; modified here, not to be used by others.
@@ -56,13 +58,14 @@ class ModelText:
         backend = tokenizer.backend_tokenizer
         added = backend.get_added_tokens_decoder().items()
         special_ids = {token.content: token_id for token_id, token in added if token.special}
-        self._tool_format = ToolFormat.of(json.dumps(tokenizer.chat_template, ensure_ascii=False), special_ids)
+        self.tool_format = ToolFormat.of(json.dumps(tokenizer.chat_template, ensure_ascii=False), special_ids)
         vocabulary = self._vocabulary = Vocabulary(backend, eos_ids)
         self._backend = backend
         check_decoding(backend, vocabulary)
         self.detokenizer = Detokenizer(vocabulary)
         self.encoder = TextEncoder(backend, vocabulary)
-        if " " not in self.encoder.boundaries.openers:
+        self.spans_words = " " not in self.encoder.boundaries.openers
+        if self.spans_words:
             log.warning("tokens of this model can span words: text is held until a turn generates")
         if trial is not None:
             try:
@@ -96,7 +99,7 @@ class ModelText:
     def grammars(self, num_ids: int) -> Grammars | None:
         """Grammars over the model's `num_ids` logits; None where no id ends an answer."""
         eos_ids = {token_id for token_id in self.eos_ids if token_id < num_ids}
-        return Grammars(partial(self._token_texts, num_ids), eos_ids, self._tool_format) if eos_ids else None
+        return Grammars(partial(self._token_texts, num_ids), eos_ids, self.tool_format) if eos_ids else None
 
     def _token_texts(self, num_ids: int) -> TokenTexts:
         texts = [self._vocabulary.text_bytes(token_id) for token_id in range(num_ids)]

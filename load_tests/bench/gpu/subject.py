@@ -20,6 +20,7 @@ from load_tests.bench.gpu.roofline import Roofline
 from microturn.bench.grown_sessions import GrownSessions
 from microturn.engine.engine import Engine
 from microturn.engine.loading import warm_up
+from microturn.engine.step_time import StepTimeModel
 from microturn.engine.wiring import build_engine
 from microturn.errors import Unavailable
 from microturn.model.gpu.loading import make_ready
@@ -80,7 +81,7 @@ def ready_subject(config: Mapping[str, Any], settings: Settings, device: torch.d
         loaded.pool,
         max_context=loaded.max_context,
         new_codec=lambda _tools: IdsOnly(),
-        step_time=warm_up(loaded.runner, settings.max_batch_tokens, loaded.max_context),
+        step_time=StepTimeModel(warm_up(loaded.runner, settings.max_batch_tokens, loaded.max_context)),
     )
     sessions = GrownSessions(engine)
     settle(device)

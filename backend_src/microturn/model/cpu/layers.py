@@ -118,6 +118,11 @@ class FusedLayers:
             layer.finish(attended, buffers)
 
     @property
+    def is_compiled(self) -> bool:
+        """Whether all layers are one call where the attention is native."""
+        return self._compiled is not None
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of weights that one pass reads at least."""
         products = [product for known in self._known for product in known.products] + [self._head]
