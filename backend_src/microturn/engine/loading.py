@@ -17,7 +17,7 @@ import torch
 
 from microturn.engine.engine import Engine
 from microturn.engine.step_time import StepTimeModel
-from microturn.engine.wiring import build_engine
+from microturn.engine.wiring import build_engine, pages_of_context
 from microturn.errors import InvalidArgument
 from microturn.model import runner
 from microturn.model.batch import Batch, Row, RowPages
@@ -97,6 +97,8 @@ def prepare(settings: Settings) -> Prepared:
     runner.set_num_threads(num_threads)
     device = _device(settings.device)
     loaded = cpu_loading.load(settings) if device.type == "cpu" else _load_on_gpu(settings, device)
+    # A pass does not look whether its pages are in the pool.
+    pages_of_context(loaded.runner.kv, loaded.pool, loaded.max_context, settings.max_batch_tokens)
     text = ModelText.from_directory(Path(settings.model_dir))
     passes = warm_up(loaded.runner, settings.max_batch_tokens, loaded.max_context)
     name = str(device) if device.type == "cpu" else torch.cuda.get_device_name(device)

@@ -21,6 +21,7 @@ from microturn.errors import InvalidArgument
 from microturn.kv.pool import PagePool
 from microturn.kv.prefix_cache import PrefixCache
 from microturn.kv.state_track import StateTrack
+from microturn.kv.tensors import KVTensors
 from microturn.model.runner import Runner
 from microturn.offload.background import BackgroundThreads, NewBackground
 from microturn.offload.copies import KVCopies
@@ -74,15 +75,7 @@ def build_engine(
         InvalidArgument: the pool does not hold one context.
     """
     kv = runner.kv
-    num_context_pages = kv.groups.num_groups * pool.num_pages_for(max_context)
-    if kv.states is not None:
-        track = StateTrack.of(kv.pages_per_state, kv.groups.num_groups, pool.page_size)
-        num_context_pages += track.most_pages(max_context, settings.max_batch_tokens)
-    if pool.num_pages < num_context_pages:
-        raise InvalidArgument(
-            f"a pool of {pool.num_pages} pages of {pool.page_size} tokens does not hold one context of "
-            f"{max_context} tokens: raise kv_tokens or lower max_context"
-        )
+    num_context_pages = pages_of_context(kv, pool, max_context, settings.max_batch_tokens)
     inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
     recorder = Recorder(settings)
     limits = ByteLimits.of(
@@ -182,3 +175,21 @@ def build_engine(
         snapshots=snapshots,
         recorder=recorder,
     )
+
+
+def pages_of_context(kv: KVTensors, pool: PagePool, max_context: int, max_batch_tokens: int) -> int:
+    """Pages of the longest context.
+
+    Raises:
+        InvalidArgument: the pool does not hold it.
+    """
+    num_pages = kv.groups.num_groups * pool.num_pages_for(max_context)
+    if kv.states is not None:
+        track = StateTrack.of(kv.pages_per_state, kv.groups.num_groups, pool.page_size)
+        num_pages += track.most_pages(max_context, max_batch_tokens)
+    if pool.num_pages < num_pages:
+        raise InvalidArgument(
+            f"a pool of {pool.num_pages} pages of {pool.page_size} tokens does not hold one context of "
+            f"{max_context} tokens: raise kv_tokens or lower max_context"
+        )
+    return num_pages

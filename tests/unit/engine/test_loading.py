@@ -99,7 +99,7 @@ def test_where_8_bits_are_refused_auto_is_float32(
 def test_a_pool_that_holds_no_context_is_refused_before_a_pass_writes_beyond_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "warm_up", lambda *args: pytest.fail("a pass has run"))
+    monkeypatch.setattr(loading, "warm_up", lambda *_args: pytest.fail("a pass has run"))
     settings = Settings(model_dir=str(write_tiny_model(tmp_path / "tiny")), kv_tokens=64, max_context=256)
     with pytest.raises(InvalidArgument, match="a pool of 4 pages of 16 tokens does not hold one context of 256 tokens"):
         loading.load_engine(settings)
