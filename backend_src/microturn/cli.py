@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from microturn import __version__
 from microturn.admin.command import add_sessions_arguments
 from microturn.bench.command import add_bench_arguments, run_bench
+from microturn.planning.check_command import add_check_arguments, run_check
 from microturn.planning.command import add_plan_arguments, run_plan
 from microturn.serve.options import add_serve_arguments
 from microturn_gateway.arguments import add_gateway_arguments
@@ -89,6 +90,14 @@ def _build_parser() -> argparse.ArgumentParser:
     )
     add_bench_arguments(bench)
     bench.set_defaults(run=run_bench)
+    check = commands.add_parser(
+        "check",
+        help="whether and how a model would be served",
+        description="Load and check a model as a server would: which layers run it, how fast, in how much memory.",
+        allow_abbrev=False,
+    )
+    add_check_arguments(check)
+    check.set_defaults(run=run_check)
     plan = commands.add_parser(
         "plan",
         help="how many sessions a machine serves",

@@ -9,6 +9,7 @@ from typing import Any
 from microturn.planning.beat import Beat, on_time_share, sessions_on_time
 from microturn.planning.machine import Machine
 from microturn.planning.shape import ModelShape
+from microturn.planning.sizes import size
 from microturn.planning.step_times import MeasuredStep, Roofline, StepTimes
 from microturn.settings import Settings
 
@@ -109,13 +110,13 @@ class Plan:
             ("model", f"{shape.name}, {shape.num_params:,} parameters, {len(shape.layers)} layers"),
             (
                 "weights",
-                f"{asked.weights}: {_size(asked.weight_bytes)} in memory, of which each step reads "
-                f"{_size(shape.step_weight_bytes(asked.weights))}",
+                f"{asked.weights}: {size(asked.weight_bytes)} in memory, of which each step reads "
+                f"{size(shape.step_weight_bytes(asked.weights))}",
             ),
             (
                 "KV",
                 f"{asked.kv_dtype}: {shape.token_bytes(asked.kv_dtype):,} B per token, "
-                f"{_size(asked.session_bytes)} per session of {asked.context_len:,} tokens",
+                f"{size(asked.session_bytes)} per session of {asked.context_len:,} tokens",
             ),
             (
                 "machine",
@@ -138,7 +139,7 @@ class Plan:
             (
                 "by memory",
                 f"{asked.sessions_by_memory:,} sessions: ({share:.0%} of {memory_gb:.1f} GB - "
-                f"{_size(asked.weight_bytes)}) / {_size(asked.session_bytes)}",
+                f"{size(asked.weight_bytes)}) / {size(asked.session_bytes)}",
             ),
             (
                 "by time",
@@ -206,8 +207,3 @@ class Plan:
                 for step in self.steps
             ],
         }
-
-
-def _size(num_bytes: float) -> str:
-    """A size in MB or GB."""
-    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"

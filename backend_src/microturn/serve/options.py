@@ -174,12 +174,17 @@ def read_options(arguments: argparse.Namespace) -> ServeOptions:
     """
     return ServeOptions(
         **{name: value for name, value in vars(arguments).items() if name in _FIELDS},
-        settings=_read_settings(arguments.set),
+        settings=read_settings(arguments.set),
         triton_args=tuple(arguments.triton_arg),
     )
 
 
-def _read_settings(assignments: Sequence[str]) -> dict[str, str]:
+def read_settings(assignments: Sequence[str]) -> dict[str, str]:
+    """Settings given as ``key=value``.
+
+    Raises:
+        ServeError: see `read_options`.
+    """
     settings: dict[str, str] = {}
     for assignment in assignments:
         name, equals, value = assignment.partition("=")
