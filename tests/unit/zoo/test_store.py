@@ -21,8 +21,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from microturn.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
+from microturn.zoo.cache import prepare
 from microturn.zoo.embedded_models import EMBEDDED_MODELS, EmbeddedModel
-from microturn.zoo.store import default_cache_dir, prepare_embedded_model, resolve_model
+from microturn.zoo.sources import EmbeddedSource
+from microturn.zoo.store import default_cache_dir, resolve_model
 from support import gguf_files, store_workers
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -50,7 +52,7 @@ def _visible(cache_dir: Path) -> list[str]:
 
 
 def test_a_prepared_model_loads_and_is_described_by_its_manifest(tiny: EmbeddedModel, cache_dir: Path) -> None:
-    model_dir = prepare_embedded_model(tiny, cache_dir)
+    model_dir = prepare(EmbeddedSource(tiny), cache_dir)
     assert model_dir == cache_dir / "tiny"
     assert _visible(cache_dir) == ["tiny"]
     assert AutoModelForCausalLM.from_pretrained(model_dir).config.model_type == "llama"
@@ -74,7 +76,7 @@ def test_the_second_time_nothing_is_fetched(
 
 @pytest.mark.parametrize("damage", ["truncated", "missing", "manifest missing", "manifest garbled", "a file"])
 def test_a_damaged_cache_is_noticed_and_rebuilt(tiny: EmbeddedModel, cache_dir: Path, damage: str) -> None:
-    model_dir = prepare_embedded_model(tiny, cache_dir)
+    model_dir = prepare(EmbeddedSource(tiny), cache_dir)
     weights = model_dir / "model.safetensors"
     whole = weights.read_bytes()
     match damage:
@@ -89,18 +91,18 @@ def test_a_damaged_cache_is_noticed_and_rebuilt(tiny: EmbeddedModel, cache_dir: 
         case "a file":
             shutil.rmtree(model_dir)
             model_dir.write_text("")
-    assert prepare_embedded_model(tiny, cache_dir) == model_dir
+    assert prepare(EmbeddedSource(tiny), cache_dir) == model_dir
     assert weights.read_bytes() == whole
     assert (model_dir / "tokenizer.json").exists()
     assert _visible(cache_dir) == ["tiny"]
 
 
 def test_a_cache_of_other_weights_is_rebuilt(tiny: EmbeddedModel, cache_dir: Path) -> None:
-    model_dir = prepare_embedded_model(tiny, cache_dir)
+    model_dir = prepare(EmbeddedSource(tiny), cache_dir)
     manifest_path = model_dir / "microturn-manifest.json"
     manifest = json.loads(manifest_path.read_text())
     manifest_path.write_text(json.dumps(manifest | {"gguf_sha256": "0" * 64}))
-    prepare_embedded_model(tiny, cache_dir)
+    prepare(EmbeddedSource(tiny), cache_dir)
     assert json.loads(manifest_path.read_text()) == manifest
 
 
@@ -112,7 +114,7 @@ def test_concurrent_processes_build_it_once(tiny: EmbeddedModel, cache_dir: Path
 
 
 def test_a_killed_build_leaves_no_model_and_the_next_one_tidies_up(tiny: EmbeddedModel, cache_dir: Path) -> None:
-    builder = SPAWN.Process(target=prepare_embedded_model, args=(tiny, cache_dir))
+    builder = SPAWN.Process(target=prepare, args=(EmbeddedSource(tiny), cache_dir))
     builder.start()
     deadline = time.monotonic() + 60
     while not list(cache_dir.glob(".tiny-*")):
@@ -124,26 +126,26 @@ def test_a_killed_build_leaves_no_model_and_the_next_one_tidies_up(tiny: Embedde
     assert _visible(cache_dir) != ["tiny"]
     assert not (cache_dir / "tiny").exists()
 
-    prepare_embedded_model(tiny, cache_dir)
+    prepare(EmbeddedSource(tiny), cache_dir)
     assert _visible(cache_dir) == ["tiny"]
 
 
 def test_wrong_weights_leave_nothing(tiny: EmbeddedModel, cache_dir: Path) -> None:
     with pytest.raises(Unavailable, match="not the pinned"):
-        prepare_embedded_model(dataclasses.replace(tiny, gguf_sha256="0" * 64), cache_dir)
+        prepare(EmbeddedSource(dataclasses.replace(tiny, gguf_sha256="0" * 64)), cache_dir)
     assert _visible(cache_dir) == []
 
 
 def test_wrong_weights_do_not_touch_what_is_there(tiny: EmbeddedModel, cache_dir: Path) -> None:
     inode = store_workers.weights_inode(tiny, cache_dir)
     with pytest.raises(Unavailable, match="not the pinned"):
-        prepare_embedded_model(dataclasses.replace(tiny, gguf_sha256="0" * 64), cache_dir)
+        prepare(EmbeddedSource(dataclasses.replace(tiny, gguf_sha256="0" * 64)), cache_dir)
     assert store_workers.weights_inode(tiny, cache_dir) == inode
 
 
 def test_too_little_space_is_said_before_anything_is_fetched(tiny: EmbeddedModel, cache_dir: Path) -> None:
     with pytest.raises(ResourceExhausted, match=r"tiny needs 1000000000000 MB in .*cache: free some space"):
-        prepare_embedded_model(dataclasses.replace(tiny, peak_disk_bytes=10**18), cache_dir)
+        prepare(EmbeddedSource(dataclasses.replace(tiny, peak_disk_bytes=10**18)), cache_dir)
     assert _visible(cache_dir) == []
 
 
@@ -160,7 +162,7 @@ def test_a_write_that_fails_in_the_middle_is_one_line_and_leaves_nothing(tiny: E
 def test_a_cache_that_cannot_be_made_is_one_line(tiny: EmbeddedModel, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(FailedPrecondition, match=r"cannot use the model cache .*\(Not a directory\): set MICROTURN_"):
-        prepare_embedded_model(tiny, tmp_path / "file" / "cache")
+        prepare(EmbeddedSource(tiny), tmp_path / "file" / "cache")
 
 
 def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

