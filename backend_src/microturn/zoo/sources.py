@@ -1,4 +1,4 @@
-"""What models in the cache are made from: an embedded model or a user's GGUF file.
+"""What models in the cache are made from: an embedded model, a user's GGUF file, a user's quantized checkpoint.
 
 The conversions import numpy, torch and more: only to convert.
 """
@@ -70,6 +70,32 @@ class GgufSource:
         from microturn.zoo.gguf_conversion import convert_gguf
 
         convert_gguf(self.path, model_dir, label=self.path.name)
+
+
+@dataclass(frozen=True)
+class QuantizedSource:
+    """A Hugging Face directory with quantized weights, by its absolute path."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return _cache_name(self.path.name, self.path)
+
+    @cached_property
+    def facts(self) -> Mapping[str, object]:
+        files = sorted(path for path in self.path.iterdir() if path.is_file())
+        return {"source": str(self.path), "fingerprint": _fingerprint(files)}
+
+    def peak_disk_bytes(self) -> int:
+        from microturn.zoo.quantized_checkpoint import QuantizedCheckpoint
+
+        return QuantizedCheckpoint(self.path).converted_bytes
+
+    def convert(self, model_dir: Path) -> None:
+        from microturn.zoo.quantized_checkpoint import QuantizedCheckpoint
+
+        QuantizedCheckpoint(self.path).convert(model_dir, label=self.path.name)
 
 
 def _cache_name(name: str, path: Path) -> str:

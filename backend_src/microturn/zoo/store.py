@@ -10,7 +10,7 @@ from typing import Any
 from microturn.errors import InvalidArgument
 from microturn.zoo.cache import Source, prepare
 from microturn.zoo.embedded_models import EMBEDDED_MODELS
-from microturn.zoo.sources import EmbeddedSource, GgufSource
+from microturn.zoo.sources import EmbeddedSource, GgufSource, QuantizedSource
 
 CONVERTED = "converted"  # the folder in the cache of what was made from users' own files
 
@@ -20,13 +20,13 @@ def resolve_model(model: str, *, cache_dir: Path | None = None) -> Path:
 
     Args:
         model: a model directory, a GGUF file, or the name of an embedded model; give a directory of the same name with
-            a slash. An embedded model that is not cached is downloaded and converted. A GGUF file is converted
-            once, and anew when it changes.
+            a slash. An embedded model that is not cached is downloaded and converted. A GGUF file, and a directory
+            with quantized weights, are converted once, and anew when they change.
         cache_dir: of converted models; None is ``$MICROTURN_CACHE`` or ``~/.cache/microturn``.
 
     Errors:
         InvalidArgument: there is no such directory, file or name, the directory is incomplete, or the conversion does
-            not know the architecture.
+            not know the architecture or the quantization.
         Unavailable: the embedded model cannot be downloaded, or differs from the pinned one.
         ResourceExhausted: the cache's disk is too full.
         FailedPrecondition: the cache cannot be read or written.
@@ -54,8 +54,8 @@ def _source_of(path: Path) -> Source | None:
     """What to convert; None where the directory can be served as it is."""
     if path.suffix == ".gguf" and path.is_file():
         return GgufSource(path)
-    _check_model_dir(path)
-    return None
+    config = _check_model_dir(path)
+    return QuantizedSource(path) if config.get("quantization_config") else None
 
 
 def _check_model_dir(path: Path) -> dict[str, Any]:

@@ -1,0 +1,115 @@
+"""Converts a Hugging Face directory with quantized weights to one with plain weights, tensor by tensor."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from tqdm import tqdm
+
+from microturn.errors import InvalidArgument
+from microturn.zoo.dequantization import IGNORED, Stored, find_format
+from microturn.zoo.safetensors_file import TensorEntry, write_safetensors
+
+_DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+_TORCH_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+# Everything else in a model directory: configs, vocabularies, templates.
+_TEXT_SUFFIXES = {".json", ".txt", ".jinja", ".model", ".tiktoken"}
+
+
+class QuantizedCheckpoint:
+    """A model directory whose config has a `quantization_config`.
+
+    Errors:
+        InvalidArgument: an unknown quantization, or tensors that do not fit it.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._config = json.loads((directory / "config.json").read_bytes())
+        self._format = find_format(self._config["quantization_config"])
+        text_config = self._config.get("text_config") or {}
+        named = [config.get(key) for config in (self._config, text_config) for key in ("dtype", "torch_dtype")]
+        self._dtype = _DTYPES[next((name for name in named if name in _DTYPES), "float32")]
+        try:
+            with ExitStack() as files:
+                self._weights = list(self._plan(self._stored(files)))
+        except (SafetensorError, KeyError, ValueError) as error:
+            raise InvalidArgument(f"the quantized weights in {directory} cannot be read: {error!r}") from error
+
+    @property
+    def converted_bytes(self) -> int:
+        """Disk space of the converted directory, without its small files."""
+        return sum(entry.num_bytes for entry, _ in self._weights)
+
+    def convert(self, model_dir: Path, *, label: str) -> None:
+        """Creates a directory with plain weights in the type that the config names, and all files but the weights.
+
+        Args:
+            model_dir: does not exist yet. After an error it may be incomplete.
+            label: of the model in the progress bar.
+
+        Errors:
+            OSError: the directory cannot be written.
+        """
+        model_dir.mkdir()
+        for path in self._directory.iterdir():
+            if path.suffix in _TEXT_SUFFIXES and not path.name.endswith(".index.json"):
+                shutil.copyfile(path, model_dir / path.name)
+        templates = self._directory / "additional_chat_templates"
+        if templates.is_dir():
+            shutil.copytree(templates, model_dir / templates.name)
+        plain = {key: value for key, value in self._config.items() if key != "quantization_config"}
+        (model_dir / "config.json").write_text(json.dumps(plain, indent=2) + "\n", "utf-8")
+        with ExitStack() as files:
+            stored = self._stored(files)
+            weights = tqdm(self._weights, desc=f"{label}: dequantizing", unit="tensor")
+            write_safetensors(
+                model_dir / "model.safetensors",
+                [entry for entry, _ in self._weights],
+                (
+                    self._content(entry, {part: stored[name][...] for part, name in parts.items()})
+                    for entry, parts in weights
+                ),
+            )
+
+    def _stored(self, files: ExitStack) -> dict[str, Stored]:
+        """All tensors by their names, read only when they are asked for."""
+        stored = {}
+        for path in sorted(self._directory.glob("*.safetensors")):
+            file = files.enter_context(safe_open(path, framework="pt"))
+            stored.update({name: file.get_slice(name) for name in file.keys()})  # noqa: SIM118
+        return stored
+
+    def _plan(self, stored: Mapping[str, Stored]) -> Iterator[tuple[TensorEntry, dict[str, str]]]:
+        """Each tensor to write, with the tensors that it is made of, by their parts; one without parts is copied."""
+        modules: dict[str, dict[str, str]] = defaultdict(dict)
+        for name in stored:
+            module, _, part = name.rpartition(".")
+            if part not in IGNORED:
+                modules[module][part] = name
+        for module, parts in modules.items():
+            quantized = {}
+            if not self._format.markers.isdisjoint(parts):
+                quantized = {part: name for part, name in parts.items() if part in self._format.parts}
+                shape = self._format.shape({part: stored[name] for part, name in quantized.items()})
+                yield TensorEntry(f"{module}.weight", self._dtype, shape), quantized
+            for part, name in parts.items():
+                if part not in quantized:
+                    dtype = stored[name].get_dtype()
+                    if dtype not in _TORCH_DTYPES:
+                        raise ValueError(f"{name} is of the type {dtype}, and nothing says what that means")
+                    yield TensorEntry(name, dtype, stored[name].get_shape()), {"": name}
+
+    def _content(self, entry: TensorEntry, parts: Mapping[str, Tensor]) -> memoryview:
+        values = parts[""] if "" in parts else self._format.values(parts)
+        flat = values.to(_TORCH_DTYPES[entry.dtype]).contiguous().view(-1).view(torch.uint8)
+        content: memoryview = flat.numpy().data
+        return content
