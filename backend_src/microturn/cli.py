@@ -45,7 +45,7 @@ def _build_parser() -> argparse.ArgumentParser:
         "serve",
         help="serve a model",
         description="Start Triton with a model, watch over it and restart it until SIGTERM.",
-        usage="microturn serve [--model DIR|NAME] [--set KEY=VALUE] [options]",
+        usage="microturn serve [--model DIR|FILE|NAME] [--set KEY=VALUE] [options]",
         allow_abbrev=False,
     )
     add_serve_arguments(serve)
@@ -69,9 +69,11 @@ def _build_parser() -> argparse.ArgumentParser:
     add_gateway_arguments(gateway)
     gateway.set_defaults(run=_run_gateway)
     fetch = commands.add_parser(
-        "fetch", help="fetch an embedded model", description="Fetch and convert a model, or find it in the cache."
+        "fetch",
+        help="fetch or convert a model",
+        description="Fetch and convert a model, or find it in the cache; print its directory.",
     )
-    fetch.add_argument("model", metavar="NAME", help="an embedded model, such as smollm2-135m")
+    fetch.add_argument("model", metavar="NAME|FILE|DIR", help="an embedded model, a GGUF file or a model directory")
     fetch.set_defaults(run=_run_fetch)
     sessions = commands.add_parser(
         "sessions",

@@ -35,7 +35,9 @@ def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_engine(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", default="smollm2-135m", help="a directory or an embedded model (%(default)s)")
+    parser.add_argument(
+        "--model", default="smollm2-135m", help="a directory, a GGUF file or an embedded model (%(default)s)"
+    )
     parser.add_argument(
         "--set", dest="assignments", metavar="KEY=VALUE", action="append", default=[], help="a setting of the engine"
     )

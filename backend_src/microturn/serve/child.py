@@ -46,7 +46,7 @@ def started_server(
     """Serves a model until the block ends.
 
     Args:
-        model: a directory, or the name of an embedded model.
+        model: a directory, a GGUF file, or the name of an embedded model.
         settings: `key=value`, as `--set` takes them.
         arguments: further ones of `microturn serve`.
         process_group: 0 for one of its own, which Ctrl-C does not reach; else it is this process's.

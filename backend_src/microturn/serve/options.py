@@ -23,8 +23,8 @@ class ServeOptions:
     """What to serve, and where.
 
     Attributes:
-        model: a model directory or the name of an embedded model; None is the default model, where the repository's
-            model takes one at all.
+        model: a model directory, a GGUF file or the name of an embedded model; None is the default model, where the
+            repository's model takes one at all.
         model_repository: holds ``streaming_llm``.
         settings: overrides of the engine's settings, still as text.
         host: the address that all ports listen on.
@@ -87,8 +87,8 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what to serve")
     what.add_argument(
         "--model",
-        metavar="DIR|NAME",
-        help=f"a Hugging Face model directory, or an embedded model: smollm2-135m, gemma3-270m "
+        metavar="DIR|FILE|NAME",
+        help=f"a Hugging Face model directory, a GGUF file, or an embedded model: smollm2-135m, gemma3-270m "
         f"(default: {DEFAULT_MODEL})",
     )
     what.add_argument(

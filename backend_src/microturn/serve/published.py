@@ -20,7 +20,7 @@ def published_parameters(model: str, model_dir: Path, settings: Settings) -> dic
     """The parameters named in `PUBLISHED`.
 
     Args:
-        model: an embedded model's name or a directory, as the user gave it.
+        model: an embedded model's name, a file or a directory, as the user gave it.
         model_dir: its directory.
         settings: of the engine that will run it.
 
