@@ -7,6 +7,7 @@ import json
 import logging
 import sys
 from dataclasses import asdict, replace
+from pathlib import Path
 
 from microturn.errors import MicroturnError
 from microturn.serve.errors import ServeError
@@ -16,7 +17,7 @@ from microturn.settings import Settings
 
 def add_check_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of ``microturn check``."""
-    parser.add_argument("model", metavar="MODEL", help="a directory or an embedded model, as `microturn serve --model`")
+    parser.add_argument("model", metavar="MODEL", help="what `microturn serve --model` takes")
     parser.add_argument(
         "--set", metavar="KEY=VALUE", action="append", default=[], help="a setting of the engine, as with serve"
     )
@@ -36,7 +37,8 @@ def run_check(arguments: argparse.Namespace) -> int:
         from microturn.zoo.store import resolve_model
 
         directory = resolve_model(arguments.model)
-        on_disk = OnDisk.of(directory)
+        # A model that was converted lies in a directory of the cache, with another name.
+        on_disk = OnDisk.of(Path(arguments.model).expanduser().resolve().name, directory)
         print(f"microturn: loading and checking {directory}, as a server would", file=sys.stderr)
         _silence()
         from microturn.planning.check import check

@@ -20,7 +20,7 @@ class OnDisk:
     """A model directory.
 
     Attributes:
-        model: an embedded model's name or the directory's.
+        model: its name.
         architecture: class of the model, as its config names it.
         num_params: elements of all stored tensors.
         stored_dtype: type of most of them.
@@ -34,11 +34,12 @@ class OnDisk:
     stored_bytes: int
 
     @classmethod
-    def of(cls, directory: Path) -> Self:
+    def of(cls, model: str, directory: Path) -> Self:
         """Reads the config and the headers of the weights' files.
 
         Args:
-            directory: of a model, from `resolve_model`.
+            model: its name.
+            directory: of it, from `resolve_model`.
 
         Raises:
             InvalidArgument: a file is not what its name says.
@@ -53,7 +54,7 @@ class OnDisk:
             except (OSError, ValueError, KeyError, TypeError) as error:
                 raise InvalidArgument(f"{path} cannot be read as weights: {error!r}") from None
         dtype = max(counts, key=counts.__getitem__, default="no type")
-        return cls(directory.name, _architecture(directory), counts.total(), _DTYPES.get(dtype, dtype), num_bytes)
+        return cls(model, _architecture(directory), counts.total(), _DTYPES.get(dtype, dtype), num_bytes)
 
 
 def _architecture(directory: Path) -> str:
