@@ -7,12 +7,12 @@ from transformers import PreTrainedModel
 
 from support import models
 
-ATTENDING = ["grouped_heads", "sliding_window", "llama", "biases", "own_fusion", "int8"]
+ATTENDING = ["grouped_heads", "sliding_window", "llama", "biases", "own_fusion", "experts", "int8", "int8_experts"]
 
 
 @pytest.fixture(scope="session", params=[*ATTENDING, "recurrent"])
 def tiny_model(request: pytest.FixtureRequest, device: str) -> PreTrainedModel:
-    """A tiny random model; the parameter is its shape, or `int8`."""
+    """A tiny random model; the parameter is its shape, of 8-bit weights or not."""
     return _on_device(request.param, device)
 
 
@@ -26,6 +26,6 @@ def _on_device(name: str, device: str) -> PreTrainedModel:
     model: PreTrainedModel = getattr(models, name)()
     if device == "cpu":
         return model
-    if name == "int8":
+    if name.startswith("int8"):
         pytest.skip("8-bit weights are for a CPU")
     return model.to(device)

@@ -22,7 +22,9 @@ PAGE_SIZE = 16
 Logits = dict[tuple[SessionId, int], Tensor]
 
 
-@pytest.fixture(scope="module", params=["smollm2", "grouped_heads", "sliding_window", "int8"])
+@pytest.fixture(
+    scope="module", params=["smollm2", "grouped_heads", "sliding_window", "int8", "experts", "int8_experts"]
+)
 def model(request: pytest.FixtureRequest) -> PreTrainedModel:
     if request.param == "smollm2":
         return request.getfixturevalue("smollm2")

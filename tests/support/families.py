@@ -176,7 +176,7 @@ FAMILIES: dict[str, Mapping[str, Any]] = {
     "phi3": {**_GROUPED, "pad_token_id": 0},
     "phimoe": {**_GROUPED, **_EXPERTS},
     "qwen2": _GROUPED,
-    "qwen2_moe": {**_GROUPED, **_EXPERTS, "shared_expert_intermediate_size": 32},
+    "qwen2_moe": {**_GROUPED, **_EXPERTS, "shared_expert_intermediate_size": 64},
     "qwen3": {**_GROUPED, "head_dim": 24},
     "qwen3_5_moe_text": {**_GROUPED, **_EXPERTS, **_DELTA, "head_dim": 16, "shared_expert_intermediate_size": 32},
     "qwen3_5_text": {**_GROUPED, **_DELTA, "head_dim": 16},

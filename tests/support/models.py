@@ -18,13 +18,19 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedModel,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3_5ForCausalLM,
     Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 from microturn.model import runner, stock
@@ -107,6 +113,36 @@ def own_fusion() -> PreTrainedModel:
     return _build(Phi3ForCausalLM, Phi3Config(num_attention_heads=4, num_key_value_heads=2, **_COMMON))
 
 
+def experts() -> PreTrainedModel:
+    """Five experts in each layer, two of them for a token."""
+    config = MixtralConfig(
+        num_attention_heads=4, num_key_value_heads=2, num_local_experts=5, num_experts_per_tok=2, **_COMMON
+    )
+    return _build(MixtralForCausalLM, config)
+
+
+def shared_expert(**changes: object) -> PreTrainedModel:
+    """Three of eight experts for a token, whose factors add up to less than 1, and a larger one for all tokens."""
+    shape = {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 64, "num_experts": 8, **_COMMON}
+    config = Qwen2MoeConfig(num_attention_heads=4, num_key_value_heads=2, num_experts_per_tok=3, **shape, **changes)
+    return _build(Qwen2MoeForCausalLM, config)
+
+
+def experts_in_some_layers() -> PreTrainedModel:
+    """Experts of half the width of the block that another layer has."""
+    config = Qwen3MoeConfig(
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=24,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=40,
+        mlp_only_layers=[1],
+        **_COMMON,
+    )
+    return _build(Qwen3MoeForCausalLM, config)
+
+
 def recurrent() -> PreTrainedModel:
     """Two gated delta nets, between them a layer with attention."""
     config = Qwen3_5TextConfig(
@@ -166,6 +202,11 @@ def attention_beside_mamba2() -> PreTrainedModel:
 def int8() -> PreTrainedModel:
     """Six query heads over two KV heads, with 8-bit weights."""
     return rounded(grouped_heads())
+
+
+def int8_experts() -> PreTrainedModel:
+    """Experts with 8-bit weights."""
+    return rounded(experts())
 
 
 def with_served_heads(family: str, **changes: object) -> PreTrainedModel:

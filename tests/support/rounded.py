@@ -44,12 +44,40 @@ class RoundedLinear(nn.Module):
         return out if self.bias is None else out + self.bias
 
 
+class RoundedExperts(nn.Module):
+    """Computes each chosen expert with 8-bit weights."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self._experts = [
+            tuple(RoundedLinear(_linear(weight)) for weight in weights)
+            for weights in zip(module.gate_up_proj, module.down_proj, strict=True)
+        ]
+        self._activation = module.act_fn
+
+    def forward(self, x: Tensor, chosen: Tensor, factors: Tensor) -> Tensor:
+        out = torch.zeros_like(x)
+        for expert, (gate_up, down) in enumerate(self._experts):
+            rows, ranks = (chosen == expert).nonzero(as_tuple=True)
+            gate, up = gate_up(x[rows]).chunk(2, dim=-1)
+            out[rows] += down(self._activation(gate) * up) * factors[rows, ranks, None]
+        return out
+
+
+def _linear(weight: Tensor) -> nn.Linear:
+    module = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    module.weight = nn.Parameter(weight.detach(), requires_grad=False)
+    return module
+
+
 def rounded(model: PreTrainedModel) -> PreTrainedModel:
     """A copy of a model with 8-bit linear modules, the head among them; the embeddings stay as they are."""
     result = copy.deepcopy(model)
     for name, module in model.named_modules():
         if type(module) is nn.Linear:
             result.set_submodule(name, RoundedLinear(module))
+        elif hasattr(module, "gate_up_proj"):
+            result.set_submodule(name, RoundedExperts(module))
     result.exact = [model]  # in a list, so that it is no submodule
     return result
 

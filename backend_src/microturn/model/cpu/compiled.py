@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from microturn.kv.tensors import KVTensors
-from microturn.model.cpu import gates, kernels
+from microturn.model.cpu import kernels
 from microturn.model.cpu.arrays import LayerArrays, Unlike, array_of
 from microturn.model.cpu.attention_kernels import append_and_attend
 from microturn.model.cpu.attention_scores import KernelScores
 from microturn.model.cpu.attention_work import LayerStep
-from microturn.model.cpu.buffers import Angles, Buffers
-from microturn.model.cpu.int8_linear import Int8Linear, Int8Weight, amx_threads, multiply
-from microturn.model.cpu.linear import Product
+from microturn.model.cpu.buffers import Angles, Buffers, ExpertBuffers
+from microturn.model.cpu.compiled_feed_forward import FeedForwards, Weights, feed, weight_of
+from microturn.model.cpu.int8_linear import amx_threads, multiply
 from microturn.model.cpu.weights import DecoderLayer, RMSNorm, arrays_of
 from microturn.model.paged_attention import PagedAttention
 
@@ -42,38 +42,17 @@ class _Norms(NamedTuple):
         return cls(LayerArrays.of(gains), np.array(eps, np.float32))
 
 
-class _Weights(NamedTuple):
-    """A product's weight of each layer (see `Int8Weight`)."""
-
-    panels: LayerArrays
-    scales: LayerArrays
-    biases: LayerArrays
-
-    @classmethod
-    def of(cls, products: Sequence[Product]) -> Self:
-        weights = [product.weight for product in products if isinstance(product, Int8Linear)]
-        if len(weights) < len(products):
-            raise Unlike("a product is of another kind")
-        return cls(*(LayerArrays.of(arrays) for arrays in zip(*weights, strict=True)))
-
-
 class _Layers(NamedTuple):
-    """The attributes of each `DecoderLayer`, for the kernel.
-
-    Attributes:
-        gate: `gates.coefficients` of the activation.
-    """
+    """The attributes of each `DecoderLayer`, for the kernel."""
 
     input_norm: _Norms
-    qkv: _Weights
+    qkv: Weights
     q_norm: _Norms
     k_norm: _Norms
-    output: _Weights
+    output: Weights
     attended_norm: _Norms
     feed_forward_norm: _Norms
-    gate_up: _Weights
-    gate: LayerArrays
-    down: _Weights
+    feed_forward: FeedForwards
     fed_forward_norm: _Norms
 
 
@@ -95,11 +74,6 @@ class _Pages(NamedTuple):
 @numba.njit(nogil=True)
 def _norm(x: _Array, norms: _Norms, layer: int, out: _Array) -> None:
     kernels.rms_norm(x, array_of(norms.gains, layer), norms.eps[layer], out)
-
-
-@numba.njit(nogil=True)
-def _weight(weights: _Weights, layer: int) -> Int8Weight:
-    return array_of(weights.panels, layer), array_of(weights.scales, layer), array_of(weights.biases, layer)
 
 
 @numba.njit(nogil=True)
@@ -135,12 +109,13 @@ def _run(
     gate_up: _Array,
     gated: _Array,
     block: _Array,
+    of_experts: ExpertBuffers | None,
 ) -> None:
     """All layers; the arrays from `hidden` on are those of `Buffers`."""
     for layer in range(pages.steps.shape[0]):
         step, (cos, sin) = steps[pages.steps[layer]], angles[pages.steps[layer]]
         _norm(hidden, layers.input_norm, layer, normed)
-        multiply(normed, _weight(layers.qkv, layer), _rows(qkv), num_threads)
+        multiply(normed, weight_of(layers.qkv, layer), _rows(qkv), num_threads)
         q_gain, k_gain = array_of(layers.q_norm.gains, layer), array_of(layers.k_norm.gains, layer)
         kernels.split_heads(qkv, q_gain, k_gain, layers.q_norm.eps[layer], cos, sin, q, k, v)
 
@@ -149,12 +124,10 @@ def _run(
         of_step = step.scores, step.tables, pages.groups[layer], step.work
         append_and_attend(q, k, v, attended, kv, scales, *of_step)
 
-        multiply(_rows(attended), _weight(layers.output, layer), block, num_threads)
+        multiply(_rows(attended), weight_of(layers.output, layer), block, num_threads)
         _add(block, layers.attended_norm, layer, hidden)
         _norm(hidden, layers.feed_forward_norm, layer, normed)
-        multiply(normed, _weight(layers.gate_up, layer), gate_up, num_threads)
-        gates.multiply(gate_up, array_of(layers.gate, layer), gated)
-        multiply(gated, _weight(layers.down, layer), block, num_threads)
+        feed(layers.feed_forward, layer, normed, gate_up, gated, of_experts, num_threads, block)
         _add(block, layers.fed_forward_norm, layer, hidden)
 
 
@@ -210,18 +183,15 @@ class CompiledLayers:
         if len(forms) > 1:
             return None
         try:
-            qkv, output, gate_up, down = map(_Weights.of, zip(*(layer.products for layer in layers), strict=True))
             arguments = _Layers(
                 input_norm=_Norms.of([layer.input_norm for layer in layers]),
-                qkv=qkv,
+                qkv=Weights.of([layer.qkv for layer in layers]),
                 q_norm=_Norms.of([layer.q_norm for layer in layers]),
                 k_norm=_Norms.of([layer.k_norm for layer in layers]),
-                output=output,
+                output=Weights.of([layer.output for layer in layers]),
                 attended_norm=_Norms.of([layer.attended_norm for layer in layers]),
                 feed_forward_norm=_Norms.of([layer.feed_forward_norm for layer in layers]),
-                gate_up=gate_up,
-                gate=LayerArrays.of([_gate(layer) for layer in layers]),
-                down=down,
+                feed_forward=FeedForwards.of([layer.feed_forward for layer in layers]),
                 fed_forward_norm=_Norms.of([layer.fed_forward_norm for layer in layers]),
             )
         except Unlike:
@@ -241,7 +211,7 @@ class CompiledLayers:
             places = self._places = _Places.of(attention.kv, self._layers)
         firsts = [(index, self._layers[index]) for index in places.firsts]
         steps = tuple(attention.layer_step(index, of.num_heads, of.scores) for index, of in firsts)
-        buffers = Buffers.of(self._layers[0], hidden, num_moved=max(len(step.moved) for step in steps))
+        buffers = Buffers.of(self._layers, hidden, num_moved=max(len(step.moved) for step in steps))
         _run(
             self._arguments,
             places.pages,
@@ -249,11 +219,5 @@ class CompiledLayers:
             tuple(angles[of.kind] for _, of in firsts),
             amx_threads(),
             *buffers.arrays,
+            buffers.experts,
         )
-
-
-def _gate(layer: DecoderLayer) -> NDArray[np.float32]:
-    factors = gates.coefficients(layer.activation, layer.gate_up.num_out // 2)
-    if factors is None:
-        raise Unlike("an activation is of another kind")
-    return factors

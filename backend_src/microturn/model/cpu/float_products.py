@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 import numba
+import torch.nn.functional as F
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
@@ -38,6 +39,11 @@ _Array = NDArray[Any]
 def fits(weight: Tensor) -> bool:
     """Whether the dimensions of a weight [out, in] are multiples of the kernel's tile."""
     return weight.shape[0] % _WEIGHT_ROWS == 0 and weight.shape[1] % _LANES == 0
+
+
+def filled(weight: Tensor) -> Tensor:
+    """A weight [out, in] with rows of zeros behind its own, so that their number fits."""
+    return F.pad(weight, (0, 0, 0, -len(weight) % _WEIGHT_ROWS))
 
 
 @numba.njit(nogil=True, parallel=True, cache=True)

@@ -19,9 +19,10 @@ from microturn.model.cpu import attention as native
 from microturn.model.cpu import soft_caps
 from microturn.model.cpu.buffers import Angles, Buffers
 from microturn.model.cpu.compiled import CompiledLayers
+from microturn.model.cpu.feed_forward import Products
 from microturn.model.cpu.linear import Linear, Product
 from microturn.model.cpu.stepwise import StepwiseLayer
-from microturn.model.cpu.weights import DecoderLayer, NotKnown, Products, RMSNorm, soft_cap_of_logits, unknown_reason
+from microturn.model.cpu.weights import DecoderLayer, NotKnown, RMSNorm, soft_cap_of_logits, unknown_reason
 from microturn.model.paged_attention import PagedAttention
 from microturn.model.scores import Scores
 
@@ -66,21 +67,22 @@ class FusedLayers:
         return cls(model, shapes, products)
 
     def multiply(self, num_tokens: int, num_wanted: int) -> None:
-        """Computes only the products of a pass, of zeros, for benchmarks."""
-        buffers = Buffers.of(self._known[0], torch.zeros(num_tokens, len(self._norm.gain)))
-        normed, gated, attended = (
-            part.zero_() for part in (buffers.normed, buffers.gated, buffers.attended.flatten(1))
-        )
+        """Computes only the products of a pass, of zeros, for benchmarks; all tokens choose the same experts."""
+        buffers = Buffers.of(self._known, torch.zeros(num_tokens, len(self._norm.gain)))
+        normed, attended = (part.zero_() for part in (buffers.normed, buffers.attended.flatten(1)))
+        buffers.gated.zero_()
         for layer in self._known:
             layer.qkv(normed, buffers.qkv.flatten(1))
             layer.output(attended, buffers.block)
-            layer.gate_up(normed, buffers.gate_up)
-            layer.down(gated, buffers.block)
+            for block in layer.feed_forward.blocks_of_token:
+                gate_up, gated = buffers.of_block(block, num_tokens)
+                block.gate_up(normed, gate_up)
+                block.down(gated, buffers.block)
         self._head(normed[:num_wanted], normed.new_empty(num_wanted, self._head.num_out))
 
     def attend(self, num_tokens: int, attention: Attention) -> None:
         """Computes only the attention of a pass, of zeros, for benchmarks; they stay in the pages as its tokens' KV."""
-        buffers = Buffers.of(self._known[0], torch.zeros(num_tokens, len(self._norm.gain)))
+        buffers = Buffers.of(self._known, torch.zeros(num_tokens, len(self._norm.gain)))
         q, k, v = (part.zero_() for part in (buffers.q, buffers.k, buffers.v))
         for index, known in enumerate(self._known):
             attention.append_and_attend(index, q, k, v, known.scores)
@@ -110,7 +112,7 @@ class FusedLayers:
 
     def _run_stepwise(self, hidden: Tensor, angles: Mapping[str | None, Angles], attention: Attention) -> None:
         """One layer after another, some kernels each."""
-        buffers = Buffers.of(self._known[0], hidden)
+        buffers = Buffers.of(self._known, hidden)
         q, k, v = buffers.q, buffers.k, buffers.v
         for index, (known, layer) in enumerate(zip(self._known, self._stepwise, strict=True)):
             layer.project(angles[known.kind], buffers)
@@ -125,8 +127,7 @@ class FusedLayers:
     @property
     def weight_bytes(self) -> int:
         """Bytes of weights that one pass reads at least."""
-        products = [product for known in self._known for product in known.products] + [self._head]
-        return sum(product.num_bytes for product in products)
+        return sum(known.weight_bytes for known in self._known) + self._head.num_bytes
 
     def _angles(self, hidden: Tensor, positions: Tensor, kind: str | None) -> Angles:
         """Cosines and sines [tokens, head_dim]."""

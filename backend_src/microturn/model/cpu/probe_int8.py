@@ -19,6 +19,7 @@ from microturn.kv.page_layout import PageLayout
 from microturn.kv.quantization import dequantize, quantize
 from microturn.kv.tensors import KVTensors
 from microturn.model.batch import Batch, Row
+from microturn.model.cpu.feed_forward import stacks_of
 from microturn.model.cpu.int8_linear import Int8Linear
 from microturn.model.cpu.int8_products import TILE_ROWS
 from microturn.model.cpu.layers import FusedLayers
@@ -87,14 +88,29 @@ def int8_decoder(
 
 
 def _rounded_logits(model: PreTrainedModel, ids: Sequence[int]) -> Tensor:
-    """Logits [n, vocab_size] of the stock model with rounded weights and inputs of all linear modules."""
+    """Logits [n, vocab_size] of the stock model with rounded weights and inputs of linear modules and experts."""
+
+    def product(x: Tensor, weight: Tensor) -> Tensor:
+        return nn.functional.linear(_rounded(x), _rounded(weight) / block_of(weight.shape[1]))
 
     def multiply_rounded(module: nn.Linear, given: tuple[Tensor, ...], _: Tensor) -> Tensor:
-        scale = block_of(module.in_features)
-        return nn.functional.linear(_rounded(given[0]), _rounded(module.weight) / scale, module.bias)
+        out = product(given[0], module.weight)
+        return out if module.bias is None else out + module.bias
+
+    def feed_experts(module: nn.Module, given: tuple[Tensor, ...], _: Tensor) -> Tensor:
+        x, chosen, factors = given
+        out = torch.zeros_like(x)
+        for expert in set(chosen.flatten().tolist()):
+            rows, ranks = (chosen == expert).nonzero(as_tuple=True)
+            gate, up = product(x[rows], module.gate_up_proj[expert]).chunk(2, dim=-1)  # type: ignore[index]
+            result = product(module.act_fn(gate) * up, module.down_proj[expert])  # type: ignore[index, operator]
+            out[rows] += result * factors[rows, ranks, None]
+        return out
 
     linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
     hooks = [module.register_forward_hook(multiply_rounded) for module in linears]
+    experts = [module for module in model.modules() if stacks_of(module)]
+    hooks += [module.register_forward_hook(feed_experts) for module in experts]
     try:
         return stock_logits(model, ids)
     finally:

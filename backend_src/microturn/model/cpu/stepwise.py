@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from microturn.model.cpu import kernels
+from microturn.model.cpu import experts, kernels
 from microturn.model.cpu.buffers import Angles, Buffers
+from microturn.model.cpu.feed_forward import FeedForward, GatedBlock, Router
 from microturn.model.cpu.weights import DecoderLayer, RMSNorm
 
 # Torch splits larger tensors among its threads at any element, and computes the ends, which fill no vector, by other
@@ -34,13 +35,43 @@ class StepwiseLayer:
         kernels.split_heads(qkv, *layer.head_norms, *angles, q, k, v)
 
     def finish(self, attended: Tensor, buffers: Buffers) -> None:
-        """Adds the attention's output [tokens, heads, head_dim], projected, then the feed-forward block."""
+        """Adds the attention's output [tokens, heads, head_dim], projected, then the feed-forward part's."""
         layer = self._layer
         _add(layer.output(attended.flatten(1), buffers.block), layer.attended_norm, buffers)
-        layer.gate_up(layer.feed_forward_norm(buffers.hidden, buffers.normed), buffers.gate_up)
-        for gate, up, gated in _uncut(*buffers.gate_up.chunk(2, dim=-1), buffers.gated):
-            torch.mul(layer.activation(gate), up, out=gated)
-        _add(layer.down(buffers.gated, buffers.block), layer.fed_forward_norm, buffers)
+        layer.feed_forward_norm(buffers.hidden, buffers.normed)
+        _add(feed(layer.feed_forward, buffers), layer.fed_forward_norm, buffers)
+
+
+def feed(part: FeedForward, buffers: Buffers) -> Tensor:
+    """Computes a feed-forward part for the normed hidden states, into the block's output, which it returns."""
+    if part.router is None:
+        _feed_block(part.blocks[0], buffers.normed, buffers, buffers.block)
+    else:
+        _feed_experts(part.router, part.blocks, buffers)
+    return buffers.block
+
+
+def _feed_block(block: GatedBlock, x: Tensor, buffers: Buffers, out: Tensor) -> None:
+    """Computes a gated block for rows x [rows, hidden]; out likewise, written."""
+    gate_up, gated = buffers.of_block(block, len(x))
+    block.gate_up(x, gate_up)
+    for gate, up, part in _uncut(*gate_up.chunk(2, dim=-1), gated):
+        torch.mul(block.activation(gate), up, out=part)
+    block.down(gated, out)
+
+
+def _feed_experts(router: Router, blocks: Sequence[GatedBlock], buffers: Buffers) -> None:
+    """Computes the chosen experts of all rows."""
+    assert buffers.experts is not None
+    factors, rows, given, result = buffers.experts
+    x, out, of_shared = buffers.normed, buffers.block.zero_(), router.shared
+    router.product(x, torch.from_numpy(factors))
+    experts.choose(factors, len(blocks), router.num_chosen, router.is_normalised, of_shared is not None)
+    for expert, block in enumerate(blocks if of_shared is None else [*blocks, of_shared]):
+        count = experts.gather(x.numpy(), factors, expert, rows, given)
+        if count:
+            _feed_block(block, torch.from_numpy(given[:count]), buffers, torch.from_numpy(result[:count]))
+            experts.add(result[:count], factors, expert, rows, out.numpy())
 
 
 def _add(block: Tensor, norm: RMSNorm | None, buffers: Buffers) -> None:

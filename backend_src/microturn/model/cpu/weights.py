@@ -18,23 +18,20 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from microturn.kv.layer_groups import LayerShape
-from microturn.model.cpu import kernels
-from microturn.model.cpu.int8_linear import Int8Linear
-from microturn.model.cpu.linear import Product, TorchLinear
+from microturn.model.cpu import feed_forward, kernels
+from microturn.model.cpu.feed_forward import FeedForward, Products
+from microturn.model.cpu.linear import Product
+from microturn.model.cpu.module_parts import children_of, other_parts
 from microturn.model.rotary import Layout, Rotary
 from microturn.model.scores import Scores
 
 # A transformers module, whose attributes are untyped.
 _Module = Any
 
-# Creates products from linear modules.
-Products = type[TorchLinear] | type[Int8Linear]
-
 _LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 _SANDWICH_LAYER = _LAYER | {"pre_feedforward_layernorm", "post_feedforward_layernorm"}
 _ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 _NORMED_ATTENTION = _ATTENTION | {"q_norm", "k_norm"}
-_FEED_FORWARD = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 
 
 class NotKnown(Exception):
@@ -82,11 +79,9 @@ class DecoderLayer:
         q_norm: of each query head, or None; `k_norm` likewise.
         output: of the attention.
         attended_norm: of the attention's output, or None.
-        feed_forward_norm: before the gated block.
-        gate_up: the gate projection, then the up projection.
-        activation: of the gate.
-        down: back to the hidden size.
-        fed_forward_norm: of the gated block's output, or None.
+        feed_forward_norm: before the feed-forward part.
+        feed_forward: behind the attention.
+        fed_forward_norm: of the feed-forward part's output, or None.
         num_heads: query heads.
         shape: of its keys and values.
         scores: of its attention, which has no sink logits.
@@ -100,9 +95,7 @@ class DecoderLayer:
     output: Product
     attended_norm: RMSNorm | None
     feed_forward_norm: RMSNorm
-    gate_up: Product
-    activation: nn.Module
-    down: Product
+    feed_forward: FeedForward
     fed_forward_norm: RMSNorm | None
     num_heads: int
     shape: LayerShape
@@ -110,9 +103,9 @@ class DecoderLayer:
     kind: str | None
 
     @property
-    def products(self) -> tuple[Product, ...]:
-        """All products, in order."""
-        return self.qkv, self.output, self.gate_up, self.down
+    def weight_bytes(self) -> int:
+        """Bytes of weights that a token reads."""
+        return self.qkv.num_bytes + self.output.num_bytes + self.feed_forward.weight_bytes
 
     @property
     def head_norms(self) -> tuple[NDArray[np.float32], NDArray[np.float32], np.float32]:
@@ -123,9 +116,9 @@ class DecoderLayer:
     @classmethod
     def of(cls, module: _Module, shape: LayerShape, kind: str | None, products: Products) -> Self:
         """Fuses a known layer; the module still works, and shares the memory if the products do."""
-        attention, feed_forward = module.self_attn, module.mlp
-        is_sandwich = _children(module) == _SANDWICH_LAYER
-        is_normed = _children(attention) == _NORMED_ATTENTION
+        attention = module.self_attn
+        is_sandwich = children_of(module) == _SANDWICH_LAYER
+        is_normed = children_of(attention) == _NORMED_ATTENTION
         before = module.pre_feedforward_layernorm if is_sandwich else module.post_attention_layernorm
         return cls(
             input_norm=RMSNorm.of(module.input_layernorm),
@@ -135,9 +128,7 @@ class DecoderLayer:
             output=products.of(attention.o_proj),
             attended_norm=RMSNorm.of(module.post_attention_layernorm) if is_sandwich else None,
             feed_forward_norm=RMSNorm.of(before),
-            gate_up=products.fused([feed_forward.gate_proj, feed_forward.up_proj]),
-            activation=feed_forward.act_fn,
-            down=products.of(feed_forward.down_proj),
+            feed_forward=FeedForward.of(module.mlp, products),
             fed_forward_norm=RMSNorm.of(module.post_feedforward_layernorm) if is_sandwich else None,
             num_heads=attention.q_proj.out_features // shape.head_dim,
             shape=shape,
@@ -158,26 +149,27 @@ def soft_cap_of_logits(model: PreTrainedModel) -> float | None:
 
 
 def release_linears(model: PreTrainedModel) -> None:
-    """Frees the weights of a model's linear modules, except those shared with embeddings; it cannot run any more."""
+    """Frees the weights of linear modules and experts, except those shared with embeddings; it cannot run any more."""
     shared = {parameter.data_ptr() for parameter in model.get_input_embeddings().parameters()}
     for module in model.modules():
         if isinstance(module, nn.Linear) and module.weight.data_ptr() not in shared:
             module.weight = nn.Parameter(module.weight.to("meta"), requires_grad=False)
+        for name, stack in feed_forward.stacks_of(module).items():
+            setattr(module, name, nn.Parameter(stack.to("meta"), requires_grad=False))
 
 
 def _sizes(layer: _Module) -> tuple[int, ...]:
     attention = layer.self_attn
-    parts = (attention.q_proj, attention.k_proj, attention.v_proj, layer.mlp.gate_proj)
-    return tuple(linear.out_features for linear in parts)
+    return tuple(linear.out_features for linear in (attention.q_proj, attention.k_proj, attention.v_proj))
 
 
 def _unlike(model: PreTrainedModel, shapes: Sequence[LayerShape]) -> Iterator[str]:
     """How a model differs from what is known. Only the first reason counts: those behind it rely on what is before."""
-    yield from _other_parts("it", model, {"model", "lm_head"})
+    yield from other_parts("it", model, {"model", "lm_head"})
     if len({tensor.dtype for tensor in model.parameters()}) > 1:
         yield "its weights are of several types"
     decoder = model.model
-    yield from _other_parts("its decoder", decoder, {"embed_tokens", "layers", "norm", "rotary_emb"})
+    yield from other_parts("its decoder", decoder, {"embed_tokens", "layers", "norm", "rotary_emb"})
     if len(decoder.layers) != len(shapes):
         yield f"{len(shapes)} of its {len(decoder.layers)} layers are attention"
     rotary = decoder.rotary_emb
@@ -199,11 +191,11 @@ def _unlike(model: PreTrainedModel, shapes: Sequence[LayerShape]) -> Iterator[st
 
 def _unlike_layer(layer: _Module, shape: LayerShape) -> Iterator[str]:
     """See `_unlike`."""
-    yield from _other_parts("a layer of it", layer, _LAYER, _SANDWICH_LAYER)
-    attention, feed_forward = layer.self_attn, layer.mlp
-    yield from _other_parts("its attention", attention, _ATTENTION, _NORMED_ATTENTION)
-    yield from _other_parts("its feed-forward block", feed_forward, _FEED_FORWARD)
-    for part in (layer, attention, feed_forward):
+    yield from other_parts("a layer of it", layer, _LAYER, _SANDWICH_LAYER)
+    attention = layer.self_attn
+    yield from other_parts("its attention", attention, _ATTENTION, _NORMED_ATTENTION)
+    yield from feed_forward.unlike(layer.mlp)
+    for part in (layer, attention):
         for name, child in part.named_children():
             if not _is_as_named(name, child):
                 yield f"its {name} is a {type(child).__name__}"
@@ -220,20 +212,6 @@ def _is_as_named(name: str, module: _Module) -> bool:
     return type(module) is nn.Linear or "_proj" not in name
 
 
-def _other_parts(what: str, module: _Module, *known: set[str]) -> Iterator[str]:
-    """How a module's parts differ from the nearest of those that are known."""
-    parts = _children(module)
-    nearest = min(known, key=lambda names: len(names ^ parts))
-    lacks, more = sorted(nearest - parts), sorted(parts - nearest)
-    told = [f"lacks {', '.join(lacks)}"] * bool(lacks) + [f"has {', '.join(more)} besides"] * bool(more)
-    if told:
-        yield f"{what} {' and '.join(told)}"
-
-
 def _is_rms_norm(module: _Module) -> bool:
     has_eps = hasattr(module, "variance_epsilon") or hasattr(module, "eps")
     return has_eps and [name for name, _ in module.named_parameters()] == ["weight"]
-
-
-def _children(module: _Module) -> set[str]:
-    return {name for name, _ in module.named_children()}

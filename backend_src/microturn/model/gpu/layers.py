@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from microturn.kv.layer_groups import LayerShape
+from microturn.model.cpu.feed_forward import has_experts
 from microturn.model.cpu.layers import Attention
 from microturn.model.cpu.linear import Product, TorchLinear
 from microturn.model.cpu.weights import DecoderLayer, NotKnown, RMSNorm, soft_cap_of_logits, unknown_reason
@@ -25,7 +26,7 @@ class TorchLayers:
     """The layers, last norm and head of a transformers model, over the model's own weights.
 
     Args:
-        model: a causal LM that is known (see `unknown_reason`), on its device and in its type.
+        model: a causal LM that is known (see `unknown_reason`) and has no experts, on its device and in its type.
         shapes: KV shape of each layer.
         glue: the operations between products and attention.
     """
@@ -44,11 +45,14 @@ class TorchLayers:
         """The layers of the model.
 
         Raises:
-            NotKnown: its architecture is not known.
+            NotKnown: its architecture is not known, or has experts: which are chosen would have to be read from the
+                device, to compute these alone.
         """
         reason = unknown_reason(model, shapes)
         if reason is not None:
             raise NotKnown(reason)
+        if any(has_experts(layer.mlp) for layer in model.model.layers):
+            raise NotKnown("its experts are chosen on the device")
         return cls(model, shapes, glue or Glue())
 
     def __call__(self, hidden: Tensor, positions: Tensor, wanted: Tensor, attention: Attention) -> Tensor:
@@ -79,17 +83,17 @@ class TorchLayers:
                 _norm_of(layer.attended_norm),
                 _norm(layer.feed_forward_norm),
             )
-            gated = glue.gate(_multiply(layer.gate_up, normed), layer.activation)
+            (block,) = layer.feed_forward.blocks
+            gated = glue.gate(_multiply(block.gate_up, normed), block.activation)
             hidden, normed = glue.add_and_norm(
-                hidden, _multiply(layer.down, gated), _norm_of(layer.fed_forward_norm), next_norm
+                hidden, _multiply(block.down, gated), _norm_of(layer.fed_forward_norm), next_norm
             )
         return soft_capped(_multiply(self._head, normed[wanted]).float(), self._soft_cap)
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of weights that one pass reads at least."""
-        products = [product for layer in self._layers for product in layer.products]
-        return sum(product.num_bytes for product in products) + self._head.num_bytes
+        return sum(layer.weight_bytes for layer in self._layers) + self._head.num_bytes
 
     def _angles(self, positions: Tensor, kind: str | None) -> tuple[Tensor, Tensor]:
         """Cosines and sines, float32 [tokens, head_dim]."""

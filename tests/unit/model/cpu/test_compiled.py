@@ -35,6 +35,8 @@ MODELS = {
     "soft caps": models.soft_caps,
     "norms of heads": partial(models.with_served_heads, "qwen3"),
     "norms behind blocks, two kinds of angles": partial(models.with_served_heads, "gemma3"),
+    "experts": models.experts,
+    "a shared expert": models.shared_expert,
     "groups": partial(models.with_served_heads, "gemma3", num_hidden_layers=6),
 }
 
@@ -119,7 +121,9 @@ def test_only_8_bit_products_and_known_activations_are_compiled() -> None:
     layers = known_layers()
     assert CompiledLayers.of(layers) is not None
     assert CompiledLayers.of(known_layers(Linear)) is None
-    assert CompiledLayers.of([*layers[:-1], replace(layers[-1], activation=nn.GELU())]) is None
+    (block,) = layers[-1].feed_forward.blocks
+    other = replace(layers[-1].feed_forward, blocks=(replace(block, activation=nn.GELU()),))
+    assert CompiledLayers.of([*layers[:-1], replace(layers[-1], feed_forward=other)]) is None
 
 
 def test_layers_of_different_form_are_not_compiled() -> None:
@@ -139,6 +143,14 @@ def test_arrays_of_layers_are_of_one_type_and_shape() -> None:
             LayerArrays.of([first, other])
 
 
-def test_a_layer_s_products_are_its_large_weights() -> None:
-    (layer, *_) = known_layers()
-    assert layer.products == (layer.qkv, layer.output, layer.gate_up, layer.down)
+def test_layers_with_experts_and_without_are_not_compiled() -> None:
+    assert CompiledLayers.of(known_layers(model=models.experts())) is not None
+    assert CompiledLayers.of(known_layers(model=models.experts_in_some_layers())) is None
+
+
+def test_experts_are_chosen_in_one_way_in_all_layers() -> None:
+    layers = known_layers(model=models.experts())
+    part = layers[-1].feed_forward
+    assert part.router is not None
+    other = replace(part, router=replace(part.router, num_chosen=3))
+    assert CompiledLayers.of([*layers[:-1], replace(layers[-1], feed_forward=other)]) is None

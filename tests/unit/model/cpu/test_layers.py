@@ -19,7 +19,16 @@ from microturn.model.runner import ModelRunner, trace_layers
 from support import models
 from support.oracle import stock_logits
 
-SHAPES = ["llama", "grouped_heads", "sliding_window", "soft_caps", "biases"]
+SHAPES = [
+    "llama",
+    "grouped_heads",
+    "sliding_window",
+    "soft_caps",
+    "biases",
+    "experts",
+    "shared_expert",
+    "experts_in_some_layers",
+]
 
 
 def fused_runner(model: PreTrainedModel) -> ModelRunner:
@@ -59,8 +68,8 @@ def test_weights_are_not_in_memory_twice() -> None:
     for linear, modules in (
         (fused.qkv, (attention.q_proj, attention.k_proj, attention.v_proj)),
         (fused.output, (attention.o_proj,)),
-        (fused.gate_up, (feed_forward.gate_proj, feed_forward.up_proj)),
-        (fused.down, (feed_forward.down_proj,)),
+        (fused.feed_forward.blocks[0].gate_up, (feed_forward.gate_proj, feed_forward.up_proj)),
+        (fused.feed_forward.blocks[0].down, (feed_forward.down_proj,)),
     ):
         storage = linear.weight.untyped_storage()
         assert all(module.weight.untyped_storage().data_ptr() == storage.data_ptr() for module in modules)

@@ -18,7 +18,7 @@ from microturn.model.runner import trace_layers
 from support import models
 from support.oracle import stock_logits
 
-SHAPES = ["grouped_heads", "sliding_window", "llama", "biases"]
+SHAPES = ["grouped_heads", "sliding_window", "llama", "biases", "experts", "shared_expert", "experts_in_some_layers"]
 
 
 def probe(model: PreTrainedModel, layout: PageLayout = PageLayout.PANELS) -> None:

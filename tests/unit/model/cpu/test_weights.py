@@ -16,7 +16,17 @@ from support import models
 
 
 @pytest.mark.parametrize(
-    "build", [models.llama, models.grouped_heads, models.sliding_window, models.soft_caps, models.biases]
+    "build",
+    [
+        models.llama,
+        models.grouped_heads,
+        models.sliding_window,
+        models.soft_caps,
+        models.biases,
+        models.experts,
+        models.shared_expert,
+        models.experts_in_some_layers,
+    ],
 )
 def test_the_family_is_known(build: Callable[[], PreTrainedModel]) -> None:
     model = build()

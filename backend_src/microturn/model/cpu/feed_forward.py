@@ -1,0 +1,173 @@
+"""The feed-forward part of a decoder layer: one gated block, or several, of which a router chooses some for each token.
+
+A mixture of experts (Shazeer et al., 2017) is read where the router is a softmax of one product, as in Mixtral (Jiang
+et al., 2024). Other ways to choose are not told apart by their modules: then the probe finds other logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from microturn.model.cpu import float_products
+from microturn.model.cpu.int8_linear import Int8Linear
+from microturn.model.cpu.linear import Linear, Product, TorchLinear
+from microturn.model.cpu.module_parts import children_of, other_parts
+
+# A transformers module, whose attributes are untyped.
+_Module = Any
+
+# Creates products from linear modules.
+Products = type[TorchLinear] | type[Int8Linear]
+
+_GATED = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+_ROUTED = {"gate", "experts"}
+_SHARED = {"shared_expert", "shared_expert_gate"}
+# Weights of all experts in one: [experts, 2 * width, hidden] and [experts, hidden, width].
+_STACKS = {"gate_up_proj", "down_proj"}
+
+
+@dataclass(frozen=True)
+class GatedBlock:
+    """``down(activation(gate) * up)``.
+
+    Attributes:
+        gate_up: the gate projection, then the up projection.
+        activation: of the gate.
+        down: back to the hidden size.
+    """
+
+    gate_up: Product
+    activation: nn.Module
+    down: Product
+
+    @property
+    def width(self) -> int:
+        """Elements between the products."""
+        return self.gate_up.num_out // 2
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.gate_up.num_bytes + self.down.num_bytes
+
+    @classmethod
+    def of(cls, module: _Module, products: Products) -> Self:
+        return cls(products.fused([module.gate_proj, module.up_proj]), module.act_fn, products.of(module.down_proj))
+
+
+@dataclass(frozen=True)
+class Router:
+    """Chooses the blocks of each token: those with the highest logits.
+
+    Attributes:
+        product: the logits of the blocks, then that of the shared block, then zeros that fill its kernel's tiles. In
+            float32 in any case: rounding would choose other blocks.
+        num_chosen: blocks of a token.
+        is_normalised: whether the factors of the chosen ones add up to 1, otherwise those of all.
+        shared: a block of all tokens, whose factor is the sigmoid of its logit; None without.
+    """
+
+    product: Linear
+    num_chosen: int
+    is_normalised: bool
+    shared: GatedBlock | None
+
+    @classmethod
+    def of(cls, module: _Module, products: Products) -> Self:
+        """Reads the router of a mixture of experts."""
+        router, has_shared = module.gate, hasattr(module, "shared_expert")
+        weights = [router.weight.detach(), *([module.shared_expert_gate.weight.detach()] if has_shared else [])]
+        return cls(
+            product=Linear(float_products.filled(torch.cat(weights)), None),
+            num_chosen=router.top_k,
+            is_normalised=getattr(router, "norm_topk_prob", True),
+            shared=GatedBlock.of(module.shared_expert, products) if has_shared else None,
+        )
+
+
+@dataclass(frozen=True)
+class FeedForward:
+    """The feed-forward part of a layer.
+
+    Attributes:
+        blocks: one, or the experts, which are alike.
+        router: chooses some of them; None if there is one.
+    """
+
+    blocks: tuple[GatedBlock, ...]
+    router: Router | None
+
+    @property
+    def blocks_of_token(self) -> tuple[GatedBlock, ...]:
+        """As many blocks as a token needs."""
+        if self.router is None:
+            return self.blocks
+        shared = self.router.shared
+        return self.blocks[: self.router.num_chosen] + (() if shared is None else (shared,))
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights that a token reads."""
+        of_router = 0 if self.router is None else self.router.product.num_bytes
+        return of_router + sum(block.weight_bytes for block in self.blocks_of_token)
+
+    @classmethod
+    def of(cls, module: _Module, products: Products) -> Self:
+        """Reads a module that is not `unlike`; weights are copied, or shared with it, one expert after another."""
+        if not has_experts(module):
+            return cls((GatedBlock.of(module, products),), None)
+        experts = module.experts
+        stacks = experts.gate_up_proj.detach(), experts.down_proj.detach()
+        blocks = [
+            GatedBlock(products(gate_up, None), experts.act_fn, products(down, None))
+            for gate_up, down in zip(*stacks, strict=True)
+        ]
+        return cls(tuple(blocks), Router.of(module, products))
+
+
+def has_experts(module: _Module) -> bool:
+    """Whether a feed-forward module that is not `unlike` chooses among experts."""
+    return hasattr(module, "experts")
+
+
+def stacks_of(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The weights of all experts in a module, by name; none if it is another module."""
+    own = dict(module.named_parameters(recurse=False))
+    return own if set(own) == _STACKS else {}
+
+
+def unlike(module: _Module) -> Iterator[str]:
+    """How a feed-forward module differs from what can be read here; the first reason counts."""
+    if children_of(module) & _ROUTED:
+        yield from other_parts("its mixture of experts", module, _ROUTED, _ROUTED | _SHARED)
+        yield from _unlike_router(module.gate)
+        experts = module.experts
+        if not stacks_of(experts) or not hasattr(experts, "act_fn"):
+            yield f"its experts are {type(experts).__name__}, not stacks of {' and '.join(sorted(_STACKS))} alone"
+        if hasattr(module, "shared_expert"):
+            yield from _unlike_gated("its shared expert", module.shared_expert)
+            gate = module.shared_expert_gate
+            if type(gate) is not nn.Linear or gate.out_features != 1 or gate.bias is not None:
+                yield "the gate of its shared expert is another than a product"
+        return
+    yield from _unlike_gated("its feed-forward block", module)
+
+
+def _unlike_gated(what: str, module: _Module) -> Iterator[str]:
+    yield from other_parts(what, module, _GATED)
+    for name in sorted(_GATED - {"act_fn"}):
+        linear = getattr(module, name)
+        if type(linear) is not nn.Linear:
+            yield f"its {name} is a {type(linear).__name__}"
+    if not module.gate_proj.out_features == module.up_proj.out_features == module.down_proj.in_features:
+        yield f"{what} has projections that do not fit each other"
+
+
+def _unlike_router(router: _Module) -> Iterator[str]:
+    is_product = {name for name, _ in router.named_parameters()} == {"weight"} and not list(router.buffers())
+    if not is_product or not hasattr(router, "top_k"):
+        yield f"its router is a {type(router).__name__}, not the highest of one product"
