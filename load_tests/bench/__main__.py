@@ -9,6 +9,7 @@ from load_tests.bench.beat import run_beat
 from load_tests.bench.client_cost import run_client_cost
 from load_tests.bench.endless import run_endless
 from load_tests.bench.endless_embeds import run_endless_embeds
+from load_tests.bench.experts import run_experts
 from load_tests.bench.grammars import run_grammars
 from load_tests.bench.host_time import run_host_time
 from load_tests.bench.kv_types import run_kv
@@ -74,6 +75,8 @@ def main() -> None:
     weights = benchmarks.add_parser("weights", help="weights in 8 bits: perplexity of a real text, bytes and time")
     weights.add_argument("--contexts", type=int, default=20)
     weights.add_argument("--context-len", type=int, default=512)
+    experts = benchmarks.add_parser("experts", help="a mixture of experts: decode steps for the bytes that they read")
+    experts.add_argument("--steps", type=int, default=60)
     speculation = benchmarks.add_parser("speculation", help="drafts by prompt lookup, on texts of several kinds")
     speculation.add_argument("--runs", type=int, default=5)
     grammars = benchmarks.add_parser("grammars", help="what a grammar costs an answer's tokens")
@@ -130,6 +133,8 @@ def main() -> None:
             run_parked(arguments.model, arguments.sessions, arguments.context_len, arguments.host_mb, arguments.beating)
         case "weights":
             run_weights(arguments.model, arguments.contexts, arguments.context_len)
+        case "experts":
+            run_experts(arguments.steps)
         case "speculation":
             run_speculation(arguments.model, arguments.runs)
         case "grammars":
