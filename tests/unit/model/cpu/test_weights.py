@@ -48,8 +48,12 @@ def _one_more_module(model: PreTrainedModel) -> None:
     model.model.layers[0].self_attn.gate = nn.Linear(48, 48)
 
 
-def _layers_of_several_sizes(model: PreTrainedModel) -> None:
+def _projections_that_do_not_fit(model: PreTrainedModel) -> None:
     model.model.layers[0].mlp.gate_proj = nn.Linear(48, 96, bias=False)
+
+
+def _layers_of_several_sizes(model: PreTrainedModel) -> None:
+    model.model.layers[0].self_attn.q_proj = nn.Linear(48, 96, bias=False)
 
 
 def _half_precision(model: PreTrainedModel) -> None:
@@ -62,6 +66,7 @@ def _half_precision(model: PreTrainedModel) -> None:
         (_another_linear, "its up_proj is a Quantized"),
         (_another_norm, "its input_layernorm is a LayerNorm"),
         (_one_more_module, "its attention has gate besides"),
+        (_projections_that_do_not_fit, "its feed-forward block has projections that do not fit each other"),
         (_layers_of_several_sizes, "its layers differ in their sizes"),
         (_half_precision, "its weights are of several types"),
     ],
@@ -83,9 +88,9 @@ def test_what_is_missing_and_what_is_more_are_told_together() -> None:
     model = models.llama()
     layers = trace_layers(model)
     block = model.model.layers[0].mlp
-    block.experts = nn.ModuleList()
+    block.router = nn.ModuleList()
     del block.up_proj, block.down_proj
-    assert unknown_reason(model, layers) == "its feed-forward block lacks down_proj, up_proj and has experts besides"
+    assert unknown_reason(model, layers) == "its feed-forward block lacks down_proj, up_proj and has router besides"
 
 
 def test_a_model_of_which_some_layers_are_no_attention_is_not_known() -> None:
