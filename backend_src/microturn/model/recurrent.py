@@ -13,6 +13,7 @@ A module is found by what it is called with: it takes transformers' cache, and k
 from __future__ import annotations
 
 import inspect
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,6 +30,9 @@ from microturn.errors import InternalError
 from microturn.kv.state_pages import StatePages
 from microturn.kv.state_track import block_of
 from microturn.model.batch import Batch, Row
+from microturn.model.stock import untouched
+
+log = logging.getLogger(__name__)
 
 # Names of the parameter that modules take their cache by.
 _CACHES = ("cache_params", "past_key_values")
@@ -221,17 +225,22 @@ class _Forward:
 
 @torch.inference_mode()
 def install(model: PreTrainedModel) -> None:
-    """Finds the recurrent layers of a model that has any, and makes them compute packed batches."""
-    text = model.config.get_text_config()
+    """Finds the recurrent layers of a model that has any, and makes them compute packed batches.
+
+    To be called again when the model has been converted to another type: its states are of that type then.
+    """
+    for module in model.modules():
+        if isinstance(module.__dict__.get("forward"), _Forward):
+            del module.forward
     try:
-        cache = DynamicCache(config=text)
-        keeping = [layer for layer in cache.layers if isinstance(layer, LinearAttentionCacheLayerMixin)]
-        if not keeping:
+        cache = DynamicCache(config=model.config.get_text_config())
+        if not any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in cache.layers):
             return
-        model(
-            input_ids=torch.zeros(1, 2, dtype=torch.int64, device=model.device), past_key_values=cache, use_cache=True
-        )
-    except Exception:  # a model that cannot run with a cache; `trace_layers` reports what it can do
+        ids = torch.zeros(1, 2, dtype=torch.int64, device=model.device)
+        with untouched(model):
+            model(input_ids=ids, past_key_values=cache, use_cache=True)
+    except Exception as reason:  # `trace_layers` reports what the model cannot do
+        log.debug("%s does not run with a cache: %s", type(model).__name__, reason)
         return
     parts = list(_parts(cache))
     if not parts:

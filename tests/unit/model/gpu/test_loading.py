@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,21 @@ def test_float32_stays_exact() -> None:
     assert loaded.runner.kv.groups.num_groups == 3
     got = loaded.runner.run(Batch([Row([5, 6, 7], 0, [3], others=[RowPages([4, 5])])]))
     assert (got[0] - stock_logits(model, [5, 6, 7])[-1]).abs().max() <= TOLERANCE
+
+
+def test_recurrent_states_are_of_the_type_that_the_model_is_converted_to() -> None:
+    exact, model = models.recurrent(), models.recurrent()
+    loaded = gpu_loading.make_ready(model, Settings(kv_tokens=200, max_context=128))
+    kv = loaded.runner.kv
+    unused = iter(range(kv.num_pages))
+    pages, states = list(islice(unused, 8)), kv.new_state_pages(100, unused)
+    ids = [(7 * at) % 300 for at in range(80)]
+    assert states is not None
+    for first, last in ((0, 50), (50, 79), (79, 80)):
+        row = Row(ids[first:last], first, pages[: -(-last // 16)], states=states[max(0, first - 1) // 64 :])
+        got = loaded.runner.run(Batch([row]))
+    expected = stock_logits(exact, ids)[-1:]
+    assert 0 < (got - expected).abs().max() < 0.3 * expected.std()
 
 
 @pytest.mark.parametrize(
