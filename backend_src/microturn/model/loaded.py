@@ -16,6 +16,7 @@ from microturn.kv.state_track import StateTrack
 from microturn.kv.tensors import KVTensors
 from microturn.model import recurrent
 from microturn.model.cpu.layers import FusedLayers
+from microturn.model.positions import num_positions_of
 from microturn.model.runner import ModelRunner
 from microturn.settings import Settings
 
@@ -137,14 +138,20 @@ def size_pool(
         free_tokens: returns for how many tokens there is memory, given the maximum context; called if it is not set.
 
     Raises:
-        InvalidArgument: the set context is longer than the model was trained for.
+        InvalidArgument: the set context is longer than the model can have.
     """
-    trained = int(getattr(model.config.get_text_config(), "max_position_embeddings", 0)) or settings.max_context
+    trained = num_positions_of(model) or settings.max_context
     if settings.max_context > trained:
-        raise InvalidArgument(f"setting 'max_context' is at most {trained}, what the model was trained for")
+        raise InvalidArgument(f"setting 'max_context' is at most {trained}: {_why_not_longer(model)}")
     max_context = settings.max_context or trained
     kv_tokens = settings.kv_tokens
     if kv_tokens == 0:
         kv_tokens = free_tokens(max_context)
         max_context = max_context if settings.max_context else min(max_context, kv_tokens)
     return PagePool(needs.num_pages(kv_tokens, max_context), settings.page_size), kv_tokens, max_context
+
+
+def _why_not_longer(model: PreTrainedModel) -> str:
+    if num_positions_of(model) == getattr(model.config.get_text_config(), "max_position_embeddings", None):
+        return "what the model was trained for"
+    return "in longer contexts the model rotates all keys anew by their length"

@@ -24,6 +24,7 @@ from microturn.kv.layer_groups import LayerShape
 from microturn.kv.page_layout import PageLayout
 from microturn.model.batch import Batch, EmbedSpan
 from microturn.model.cpu.layers import FusedLayers
+from microturn.model.positions import num_positions_of
 from microturn.model.probe_attention import UnlikeOurs, check_attention
 from microturn.model.probe_pages import PAGE_SIZE, SessionPages, new_pages, probe_len
 from microturn.model.runner import ModelRunner, TransformerLayers
@@ -146,7 +147,7 @@ class _Reference:
     def of(cls, model: PreTrainedModel, layers: Sequence[LayerShape]) -> Self:
         """Computes the reference before any of our code has run with the model."""
         length = probe_len(layers)
-        num_positions = int(getattr(model.config.get_text_config(), "max_position_embeddings", None) or length)
+        num_positions = num_positions_of(model) or length
         length = min(length, num_positions)
         vocab_size = int(model.get_input_embeddings().weight.shape[0])
         generator = torch.Generator().manual_seed(0)

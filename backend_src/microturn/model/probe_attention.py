@@ -20,6 +20,7 @@ from transformers.masking_utils import causal_mask_function, eager_mask
 from microturn.kv.layer_groups import LayerShape
 from microturn.model import dense_attention as dense
 from microturn.model import paged_attention as paged
+from microturn.model.positions import num_positions_of
 from microturn.model.scores import Scores
 from microturn.model.stock import untouched
 
@@ -47,8 +48,7 @@ def check_attention(model: PreTrainedModel, layers: Sequence[LayerShape]) -> Non
     Raises:
         UnlikeOurs: a layer's attention differs.
     """
-    num_positions = int(getattr(model.config.get_text_config(), "max_position_embeddings", None) or 4096)
-    positions = torch.tensor(_places(layers, num_positions), device=model.device)
+    positions = torch.tensor(_places(layers, num_positions_of(model) or 4096), device=model.device)
     ids = torch.arange(len(positions), device=model.device)[None] % model.get_input_embeddings().weight.shape[0]
     watched: set[int] = set()
 

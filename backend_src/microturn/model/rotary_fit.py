@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from microturn.model import paged_attention as paged
+from microturn.model.positions import num_positions_of
 from microturn.model.rotary import Layout, Rotary, Turning, frequency_names
 from microturn.model.scores import Scores
 
@@ -80,7 +81,7 @@ def install(model: PreTrainedModel) -> None:
         for name, child in parent.named_children()
         if frequency_names(child)
     ]
-    far = max(_NEAR[-1] + 1, int(getattr(model.config.get_text_config(), "max_position_embeddings", None) or 0) - 1)
+    far = max(_NEAR[-1] + 1, (num_positions_of(model) or 0) - 1)
     called = set()
     hooks = [child.register_forward_hook(lambda module, *_: called.add(module)) for _, _, child in places]
     try:

@@ -131,6 +131,7 @@ def shape_of(name: str, config: object) -> ModelShape:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from microturn.model import paged_attention as paged
+    from microturn.model.positions import num_positions_of
     from microturn.model.runner import trace_layers
 
     if not isinstance(config, Mapping) or not isinstance(config.get("model_type"), str):
@@ -156,5 +157,5 @@ def shape_of(name: str, config: object) -> ModelShape:
         shares_head=model.get_output_embeddings().weight is embeddings,
         layers=tuple(layers),
         num_heads=int(text.num_attention_heads),
-        max_context=int(getattr(text, "max_position_embeddings", 0) or 0),
+        max_context=num_positions_of(model) or 0,
     )

@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 
 from microturn.model.fingerprint import model_fingerprint
+from microturn.model.positions import num_positions
 from microturn.serve.errors import ServeError
 from microturn.settings import MAX_IDLE_TIMEOUT_S, Settings
 
@@ -46,7 +47,6 @@ def published_parameters(model: str, model_dir: Path, settings: Settings) -> dic
 
 
 def _trained_context(model_dir: Path) -> int | None:
-    """The longest context that the model was trained for; None where its config does not say."""
+    """The longest context that the model can have; None where its config does not say."""
     config = json.loads((model_dir / "config.json").read_text())
-    trained = config.get("text_config", config).get("max_position_embeddings")
-    return trained if isinstance(trained, int) else None
+    return num_positions(config.get("text_config", config).get)

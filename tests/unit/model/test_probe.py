@@ -107,8 +107,13 @@ def test_a_model_that_never_calls_the_attention_interface_is_refused() -> None:
         trace_layers(model)
 
 
-def test_rotary_scaling_by_the_longest_position_in_the_batch_is_refused() -> None:
-    """`longrope` turns everybody's angles when one session grows long: company would change the tokens."""
+def test_rotary_scaling_by_the_longest_position_in_the_batch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`longrope` turns everybody's angles when one session grows long: company would change the tokens.
+
+    So contexts end before that length (see `positions`). Here they are said not to.
+    """
+    for module in ("probe", "rotary_fit"):
+        monkeypatch.setattr(f"microturn.model.{module}.num_positions_of", lambda _: 512)
     factors = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
     rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 128, **factors}
     config = LlamaConfig(max_position_embeddings=512, num_key_value_heads=2, rope_parameters=rope, **SHAPE)

@@ -85,7 +85,8 @@ def test_scaling_that_does_not_change_within_the_context_is_ours() -> None:
     assert installed(llama(rope_type="dynamic", factor=2.0)) is not None
 
 
-def test_angles_that_depend_on_the_longest_position_are_left_to_the_model() -> None:
+def test_angles_that_depend_on_the_longest_position_are_left_to_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("microturn.model.rotary_fit.num_positions_of", lambda _: 4096)
     factors = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
     model = llama(rope_type="longrope", original_max_position_embeddings=128, **factors)
     assert installed(model) is None
