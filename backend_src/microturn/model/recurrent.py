@@ -216,7 +216,7 @@ class _Forward:
         if pieces is None:
             return self._forward(hidden_states, *args, **kwargs)
         # Our attention says what is visible; there is no padding.
-        out = torch.empty_like(hidden_states)
+        out = torch.zeros_like(hidden_states)
         for piece in pieces:
             self.layers.carry(piece, self._layer)
             out[0, piece.tokens] = self._forward(hidden_states[0, piece.tokens], **{self._cache: piece.cache})
@@ -250,6 +250,20 @@ def install(model: PreTrainedModel) -> None:
         name = _takes_states(module)
         if name is not None:
             module.forward = _Forward(module, layers, name)
+
+
+@contextmanager
+def silent(model: nn.Module) -> Iterator[None]:
+    """Passes in which recurrent layers bring nothing from one token to another: their results are zero."""
+    layers = installed(model)
+    if layers is None:
+        yield
+        return
+    layers.pieces = ()
+    try:
+        yield
+    finally:
+        layers.pieces = None
 
 
 def installed(model: nn.Module) -> RecurrentLayers | None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from microturn.model import paged_attention as paged
+from microturn.model import recurrent
 from microturn.model.positions import num_positions_of
 from microturn.model.rotary import Layout, Rotary, Turning, frequency_names
 from microturn.model.scores import Scores
@@ -113,7 +114,7 @@ def _heads_at(model: PreTrainedModel, positions: Sequence[int]) -> list[_Heads]:
     vocab_size = int(model.get_input_embeddings().weight.shape[0])
     ids = torch.randint(vocab_size, (_NUM_TOKENS,), generator=torch.Generator().manual_seed(0))
     recorder = _HeadRecorder(len(positions))
-    with paged.attending(recorder):
+    with paged.attending(recorder), recurrent.silent(model):
         model(
             input_ids=ids.repeat(len(positions))[None].to(model.device),
             position_ids=torch.tensor(positions, device=model.device).repeat_interleave(_NUM_TOKENS)[None],

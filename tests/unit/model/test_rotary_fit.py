@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from transformers.models.llama import modeling_llama
 
 from microturn.model.rotary import Layout, Rotary, Turning, installed
 from microturn.model.rotary_fit import install
+from support import models
 from support.models import build
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -83,6 +85,11 @@ def test_pairs_are_found_in_what_layers_do_and_angles_in_what_they_take() -> Non
 def test_scaling_that_does_not_change_within_the_context_is_ours() -> None:
     """`dynamic` scales behind the end of what the model was trained for, where no session without a window comes."""
     assert installed(llama(rope_type="dynamic", factor=2.0)) is not None
+
+
+@pytest.mark.parametrize("build_model", [models.attention_beside_mamba2, models.short_convolutions])
+def test_recurrent_layers_do_not_hide_how_the_others_rotate(build_model: Callable[[], PreTrainedModel]) -> None:
+    assert installed(build_model()) is not None
 
 
 def test_angles_that_depend_on_the_longest_position_are_left_to_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
