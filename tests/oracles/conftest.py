@@ -7,7 +7,9 @@ from transformers import PreTrainedModel
 
 from support import models
 
-ATTENDING = ["grouped_heads", "sliding_window", "llama", "biases", "own_fusion", "experts", "int8", "int8_experts"]
+# Not 8-bit weights with experts: the last bit of a float decides on the integer that an input becomes, that now and
+# then on an expert, and this on logits by more than a tolerance. To the bit they are in `test_batch_invariance`.
+ATTENDING = ["grouped_heads", "sliding_window", "llama", "biases", "own_fusion", "experts", "int8"]
 
 
 @pytest.fixture(scope="session", params=[*ATTENDING, "recurrent"])
@@ -26,6 +28,6 @@ def _on_device(name: str, device: str) -> PreTrainedModel:
     model: PreTrainedModel = getattr(models, name)()
     if device == "cpu":
         return model
-    if name.startswith("int8"):
+    if name == "int8":
         pytest.skip("8-bit weights are for a CPU")
     return model.to(device)
