@@ -16,7 +16,7 @@ from support import models, share
 # Random runs and what they are of: how many there are by default, and with --full.
 RANDOM_RUNS = {
     "engine_runs": (100, 500, "random runs of the engine in test_engine_random.py"),
-    "histories": (4, 125, "random histories of each model in test_recurrent.py"),
+    "histories": (2, 125, "random histories of each model in test_recurrent.py"),
     "loads": (2, 12, "random loads of the server in test_pressure_loads.py"),
     "seeds": (300, 300, "seeds of the simulator in test_simulation.py"),
 }

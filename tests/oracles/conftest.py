@@ -7,12 +7,12 @@ from transformers import PreTrainedModel
 
 from support import models
 
+ATTENDING = ["grouped_heads", "sliding_window", "llama", "biases", "own_fusion", "int8"]
+
+
 # Not 8-bit weights with experts: the last bit of a float decides on the integer that an input becomes, that now and
 # then on an expert, and this on logits by more than a tolerance. To the bit they are in `test_batch_invariance`.
-ATTENDING = ["grouped_heads", "sliding_window", "llama", "biases", "own_fusion", "experts", "int8"]
-
-
-@pytest.fixture(scope="session", params=[*ATTENDING, "recurrent"])
+@pytest.fixture(scope="session", params=[*ATTENDING, "experts", "recurrent"])
 def tiny_model(request: pytest.FixtureRequest, device: str) -> PreTrainedModel:
     """A tiny random model; the parameter is its shape, of 8-bit weights or not."""
     return _on_device(request.param, device)
@@ -20,7 +20,7 @@ def tiny_model(request: pytest.FixtureRequest, device: str) -> PreTrainedModel:
 
 @pytest.fixture(scope="session", params=ATTENDING)
 def attending_model(request: pytest.FixtureRequest, device: str) -> PreTrainedModel:
-    """The same without recurrent layers, which have no windows, no drafts and no steps ahead."""
+    """The same without recurrent layers, which have no windows, no drafts and no steps ahead, and without experts."""
     return _on_device(request.param, device)
 
 

@@ -153,7 +153,7 @@ def test_random_histories_equal_the_stock_model(family: str, tmp_path: Path, req
         histories = Histories(model, seed, tmp_path / str(seed))
         histories.go_on(12)
         num_checked += histories.num_checked
-    assert num_checked > 100
+    assert num_checked > 50
 
 
 def test_a_cut_of_twenty_tokens_behind_four_thousand_computes_at_most_a_block() -> None:
