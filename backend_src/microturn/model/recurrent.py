@@ -30,44 +30,13 @@ from microturn.errors import InternalError
 from microturn.kv.state_pages import StatePages
 from microturn.kv.state_track import block_of
 from microturn.model.batch import Batch, Row
+from microturn.model.state_parts import StatePart, parts_of, positions_of
 from microturn.model.stock import untouched
 
 log = logging.getLogger(__name__)
 
 # Names of the parameter that modules take their cache by.
 _CACHES = ("cache_params", "past_key_values")
-
-# Every state begins with the position of the token behind it, so that a state of another position is found out.
-_POSITION_BYTES = 8
-_ALIGNMENT = 16
-
-
-@dataclass(frozen=True)
-class _Part:
-    """One tensor of a state.
-
-    Attributes:
-        layer: index of the layer, as the model counts.
-        number: which of the layer's states, as its module counts.
-        is_recurrent: whether it is the recurrent state, else the last inputs of a convolution.
-        shape: of a sequence's; `dtype` of its elements.
-        offset: in the state's bytes.
-    """
-
-    layer: int
-    number: int
-    is_recurrent: bool
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    offset: int
-
-    @property
-    def end(self) -> int:
-        return self.offset + torch.Size(self.shape).numel() * self.dtype.itemsize
-
-    def of(self, states: Tensor) -> Tensor:
-        """The tensors [sequences, ...], as a view of states' bytes, uint8 [sequences, bytes]."""
-        return states[:, self.offset : self.end].view(self.dtype).view(len(states), *self.shape)
 
 
 @dataclass(frozen=True)
@@ -102,7 +71,7 @@ class RecurrentLayers:
         num_model_layers: of the model, those of attention included.
     """
 
-    def __init__(self, parts: Sequence[_Part], num_model_layers: int) -> None:
+    def __init__(self, parts: Sequence[StatePart], num_model_layers: int) -> None:
         self.num_bytes = max(part.end for part in parts)
         self.num_layers = len({part.layer for part in parts})
         self.pieces: Sequence[_Piece] | None = None
@@ -149,7 +118,7 @@ class RecurrentLayers:
         states = pages.read(torch.stack([of_row[0] for of_row in blocks]))
         positions = torch.tensor([row.start for row, _ in rows], device=pages.device)
         self._check(states, positions)
-        _positions_of(states).copy_(positions + 1)
+        positions_of(states).copy_(positions + 1)
         targets = [of_row[0 if row.start % block else 1] for of_row, (row, _) in zip(blocks, rows, strict=True)]
         tokens = torch.tensor([[first] for _, first in rows], device=pages.device)
         return _Piece(tokens, states, None, self._cache(states), torch.stack(targets))
@@ -164,7 +133,7 @@ class RecurrentLayers:
             last = min(end, position - position % block + block)
             if position == last:
                 break
-            _positions_of(states).fill_(last)
+            positions_of(states).fill_(last)
             tokens = torch.arange(first, first + last - position, device=pages.device)[None]
             yield _Piece(tokens, states, before, self._cache(states), of_block[None])
             first, position = first + last - position, last
@@ -172,7 +141,7 @@ class RecurrentLayers:
         assert position == end, "fewer pages for states than blocks"
 
     def _check(self, states: Tensor, positions: Tensor) -> None:
-        found = _positions_of(states)
+        found = positions_of(states)
         if not torch.equal(found, positions):
             raise InternalError(
                 f"recurrent states of positions {found.tolist()} are in the pages of those of {positions.tolist()}"
@@ -242,7 +211,7 @@ def install(model: PreTrainedModel) -> None:
     except Exception as reason:  # `trace_layers` reports what the model cannot do
         log.debug("%s does not run with a cache: %s", type(model).__name__, reason)
         return
-    parts = list(_parts(cache))
+    parts = list(parts_of(cache))
     if not parts:
         return
     layers = RecurrentLayers(parts, len(cache.layers))
@@ -287,25 +256,6 @@ def _takes_states(module: nn.Module) -> str | None:
     return next((name for name in _CACHES if name in parameters), None)
 
 
-def _parts(cache: Cache) -> Iterator[_Part]:
-    offset = _POSITION_BYTES
-    for index, layer in enumerate(cache.layers):
-        if not isinstance(layer, LinearAttentionCacheLayerMixin):
-            continue
-        for is_recurrent, states in ((False, layer.conv_states), (True, layer.recurrent_states)):
-            for number, tensor in states.items():
-                if tensor is not None:
-                    offset = -(-offset // _ALIGNMENT) * _ALIGNMENT
-                    part = _Part(index, number, is_recurrent, tuple(tensor.shape[1:]), tensor.dtype, offset)
-                    offset = part.end
-                    yield part
-
-
 def _states_of(row: Row, pages: StatePages) -> Tensor:
     assert row.states is not None, "a row without pages for its states"
     return torch.tensor(row.states, dtype=torch.int64, device=pages.device)
-
-
-def _positions_of(states: Tensor) -> Tensor:
-    """The position behind each state, int64 [sequences]."""
-    return states[:, :_POSITION_BYTES].view(torch.int64)[:, 0]
