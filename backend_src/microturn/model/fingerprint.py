@@ -12,8 +12,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-_SAMPLE_BYTES = 4096
-_NUM_SAMPLES = 64
+from microturn.zoo import file_sample
 
 _TEXT_FILES = (
     "config.json",
@@ -61,9 +60,4 @@ def _sample(path: Path) -> bytes:
     with path.open("rb") as file:
         header_len = int.from_bytes(file.read(8), "little")
         sampled = num_bytes.to_bytes(8, "little") + file.read(min(header_len, num_bytes))
-        first = file.tell()
-        last = max(first, num_bytes - _SAMPLE_BYTES)
-        for number in range(_NUM_SAMPLES):
-            file.seek(first + (last - first) * number // (_NUM_SAMPLES - 1))
-            sampled += file.read(_SAMPLE_BYTES)
-    return sampled
+        return sampled + b"".join(file_sample.blocks(file, num_bytes, first=file.tell()))

@@ -14,10 +14,8 @@ from functools import cached_property
 from pathlib import Path
 
 from microturn.errors import InvalidArgument
+from microturn.zoo import file_sample
 from microturn.zoo.embedded_models import EmbeddedModel, fetch_gguf
-
-_SAMPLE_BYTES = 4096
-_NUM_SAMPLES = 64
 
 
 @dataclass(frozen=True)
@@ -104,7 +102,7 @@ def _cache_name(name: str, path: Path) -> str:
 
 
 def _fingerprint(paths: Iterable[Path]) -> str:
-    """Of files' names, sizes, times and 64 blocks of each, evenly spread: gigabytes are not read at every start.
+    """Of files' names, sizes, times and a sample of each.
 
     The blocks tell files apart whose times somebody has set, as images and archives do.
 
@@ -117,9 +115,8 @@ def _fingerprint(paths: Iterable[Path]) -> str:
             with path.open("rb") as file:
                 stat = os.fstat(file.fileno())
                 fingerprint.update(f"{path.name}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
-                for number in range(_NUM_SAMPLES):
-                    file.seek(max(0, stat.st_size - _SAMPLE_BYTES) * number // (_NUM_SAMPLES - 1))
-                    fingerprint.update(file.read(_SAMPLE_BYTES))
+                for block in file_sample.blocks(file, stat.st_size):
+                    fingerprint.update(block)
         except OSError as error:
             raise InvalidArgument(f"{path} cannot be read ({error.strerror or error})") from error
     return fingerprint.hexdigest()
