@@ -127,7 +127,8 @@ def _run(
         multiply(_rows(attended), weight_of(layers.output, layer), block, num_threads)
         _add(block, layers.attended_norm, layer, hidden)
         _norm(hidden, layers.feed_forward_norm, layer, normed)
-        feed(layers.feed_forward, layer, normed, gate_up, gated, of_experts, num_threads, block)
+        blocks, routers = layers.feed_forward.blocks, layers.feed_forward.routers
+        feed(blocks, routers, layer, normed, gate_up, gated, of_experts, num_threads, block)
         _add(block, layers.fed_forward_norm, layer, hidden)
 
 

@@ -113,9 +113,11 @@ class FeedForwards(NamedTuple):
         return cls(blocks, _Routers.of(routers, *numbers))
 
 
+# What can be None is an argument by itself: Numba then leaves out the code for what is not.
 @numba.njit(nogil=True)
 def feed(
-    parts: FeedForwards,
+    blocks: _Blocks,
+    routers: _Routers | None,
     layer: int,
     x: _Array,
     gate_up: _Array,
@@ -127,7 +129,7 @@ def feed(
     """Computes one layer's.
 
     Args:
-        parts: of all layers.
+        blocks: see `FeedForwards`; `routers` likewise.
         layer: its number.
         x: float32 [rows, hidden].
         gate_up: see `Buffers`; `gated` likewise.
@@ -135,22 +137,6 @@ def feed(
         num_threads: see `int8_linear.multiply`.
         out: float32 [rows, hidden], written.
     """
-    _feed(parts.blocks, parts.routers, layer, x, gate_up, gated, buffers, num_threads, out)
-
-
-# What can be None is an argument by itself: Numba then leaves out the code for what is not.
-@numba.njit(nogil=True)
-def _feed(
-    blocks: _Blocks,
-    routers: _Routers | None,
-    layer: int,
-    x: _Array,
-    gate_up: _Array,
-    gated: _Array,
-    buffers: ExpertBuffers | None,
-    num_threads: int | None,
-    out: _Array,
-) -> None:
     if routers is None:
         _feed_block(blocks, layer, x, gate_up, gated, num_threads, out)
     elif buffers is not None:
