@@ -20,7 +20,6 @@ from microturn.engine.turn_grammars import TurnGrammars
 from microturn.errors import InvalidArgument
 from microturn.kv.pool import PagePool
 from microturn.kv.prefix_cache import PrefixCache
-from microturn.kv.state_track import StateTrack
 from microturn.kv.tensors import KVTensors
 from microturn.model.runner import Runner
 from microturn.offload.background import BackgroundThreads, NewBackground
@@ -121,7 +120,7 @@ def build_engine(
         new_codec,
         clock,
         kv.groups.kinds,
-        kv.pages_per_state,
+        kv.state_track,
     )
     copies = KVCopies(pool, kv, storage)
     # Several threads for files: a file that hangs holds up the client that asks for it, and no other.
@@ -184,9 +183,8 @@ def pages_of_context(kv: KVTensors, pool: PagePool, max_context: int, max_batch_
         InvalidArgument: the pool does not hold it.
     """
     num_pages = kv.groups.num_groups * pool.num_pages_for(max_context)
-    if kv.states is not None:
-        track = StateTrack.of(kv.pages_per_state, kv.groups.num_groups, pool.page_size)
-        num_pages += track.most_pages(max_context, max_batch_tokens)
+    if kv.state_track is not None:
+        num_pages += kv.state_track.most_pages(max_context, max_batch_tokens)
     if pool.num_pages < num_pages:
         raise InvalidArgument(
             f"a pool of {pool.num_pages} pages of {pool.page_size} tokens does not hold one context of "

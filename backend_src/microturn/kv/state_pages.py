@@ -16,30 +16,29 @@ class StatePages:
     """Reads and writes states.
 
     Attributes:
-        pages_per_state: how many pages one state takes.
         device: where the pages are.
 
     Args:
         tensors: all tensors of the pages, each [num_pages, ...], contiguous.
-        num_bytes: of one state.
+        pages_per_state: how many of them one state takes.
     """
 
-    def __init__(self, tensors: Sequence[Tensor], num_bytes: int) -> None:
+    def __init__(self, tensors: Sequence[Tensor], pages_per_state: int) -> None:
         self._parts = [tensor.view(len(tensor), -1).view(torch.uint8) for tensor in tensors]
         self._sizes = [part.shape[1] for part in self._parts]
-        self.pages_per_state = -(-num_bytes // sum(self._sizes))
+        self._pages_per_state = pages_per_state
         self.device = self._parts[0].device
 
     def new_states(self, num_states: int) -> Tensor:
         """Allocates states in whole pages, uint8 [states, bytes]: zeros, as before the first token."""
-        num_bytes = self.pages_per_state * sum(self._sizes)
+        num_bytes = self._pages_per_state * sum(self._sizes)
         return torch.zeros(num_states, num_bytes, dtype=torch.uint8, device=self.device)
 
     def read(self, pages: Tensor) -> Tensor:
         """The states in some pages, uint8 [states, bytes].
 
         Args:
-            pages: int64 [states, pages_per_state].
+            pages: int64 [states, pages of a state].
         """
         return torch.cat([part[pages] for part in self._parts], dim=2).flatten(1)
 

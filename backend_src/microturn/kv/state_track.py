@@ -64,15 +64,16 @@ class StateTrack:
     window: ClassVar[int] = 1
 
     @classmethod
-    def of(cls, num_pages: int, num_groups: int, page_size: int) -> Self:
+    def of(cls, state_bytes: int, page_bytes: int, num_groups: int, page_size: int) -> Self:
         """The track of an empty session.
 
         Args:
-            num_pages: of a state.
+            state_bytes: of a state.
+            page_bytes: of a page.
             num_groups: pages for the keys and values of `page_size` tokens.
             page_size: tokens in a page.
         """
-        block = block_of(page_size)
+        num_pages, block = -(-state_bytes // page_bytes), block_of(page_size)
         most_pages = _SHARE * num_groups * _SHARE_LEN / page_size
         tracks = [cls(num_pages, block, *choice) for choice in _CHOICES]
         return next((track for track in tracks if track.num_kept(_SHARE_LEN) * num_pages <= most_pages), tracks[-1])

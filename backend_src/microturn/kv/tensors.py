@@ -32,7 +32,7 @@ from microturn.kv.layer_groups import LayerGroups, LayerShape
 from microturn.kv.page_layout import PageLayout
 from microturn.kv.quantization import dequantize, quantize
 from microturn.kv.state_pages import StatePages
-from microturn.kv.state_track import block_of
+from microturn.kv.state_track import StateTrack
 from microturn.kv.transfer import Transfer
 
 # Element types by their names in the settings.
@@ -123,6 +123,7 @@ class KVTensors:
         layout: order of the elements of a page.
         layers: for each layer, in the model's order, the tensors with its pages; they also hold other groups' pages.
         states: the recurrent states in pages; None without recurrent layers.
+        state_track: of an empty session; None likewise.
 
     Args:
         layers: shape of each layer, in the model's order.
@@ -163,7 +164,12 @@ class KVTensors:
         if new_copier is None:
             new_copier = StreamCopier.on if self._tensors[0].is_cuda else InPlaceCopier
         self._copier = new_copier(self._tensors)
-        self.states = StatePages(self._tensors, state_bytes) if state_bytes else None
+        self.state_track: StateTrack | None = None
+        self.states: StatePages | None = None
+        if state_bytes:
+            of_pages = self.bytes_per_page, self.groups.num_groups, page_size
+            self.state_track = StateTrack.of(state_bytes, *of_pages)
+            self.states = StatePages(self._tensors, self.state_track.num_groups)
 
     @staticmethod
     def bytes_per_token(layers: Sequence[LayerShape], dtype: torch.dtype = torch.float32) -> int:
@@ -181,16 +187,11 @@ class KVTensors:
         """The parts of a page, one per tensor."""
         return parts_of(self._tensors)
 
-    @property
-    def pages_per_state(self) -> int:
-        """Pages that one recurrent state takes; 0 without recurrent layers."""
-        return 0 if self.states is None else self.states.pages_per_state
-
     def new_state_pages(self, num_tokens: int, unused: Iterator[int]) -> NDArray[np.int32] | None:
         """Pages for the states of a session's first tokens (see `Row.states`), taken from `unused`."""
-        if self.states is None:
+        if self.state_track is None:
             return None
-        num_states, size = -(-num_tokens // block_of(self.page_size)), self.pages_per_state
+        num_states, size = -(-num_tokens // self.state_track.block), self.state_track.num_groups
         return np.fromiter(islice(unused, num_states * size), np.int32).reshape(num_states, size)
 
     @property

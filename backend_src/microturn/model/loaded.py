@@ -85,13 +85,13 @@ class PageNeeds:
         settings: with the page size and the longest step.
         groups: of the model's attention layers.
         page_bytes: of a page.
-        pages_per_state: of its recurrent layers; 0 without any.
+        state_track: of its recurrent layers; None without any.
     """
 
     settings: Settings
     groups: LayerGroups
     page_bytes: int
-    pages_per_state: int
+    state_track: StateTrack | None
 
     @classmethod
     def of(
@@ -100,7 +100,8 @@ class PageNeeds:
         """The needs of a model with these attention layers, for pages of a type."""
         groups = LayerGroups.of(layers)
         page_bytes = settings.page_size * KVTensors.bytes_per_token(groups.slots, kv_dtype)
-        return cls(settings, groups, page_bytes, -(-recurrent.state_bytes(model) // page_bytes))
+        state_bytes, of_pages = recurrent.state_bytes(model), (page_bytes, groups.num_groups, settings.page_size)
+        return cls(settings, groups, page_bytes, StateTrack.of(state_bytes, *of_pages) if state_bytes else None)
 
     @property
     def token_bytes(self) -> int:
@@ -120,10 +121,7 @@ class PageNeeds:
         return of_kv + self._num_state_pages(num_tokens)
 
     def _num_state_pages(self, num_tokens: int, max_new: int = 0) -> int:
-        if not self.pages_per_state:
-            return 0
-        track = StateTrack.of(self.pages_per_state, self.groups.num_groups, self.settings.page_size)
-        return track.most_pages(num_tokens, max_new)
+        return 0 if self.state_track is None else self.state_track.most_pages(num_tokens, max_new)
 
 
 def size_pool(

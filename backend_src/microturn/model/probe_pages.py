@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from microturn.kv.layer_groups import LayerShape
 from microturn.kv.page_layout import PageLayout
-from microturn.kv.state_track import block_of
+from microturn.kv.state_track import StateTrack, block_of
 from microturn.kv.tensors import KVTensors
 from microturn.model import recurrent
 from microturn.model.batch import Row
@@ -32,8 +32,8 @@ def new_pages(
 ) -> KVTensors:
     """Pages for two probes, and one for padding."""
     state_bytes, length = recurrent.state_bytes(model), probe_len(layers)
-    pages_per_state = -(-state_bytes // (PAGE_SIZE * KVTensors.bytes_per_token(layers, dtype)))
-    num_pages = 2 * (-(-length // PAGE_SIZE) + pages_per_state * -(-length // block_of(PAGE_SIZE))) + 1
+    track = StateTrack.of(state_bytes, PAGE_SIZE * KVTensors.bytes_per_token(layers, dtype), 1, PAGE_SIZE)
+    num_pages = 2 * (-(-length // PAGE_SIZE) + track.num_pages(length, PAGE_SIZE)) + 1
     return KVTensors(layers, num_pages, PAGE_SIZE, dtype, device, layout=layout, state_bytes=state_bytes)
 
 

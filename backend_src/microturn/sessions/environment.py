@@ -38,7 +38,7 @@ class SessionEnvironment:
         new_codec: makes the codec of a session.
         clock: seconds, monotonic.
         kinds: of the model's attention layers.
-        pages_per_state: of its recurrent layers; 0 without any.
+        state_track: of its recurrent layers; None without any.
     """
 
     settings: Settings
@@ -49,7 +49,7 @@ class SessionEnvironment:
     new_codec: CodecFactory
     clock: Callable[[], float]
     kinds: Sequence[LayerKind]
-    pages_per_state: int = 0
+    state_track: StateTrack | None = None
 
     @property
     def num_results(self) -> int:
@@ -64,9 +64,8 @@ class SessionEnvironment:
         """The pages, none, of a session with such a window."""
         slack, page_size = self.settings.window_slack, self.pool.page_size
         tracks: list[Track | StateTrack] = [Track.of(kind, window, slack, page_size) for kind in self.kinds]
-        if self.pages_per_state:
-            num_groups = sum(kind.num_groups for kind in self.kinds)
-            tracks.append(StateTrack.of(self.pages_per_state, num_groups, page_size))
+        if self.state_track is not None:
+            tracks.append(self.state_track)
         return PageTable(self.pool, tracks)
 
     def check_window(self, window: Window) -> None:

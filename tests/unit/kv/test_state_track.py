@@ -150,9 +150,11 @@ def test_a_track_comes_back_from_a_snapshot() -> None:
 def test_states_in_pages_come_back_bit_by_bit(dtype: torch.dtype) -> None:
     kv = KVTensors([LayerShape(2, 8), LayerShape(1, 4)], 20, PAGE_SIZE, dtype, state_bytes=5000)
     assert kv.states is not None
-    assert kv.pages_per_state == -(-5000 // kv.bytes_per_page)
+    assert kv.state_track is not None
+    num_pages = kv.state_track.num_groups
+    assert num_pages == -(-5000 // kv.bytes_per_page)
     states = torch.randint(0, 256, kv.states.new_states(2).shape, dtype=torch.uint8)
-    pages = torch.randperm(20)[: 2 * kv.pages_per_state].view(2, -1)
+    pages = torch.randperm(20)[: 2 * num_pages].view(2, -1)
     others = [page for page in range(20) if page not in pages.flatten().tolist()]
     before = [tensor[others].clone() for tensor in kv._tensors]
     kv.states.write(pages, states)
