@@ -49,7 +49,6 @@ RUN --mount=type=bind,from=wheels,source=/wheels,target=/wheels \
     && install --directory --owner=1000 --group=1000 --mode=0700 /var/cache/microturn /snapshots
 ENV PATH=/opt/microturn/bin:${PATH} \
     HOME=/var/cache/microturn \
-    NUMBA_CACHE_DIR=/var/cache/microturn/numba \
     HF_HUB_OFFLINE=1
 WORKDIR /var/cache/microturn
 USER 1000:1000

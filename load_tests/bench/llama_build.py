@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from microturn.zoo.cache import default_cache_dir
 from microturn.zoo.embedded_models import EMBEDDED_MODELS, fetch_gguf
-from microturn.zoo.store import default_cache_dir
 
 _SOURCE = "llama-cpp-python==0.3.36"
 _CMAKE = "cmake>=3.28,<4"

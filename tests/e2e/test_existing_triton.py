@@ -108,7 +108,7 @@ def _python_with_wheels(environment: Path) -> Path:
 
 
 def _wait_until_ready(client: Client) -> None:
-    deadline_s = time.monotonic() + 90
+    deadline_s = time.monotonic() + 240  # a first start compiles kernels
     while True:
         try:
             with client.session() as session:

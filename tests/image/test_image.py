@@ -18,7 +18,7 @@ import pytest
 
 from image.buildah import Buildah, pip_volumes
 from image.stub_base import build_stub_base
-from microturn.zoo.store import default_cache_dir
+from microturn.zoo.cache import default_cache_dir
 from support.tiny_model_dir import write_tiny_model
 
 ROOT = Path(__file__).parents[2]

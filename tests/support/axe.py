@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from microturn.zoo.store import default_cache_dir
+from microturn.zoo.cache import default_cache_dir
 from support.chromium import Page
 from support.needed import needed
 

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from microturn.serve.child import free_ports
-from microturn.zoo.store import default_cache_dir
+from microturn.zoo.cache import default_cache_dir
 from support.edge import DEPLOY
 from support.needed import needed
 

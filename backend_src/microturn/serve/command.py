@@ -25,6 +25,7 @@ from microturn.serve.supervisor import Supervisor
 from microturn.serve.triton_command import triton_command
 from microturn.serve.triton_server import TritonServer, find_triton_server
 from microturn.settings import Settings
+from microturn.zoo.cache import default_cache_dir
 
 
 def run_serve(arguments: argparse.Namespace) -> int:
@@ -50,7 +51,7 @@ def run_serve(arguments: argparse.Namespace) -> int:
                 engine_settings = engine_settings.within_slots(repository.num_slots)
                 settings |= published_parameters(model, Path(settings["model_dir"]), engine_settings)
         if "check_dir" not in settings and repository.takes("check_dir"):
-            settings["check_dir"] = str(_check_dir())
+            settings["check_dir"] = str(default_cache_dir().absolute() / "checks")
         if options.snapshot_dir is not None:
             settings["snapshot_dir"] = _snapshot_dir(options.snapshot_dir, repository)
         _supervise(options, server, repository, settings)
@@ -78,12 +79,6 @@ def _find_model(model: str) -> str:
     from microturn.zoo.store import resolve_model  # its imports take seconds
 
     return str(resolve_model(model).absolute())
-
-
-def _check_dir() -> Path:
-    from microturn.zoo.store import default_cache_dir  # its imports take seconds
-
-    return default_cache_dir().absolute() / "checks"
 
 
 def _snapshot_dir(directory: Path, repository: ModelRepository) -> str:

@@ -52,6 +52,12 @@ class Source(Protocol):
         """Creates `model_dir`; its parent is an empty directory for temporary files, which is removed."""
 
 
+def default_cache_dir() -> Path:
+    """``$MICROTURN_CACHE``, else ``~/.cache/microturn``."""
+    chosen = os.environ.get("MICROTURN_CACHE")
+    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "microturn"
+
+
 def prepare(source: Source, cache_dir: Path) -> Path:
     """The directory of a model in the cache, absolute; it is made if missing, damaged or of another source.
 

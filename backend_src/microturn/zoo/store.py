@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from microturn.errors import InvalidArgument
-from microturn.zoo.cache import Source, prepare
+from microturn.zoo.cache import Source, default_cache_dir, prepare
 from microturn.zoo.embedded_models import EMBEDDED_MODELS
 from microturn.zoo.sources import EmbeddedSource, GgufSource, QuantizedSource
 
@@ -42,12 +42,6 @@ def resolve_model(model: str, *, cache_dir: Path | None = None) -> Path:
         )
     source = _source_of(path)
     return path if source is None else prepare(source, cache_dir / CONVERTED)
-
-
-def default_cache_dir() -> Path:
-    """``$MICROTURN_CACHE``, else ``~/.cache/microturn``."""
-    chosen = os.environ.get("MICROTURN_CACHE")
-    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "microturn"
 
 
 def _source_of(path: Path) -> Source | None:

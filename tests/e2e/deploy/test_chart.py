@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from microturn.zoo.store import default_cache_dir
+from microturn.zoo.cache import default_cache_dir
 from microturn_gateway.arguments import add_gateway_arguments, settings_from
 from support.edge import DEPLOY
 from support.needed import needed

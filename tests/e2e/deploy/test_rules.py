@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 
-from microturn.zoo.store import default_cache_dir
+from microturn.zoo.cache import default_cache_dir
 from support.edge import DEPLOY
 from support.needed import needed
 

@@ -21,10 +21,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from microturn.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
-from microturn.zoo.cache import prepare
+from microturn.zoo.cache import default_cache_dir, prepare
 from microturn.zoo.embedded_models import EMBEDDED_MODELS, EmbeddedModel
 from microturn.zoo.sources import EmbeddedSource
-from microturn.zoo.store import default_cache_dir, resolve_model
+from microturn.zoo.store import resolve_model
 from support import gguf_files, store_workers
 
 SPAWN = multiprocessing.get_context("spawn")

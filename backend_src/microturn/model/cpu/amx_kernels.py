@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from microturn.model.cpu import amx_products as products
 from microturn.model.cpu.amx_products import TILE_ROWS
 from microturn.model.cpu.int8_products import PANELS_AT_ONCE
+from microturn.model.cpu.kernel_cache import kernel
 
 _Array = NDArray[Any]
 
@@ -18,7 +19,7 @@ _release = products.release()
 _tile = products.tile()
 
 
-@numba.njit(nogil=True, parallel=True, cache=True)
+@kernel(parallel=True)
 def multiply(
     x: _Array,
     x_scales: _Array,

@@ -26,6 +26,7 @@ from microturn.model.cpu.attention_products import ROWS_AT_ONCE
 from microturn.model.cpu.attention_queries import TileMemory, new_memory, new_result, ready_queries
 from microturn.model.cpu.attention_scores import KernelScores, norm_of
 from microturn.model.cpu.attention_work import Tables, Work
+from microturn.model.cpu.kernel_cache import kernel
 from microturn.model.cpu.rotation import rotate_row
 from microturn.model.cpu.vectors import LANES
 
@@ -169,7 +170,7 @@ def _write_out(
             out[query, query_head, d] = sums[row * padded_dim + d] * norm
 
 
-@numba.njit(nogil=True, parallel=True, cache=True)
+@kernel(parallel=True)
 def append_and_attend(
     q: _Array,
     k: _Array,

@@ -24,6 +24,7 @@ from microturn.model.cpu.attention_work import LayerStep
 from microturn.model.cpu.buffers import Angles, Buffers, ExpertBuffers
 from microturn.model.cpu.compiled_feed_forward import FeedForwards, Weights, feed, weight_of
 from microturn.model.cpu.int8_linear import amx_threads, multiply
+from microturn.model.cpu.kernel_cache import kernel
 from microturn.model.cpu.weights import DecoderLayer, RMSNorm, arrays_of
 from microturn.model.paged_attention import PagedAttention
 
@@ -92,7 +93,7 @@ def _add(block: _Array, norms: _Norms, layer: int, hidden: _Array) -> None:
             hidden[row, d] += block[row, d]
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def _run(
     layers: _Layers,
     pages: _Pages,

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
+
+from microturn.model.cpu.kernel_cache import kernel
 
 _Array = NDArray[Any]
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def choose(logits: _Array, num_experts: int, num_chosen: int, is_normalised: bool, has_shared: bool) -> None:
     """Replaces logits by factors of experts, which are 0 for those that are not chosen.
 
@@ -48,7 +49,7 @@ def choose(logits: _Array, num_experts: int, num_chosen: int, is_normalised: boo
             of_row[num_experts] = np.float32(1) / (np.float32(1) + np.exp(-of_row[num_experts]))
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def gather(x: _Array, factors: _Array, expert: int, rows: _Array, given: _Array) -> int:
     """Collects the rows of an expert.
 
@@ -71,7 +72,7 @@ def gather(x: _Array, factors: _Array, expert: int, rows: _Array, given: _Array)
     return count
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def add(result: _Array, factors: _Array, expert: int, rows: _Array, out: _Array) -> None:
     """Adds an expert's results [its rows, width], times its factors, to its rows of out [rows, width].
 

@@ -20,6 +20,8 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 from torch import Tensor
 
+from microturn.model.cpu.kernel_cache import kernel
+
 # A tile of 4 x 4 sums of 16 lanes fills half of AVX-512's registers.
 _WEIGHT_ROWS = 4
 _TILE_ROWS = 4
@@ -46,7 +48,7 @@ def filled(weight: Tensor) -> Tensor:
     return F.pad(weight, (0, 0, 0, -len(weight) % _WEIGHT_ROWS))
 
 
-@numba.njit(nogil=True, parallel=True, cache=True)
+@kernel(parallel=True)
 def multiply(x: _Array, weight: _Array, out: _Array) -> None:
     """Product of x [rows, in] with a weight [out, in] that `fits`, into out [rows, out]; float32 and contiguous."""
     num_rows, num_out = out.shape

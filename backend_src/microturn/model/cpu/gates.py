@@ -18,6 +18,7 @@ from transformers import activations
 
 from microturn.model.cpu.int8_kernels import FEW_ROWS
 from microturn.model.cpu.int8_products import load
+from microturn.model.cpu.kernel_cache import kernel
 from microturn.model.cpu.vectors import (
     INT,
     LANES,
@@ -79,7 +80,7 @@ def _multiply_row() -> Any:
 _row = _multiply_row()
 
 
-@numba.njit(nogil=True, parallel=True, cache=True)
+@kernel(parallel=True)
 def multiply(gate_up: _Array, factors: _Array, out: _Array) -> None:
     """Applies the gate to all rows.
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from microturn.kv.quantization import LEAST_SCALE, MOST_STEPS
 from microturn.model.cpu import int8_products as products
 from microturn.model.cpu.int8_products import PANEL, QUAD, TILE_ROWS, WEIGHT_OFFSET
+from microturn.model.cpu.kernel_cache import kernel
 from microturn.model.cpu.rotation import rotate_row
 
 _Array = NDArray[Any]
@@ -70,7 +71,7 @@ def _quantize_product_row(x: _Array, steps: _Array, scale: _Array, offset: _Arra
     offset[0] = -WEIGHT_OFFSET * total
 
 
-@numba.njit(nogil=True, parallel=True, cache=True)
+@kernel(parallel=True)
 def quantize(x: _Array, steps: _Array, scales: _Array, offsets: _Array) -> None:
     """Rotates each row, and quantizes it as `microturn.kv.quantization` does.
 
@@ -88,7 +89,7 @@ def quantize(x: _Array, steps: _Array, scales: _Array, offsets: _Array) -> None:
             _quantize_product_row(x[row], steps[row], scales[row : row + 1], offsets[row : row + 1])
 
 
-@numba.njit(nogil=True, parallel=True, cache=True)
+@kernel(parallel=True)
 def round_weight(weight: _Array, panels: _Array, scales: _Array) -> None:
     """Rotates each row of a weight, and quantizes it as `microturn.kv.quantization` does, in the order of reading.
 
@@ -110,7 +111,7 @@ def round_weight(weight: _Array, panels: _Array, scales: _Array) -> None:
                 panels[panel, d // QUAD, row - first, d % QUAD] = steps[d] + WEIGHT_OFFSET
 
 
-@numba.njit(nogil=True, parallel=True, cache=True)
+@kernel(parallel=True)
 def multiply(
     x: _Array, x_scales: _Array, x_offsets: _Array, weight: _Array, weight_scales: _Array, out: _Array
 ) -> None:

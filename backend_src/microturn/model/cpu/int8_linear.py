@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from microturn.model.cpu import amx_kernels, amx_products, int8_kernels, rotation
 from microturn.model.cpu.int8_kernels import FEW_ROWS
 from microturn.model.cpu.int8_products import MOST_WIDTH, PANEL, StepType, empty_panels
+from microturn.model.cpu.kernel_cache import kernel
 from microturn.model.cpu.linear import stacked
 
 _Array = NDArray[Any]
@@ -26,7 +27,7 @@ _Array = NDArray[Any]
 Int8Weight = tuple[_Array, _Array, _Array]
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def multiply(x: _Array, weight: Int8Weight, out: _Array, num_threads: int | None) -> None:
     """Product of rows with a weight and its bias; all arrays are contiguous.
 

@@ -12,6 +12,8 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from microturn.model.cpu.kernel_cache import kernel
+
 # Allows sums in any order, but keeps infinities and NaN.
 _FAST = {"contract", "reassoc", "nsz", "arcp", "afn"}
 
@@ -29,7 +31,7 @@ def _normalize(x: _Array, gain: _Array, eps: np.float32, out: _Array) -> None:
         out[d] = x[d] * scale * gain[d]
 
 
-@numba.njit(fastmath=_FAST, nogil=True, cache=True)
+@kernel(fastmath=_FAST)
 def rms_norm(x: _Array, gain: _Array, eps: np.float32, out: _Array) -> None:
     """Root mean square norm (Zhang and Sennrich, 2019) of each row: x and out [rows, width], gain [width]."""
     for row in range(x.shape[0]):
@@ -45,7 +47,7 @@ def _rotate(x: _Array, cos: _Array, sin: _Array, out: _Array) -> None:
         out[half + d] = second * cos[half + d] + first * of_pair
 
 
-@numba.njit(fastmath=_FAST, nogil=True, cache=True)
+@kernel(fastmath=_FAST)
 def split_heads(
     qkv: _Array,
     q_gain: _Array,

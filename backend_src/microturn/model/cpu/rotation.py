@@ -14,6 +14,7 @@ import numba
 from llvmlite import ir
 from numpy.typing import NDArray
 
+from microturn.model.cpu.kernel_cache import kernel
 from microturn.model.cpu.vectors import (
     INT,
     LANES,
@@ -100,7 +101,7 @@ def rotate_row(x: _Array, out: _Array) -> None:
         distance *= 2
 
 
-@numba.njit(nogil=True, parallel=True, cache=True)
+@kernel(parallel=True)
 def rotate(x: _Array, out: _Array) -> None:
     """Rotates rows, float32 [rows, width] and contiguous, into out."""
     for row in numba.prange(x.shape[0]):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 from llvmlite import ir
 from numpy.typing import NDArray
 
+from microturn.model.cpu.kernel_cache import kernel
 from microturn.model.cpu.vectors import (
     INT,
     LANES,
@@ -49,7 +49,7 @@ def _cap_row() -> Any:
 _row = _cap_row()
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel()
 def cap(logits: _Array, soft_cap: np.float32) -> None:
     """Caps all rows (see `scores.soft_capped`).
 

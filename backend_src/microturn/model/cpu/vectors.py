@@ -16,11 +16,6 @@ from numba.core import cgutils
 from numba.core.codegen import get_host_cpu_features
 from numba.extending import intrinsic
 
-from microturn.model.cpu import kernel_cache
-
-# All kernels made of these blocks import this file before they are decorated.
-kernel_cache.watch_all_sources()
-
 # The target of compilation, in LLVM's names.
 CPU_FEATURES = frozenset((config.CPU_FEATURES or get_host_cpu_features()).split(","))
 

@@ -21,12 +21,26 @@ def part(x):
 """
 
 KERNEL = """
-import numba
+from microturn.model.cpu.kernel_cache import kernel as compiled
 from part import part
 
-@numba.njit(cache=True)
+@compiled()
 def kernel(x):
     return part(x)
+"""
+
+KERNEL_OF_PAIR = """
+from microturn.model.cpu.kernel_cache import kernel as compiled
+from pair import made
+
+@compiled()
+def of_made(made, x):
+    return made.x + x
+
+def kernel(x):
+    return of_made(made, x)
+
+kernel.stats = of_made.stats
 """
 
 PROGRAM = """
@@ -34,16 +48,15 @@ from pathlib import Path
 from microturn.model.cpu import kernel_cache
 
 kernel_cache._SOURCES = (Path("sources"), Path("constants.py"))
-kernel_cache.watch_all_sources()
 from kernel import kernel
 
 print(kernel(1), sum(kernel.stats.cache_hits.values()))
 """
 
 
-def run(directory: Path) -> str:
+def run(directory: Path, cache: Path | None = None) -> str:
     sources = directory / "sources"
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(directory / "cache")}
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(cache or directory / "cache")}
     environment["PYTHONPATH"] = os.pathsep.join([str(sources), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], cwd=directory, env=environment, check=True, capture_output=True, text=True
@@ -71,22 +84,63 @@ def test_a_kernel_whose_argument_has_another_class_is_compiled_again(tmp_path: P
     sources.mkdir()
     (tmp_path / "constants.py").write_text("")
     of_class = "from typing import NamedTuple\n\nclass {name}(NamedTuple):\n    x: int\n\nmade = {name}(1)\n"
-    (sources / "kernel.py").write_text(
-        "import numba\nfrom pair import made\n\n@numba.njit(cache=True)\ndef of_made(made, x):\n"
-        "    return made.x + x\n\nclass kernel:\n    stats = property(lambda self: of_made.stats)\n"
-        "    def __call__(self, x):\n        return of_made(made, x)\n\nkernel = kernel()\n"
-    )
+    (sources / "kernel.py").write_text(KERNEL_OF_PAIR)
     for name in ("One", "Other"):
         (sources / "pair.py").write_text(of_class.format(name=name))
         assert run(tmp_path) == "2 0"
         assert run(tmp_path) == "2 1"
 
 
-def test_our_kernels_are_kept_so() -> None:
+def test_another_environment_with_the_same_sources_has_them_compiled(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        environment = tmp_path / name
+        sources = environment / "sources"
+        sources.mkdir(parents=True)
+        (sources / "kernel.py").write_text(KERNEL)
+        (sources / "part.py").write_text(PART.format(number=1))
+        (environment / "constants.py").write_text(CONSTANTS.format(scale=1))
+    assert run(tmp_path / "one", tmp_path / "cache") == "2 0"
+    assert run(tmp_path / "other", tmp_path / "cache") == "2 1"
+
+
+def test_old_kernels_make_room_for_new_ones(tmp_path: Path) -> None:
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    (tmp_path / "constants.py").write_text(CONSTANTS.format(scale=1))
+    (sources / "kernel.py").write_text(KERNEL)
+    somebodys = tmp_path / "cache" / "somebodys"
+    somebodys.mkdir(parents=True)
+    for number in range(8):
+        (sources / "part.py").write_text(PART.format(number=number))
+        assert run(tmp_path) == f"{1 + number} 0"
+    assert len(list((tmp_path / "cache").glob("microturn-*"))) == 5
+    assert somebodys.exists()
+    assert run(tmp_path) == "8 1"
+
+
+def test_kernels_are_beside_their_sources_where_the_cache_cannot_be_written(tmp_path: Path) -> None:
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    (tmp_path / "constants.py").write_text(CONSTANTS.format(scale=1))
+    (sources / "kernel.py").write_text(KERNEL)
+    no_directory = tmp_path / "file"
+    no_directory.write_text("")
+    for number in (1, 40):
+        (sources / "part.py").write_text(PART.format(number=number))
+        assert run(tmp_path, no_directory) == f"{1 + number} 0"
+        assert run(tmp_path, no_directory) == f"{1 + number} 1"
+    assert list((sources / "__pycache__").glob("*.nbi"))
+
+
+def test_our_kernels_are_in_the_cache_and_those_of_others_are_not(tmp_path: Path) -> None:
+    (tmp_path / "others.py").write_text("import numba\n\n@numba.njit(cache=True)\ndef double(x):\n    return 2 * x\n")
     program = (
-        "from numba import config\n"
-        "import microturn.model.cpu.attention_kernels, microturn.model.cpu.int8_kernels\n"
-        "print(config.CACHE_LOCATOR_CLASSES)"
+        "from microturn.model.cpu.kernels import rms_norm\n"
+        "from others import double\n"
+        "print(rms_norm.stats.cache_path, double.stats.cache_path, sep='\\n')"
     )
-    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
-    assert done.stdout.split(",")[0] == "microturn.model.cpu.kernel_cache.InGivenDirectory"
+    environment = {**os.environ, "MICROTURN_CACHE": str(tmp_path / "own"), "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, check=True, capture_output=True, text=True)
+    ours, others = done.stdout.split()
+    assert Path(ours).parent == tmp_path / "own" / "kernels"
+    assert Path(others) == tmp_path / "__pycache__"
