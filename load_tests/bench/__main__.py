@@ -14,6 +14,7 @@ from load_tests.bench.grammars import run_grammars
 from load_tests.bench.host_time import run_host_time
 from load_tests.bench.kv_types import run_kv
 from load_tests.bench.llama_build import build_llama_cpp, built_llama_cpp
+from load_tests.bench.load_memory import run_load_memory
 from load_tests.bench.overhead import run_overhead
 from load_tests.bench.parked import run_parked
 from load_tests.bench.plan_check import CASES, run_plan_check
@@ -77,6 +78,8 @@ def main() -> None:
     weights.add_argument("--context-len", type=int, default=512)
     experts = benchmarks.add_parser("experts", help="a mixture of experts: decode steps for the bytes that they read")
     experts.add_argument("--steps", type=int, default=60)
+    load_memory = benchmarks.add_parser("load-memory", help="memory that a load takes, beside that of serving")
+    load_memory.add_argument("models", nargs="*", help="directories, files or names (random ones)")
     speculation = benchmarks.add_parser("speculation", help="drafts by prompt lookup, on texts of several kinds")
     speculation.add_argument("--runs", type=int, default=5)
     grammars = benchmarks.add_parser("grammars", help="what a grammar costs an answer's tokens")
@@ -135,6 +138,8 @@ def main() -> None:
             run_weights(arguments.model, arguments.contexts, arguments.context_len)
         case "experts":
             run_experts(arguments.steps)
+        case "load-memory":
+            run_load_memory(arguments.models)
         case "speculation":
             run_speculation(arguments.model, arguments.runs)
         case "grammars":

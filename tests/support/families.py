@@ -204,7 +204,7 @@ FAMILIES: dict[str, Mapping[str, Any]] = {
 
 
 def write_family(name: str, directory: Path, **changes: Any) -> Path:
-    """Writes a model whose weights are wide, so that a mistake changes tokens."""
+    """Writes a model whose weights are wide, so that a mistake changes tokens; its layers are stored in bfloat16."""
     tokenizer = tiny_tokenizers.byte_level()
     tiny_tokenizers.save(tokenizer, directory)
     shape = {**_SHAPE, "vocab_size": tokenizer.get_vocab_size(), **FAMILIES[name], **changes}
@@ -217,6 +217,7 @@ def write_family(name: str, directory: Path, **changes: Any) -> Path:
                 parameter.normal_(std=0.25)
             else:  # norms and biases begin as ones and zeros, which would hide that one is left out
                 parameter.add_(0.2 * torch.randn_like(parameter))
+            parameter.data = parameter.data.to(torch.bfloat16)
     model.save_pretrained(directory)
     return directory
 

@@ -158,28 +158,27 @@ def wanted_of(batch: Batch) -> Tensor:
 def load_model(
     model_dir: str | Path, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
 ) -> PreTrainedModel:
-    """Loads a causal LM with our attention; on a CPU its weights may be mapped from the file (see `keep_resident`).
+    """Loads a causal LM with our attention; on a CPU its weights may be mapped from the file.
 
     Raises:
         InvalidArgument: transformers cannot load a causal LM from the directory.
     """
+    return prepare_model(read_model(model_dir, dtype), device)
+
+
+def read_model(model_dir: str | Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """Loads a causal LM as transformers does.
+
+    Raises:
+        InvalidArgument: see `load_model`.
+    """
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             model_dir, dtype=dtype, attn_implementation=stock.IMPLEMENTATION, local_files_only=True
         )
     except Exception as error:  # transformers may raise anything
         raise InvalidArgument(f"cannot load a causal language model from '{model_dir}': {reason_of(error)}") from error
-    return prepare_model(model, device)
-
-
-def keep_resident(model: PreTrainedModel) -> None:
-    """Copies a model's weights into own memory.
-
-    The kernel may drop pages that are mapped from a file and read them again during a turn, which made turns take many
-    seconds after a pause.
-    """
-    for parameter in model.parameters():
-        parameter.data = parameter.data.clone()
+    return model
 
 
 def prepare_model(model: PreTrainedModel, device: torch.device | str) -> PreTrainedModel:

@@ -15,14 +15,14 @@ from torch import nn
 
 from microturn.model.cpu import float_products
 from microturn.model.cpu.int8_linear import Int8Linear
-from microturn.model.cpu.linear import Linear, Product, TorchLinear
+from microturn.model.cpu.linear import Linear, Product, StoredLinear, TorchLinear
 from microturn.model.cpu.module_parts import children_of, other_parts
 
 # A transformers module, whose attributes are untyped.
 _Module = Any
 
 # Creates products from linear modules.
-Products = type[TorchLinear] | type[Int8Linear]
+Products = type[TorchLinear] | type[Int8Linear] | type[StoredLinear]
 
 _GATED = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 _ROUTED = {"gate", "experts"}
@@ -82,7 +82,7 @@ class Router:
         router, has_shared = module.gate, hasattr(module, "shared_expert")
         weights = [router.weight.detach(), *([module.shared_expert_gate.weight.detach()] if has_shared else [])]
         return cls(
-            product=Linear(float_products.filled(torch.cat(weights)), None),
+            product=Linear(float_products.filled(torch.cat(weights).float()), None),
             num_chosen=router.top_k,
             is_normalised=getattr(router, "norm_topk_prob", True),
             shared=GatedBlock.of(module.shared_expert, products) if has_shared else None,

@@ -69,7 +69,7 @@ class Int8Linear:
         weight: for kernels.
 
     Args:
-        weight: float32 [out, in].
+        weight: [out, in], of any float type.
         bias: float32 [out], or None.
     """
 
@@ -78,7 +78,7 @@ class Int8Linear:
         assert num_in <= MOST_WIDTH
         panels = empty_panels(self.num_out, num_in)
         scales = np.ones(len(panels) * PANEL, np.float32)
-        int8_kernels.round_weight(weight.contiguous().numpy(), panels, scales)
+        int8_kernels.round_weight(weight.float().contiguous().numpy(), panels, scales)
         scales[: self.num_out] /= rotation.block_of(num_in)  # the rotation of the inputs and this one, together
         biases = np.empty(0, np.float32) if bias is None else bias.numpy().copy()
         self.weight: Int8Weight = (panels.reshape(len(panels), -1), scales, biases)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol, Self
 
 import torch
 from torch import Tensor, nn
 
 from microturn.model.cpu import float_products
+
+# Of a weight that is widened, or rounded, for a check. A head has many more than other weights.
+_ROWS_OF_BLOCK = 4096
 
 
 class Product(Protocol):
@@ -80,10 +83,58 @@ class Linear(TorchLinear):
         return out if self.bias is None else out.add_(self.bias)
 
 
+class StoredLinear:
+    """A `Product` as `Linear`'s over weights as they are stored, which are widened anew for each call: for checks.
+
+    Args:
+        weights: [out, in] each, of any float type; their rows follow each other.
+        bias: float32 [out], or None.
+    """
+
+    def __init__(self, weights: Tensor | Sequence[Tensor], bias: Tensor | None) -> None:
+        self._weights = [weights] if isinstance(weights, Tensor) else weights
+        self._bias = bias
+        self.num_out = sum(map(len, self._weights))
+        self.num_bytes = sum(weight.nbytes for weight in self._weights)
+
+    @classmethod
+    def fused(cls, modules: Sequence[nn.Linear]) -> Self:
+        """The product of several modules, over their own weights."""
+        return cls([module.weight.detach() for module in modules], stacked_biases(modules))
+
+    @classmethod
+    def of(cls, module: nn.Linear) -> Self:
+        """The product of one module, over its own weight."""
+        return cls.fused([module])
+
+    def __call__(self, x: Tensor, out: Tensor) -> Tensor:
+        """See `Product`."""
+        first = 0
+        for rows in in_blocks(self._weights):
+            part = Linear(rows.float(), None)
+            out[:, first : first + part.num_out] = part(x, x.new_empty(len(x), part.num_out))
+            first += part.num_out
+        return out if self._bias is None else out.add_(self._bias)
+
+
+def in_blocks(weights: Sequence[Tensor]) -> Iterator[Tensor]:
+    """The rows of weights [out, in], so many at once that little memory is needed besides."""
+    for weight in weights:
+        yield from torch.split(weight, _ROWS_OF_BLOCK)
+
+
 def stacked(modules: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
     """Stacks the weights [out, in] and biases [out] of several modules; the bias is None if none has one."""
-    weight = torch.cat([module.weight.detach() for module in modules])
-    if all(module.bias is None for module in modules):
-        return weight, None
-    biases = [weight.new_zeros(module.out_features) if module.bias is None else module.bias for module in modules]
-    return weight, torch.cat([bias.detach() for bias in biases])
+    return torch.cat([module.weight.detach() for module in modules]), stacked_biases(modules)
+
+
+def stacked_biases(modules: Sequence[nn.Linear]) -> Tensor | None:
+    """Stacks the biases [out] of several modules; None if none has one."""
+    of_all = [module.bias for module in modules]
+    bias = next((bias for bias in of_all if bias is not None), None)
+    if bias is None:
+        return None
+    filled = [
+        bias.new_zeros(module.out_features) if own is None else own for own, module in zip(of_all, modules, strict=True)
+    ]
+    return torch.cat([own.detach() for own in filled])

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import psutil
 import torch
-from transformers import PreTrainedModel
 
 from microturn.errors import InvalidArgument
 from microturn.kv.layer_groups import LayerShape
@@ -19,7 +18,9 @@ from microturn.model import recurrent, runner
 from microturn.model.cpu import attention as native
 from microturn.model.cpu.int8_linear import Int8Linear
 from microturn.model.cpu.layers import FusedLayers
+from microturn.model.cpu.linear import Linear, StoredLinear
 from microturn.model.cpu.probe_int8 import Refused, int8_decoder
+from microturn.model.cpu.stored_weights import StoredWeights
 from microturn.model.cpu.weights import release_linears
 from microturn.model.loaded import Loaded, PageNeeds, size_pool
 from microturn.model.probe import Checked, check_model
@@ -42,13 +43,13 @@ def load(settings: Settings) -> Loaded:
         InvalidArgument: it cannot be loaded or served, or the settings do not fit it.
     """
     _refuse_what_is_for_a_gpu(settings)
-    model = runner.load_model(settings.model_dir)
+    stored = StoredWeights(settings.model_dir)
+    model = stored.model
     layers = runner.trace_layers(model)
     layout, no_kernel_reason = _layout(settings, layers)
-    checked, weights, no_int8_reason = _checked(settings, model, layers, layout)
+    checked, weights, no_int8_reason = _checked(settings, stored, layers, layout)
     if weights == "int8":
         release_linears(model)
-        runner.keep_resident(model)  # what is left: of weights that are rounded the file's pages were read once
     # In panels rounded keys are rotated ones, and integers are multiplied as they are.
     of_auto = "int8" if layout is PageLayout.PANELS else "bfloat16"
     kv_dtype = KV_DTYPES[of_auto if settings.kv_dtype == "auto" else settings.kv_dtype]
@@ -88,39 +89,51 @@ def load(settings: Settings) -> Loaded:
     )
 
 
-def _checked(settings: Settings, model: PreTrainedModel, layers: Sequence[LayerShape], layout: PageLayout) -> _Decided:
+def _checked(settings: Settings, stored: StoredWeights, layers: Sequence[LayerShape], layout: PageLayout) -> _Decided:
     """What serves the model: checked now, or cached.
 
     Raises:
         InvalidArgument: it cannot be served, or not with these settings.
     """
     if not settings.check_dir:
-        return _check(settings, model, layers, layout)
+        return _check(settings, stored, layers, layout)
     num_threads = torch.get_num_threads()
     remembered = RememberedChecks(Path(settings.check_dir), settings, layout, num_threads=num_threads)
     outcome = remembered.recall()
     if outcome is None:
-        decided = checked, weights, no_int8_reason = _check(settings, model, layers, layout)
+        decided = checked, weights, no_int8_reason = _check(settings, stored, layers, layout)
         remembered.remember(
             Outcome(weights, checked.no_fused_reason, no_int8_reason, checked.accepts_embeds, checked.no_window_reason)
         )
         return decided
     decoder: FusedLayers | None
     if outcome.weights == "int8":
-        decoder = FusedLayers(model, layers, Int8Linear)
+        decoder = FusedLayers(stored.model, layers, Int8Linear)
     else:
-        runner.keep_resident(model)
-        decoder = FusedLayers.of(model, layers) if outcome.no_fused_reason is None else None
+        stored.widen()
+        decoder = FusedLayers(stored.model, layers, Linear) if outcome.no_fused_reason is None else None
     checked = Checked(decoder, outcome.accepts_embeds, outcome.no_window_reason, outcome.no_fused_reason)
     return checked, outcome.weights, outcome.no_int8_reason
 
 
-def _check(settings: Settings, model: PreTrainedModel, layers: Sequence[LayerShape], layout: PageLayout) -> _Decided:
+def _check(settings: Settings, stored: StoredWeights, layers: Sequence[LayerShape], layout: PageLayout) -> _Decided:
     """See `_checked`."""
-    runner.keep_resident(model)
+    model = stored.model
     # In float32, whatever the type of the pages: there a difference is an error and not rounding.
-    checked = check_model(model, layers, layout)
-    return _with_weights(settings.weights, model, layers, layout, checked)
+    checked = check_model(model, layers, layout, StoredLinear)
+    no_int8_reason = None
+    if settings.weights != "float32":
+        try:
+            return replace(checked, decoder=int8_decoder(model, layers, checked.decoder, layout)), "int8", None
+        except Refused as reason:
+            if settings.weights == "int8":
+                raise InvalidArgument(f"setting 'weights' cannot be int8 here: {reason}; set weights=float32") from None
+            log.warning("weights in float32: %s", reason)
+            no_int8_reason = str(reason)
+    stored.widen()
+    if checked.decoder is not None:
+        checked = replace(checked, decoder=FusedLayers(model, layers, Linear))
+    return checked, "float32", no_int8_reason
 
 
 def _refuse_what_is_for_a_gpu(settings: Settings) -> None:
@@ -139,27 +152,3 @@ def _layout(settings: Settings, layers: Sequence[LayerShape]) -> tuple[PageLayou
     if reason is not None:
         log.warning("attention through torch: %s", reason)
     return PageLayout.PANELS if reason is None else PageLayout.HND, reason
-
-
-def _with_weights(
-    wanted: str,
-    model: PreTrainedModel,
-    layers: Sequence[LayerShape],
-    layout: PageLayout,
-    checked: Checked[FusedLayers],
-) -> _Decided:
-    """What serves the model with the set type of weights.
-
-    Raises:
-        InvalidArgument: 8-bit weights are set and the model does not run with them.
-    """
-    if wanted == "float32":
-        return checked, "float32", None
-    try:
-        decoder = int8_decoder(model, layers, checked.decoder, layout)
-    except Refused as reason:
-        if wanted == "int8":
-            raise InvalidArgument(f"setting 'weights' cannot be int8 here: {reason}; set weights=float32") from None
-        log.warning("weights in float32: %s", reason)
-        return checked, "float32", str(reason)
-    return replace(checked, decoder=decoder), "int8", None

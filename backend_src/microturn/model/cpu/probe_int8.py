@@ -23,6 +23,7 @@ from microturn.model.cpu.feed_forward import stacks_of
 from microturn.model.cpu.int8_linear import Int8Linear
 from microturn.model.cpu.int8_products import TILE_ROWS
 from microturn.model.cpu.layers import FusedLayers
+from microturn.model.cpu.linear import in_blocks
 from microturn.model.cpu.rotation import block_of, rotate
 from microturn.model.runner import ModelRunner
 from microturn.model.stock import stock_logits
@@ -91,7 +92,8 @@ def _rounded_logits(model: PreTrainedModel, ids: Sequence[int]) -> Tensor:
     """Logits [n, vocab_size] of the stock model with rounded weights and inputs of linear modules and experts."""
 
     def product(x: Tensor, weight: Tensor) -> Tensor:
-        return nn.functional.linear(_rounded(x), _rounded(weight) / block_of(weight.shape[1]))
+        rounded = _rounded(x) / block_of(weight.shape[1])
+        return torch.cat([nn.functional.linear(rounded, _rounded(rows)) for rows in in_blocks([weight])], dim=-1)
 
     def multiply_rounded(module: nn.Linear, given: tuple[Tensor, ...], _: Tensor) -> Tensor:
         out = product(given[0], module.weight)
@@ -120,7 +122,7 @@ def _rounded_logits(model: PreTrainedModel, ids: Sequence[int]) -> Tensor:
 
 def _rounded(x: Tensor) -> Tensor:
     """Vectors [..., n], rotated and rounded to 8 bits."""
-    rows = x.detach().flatten(0, -2).contiguous()
+    rows = x.detach().float().flatten(0, -2).contiguous()
     rotated = torch.empty(rows.shape)
     rotate(rows.numpy(), rotated.numpy())
     return dequantize(*quantize(rotated)).view(x.shape)

@@ -166,8 +166,6 @@ def _sizes(layer: _Module) -> tuple[int, ...]:
 def _unlike(model: PreTrainedModel, shapes: Sequence[LayerShape]) -> Iterator[str]:
     """How a model differs from what is known. Only the first reason counts: those behind it rely on what is before."""
     yield from other_parts("it", model, {"model", "lm_head"})
-    if len({tensor.dtype for tensor in model.parameters()}) > 1:
-        yield "its weights are of several types"
     decoder = model.model
     yield from other_parts("its decoder", decoder, {"embed_tokens", "layers", "norm", "rotary_emb"})
     if len(decoder.layers) != len(shapes):

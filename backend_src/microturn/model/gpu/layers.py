@@ -51,6 +51,8 @@ class TorchLayers:
         reason = unknown_reason(model, shapes)
         if reason is not None:
             raise NotKnown(reason)
+        if len({parameter.dtype for parameter in model.parameters()}) > 1:
+            raise NotKnown("its weights are of several types")
         if any(has_experts(layer.mlp) for layer in model.model.layers):
             raise NotKnown("its experts are chosen on the device")
         return cls(model, shapes, glue or Glue())
