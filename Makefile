@@ -24,7 +24,7 @@ PYTEST := $(BIN)/python -m pytest
 .DEFAULT_GOAL := help
 .PHONY: help setup model demo serve gateway simulate test test-fast test-all test-unit test-oracles test-e2e setup-frameworks test-frameworks check client-sync client-messages models-page sbom check-deploy deploy-tools image-test clean \
 	bench-overhead bench-turns bench-beat bench-starts bench-peers llama-server bench-engine bench-prefixes bench-endless bench-kv \
-	bench-weights bench-experts bench-load-memory bench-parked bench-client bench-telemetry bench-grammars bench-plan bench-host bench-speculation \
+	bench-weights bench-families bench-load-memory bench-parked bench-client bench-telemetry bench-grammars bench-plan bench-host bench-speculation \
 	bench-tool-loop gpu-report fleet soak load load-ui capacity
 
 help:  ## show this list
@@ -196,8 +196,8 @@ bench-kv: model  ## a KV cache in 16 or 8 bits: what it costs in quality and gai
 bench-weights: model  ## weights in 8 bits: what they cost in quality and gain in bytes and time
 	@$(BIN)/python -m load_tests.bench weights $(ARGS)
 
-bench-experts: setup  ## a mixture of experts: decode steps for the bytes that they must read, beside a dense model
-	@$(BIN)/python -m load_tests.bench experts $(ARGS)
+bench-families: setup  ## fast families, mixtures of experts too: decode steps for the bytes that they must read, beside Llama
+	@$(BIN)/python -m load_tests.bench families $(ARGS)
 
 bench-load-memory: setup  ## memory that a load takes beside that of serving; ARGS='MODEL …', otherwise 0.5 billion random weights
 	@$(BIN)/python -m load_tests.bench load-memory $(ARGS)

@@ -9,7 +9,7 @@ from load_tests.bench.beat import run_beat
 from load_tests.bench.client_cost import run_client_cost
 from load_tests.bench.endless import run_endless
 from load_tests.bench.endless_embeds import run_endless_embeds
-from load_tests.bench.experts import run_experts
+from load_tests.bench.families import run_families
 from load_tests.bench.grammars import run_grammars
 from load_tests.bench.host_time import run_host_time
 from load_tests.bench.kv_types import run_kv
@@ -76,8 +76,10 @@ def main() -> None:
     weights = benchmarks.add_parser("weights", help="weights in 8 bits: perplexity of a real text, bytes and time")
     weights.add_argument("--contexts", type=int, default=20)
     weights.add_argument("--context-len", type=int, default=512)
-    experts = benchmarks.add_parser("experts", help="a mixture of experts: decode steps for the bytes that they read")
-    experts.add_argument("--steps", type=int, default=60)
+    families = benchmarks.add_parser("families", help="fast families: decode steps for the bytes that they read")
+    families.add_argument("families", nargs="*", help="by their model_type (all)")
+    families.add_argument("--steps", type=int, default=60)
+    families.add_argument("--weights", choices=("int8", "float32"), default="int8")
     load_memory = benchmarks.add_parser("load-memory", help="memory that a load takes, beside that of serving")
     load_memory.add_argument("models", nargs="*", help="directories, files or names (random ones)")
     speculation = benchmarks.add_parser("speculation", help="drafts by prompt lookup, on texts of several kinds")
@@ -136,8 +138,8 @@ def main() -> None:
             run_parked(arguments.model, arguments.sessions, arguments.context_len, arguments.host_mb, arguments.beating)
         case "weights":
             run_weights(arguments.model, arguments.contexts, arguments.context_len)
-        case "experts":
-            run_experts(arguments.steps)
+        case "families":
+            run_families(arguments.families, arguments.steps, arguments.weights)
         case "load-memory":
             run_load_memory(arguments.models)
         case "speculation":
