@@ -62,16 +62,13 @@ print(encode_input(tensor).shape, "torch" in sys.modules)
     assert run(program).stdout == "(1, 2, 3) False\n"
 
 
-def test_the_import_takes_at_most_150_ms():
-    """In time of a processor, which grows where others use its caches: asyncio tells by how much. The best counts."""
-
-    def took_s(module: str) -> float:
-        program = f"import time; t = time.process_time(); import {module}; print(time.process_time() - t)"
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-        return float(done.stdout)
-
-    asyncio_alone_s = 0.045
-    assert any(took_s("microturn_client") <= 0.15 * max(1.0, took_s("asyncio") / asyncio_alone_s) for _ in range(5))
+def test_the_import_takes_few_modules():
+    """It takes 150 ms on a quiet machine, nearly all of them for modules, so these are what is counted."""
+    done = run("import asyncio, sys; a = set(sys.modules); import microturn_client; print(*(set(sys.modules) - a))")
+    modules = done.stdout.split()
+    assert len(modules) <= 130
+    others = {module.split(".")[0] for module in modules} - sys.stdlib_module_names
+    assert others == {"google", "microturn_client"}
 
 
 def test_the_version_is_that_of_the_distribution():

@@ -99,7 +99,7 @@ def test_the_numbers_are_those_that_loading_logs_and_uses(
 def test_what_a_plan_counts_is_what_a_check_finds(llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said, shape = checked(capsys, llama), read_shape(str(llama))
     assert said["num_params"] == shape.num_params
-    assert said["float32_bytes"] == said["stored_bytes"] == shape.weight_bytes("float32")
+    assert said["float32_bytes"] == shape.weight_bytes("float32") == 2 * said["stored_bytes"]
     assert said["token_bytes"] == shape.token_bytes("int8")
     assert said["session_bytes"] == shape.session_bytes("int8", 1024, page_size=16, window_slack=256)
     # Weights in 8 bits lie in panels of whole vectors, so tiny ones take more than their elements.
@@ -173,7 +173,7 @@ def test_a_model_that_is_refused_is_told_as_far_as_it_was_found_out(
     assert served.split() == ["served", "no"]
     assert captured.err.splitlines()[1:] == [f"microturn: error: {reason}"]
     said = checked(capsys, model_dir, code=1)
-    assert (said["is_served"], said["reason"], said["stored_dtype"]) == (False, reason, "float32")
+    assert (said["is_served"], said["reason"], said["stored_dtype"]) == (False, reason, "bfloat16")
 
 
 def test_settings_that_do_not_fit_the_model_are_refused(
@@ -221,12 +221,13 @@ def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -
 def test_shards_and_types_are_read_from_the_files(llama: Path, tmp_path: Path) -> None:
     whole = OnDisk.of("tiny", llama)
     assert (whole.model, whole.architecture) == ("tiny", "LlamaForCausalLM")
-    model = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.bfloat16)
+    assert whole.stored_dtype == "bfloat16"
+    model = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32)
     model.save_pretrained(tmp_path / "shards", max_shard_size="100KB")
     (tmp_path / "shards" / "consolidated.safetensors").write_bytes(b"the same once more")
     shards = OnDisk.of("tiny", tmp_path / "shards")
-    assert (shards.stored_dtype, shards.num_params) == ("bfloat16", whole.num_params)
-    assert shards.stored_bytes == whole.stored_bytes // 2 == 2 * whole.num_params
+    assert (shards.stored_dtype, shards.num_params) == ("float32", whole.num_params)
+    assert shards.stored_bytes == 2 * whole.stored_bytes == 4 * whole.num_params
 
 
 def test_weights_that_are_none_are_refused(llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
