@@ -33,7 +33,8 @@ class Settings:
         device: where the model computes: ``cpu``, ``cuda``, or ``auto``, a GPU where there is one.
         weights: their type, ``auto`` (int8 on a CPU where the model's layers can have it, bfloat16 on a GPU), ``int8``
             (a step reads a quarter of the bytes, and logits change: `make bench-weights` measures how much; on a CPU),
-            ``bfloat16`` (on a GPU) or ``float32``.
+            ``bfloat16`` (on a GPU) or ``float32`` (on a CPU weights stay in the type of their file, and are widened in
+            each product).
         attention: the kernels: ``native`` (on a CPU), ``flashinfer`` (on a GPU), ``torch`` (slow, runs everywhere), or
             ``auto``, the first of them that can run.
         kv_dtype: type of the KV cache, ``auto`` (int8 on a CPU, or bfloat16 with torch's attention; on a GPU that of

@@ -23,9 +23,7 @@ from microturn.errors import InvalidArgument, reason_of
 from microturn.kv.layer_groups import LayerShape
 from microturn.kv.page_layout import PageLayout
 from microturn.model.batch import Batch, EmbedSpan
-from microturn.model.cpu.feed_forward import Products
 from microturn.model.cpu.layers import FusedLayers
-from microturn.model.cpu.linear import Linear
 from microturn.model.positions import num_positions_of
 from microturn.model.probe_attention import UnlikeOurs, check_attention
 from microturn.model.probe_pages import PAGE_SIZE, SessionPages, new_pages, probe_len
@@ -61,16 +59,13 @@ class Checked(Generic[D]):
     no_fused_reason: str | None = None
 
 
-def check_model(
-    model: PreTrainedModel, layers: Sequence[LayerShape], layout: PageLayout, products: Products = Linear
-) -> Checked[FusedLayers]:
+def check_model(model: PreTrainedModel, layers: Sequence[LayerShape], layout: PageLayout) -> Checked[FusedLayers]:
     """Checks a model on a CPU, in float32: see `check_runner`.
 
     Args:
         model: loaded with our attention; unchanged afterwards.
         layers: its layers' shapes.
         layout: of the pages, which says what computes the attention.
-        products: of our layers.
 
     Raises:
         InvalidArgument: a session's logits would differ from the stock model's.
@@ -79,7 +74,7 @@ def check_model(
         model,
         layers,
         lambda decoder: ModelRunner(model, new_pages(model, layers, layout=layout), decoder=decoder),
-        lambda: FusedLayers.of(model, layers, products),
+        lambda: FusedLayers.of(model, layers),
         TOLERANCE,
     )
 

@@ -184,7 +184,10 @@ def read_model(model_dir: str | Path, dtype: torch.dtype = torch.float32) -> Pre
 def prepare_model(model: PreTrainedModel, device: torch.device | str) -> PreTrainedModel:
     """Prepares a model for inference: on its device, with our attention and exact rotary angles."""
     paged.register()
-    model.to(device)
+    if model.device != torch.device(device):
+        model.to(device)
+    if model.device.type == "cpu":
+        model.set_experts_implementation("eager")  # one after another: only those that are chosen are read
     recurrent.install(model.eval())
     model.set_attn_implementation(paged.IMPLEMENTATION)
     rotary_fit.install(model)

@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 from microturn.model import paged_attention as paged
+from microturn.model.cpu.stored_weight import products_by_torch
 from microturn.model.rotary import Rotary
 
 # Transformers' own attention, as each family implements it.
@@ -37,7 +38,8 @@ def untouched(model: PreTrainedModel, *, exact_angles: bool = False) -> Iterator
         setattr(parent, name, _InFloat64(stock) if exact_angles else stock)
     model.set_attn_implementation(IMPLEMENTATION)
     try:
-        yield
+        with products_by_torch():
+            yield
     finally:
         model.set_attn_implementation(paged.IMPLEMENTATION)
         for place in places:

@@ -36,7 +36,7 @@ class Served:
         num_attention_layers: layers with KV; `num_recurrent_layers`: those with a state.
         state_bytes: of a session's state of all of these.
         weights: their type; `weights_reason`: why not 8 bits.
-        weight_bytes: of them in memory; `float32_bytes`: what they would take in float32.
+        weight_bytes: of them in memory.
         kv_dtype: type of the KV cache.
         token_bytes: of one more token of a session in the pages.
         kv_tokens: size of the pool in tokens; `pool_bytes` likewise.
@@ -65,7 +65,6 @@ class Served:
     weights: str
     weights_reason: str | None
     weight_bytes: int
-    float32_bytes: int
     kv_dtype: str
     token_bytes: int
     kv_tokens: int
@@ -105,7 +104,6 @@ class Served:
             weights=loaded.weights,
             weights_reason=loaded.no_int8_reason,
             weight_bytes=loaded.weight_bytes,
-            float32_bytes=4 * sum(parameter.numel() for parameter in model.parameters()),
             kv_dtype=loaded.kv_dtype,
             token_bytes=loaded.needs.token_bytes,
             kv_tokens=loaded.kv_tokens,

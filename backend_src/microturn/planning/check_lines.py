@@ -36,10 +36,7 @@ def _rows(served: Served) -> Iterator[tuple[str, str]]:
             "recurrent",
             f"{served.num_recurrent_layers} of {num_layers} layers, a state of {size(served.state_bytes)}",
         )
-    of_weights = f"{served.weights}, {size(served.weight_bytes)}"
-    if served.weights != "float32":
-        of_weights += f" (float32: {size(served.float32_bytes)})"
-    yield "weights", _because(of_weights, served.weights_reason)
+    yield "weights", _because(f"{served.weights}, {size(served.weight_bytes)}", served.weights_reason)
     yield (
         "KV",
         f"{served.kv_dtype}, {size(served.token_bytes)} a token; a pool of {served.kv_tokens:,} tokens: "

@@ -81,11 +81,11 @@ class _Routers(NamedTuple):
     def of(cls, routers: Sequence[Router], num_experts: int) -> Self:
         """Raises `Unlike` if they cannot be computed by one kernel."""
         forms = {(router.num_chosen, router.is_normalised, router.shared is None) for router in routers}
-        if len(forms) > 1 or not all(float_products.fits(router.product.weight) for router in routers):
+        if len(forms) > 1 or not all(router.product.is_native for router in routers):
             raise Unlike("routers choose in several ways, or have weights that do not fit")
         ((num_chosen, is_normalised, _),) = forms
         shared = [router.shared for router in routers if router.shared is not None]
-        weights = LayerArrays.of([router.product.weight.numpy() for router in routers])
+        weights = LayerArrays.of([router.product.weights[0] for router in routers])
         return cls(weights, num_experts, num_chosen, is_normalised, _Blocks.of(shared) if shared else None)
 
 
@@ -141,7 +141,7 @@ def feed(
         _feed_block(blocks, layer, x, gate_up, gated, num_threads, out)
     elif buffers is not None:
         has_shared = routers.shared is not None
-        float_products.multiply(x, array_of(routers.weights, layer), buffers.factors)
+        float_products.multiply(x, array_of(routers.weights, layer), buffers.factors, 0)
         experts.choose(buffers.factors, routers.num_experts, routers.num_chosen, routers.is_normalised, has_shared)
         out[:] = 0
         of_rows = x, gate_up, gated, buffers, num_threads, out

@@ -13,16 +13,16 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from microturn.model.cpu import float_products
 from microturn.model.cpu.int8_linear import Int8Linear
-from microturn.model.cpu.linear import Linear, Product, StoredLinear, TorchLinear
+from microturn.model.cpu.linear import Linear, Product, TorchLinear
 from microturn.model.cpu.module_parts import children_of, other_parts
+from microturn.model.cpu.stored_weight import as_stored
 
 # A transformers module, whose attributes are untyped.
 _Module = Any
 
 # Creates products from linear modules.
-Products = type[TorchLinear] | type[Int8Linear] | type[StoredLinear]
+Products = type[TorchLinear] | type[Int8Linear] | type[Linear]
 
 _GATED = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 _ROUTED = {"gate", "experts"}
@@ -64,8 +64,8 @@ class Router:
     """Chooses the blocks of each token: those with the highest logits.
 
     Attributes:
-        product: the logits of the blocks, then that of the shared block, then zeros that fill its kernel's tiles. In
-            float32 in any case: rounding would choose other blocks.
+        product: the logits of the blocks, then that of the shared block. In float32 in any case: rounding would choose
+            other blocks.
         num_chosen: blocks of a token.
         is_normalised: whether the factors of the chosen ones add up to 1, otherwise those of all.
         shared: a block of all tokens, whose factor is the sigmoid of its logit; None without.
@@ -82,7 +82,7 @@ class Router:
         router, has_shared = module.gate, hasattr(module, "shared_expert")
         weights = [router.weight.detach(), *([module.shared_expert_gate.weight.detach()] if has_shared else [])]
         return cls(
-            product=Linear(float_products.filled(torch.cat(weights).float()), None),
+            product=Linear(torch.cat(weights).float(), None),
             num_chosen=router.top_k,
             is_normalised=getattr(router, "norm_topk_prob", True),
             shared=GatedBlock.of(module.shared_expert, products) if has_shared else None,
@@ -121,7 +121,7 @@ class FeedForward:
         if not has_experts(module):
             return cls((GatedBlock.of(module, products),), None)
         experts = module.experts
-        stacks = experts.gate_up_proj.detach(), experts.down_proj.detach()
+        stacks = as_stored(experts.gate_up_proj), as_stored(experts.down_proj)
         blocks = [
             GatedBlock(products(gate_up, None), experts.act_fn, products(down, None))
             for gate_up, down in zip(*stacks, strict=True)

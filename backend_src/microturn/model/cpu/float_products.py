@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 import numba
-import torch.nn.functional as F
+import torch
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
@@ -34,38 +34,53 @@ _FLOAT = ir.FloatType()
 _VECTOR = ir.VectorType(_FLOAT, _LANES)
 _BYTES = ir.IntType(8).as_pointer()
 _INT = ir.IntType(32)
+_BITS = ir.VectorType(_INT, _LANES)
 
 _Array = NDArray[Any]
 
 
+# How kernels see weights of the types that NumPy or Numba do not know.
+_AS_INTEGERS = {torch.bfloat16: torch.int16, torch.float16: torch.uint16}
+_FLOAT16 = types.uint16
+
+
 def fits(weight: Tensor) -> bool:
-    """Whether the dimensions of a weight [out, in] are multiples of the kernel's tile."""
-    return weight.shape[0] % _WEIGHT_ROWS == 0 and weight.shape[1] % _LANES == 0
+    """Whether a weight [out, in] has a whole tile, its rows are multiples of a vector, and its type can be widened."""
+    known = weight.dtype == torch.float32 or weight.dtype in _AS_INTEGERS
+    return known and weight.shape[0] >= _WEIGHT_ROWS and weight.shape[1] % _LANES == 0
 
 
-def filled(weight: Tensor) -> Tensor:
-    """A weight [out, in] with rows of zeros behind its own, so that their number fits."""
-    return F.pad(weight, (0, 0, 0, -len(weight) % _WEIGHT_ROWS))
+def as_array(weight: Tensor) -> _Array:
+    """A weight as `multiply` takes it, over the same memory."""
+    return weight.view(_AS_INTEGERS.get(weight.dtype, weight.dtype)).numpy()
 
 
 @kernel(parallel=True)
-def multiply(x: _Array, weight: _Array, out: _Array) -> None:
-    """Product of x [rows, in] with a weight [out, in] that `fits`, into out [rows, out]; float32 and contiguous."""
-    num_rows, num_out = out.shape
-    for block in numba.prange(num_out // _WEIGHT_ROWS):
-        first = block * _WEIGHT_ROWS
+def multiply(x: _Array, weight: _Array, out: _Array, column: int) -> None:
+    """Product of rows with a weight; all arrays are contiguous.
+
+    Args:
+        x: float32 [rows, in].
+        weight: `as_array` of a weight [out, in] that `fits`.
+        out: float32 [rows, at least column + out], written from the column on.
+        column: the first one of out.
+    """
+    num_rows, num_out = x.shape[0], weight.shape[0]
+    for block in numba.prange((num_out + _WEIGHT_ROWS - 1) // _WEIGHT_ROWS):
+        # The last block begins early enough to be full; elements computed twice have the same result.
+        first = min(block * _WEIGHT_ROWS, num_out - _WEIGHT_ROWS)
         num_tiled = num_rows - num_rows % _TILE_ROWS
         for row in range(0, num_tiled, _TILE_ROWS):
-            _four_rows(x, row, weight, first, out)
+            _four_rows(x, row, weight, first, out, column)
         for row in range(num_tiled, num_rows):
-            _one_row(x, row, weight, first, out)
+            _one_row(x, row, weight, first, out, column)
 
 
 def _tile(num_rows: int) -> Any:
-    """A function (x, row, weight, first, out) that sets out[row : row + num_rows, first : first + _WEIGHT_ROWS]."""
+    """A function (x, row, weight, first, out, column) that sets as many rows of out and _WEIGHT_ROWS columns."""
 
     @intrinsic
-    def multiply_tile(_: Any, x: Any, row: Any, weight: Any, first: Any, out: Any) -> Any:
+    def multiply_tile(_: Any, x: Any, row: Any, weight: Any, first: Any, out: Any, column: Any) -> Any:
         def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
             x, weight, out = (context.make_array(signature.args[at])(context, builder, args[at]) for at in (0, 2, 4))
             width = builder.extract_value(weight.shape, 1)
@@ -75,8 +90,17 @@ def _tile(num_rows: int) -> Any:
                 at = builder.mul(builder.add(row, row.type(offset)), row_len)
                 return builder.gep(array.data, [builder.add(at, column)])
 
-            def load(pointer: ir.Value) -> ir.Value:
-                return builder.load(builder.bitcast(pointer, _VECTOR.as_pointer()), align=4)
+            def load(pointer: ir.Value, kind: ir.Type) -> ir.Value:
+                return builder.load(builder.bitcast(pointer, kind.as_pointer()), align=2)
+
+            def load_weights(pointer: ir.Value) -> ir.Value:
+                """A vector of them, as float32."""
+                if signature.args[2].dtype == types.float32:
+                    return load(pointer, _VECTOR)
+                if signature.args[2].dtype == _FLOAT16:
+                    return builder.fpext(load(pointer, ir.VectorType(ir.HalfType(), _LANES)), _VECTOR)
+                bits = builder.zext(load(pointer, ir.VectorType(ir.IntType(16), _LANES)), _BITS)
+                return builder.bitcast(builder.shl(bits, _BITS([16] * _LANES)), _VECTOR)
 
             def intrinsic_of(name: str, result: ir.Type, *operands: ir.Type) -> ir.Function:
                 return cgutils.get_or_insert_function(builder.module, ir.FunctionType(result, operands), name)
@@ -92,22 +116,22 @@ def _tile(num_rows: int) -> Any:
             zero = ir.Constant(_VECTOR, [0.0] * _LANES)
             sums = [[cgutils.alloca_once_value(builder, zero) for _ in range(num_rows)] for _ in range(_WEIGHT_ROWS)]
             with cgutils.for_range_slice(builder, width.type(0), width, width.type(_LANES)) as (i, _):
-                inputs = [load(element(x, args[1], offset, width, i)) for offset in range(num_rows)]
+                inputs = [load(element(x, args[1], offset, width, i), _VECTOR) for offset in range(num_rows)]
                 for offset, row_sums in enumerate(sums):
                     pointer = element(weight, args[3], offset, width, i)
                     builder.call(prefetch, [builder.bitcast(builder.gep(pointer, [ahead]), _BYTES), read, keep, data])
-                    factor = load(pointer)
+                    factor = load_weights(pointer)
                     for total, given in zip(row_sums, inputs, strict=True):
                         product = builder.fmul(factor, given, flags=("contract",))
                         builder.store(builder.fadd(builder.load(total), product, flags=("contract",)), total)
             for column, row_sums in enumerate(sums):
                 for offset, total in enumerate(row_sums):
                     value = builder.call(reduce, [_FLOAT(0.0), builder.load(total)], fastmath=("reassoc",))
-                    at = builder.add(args[3], args[3].type(column))
+                    at = builder.add(args[5], builder.add(args[3], args[3].type(column)))
                     builder.store(value, element(out, args[1], offset, num_out, at))
             return context.get_dummy_value()
 
-        return types.void(x, row, weight, first, out), generate
+        return types.void(x, row, weight, first, out, column), generate
 
     return multiply_tile
 

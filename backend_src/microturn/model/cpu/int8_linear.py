@@ -92,7 +92,7 @@ class Int8Linear:
     @classmethod
     def of(cls, module: nn.Linear) -> Self:
         """Rounds the weight of one module, which is not changed."""
-        return cls(module.weight.detach(), None if module.bias is None else module.bias.detach())
+        return cls.fused([module])
 
     def __call__(self, x: Tensor, out: Tensor) -> Tensor:
         """See `Product`."""

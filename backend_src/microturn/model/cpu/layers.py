@@ -39,7 +39,7 @@ class FusedLayers:
     Args:
         model: a causal LM that is known (see `unknown_reason`).
         shapes: KV shape of each layer.
-        products: `Linear` and `StoredLinear` share the model's weights, `Int8Linear` copies them.
+        products: `Linear` shares the model's weights, `Int8Linear` copies them.
     """
 
     def __init__(self, model: PreTrainedModel, shapes: Sequence[LayerShape], products: Products) -> None:
@@ -54,7 +54,7 @@ class FusedLayers:
 
     @classmethod
     def of(cls, model: PreTrainedModel, shapes: Sequence[LayerShape], products: Products = Linear) -> Self:
-        """The layers of a model whose weights are float32, but for those of products that take other types.
+        """The layers of a model.
 
         Raises:
             NotKnown: its architecture is not known, or Numba cannot be used.

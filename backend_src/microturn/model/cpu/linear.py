@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Protocol, Self
 
 import torch
 from torch import Tensor, nn
 
 from microturn.model.cpu import float_products
-
-# Of a weight that is widened, or rounded, for a check. A head has many more than other weights.
-_ROWS_OF_BLOCK = 4096
+from microturn.model.cpu.stored_weight import as_stored
 
 
 class Product(Protocol):
@@ -66,66 +64,57 @@ class TorchLinear:
         return torch.addmm(self.bias, x, self.weight.t(), out=out)
 
 
-class Linear(TorchLinear):
-    """A `Product` in float32 on a CPU that computes each row in the same way: bitwise the same in any batch."""
+class Linear:
+    """A `Product` in float32 on a CPU that computes each row in the same way: bitwise the same in any batch.
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        super().__init__(weight, bias)
-        self._weight_array = weight.numpy() if float_products.fits(weight) else None
-
-    def __call__(self, x: Tensor, out: Tensor) -> Tensor:
-        """See `Product`."""
-        if self._weight_array is not None:
-            float_products.multiply(x.numpy(), self._weight_array, out.numpy())
-        else:
-            for row, result in zip(x, out, strict=True):
-                torch.mv(self.weight, row, out=result)
-        return out if self.bias is None else out.add_(self.bias)
-
-
-class StoredLinear:
-    """A `Product` as `Linear`'s over weights as they are stored, which are widened anew for each call: for checks.
+    Attributes:
+        weights: for kernels, over the same memory (see `float_products.as_array`).
 
     Args:
-        weights: [out, in] each, of any float type; their rows follow each other.
+        weights: [out, in] each, float32 or as they are stored; their rows follow each other.
         bias: float32 [out], or None.
     """
 
     def __init__(self, weights: Tensor | Sequence[Tensor], bias: Tensor | None) -> None:
-        self._weights = [weights] if isinstance(weights, Tensor) else weights
+        stored = [as_stored(weight) for weight in ([weights] if isinstance(weights, Tensor) else weights)]
+        self.num_out = sum(map(len, stored))
+        self.num_bytes = sum(weight.nbytes for weight in stored)
+        self.weights = [float_products.as_array(weight) for weight in stored]
+        self._by_torch = None if all(map(float_products.fits, stored)) else stored
         self._bias = bias
-        self.num_out = sum(map(len, self._weights))
-        self.num_bytes = sum(weight.nbytes for weight in self._weights)
 
     @classmethod
     def fused(cls, modules: Sequence[nn.Linear]) -> Self:
         """The product of several modules, over their own weights."""
-        return cls([module.weight.detach() for module in modules], stacked_biases(modules))
+        return cls([module.weight for module in modules], stacked_biases(modules))
 
     @classmethod
     def of(cls, module: nn.Linear) -> Self:
         """The product of one module, over its own weight."""
         return cls.fused([module])
 
+    @property
+    def is_native(self) -> bool:
+        """Whether kernels can compute it: the sides of its weights fit."""
+        return self._by_torch is None
+
     def __call__(self, x: Tensor, out: Tensor) -> Tensor:
         """See `Product`."""
-        first = 0
-        for rows in in_blocks(self._weights):
-            part = Linear(rows.float(), None)
-            out[:, first : first + part.num_out] = part(x, x.new_empty(len(x), part.num_out))
-            first += part.num_out
+        if self._by_torch is None:
+            first = 0
+            for weight in self.weights:
+                float_products.multiply(x.numpy(), weight, out.numpy(), first)
+                first += len(weight)
+        else:
+            wide = torch.cat(self._by_torch).float()
+            for row, result in zip(x, out, strict=True):
+                torch.mv(wide, row, out=result)
         return out if self._bias is None else out.add_(self._bias)
-
-
-def in_blocks(weights: Sequence[Tensor]) -> Iterator[Tensor]:
-    """The rows of weights [out, in], so many at once that little memory is needed besides."""
-    for weight in weights:
-        yield from torch.split(weight, _ROWS_OF_BLOCK)
 
 
 def stacked(modules: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
     """Stacks the weights [out, in] and biases [out] of several modules; the bias is None if none has one."""
-    return torch.cat([module.weight.detach() for module in modules]), stacked_biases(modules)
+    return torch.cat([as_stored(module.weight) for module in modules]), stacked_biases(modules)
 
 
 def stacked_biases(modules: Sequence[nn.Linear]) -> Tensor | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import torch
+from transformers import PreTrainedModel
 
 from microturn.errors import InvalidArgument
 from microturn.kv.layer_groups import LayerShape
@@ -16,11 +17,11 @@ from microturn.kv.page_layout import PageLayout
 from microturn.kv.tensors import KV_DTYPES, KVTensors
 from microturn.model import recurrent, runner
 from microturn.model.cpu import attention as native
+from microturn.model.cpu import stored_model
 from microturn.model.cpu.int8_linear import Int8Linear
 from microturn.model.cpu.layers import FusedLayers
-from microturn.model.cpu.linear import Linear, StoredLinear
+from microturn.model.cpu.linear import Linear
 from microturn.model.cpu.probe_int8 import Refused, int8_decoder
-from microturn.model.cpu.stored_weights import StoredWeights
 from microturn.model.cpu.weights import release_linears
 from microturn.model.loaded import Loaded, PageNeeds, size_pool
 from microturn.model.probe import Checked, check_model
@@ -43,13 +44,13 @@ def load(settings: Settings) -> Loaded:
         InvalidArgument: it cannot be loaded or served, or the settings do not fit it.
     """
     _refuse_what_is_for_a_gpu(settings)
-    stored = StoredWeights(settings.model_dir)
-    model = stored.model
+    model = stored_model.read_model(settings.model_dir)
     layers = runner.trace_layers(model)
     layout, no_kernel_reason = _layout(settings, layers)
-    checked, weights, no_int8_reason = _checked(settings, stored, layers, layout)
+    checked, weights, no_int8_reason = _checked(settings, model, layers, layout)
     if weights == "int8":
         release_linears(model)
+        stored_model.make_resident(model)
     # In panels rounded keys are rotated ones, and integers are multiplied as they are.
     of_auto = "int8" if layout is PageLayout.PANELS else "bfloat16"
     kv_dtype = KV_DTYPES[of_auto if settings.kv_dtype == "auto" else settings.kv_dtype]
@@ -89,38 +90,37 @@ def load(settings: Settings) -> Loaded:
     )
 
 
-def _checked(settings: Settings, stored: StoredWeights, layers: Sequence[LayerShape], layout: PageLayout) -> _Decided:
+def _checked(settings: Settings, model: PreTrainedModel, layers: Sequence[LayerShape], layout: PageLayout) -> _Decided:
     """What serves the model: checked now, or cached.
 
     Raises:
         InvalidArgument: it cannot be served, or not with these settings.
     """
     if not settings.check_dir:
-        return _check(settings, stored, layers, layout)
+        return _check(settings, model, layers, layout)
     num_threads = torch.get_num_threads()
     remembered = RememberedChecks(Path(settings.check_dir), settings, layout, num_threads=num_threads)
     outcome = remembered.recall()
     if outcome is None:
-        decided = checked, weights, no_int8_reason = _check(settings, stored, layers, layout)
+        decided = checked, weights, no_int8_reason = _check(settings, model, layers, layout)
         remembered.remember(
             Outcome(weights, checked.no_fused_reason, no_int8_reason, checked.accepts_embeds, checked.no_window_reason)
         )
         return decided
     decoder: FusedLayers | None
     if outcome.weights == "int8":
-        decoder = FusedLayers(stored.model, layers, Int8Linear)
+        decoder = FusedLayers(model, layers, Int8Linear)
     else:
-        stored.widen()
-        decoder = FusedLayers(stored.model, layers, Linear) if outcome.no_fused_reason is None else None
+        stored_model.make_resident(model)
+        decoder = FusedLayers(model, layers, Linear) if outcome.no_fused_reason is None else None
     checked = Checked(decoder, outcome.accepts_embeds, outcome.no_window_reason, outcome.no_fused_reason)
     return checked, outcome.weights, outcome.no_int8_reason
 
 
-def _check(settings: Settings, stored: StoredWeights, layers: Sequence[LayerShape], layout: PageLayout) -> _Decided:
+def _check(settings: Settings, model: PreTrainedModel, layers: Sequence[LayerShape], layout: PageLayout) -> _Decided:
     """See `_checked`."""
-    model = stored.model
     # In float32, whatever the type of the pages: there a difference is an error and not rounding.
-    checked = check_model(model, layers, layout, StoredLinear)
+    checked = check_model(model, layers, layout)
     no_int8_reason = None
     if settings.weights != "float32":
         try:
@@ -130,7 +130,7 @@ def _check(settings: Settings, stored: StoredWeights, layers: Sequence[LayerShap
                 raise InvalidArgument(f"setting 'weights' cannot be int8 here: {reason}; set weights=float32") from None
             log.warning("weights in float32: %s", reason)
             no_int8_reason = str(reason)
-    stored.widen()
+    stored_model.make_resident(model)
     if checked.decoder is not None:
         checked = replace(checked, decoder=FusedLayers(model, layers, Linear))
     return checked, "float32", no_int8_reason

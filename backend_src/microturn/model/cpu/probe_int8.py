@@ -23,8 +23,8 @@ from microturn.model.cpu.feed_forward import stacks_of
 from microturn.model.cpu.int8_linear import Int8Linear
 from microturn.model.cpu.int8_products import TILE_ROWS
 from microturn.model.cpu.layers import FusedLayers
-from microturn.model.cpu.linear import in_blocks
 from microturn.model.cpu.rotation import block_of, rotate
+from microturn.model.cpu.stored_weight import as_stored
 from microturn.model.runner import ModelRunner
 from microturn.model.stock import stock_logits
 
@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 TOLERANCE = 0.3
 _PAGE_SIZE = 16
 _LEN = 96
+# Of a weight that is rounded, for little memory besides: a head has many more.
+_ROWS_AT_ONCE = 4096
 
 
 class Refused(Exception):
@@ -93,7 +95,8 @@ def _rounded_logits(model: PreTrainedModel, ids: Sequence[int]) -> Tensor:
 
     def product(x: Tensor, weight: Tensor) -> Tensor:
         rounded = _rounded(x) / block_of(weight.shape[1])
-        return torch.cat([nn.functional.linear(rounded, _rounded(rows)) for rows in in_blocks([weight])], dim=-1)
+        parts = torch.split(as_stored(weight), _ROWS_AT_ONCE)
+        return torch.cat([nn.functional.linear(rounded, _rounded(rows)) for rows in parts], dim=-1)
 
     def multiply_rounded(module: nn.Linear, given: tuple[Tensor, ...], _: Tensor) -> Tensor:
         out = product(given[0], module.weight)

@@ -15,7 +15,7 @@ def modules() -> list[nn.Linear]:
 
 
 def product(linear: Linear, x: Tensor) -> Tensor:
-    return linear(x, torch.full((len(x), len(linear.weight)), float("nan")))
+    return linear(x, torch.full((len(x), linear.num_out), float("nan")))
 
 
 @torch.inference_mode()
@@ -32,13 +32,23 @@ def test_sides_that_do_not_fit_the_kernel() -> None:
     module = nn.Linear(30, 7)
     x = torch.randn(3, 30)
     torch.testing.assert_close(product(Linear.of(module), x), module(x))
+    assert not Linear.of(module).is_native
 
 
-def test_modules_go_on_over_the_same_memory(modules: list[nn.Linear]) -> None:
-    before = [module.weight.detach().clone() for module in modules]
+@torch.inference_mode()
+@pytest.mark.parametrize("width", [32, 30])
+def test_weights_as_they_are_stored_give_the_bits_of_float32(width: int) -> None:
+    modules = [nn.Linear(width, 8), nn.Linear(width, 4)]
+    x = torch.randn(5, width)
+    for module in modules:
+        module.weight.data = module.weight.bfloat16()
+    got = product(Linear.fused(modules), x)
+    assert Linear.fused(modules).num_bytes == 2 * 12 * width
+    for module in modules:
+        module.weight.data = module.weight.float()
+    assert torch.equal(got, product(Linear.fused(modules), x))
+
+
+def test_the_weights_are_the_modules_own(modules: list[nn.Linear]) -> None:
     linear = Linear.fused(modules)
-    first = 0
-    for module, weight in zip(modules, before, strict=True):
-        assert torch.equal(module.weight, weight)
-        assert module.weight.data_ptr() == linear.weight[first].data_ptr()
-        first += len(weight)
+    assert [weight.ctypes.data for weight in linear.weights] == [module.weight.data_ptr() for module in modules]
