@@ -154,6 +154,7 @@ def shape_of(name: str, config: object) -> ModelShape:
         num_product_params=sum(p.numel() for product in products for p in product.parameters()),
         num_product_rows=sum(product.out_features for product in products),
         num_embedding_params=embeddings.numel(),
+        stored_bytes=(parsed.dtype or torch.float32).itemsize,
         shares_head=model.get_output_embeddings().weight is embeddings,
         layers=tuple(layers),
         num_heads=int(text.num_attention_heads),

@@ -15,8 +15,8 @@ ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 
 # In 8 bits each row of a weight has a scale in float32.
 _SCALE_BYTES = 4
-# Other weights (embeddings, norms) stay in float32 with 8-bit products.
-_UNROUNDED_BYTES = 4
+# With 8-bit products all that is neither a product nor embeddings is float32: norms, biases.
+_OTHER_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class ModelShape:
         num_product_params: elements of its linear modules, the head included.
         num_product_rows: their output features.
         num_embedding_params: elements of the table of embeddings.
+        stored_bytes: of an element in its file, and so of embeddings in memory beside 8-bit products.
         shares_head: whether that table is also the head.
         layers: KV shape and window of each attention layer.
         num_heads: query heads of a layer.
@@ -40,6 +41,7 @@ class ModelShape:
     num_product_params: int
     num_product_rows: int
     num_embedding_params: int
+    stored_bytes: int
     shares_head: bool
     layers: tuple[LayerShape, ...]
     num_heads: int
@@ -59,12 +61,11 @@ class ModelShape:
         """
         if weights != "int8":
             return self.num_params * ELEMENT_BYTES[weights]
-        unrounded = self.num_embedding_params + self.num_other_params
-        return self.product_bytes(weights) + unrounded * _UNROUNDED_BYTES
+        return self.step_weight_bytes(weights) + self.num_embedding_params * self.stored_bytes
 
     def step_weight_bytes(self, weights: str) -> int:
         """Bytes of weights that each step reads: all but the embeddings, of which it reads a few rows."""
-        other_bytes = _UNROUNDED_BYTES if weights == "int8" else ELEMENT_BYTES[weights]
+        other_bytes = _OTHER_BYTES if weights == "int8" else ELEMENT_BYTES[weights]
         return self.product_bytes(weights) + self.num_other_params * other_bytes
 
     def product_bytes(self, weights: str) -> int:

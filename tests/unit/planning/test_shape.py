@@ -22,6 +22,7 @@ SMALL = ModelShape(
     num_product_params=1000 + 200,
     num_product_rows=100 + 50,
     num_embedding_params=200,
+    stored_bytes=2,
     shares_head=True,
     layers=(LayerShape(2, 8), LayerShape(2, 8, window=20)),
     num_heads=4,
@@ -33,8 +34,9 @@ def test_weights_in_memory_and_as_a_step_reads_them() -> None:
     assert SMALL.num_other_params == 30
     assert SMALL.weight_bytes("float32") == 4 * 1230
     assert SMALL.weight_bytes("bfloat16") == 2 * 1230
-    # Products in a byte each, a scale for each of their rows; embeddings and norms in float32, the head a copy.
-    assert SMALL.weight_bytes("int8") == 1200 + 4 * 150 + 4 * (200 + 30)
+    # Products in a byte each, a scale for each of their rows; embeddings as they are stored, the head a copy, norms in
+    # float32.
+    assert SMALL.weight_bytes("int8") == 1200 + 4 * 150 + 2 * 200 + 4 * 30
     assert SMALL.step_weight_bytes("bfloat16") == 2 * 1230
     assert SMALL.step_weight_bytes("int8") == 1200 + 4 * 150 + 4 * 30
 

@@ -25,6 +25,8 @@ from microturn.model.cpu.kernel_cache import kernel
 # A tile of 4 x 4 sums of 16 lanes fills half of AVX-512's registers.
 _WEIGHT_ROWS = 4
 _TILE_ROWS = 4
+# Blocks of weight rows in the L2 cache while all inputs, which fill the L1 cache in many rows, pass by.
+_BLOCKS_AT_ONCE = 8
 _LANES = 16
 
 # Elements to prefetch ahead: one block, but no more than the L1 cache holds beside it.
@@ -66,14 +68,23 @@ def multiply(x: _Array, weight: _Array, out: _Array, column: int) -> None:
         column: the first one of out.
     """
     num_rows, num_out = x.shape[0], weight.shape[0]
-    for block in numba.prange((num_out + _WEIGHT_ROWS - 1) // _WEIGHT_ROWS):
-        # The last block begins early enough to be full; elements computed twice have the same result.
-        first = min(block * _WEIGHT_ROWS, num_out - _WEIGHT_ROWS)
+    num_blocks = (num_out + _WEIGHT_ROWS - 1) // _WEIGHT_ROWS
+    for group in numba.prange((num_blocks + _BLOCKS_AT_ONCE - 1) // _BLOCKS_AT_ONCE):
+        first_block = group * _BLOCKS_AT_ONCE
+        last_block = min(first_block + _BLOCKS_AT_ONCE, num_blocks)
         num_tiled = num_rows - num_rows % _TILE_ROWS
         for row in range(0, num_tiled, _TILE_ROWS):
-            _four_rows(x, row, weight, first, out, column)
+            for block in range(first_block, last_block):
+                _four_rows(x, row, weight, _first_of(block, num_out), out, column)
         for row in range(num_tiled, num_rows):
-            _one_row(x, row, weight, first, out, column)
+            for block in range(first_block, last_block):
+                _one_row(x, row, weight, _first_of(block, num_out), out, column)
+
+
+@numba.njit(nogil=True)
+def _first_of(block: int, num_out: int) -> int:
+    """The last block begins early enough to be full; elements computed twice have the same result."""
+    return min(block * _WEIGHT_ROWS, num_out - _WEIGHT_ROWS)
 
 
 def _tile(num_rows: int) -> Any:

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map_only
 from microturn.model.cpu import float_products
 
 # Torch's product of more rows with a widened copy is faster than the kernel's, which is made for few.
-_MOST_ROWS = 64
+_MOST_ROWS = 32
 
 # Operations whose result is stored likewise; those that tell only where and how large a tensor is.
 _VIEWS = {Tensor.__getitem__, Tensor.detach, Tensor.requires_grad_}
@@ -90,4 +90,4 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | 
         return None
     rows, out = x.detach().reshape(num_rows, width).contiguous(), x.new_empty(num_rows, len(stored))
     float_products.multiply(rows.numpy(), float_products.as_array(stored), out.numpy(), 0)
-    return (out if bias is None else out.add_(bias)).view(*x.shape[:-1], -1)
+    return (out if bias is None else out.add_(bias)).view(*x.shape[:-1], len(stored))
