@@ -1,0 +1,106 @@
+"""Images and sound through the client's encoder and a session: the tokens of transformers' own multimodal model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForMultimodalLM, AutoProcessor
+
+from microturn.model import runner
+from microturn.sessions.inputs import EmbedInput, TokenInput, TurnInput
+from microturn.zoo.language_part import LanguagePart
+from microturn_client.media import MediaEncoder
+from support import media_checkpoints
+from support.driver import model_runner
+from support.media_checkpoints import PLACEHOLDERS, Processed
+from support.oracle import RecordingDriver, check_sampled
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+NUM_GENERATED = 8
+OPTIONS = {"max_tokens": NUM_GENERATED, "ignore_eos": True}
+
+
+class Whole:
+    """Transformers' model of a checkpoint, and what a session with it has been told and has said."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        self._model = AutoModelForMultimodalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+        self._inputs: dict[str, Tensor] = {}
+
+    @property
+    def context(self) -> list[int]:
+        return self._inputs["input_ids"][0].tolist()
+
+    def hear(self, inputs: Mapping[str, Tensor]) -> None:
+        """Adds text with media behind all before."""
+        for name, value in inputs.items():
+            # Tokens follow each other, and so do tiles [1, n, …]; other media are a batch.
+            dim = 1 if name in ("input_ids", "attention_mask") or value.ndim == 5 or "pixel_att" in name else 0
+            self._inputs[name] = torch.cat([self._inputs[name], value], dim) if name in self._inputs else value
+
+    def say(self, ids: list[int]) -> None:
+        said = torch.tensor([ids])
+        for name, value in (("input_ids", said), ("attention_mask", torch.ones_like(said))):
+            self._inputs[name] = torch.cat([self._inputs[name], value], 1)
+
+    @torch.inference_mode()
+    def generate(self) -> list[int]:
+        self._model.generation_config.eos_token_id = None
+        output = self._model.generate(**self._inputs, max_new_tokens=NUM_GENERATED, do_sample=False)
+        return output[0, len(self.context) :].tolist()
+
+    @torch.inference_mode()
+    def logits(self) -> Tensor:
+        return self._model(**self._inputs, use_cache=False).logits[0]
+
+
+@pytest.mark.parametrize("write", [media_checkpoints.idefics3, media_checkpoints.llava, media_checkpoints.qwen2_audio])
+def test_a_session_gives_the_tokens_of_the_whole_model(write: Callable[[Path], Path], tmp_path: Path) -> None:
+    """Text between media, in chunks, behind an answer, and cut back into the middle of an image or a sound."""
+    checkpoint = write(tmp_path / "whole")
+    LanguagePart(checkpoint).convert(tmp_path / "language", label="m")
+    driver = RecordingDriver(model_runner(runner.load_model(tmp_path / "language")), max_batch_tokens=16)
+    encoder, whole = MediaEncoder(checkpoint), Whole(checkpoint)
+    process = Processed(AutoProcessor.from_pretrained(checkpoint))
+    rng = np.random.default_rng(5)
+    medium = PLACEHOLDERS[write.__name__]
+
+    prompts = [f"Here {medium} and then {medium} so", f" but {medium} is the end"]
+    at: list[tuple[int, TurnInput]] = []
+    for number, prompt in enumerate(prompts):
+        inputs = process(prompt, rng, begins=number == 0)
+        whole.hear(inputs)
+        for position, given in _chunks(encoder.pieces(inputs), len(whole.context) - inputs["input_ids"].shape[1]):
+            at.append((position, given))
+            driver.turn(1, given, start=position == 0, max_tokens=0)
+        answer = driver.turn(1, **OPTIONS)
+        assert answer.token_ids == whole.generate()
+        whole.say(answer.token_ids)
+
+    # The last medium once more, from the middle of its last chunk on.
+    cut, again = next((position, given) for position, given in reversed(at) if isinstance(given, EmbedInput))
+    behind = [given for position, given in at if position > cut]
+    driver.turn(1, EmbedInput(again.embeds[1:]), rewind_to=cut + 1, max_tokens=0)
+    for given in behind:
+        driver.turn(1, given, max_tokens=0)
+    assert driver.turn(1, **OPTIONS).token_ids == answer.token_ids
+    generated = {position: row for (_, position), row in driver.logits.items()}
+    check_sampled(whole.logits(), whole.context, generated)
+    assert len(generated) >= 2 * NUM_GENERATED
+
+
+def _chunks(pieces: list[list[int] | Tensor], first: int) -> list[tuple[int, TurnInput]]:
+    """Pieces as a session gets them, each with its position; embeddings three at a time."""
+    chunks: list[tuple[int, TurnInput]] = []
+    for piece in pieces:
+        parts = [piece] if isinstance(piece, list) else piece.split(3)
+        for part in parts:
+            chunks.append((first, TokenInput(part) if isinstance(part, list) else EmbedInput(part)))
+            first += len(part)
+    return chunks
