@@ -12,6 +12,25 @@ from microturn.zoo.cache import Source, default_cache_dir, prepare
 from microturn.zoo.embedded_models import EMBEDDED_MODELS
 from microturn.zoo.sources import EmbeddedSource, GgufSource, MultimodalSource, QuantizedSource
 
+# Models with several parts that transformers loads as causal language models. To ask it takes seconds at each start.
+LOADED_WHOLE = {
+    "dots3_note",
+    "emu3",
+    "fuyu",
+    "gemma3",
+    "gemma3n",
+    "gemma4",
+    "gemma4_assistant",
+    "gemma4_unified",
+    "gemma4_unified_assistant",
+    "got_ocr2",
+    "llama4",
+    "mllama",
+    "moss_transcribe_diarize",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "qwen4_exp",
+}
 CONVERTED = "converted"  # the folder in the cache of what was made from users' own files
 
 
@@ -58,11 +77,7 @@ def _source_of(path: Path) -> Source | None:
 
 def _is_multimodal(config: dict[str, Any]) -> bool:
     """Whether a language part is one of several parts, and transformers loads no causal language model of the whole."""
-    if not isinstance(config.get("text_config"), dict):
-        return False
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES  # takes seconds
-
-    return config.get("model_type") not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    return isinstance(config.get("text_config"), dict) and config.get("model_type") not in LOADED_WHOLE
 
 
 def _check_model_dir(path: Path) -> dict[str, Any]:

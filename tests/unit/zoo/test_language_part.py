@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForMultimodalLM, Gemma3Config, Qwen2VLConfig
+from transformers import CONFIG_MAPPING, AutoModelForMultimodalLM, Gemma3Config, Qwen2VLConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from microturn.errors import InvalidArgument
 from microturn.model import runner
 from microturn.zoo.language_part import LanguagePart
-from microturn.zoo.store import resolve_model
+from microturn.zoo.store import LOADED_WHOLE, resolve_model
 from support import media_checkpoints
 from support.quantized_checkpoints import KINDS, write_quantized
 
@@ -73,6 +74,15 @@ def test_what_transformers_loads_as_a_language_model_stays_as_it_is(tmp_path: Pa
     save_file({"a": torch.zeros(1)}, tmp_path / "gemma3" / "model.safetensors")
     assert resolve_model(str(tmp_path / "gemma3")) == tmp_path / "gemma3"
     assert not own_cache.exists()
+
+
+def test_all_models_that_transformers_loads_whole_are_known() -> None:
+    parts = {
+        name: {*CONFIG_MAPPING[name].sub_configs, *getattr(CONFIG_MAPPING[name], "sub_configs_defaults", {})}
+        for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        if name in CONFIG_MAPPING
+    }
+    assert {name for name, of in parts.items() if "text_config" in of} <= LOADED_WHOLE
 
 
 def test_a_language_part_that_is_none_by_itself_is_refused_by_name(tmp_path: Path, own_cache: Path) -> None:
