@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from torch import Tensor
-from transformers import AutoModelForMultimodalLM, AutoProcessor
+from transformers import AutoProcessor
 
 from microturn.model import runner
 from microturn.sessions.inputs import EmbedInput, TokenInput, TurnInput
@@ -19,45 +18,12 @@ from support import media_checkpoints
 from support.driver import model_runner
 from support.media_checkpoints import PLACEHOLDERS, Processed
 from support.oracle import RecordingDriver, check_sampled
+from support.whole_model import WholeModel
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 NUM_GENERATED = 8
 OPTIONS = {"max_tokens": NUM_GENERATED, "ignore_eos": True}
-
-
-class Whole:
-    """Transformers' model of a checkpoint, and what a session with it has been told and has said."""
-
-    def __init__(self, checkpoint: Path) -> None:
-        self._model = AutoModelForMultimodalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
-        self._inputs: dict[str, Tensor] = {}
-
-    @property
-    def context(self) -> list[int]:
-        return self._inputs["input_ids"][0].tolist()
-
-    def hear(self, inputs: Mapping[str, Tensor]) -> None:
-        """Adds text with media behind all before."""
-        for name, value in inputs.items():
-            # Tokens follow each other, and so do tiles [1, n, …]; other media are a batch.
-            dim = 1 if name in ("input_ids", "attention_mask") or value.ndim == 5 or "pixel_att" in name else 0
-            self._inputs[name] = torch.cat([self._inputs[name], value], dim) if name in self._inputs else value
-
-    def say(self, ids: list[int]) -> None:
-        said = torch.tensor([ids])
-        for name, value in (("input_ids", said), ("attention_mask", torch.ones_like(said))):
-            self._inputs[name] = torch.cat([self._inputs[name], value], 1)
-
-    @torch.inference_mode()
-    def generate(self) -> list[int]:
-        self._model.generation_config.eos_token_id = None
-        output = self._model.generate(**self._inputs, max_new_tokens=NUM_GENERATED, do_sample=False)
-        return output[0, len(self.context) :].tolist()
-
-    @torch.inference_mode()
-    def logits(self) -> Tensor:
-        return self._model(**self._inputs, use_cache=False).logits[0]
 
 
 @pytest.mark.parametrize("write", [media_checkpoints.idefics3, media_checkpoints.llava, media_checkpoints.qwen2_audio])
@@ -66,7 +32,7 @@ def test_a_session_gives_the_tokens_of_the_whole_model(write: Callable[[Path], P
     checkpoint = write(tmp_path / "whole")
     LanguagePart(checkpoint).convert(tmp_path / "language", label="m")
     driver = RecordingDriver(model_runner(runner.load_model(tmp_path / "language")), max_batch_tokens=16)
-    encoder, whole = MediaEncoder(checkpoint), Whole(checkpoint)
+    encoder, whole = MediaEncoder(checkpoint), WholeModel(checkpoint)
     process = Processed(AutoProcessor.from_pretrained(checkpoint))
     rng = np.random.default_rng(5)
     medium = PLACEHOLDERS[write.__name__]
@@ -80,7 +46,7 @@ def test_a_session_gives_the_tokens_of_the_whole_model(write: Callable[[Path], P
             at.append((position, given))
             driver.turn(1, given, start=position == 0, max_tokens=0)
         answer = driver.turn(1, **OPTIONS)
-        assert answer.token_ids == whole.generate()
+        assert answer.token_ids == whole.generate(NUM_GENERATED)
         whole.say(answer.token_ids)
 
     # The last medium once more, from the middle of its last chunk on.
