@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor
 from transformers import AutoProcessor
 
@@ -17,6 +18,7 @@ from microturn_client.media import MediaEncoder
 from support import media_checkpoints
 from support.driver import model_runner
 from support.media_checkpoints import PLACEHOLDERS, Processed
+from support.media_families import FAMILIES, random_family
 from support.oracle import RecordingDriver, check_sampled
 from support.whole_model import WholeModel
 
@@ -56,9 +58,26 @@ def test_a_session_gives_the_tokens_of_the_whole_model(write: Callable[[Path], P
     for given in behind:
         driver.turn(1, given, max_tokens=0)
     assert driver.turn(1, **OPTIONS).token_ids == answer.token_ids
-    generated = {position: row for (_, position), row in driver.logits.items()}
-    check_sampled(whole.logits(), whole.context, generated)
-    assert len(generated) >= 2 * NUM_GENERATED
+    check_sampled(whole.logits(), whole.context, _by_position(driver))
+    assert len(driver.logits) >= 2 * NUM_GENERATED
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_more_families_hear_and_see_as_they_do_whole(family: str, tmp_path: Path) -> None:
+    model, inputs = random_family(family)
+    model.save_pretrained(tmp_path / "whole")
+    LanguagePart(tmp_path / "whole").convert(tmp_path / "language", label="m")
+    driver = RecordingDriver(model_runner(runner.load_model(tmp_path / "language")), max_batch_tokens=16)
+    for position, given in _chunks(MediaEncoder(tmp_path / "whole").pieces(inputs), 0):
+        driver.turn(1, given, start=position == 0, max_tokens=0)
+    answer = driver.turn(1, max_tokens=1, ignore_eos=True)
+    with torch.inference_mode():
+        expected = model(**inputs).logits[0]
+    check_sampled(expected, [*inputs["input_ids"][0].tolist(), *answer.token_ids], _by_position(driver))
+
+
+def _by_position(driver: RecordingDriver) -> dict[int, Tensor]:
+    return {position: row for (_, position), row in driver.logits.items()}
 
 
 def _chunks(pieces: list[list[int] | Tensor], first: int) -> list[tuple[int, TurnInput]]:
