@@ -97,6 +97,9 @@ def _changed(inputs: BatchFeature, name: str) -> dict[str, Any]:
         at = int((ids[0] == ids[0].mode().values).nonzero()[0])
         kept = [place for place in range(ids.shape[1]) if place != at]
         return changed | {"input_ids": ids[:, kept], "attention_mask": torch.ones(1, len(kept))}
+    if name == "a placeholder for all":
+        short = torch.cat([ids[:, :6], ids[:, 30:]], 1)
+        return changed | {"input_ids": short, "attention_mask": torch.ones_like(short)}
     if name == "a sound that is not a number":
         return changed | {"input_features": torch.full_like(inputs["input_features"], torch.nan)}
     return {key: value for key, value in changed.items() if key != "feature_attention_mask"}
@@ -109,6 +112,7 @@ def _changed(inputs: BatchFeature, name: str) -> dict[str, Any]:
         ("a list", "one prompt at a time"),
         ("padding", "a prompt has no padding"),
         ("too few placeholders", "Qwen2AudioModel cannot encode this: .*do not match"),
+        ("a placeholder for all", "hands no embedding for each token"),
         ("a sound that is not a number", "returned what is not finite"),
         ("an input that lacks", "Qwen2AudioModel cannot encode this"),
     ],
