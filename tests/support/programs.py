@@ -10,7 +10,10 @@ from pathlib import Path
 _ROOT = Path(__file__).parents[2]
 PAGES = [_ROOT / "README.md", *sorted((_ROOT / "docs").glob("*.md"))]
 
-# What a program needs, by how it names that: a server, the fake server, a gateway, the edge, or certificates.
+# What a program needs, by how it names that: a multimodal checkpoint and its server, a server, the fake server, a
+# gateway, the edge, or certificates.
+IMAGES = "SmolVLM-256M-Instruct"
+SOUND = "Qwen2-Audio-7B-Instruct"
 SERVER = "localhost:8001"
 FAKE = "FakeServer()"
 GATEWAY = "localhost:8080"
@@ -26,7 +29,7 @@ def programs_of(page: Path) -> list[str]:
 
 def need_of(program: str) -> str | None:
     """What a program needs, one of the names above."""
-    return next((name for name in (SERVER, FAKE, GATEWAY, EDGE, CERTIFICATES) if name in program), None)
+    return next((name for name in (IMAGES, SOUND, SERVER, FAKE, GATEWAY, EDGE, CERTIFICATES) if name in program), None)
 
 
 def programs_for(*needs: str) -> dict[str, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -161,7 +161,7 @@ def load_model(
     """Loads a causal LM with our attention; on a CPU its weights may be mapped from the file.
 
     Raises:
-        InvalidArgument: transformers cannot load a causal LM from the directory.
+        InvalidArgument: transformers cannot load a causal LM from the directory, or it lacks weights.
     """
     return prepare_model(read_model(model_dir, dtype), device)
 
@@ -173,11 +173,20 @@ def read_model(model_dir: str | Path, dtype: torch.dtype = torch.float32) -> Pre
         InvalidArgument: see `load_model`.
     """
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            model_dir, dtype=dtype, attn_implementation=stock.IMPLEMENTATION, local_files_only=True
+        loaded: tuple[PreTrainedModel, dict[str, Any]] = AutoModelForCausalLM.from_pretrained(
+            model_dir,
+            dtype=dtype,
+            attn_implementation=stock.IMPLEMENTATION,
+            local_files_only=True,
+            output_loading_info=True,
         )
     except Exception as error:  # transformers may raise anything
         raise InvalidArgument(f"cannot load a causal language model from '{model_dir}': {reason_of(error)}") from error
+    model, report = loaded
+    # transformers makes them up, with a warning.
+    if missing := sorted(report["missing_keys"]):
+        some = ", ".join(missing[:3])
+        raise InvalidArgument(f"the model directory '{model_dir}' lacks {len(missing)} of its weights: {some}")
     return model
 
 

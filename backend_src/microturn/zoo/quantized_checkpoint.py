@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
-import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 from tqdm import tqdm
 
 from microturn.errors import InvalidArgument
 from microturn.zoo.dequantization import IGNORED, Stored, find_format
+from microturn.zoo.model_files import TORCH_DTYPES, content_of, copy_small_files, stored_tensors
 from microturn.zoo.safetensors_file import TensorEntry, write_safetensors
 
 _DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
-_TORCH_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-# Everything else in a model directory: configs, vocabularies, templates.
-_TEXT_SUFFIXES = {".json", ".txt", ".jinja", ".model", ".tiktoken"}
 
 
 class QuantizedCheckpoint:
@@ -40,7 +36,7 @@ class QuantizedCheckpoint:
         self._dtype = _DTYPES[next((name for name in named if name in _DTYPES), "float32")]
         try:
             with ExitStack() as files:
-                self._weights = list(self._plan(self._stored(files)))
+                self._weights = list(self._plan(stored_tensors(directory, files)))
         except (SafetensorError, KeyError, ValueError) as error:
             raise InvalidArgument(f"the quantized weights in {directory} cannot be read: {error!r}") from error
 
@@ -60,16 +56,11 @@ class QuantizedCheckpoint:
             OSError: the directory cannot be written.
         """
         model_dir.mkdir()
-        for path in self._directory.iterdir():
-            if path.suffix in _TEXT_SUFFIXES and not path.name.endswith(".index.json"):
-                shutil.copyfile(path, model_dir / path.name)
-        templates = self._directory / "additional_chat_templates"
-        if templates.is_dir():
-            shutil.copytree(templates, model_dir / templates.name)
+        copy_small_files(self._directory, model_dir)
         plain = {key: value for key, value in self._config.items() if key != "quantization_config"}
         (model_dir / "config.json").write_text(json.dumps(plain, indent=2) + "\n", "utf-8")
         with ExitStack() as files:
-            stored = self._stored(files)
+            stored = stored_tensors(self._directory, files)
             weights = tqdm(self._weights, desc=f"{label}: dequantizing", unit="tensor")
             write_safetensors(
                 model_dir / "model.safetensors",
@@ -79,14 +70,6 @@ class QuantizedCheckpoint:
                     for entry, parts in weights
                 ),
             )
-
-    def _stored(self, files: ExitStack) -> dict[str, Stored]:
-        """All tensors by their names, read only when they are asked for."""
-        stored = {}
-        for path in sorted(self._directory.glob("*.safetensors")):
-            file = files.enter_context(safe_open(path, framework="pt"))
-            stored.update({name: file.get_slice(name) for name in file.keys()})  # noqa: SIM118
-        return stored
 
     def _plan(self, stored: Mapping[str, Stored]) -> Iterator[tuple[TensorEntry, dict[str, str]]]:
         """Each tensor to write, with the tensors that it is made of, by their parts; one without parts is copied."""
@@ -104,12 +87,10 @@ class QuantizedCheckpoint:
             for part, name in parts.items():
                 if part not in quantized:
                     dtype = stored[name].get_dtype()
-                    if dtype not in _TORCH_DTYPES:
+                    if dtype not in TORCH_DTYPES:
                         raise ValueError(f"{name} is of the type {dtype}, and nothing says what that means")
                     yield TensorEntry(name, dtype, stored[name].get_shape()), {"": name}
 
     def _content(self, entry: TensorEntry, parts: Mapping[str, Tensor]) -> memoryview:
         values = parts[""] if "" in parts else self._format.values(parts)
-        flat = values.to(_TORCH_DTYPES[entry.dtype]).contiguous().view(-1).view(torch.uint8)
-        content: memoryview = flat.numpy().data
-        return content
+        return content_of(values, entry.dtype)

@@ -1,4 +1,4 @@
-"""What models in the cache are made from: an embedded model, a user's GGUF file, a user's quantized checkpoint.
+"""What models in the cache are made from: an embedded model, a user's GGUF file, quantized or multimodal checkpoint.
 
 The conversions import numpy, torch and more: only to convert.
 """
@@ -71,8 +71,8 @@ class GgufSource:
 
 
 @dataclass(frozen=True)
-class QuantizedSource:
-    """A Hugging Face directory with quantized weights, by its absolute path."""
+class _DirectorySource:
+    """A Hugging Face directory, by its absolute path."""
 
     path: Path
 
@@ -85,6 +85,10 @@ class QuantizedSource:
         files = sorted(path for path in self.path.iterdir() if path.is_file())
         return {"source": str(self.path), "fingerprint": _fingerprint(files)}
 
+
+class QuantizedSource(_DirectorySource):
+    """A directory with quantized weights."""
+
     def peak_disk_bytes(self) -> int:
         from microturn.zoo.quantized_checkpoint import QuantizedCheckpoint
 
@@ -94,6 +98,20 @@ class QuantizedSource:
         from microturn.zoo.quantized_checkpoint import QuantizedCheckpoint
 
         QuantizedCheckpoint(self.path).convert(model_dir, label=self.path.name)
+
+
+class MultimodalSource(_DirectorySource):
+    """A directory with an encoder before its language part, which is what is made of it."""
+
+    def peak_disk_bytes(self) -> int:
+        from microturn.zoo.language_part import LanguagePart
+
+        return LanguagePart(self.path).converted_bytes
+
+    def convert(self, model_dir: Path) -> None:
+        from microturn.zoo.language_part import LanguagePart
+
+        LanguagePart(self.path).convert(model_dir, label=self.path.name)
 
 
 def _cache_name(name: str, path: Path) -> str:

@@ -10,8 +10,27 @@ from typing import Any
 from microturn.errors import InvalidArgument
 from microturn.zoo.cache import Source, default_cache_dir, prepare
 from microturn.zoo.embedded_models import EMBEDDED_MODELS
-from microturn.zoo.sources import EmbeddedSource, GgufSource, QuantizedSource
+from microturn.zoo.sources import EmbeddedSource, GgufSource, MultimodalSource, QuantizedSource
 
+# Models with several parts that transformers loads as causal language models. To ask it takes seconds at each start.
+LOADED_WHOLE = {
+    "dots3_note",
+    "emu3",
+    "fuyu",
+    "gemma3",
+    "gemma3n",
+    "gemma4",
+    "gemma4_assistant",
+    "gemma4_unified",
+    "gemma4_unified_assistant",
+    "got_ocr2",
+    "llama4",
+    "mllama",
+    "moss_transcribe_diarize",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "qwen4_exp",
+}
 CONVERTED = "converted"  # the folder in the cache of what was made from users' own files
 
 
@@ -20,13 +39,14 @@ def resolve_model(model: str, *, cache_dir: Path | None = None) -> Path:
 
     Args:
         model: a model directory, a GGUF file, or the name of an embedded model; give a directory of the same name with
-            a slash. An embedded model that is not cached is downloaded and converted. A GGUF file, and a directory
-            with quantized weights, are converted once, and anew when they change.
+            a slash. An embedded model that is not cached is downloaded and converted. A GGUF file, a directory with
+            quantized weights, and one with an encoder before its language part, which is what is served of it, are
+            converted once, and anew when they change.
         cache_dir: of converted models; None is ``$MICROTURN_CACHE`` or ``~/.cache/microturn``.
 
     Errors:
         InvalidArgument: there is no such directory, file or name, the directory is incomplete, or the conversion does
-            not know the architecture or the quantization.
+            not know the architecture, the quantization or the language part.
         Unavailable: the embedded model cannot be downloaded, or differs from the pinned one.
         ResourceExhausted: the cache's disk is too full.
         FailedPrecondition: the cache cannot be read or written.
@@ -40,8 +60,9 @@ def resolve_model(model: str, *, cache_dir: Path | None = None) -> Path:
             f"unknown model '{model}': give a model directory, a GGUF file or one of "
             f"{', '.join(sorted(EMBEDDED_MODELS))}"
         )
-    source = _source_of(path)
-    return path if source is None else prepare(source, cache_dir / CONVERTED)
+    while source := _source_of(path):  # a checkpoint can be quantized and multimodal
+        path = prepare(source, cache_dir / CONVERTED)
+    return path
 
 
 def _source_of(path: Path) -> Source | None:
@@ -49,7 +70,14 @@ def _source_of(path: Path) -> Source | None:
     if path.suffix == ".gguf" and path.is_file():
         return GgufSource(path)
     config = _check_model_dir(path)
-    return QuantizedSource(path) if config.get("quantization_config") else None
+    if config.get("quantization_config"):
+        return QuantizedSource(path)
+    return MultimodalSource(path) if _is_multimodal(config) else None
+
+
+def _is_multimodal(config: dict[str, Any]) -> bool:
+    """Whether a language part is one of several parts, and transformers loads no causal language model of the whole."""
+    return isinstance(config.get("text_config"), dict) and config.get("model_type") not in LOADED_WHOLE
 
 
 def _check_model_dir(path: Path) -> dict[str, Any]:

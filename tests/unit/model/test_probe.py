@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
@@ -27,6 +29,7 @@ from microturn.model.probe import check_model
 from microturn.model.runner import load_model, trace_layers, trace_scores
 from support import models
 from support.models import build
+from support.tiny_model_dir import write_tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -138,3 +141,13 @@ def test_a_model_that_computes_something_else_is_refused(monkeypatch: pytest.Mon
 def test_a_directory_without_a_model_is_one_clear_line(tmp_path: object) -> None:
     with pytest.raises(InvalidArgument, match="cannot load a causal language model"):
         load_model(str(tmp_path))
+
+
+def test_a_directory_that_lacks_weights_is_refused_with_their_names(tmp_path: Path) -> None:
+    """transformers makes them up: the model was checked against itself, and served."""
+    directory = write_tiny_model(tmp_path / "model")
+    weights = load_file(directory / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, directory / "model.safetensors", {"format": "pt"})
+    with pytest.raises(InvalidArgument, match=r"lacks 1 of its weights: model\.layers\.1\.mlp\.up_proj\.weight$"):
+        load_model(directory)
