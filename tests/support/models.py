@@ -12,6 +12,8 @@ from transformers import (
     Gemma3TextConfig,
     GraniteMoeHybridConfig,
     GraniteMoeHybridForCausalLM,
+    HeliumConfig,
+    HeliumForCausalLM,
     Lfm2Config,
     Lfm2ForCausalLM,
     LlamaConfig,
@@ -31,6 +33,8 @@ from transformers import (
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 
 from microturn.model import runner, stock
@@ -93,6 +97,17 @@ def only_sliding() -> PreTrainedModel:
 def llama() -> PreTrainedModel:
     """As many KV heads as query heads."""
     return _build(LlamaForCausalLM, LlamaConfig(num_attention_heads=4, num_key_value_heads=4, **_COMMON))
+
+
+def neighbouring_pairs() -> PreTrainedModel:
+    """Pairs of neighbours are rotated."""
+    return _build(HeliumForCausalLM, HeliumConfig(num_attention_heads=4, num_key_value_heads=2, head_dim=12, **_COMMON))
+
+
+def no_positions() -> PreTrainedModel:
+    """The second layer of three knows no positions."""
+    config = SmolLM3Config(num_attention_heads=4, num_key_value_heads=2, no_rope_layers=[1, 0, 1], **_COMMON)
+    return _build(SmolLM3ForCausalLM, config)
 
 
 def heads_of_22() -> PreTrainedModel:

@@ -17,16 +17,18 @@ from torch import Tensor
 
 from microturn.kv.tensors import KVTensors
 from microturn.model.cpu import kernels
+from microturn.model.cpu.angles import Angles
 from microturn.model.cpu.arrays import LayerArrays, Unlike, array_of
 from microturn.model.cpu.attention_kernels import append_and_attend
 from microturn.model.cpu.attention_scores import KernelScores
 from microturn.model.cpu.attention_work import LayerStep
-from microturn.model.cpu.buffers import Angles, Buffers, ExpertBuffers
+from microturn.model.cpu.buffers import Buffers, ExpertBuffers
 from microturn.model.cpu.compiled_feed_forward import FeedForwards, Weights, feed, weight_of
 from microturn.model.cpu.int8_linear import amx_threads, multiply
 from microturn.model.cpu.kernel_cache import kernel
 from microturn.model.cpu.weights import DecoderLayer, RMSNorm, arrays_of
 from microturn.model.paged_attention import PagedAttention
+from microturn.model.rotary import Turning
 
 _Array = NDArray[Any]
 
@@ -114,13 +116,13 @@ def _run(
 ) -> None:
     """All layers; the arrays from `hidden` on are those of `Buffers`."""
     for layer in range(pages.steps.shape[0]):
-        step, (cos, sin) = steps[pages.steps[layer]], angles[pages.steps[layer]]
+        step, of_tokens = steps[pages.steps[layer]], angles[pages.steps[layer]]
         _norm(hidden, layers.input_norm, layer, normed)
         multiply(normed, weight_of(layers.qkv, layer), _rows(qkv), num_threads)
         q_gain, k_gain = array_of(layers.q_norm.gains, layer), array_of(layers.k_norm.gains, layer)
-        kernels.split_heads(qkv, q_gain, k_gain, layers.q_norm.eps[layer], cos, sin, q, k, v)
+        kernels.split_heads(qkv, q_gain, k_gain, layers.q_norm.eps[layer], of_tokens, q, k, v)
 
-        kernels.turn_back(q, hidden.shape[0], step.moved, step.cos, step.sin)
+        kernels.turn_back(q, hidden.shape[0], step.moved, step.back)
         kv, scales = array_of(pages.elements, layer), array_of(pages.scales, layer)
         of_step = step.scores, step.tables, pages.groups[layer], step.work
         append_and_attend(q, k, v, attended, kv, scales, *of_step)
@@ -151,7 +153,7 @@ class _Places:
     def of(cls, kv: KVTensors, layers: Sequence[DecoderLayer]) -> Self:
         groups = kv.groups.places
         steps = [
-            (place.kind, layer.scores.window, KernelScores.of(layer.scores), layer.kind)
+            (place.kind, layer.scores.window, KernelScores.of(layer.scores), layer.turning)
             for place, layer in zip(groups, layers, strict=True)
         ]
         distinct = list(dict.fromkeys(steps))
@@ -200,12 +202,12 @@ class CompiledLayers:
             return None
         return cls(layers, arguments)
 
-    def __call__(self, hidden: Tensor, angles: Mapping[str | None, Angles], attention: PagedAttention) -> None:
+    def __call__(self, hidden: Tensor, angles: Mapping[Turning, Angles], attention: PagedAttention) -> None:
         """Runs all layers.
 
         Args:
             hidden: float32 [tokens, hidden]; overwritten.
-            angles: of the tokens' positions, by the layers' kinds.
+            angles: of the tokens' positions.
             attention: of this step, native.
         """
         places = self._places
@@ -218,7 +220,7 @@ class CompiledLayers:
             self._arguments,
             places.pages,
             steps,
-            tuple(angles[of.kind] for _, of in firsts),
+            tuple(angles[of.turning] for _, of in firsts),
             amx_threads(),
             *buffers.arrays,
             buffers.experts,

@@ -12,6 +12,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from microturn.model.cpu.angles import Angles, rotate
 from microturn.model.cpu.kernel_cache import kernel
 
 # Allows sums in any order, but keeps infinities and NaN.
@@ -38,23 +39,13 @@ def rms_norm(x: _Array, gain: _Array, eps: np.float32, out: _Array) -> None:
         _normalize(x[row], gain, eps, out[row])
 
 
-@numba.njit(fastmath=_FAST, nogil=True)
-def _rotate(x: _Array, cos: _Array, sin: _Array, out: _Array) -> None:
-    half = x.shape[0] // 2
-    for d in range(half):
-        first, second, of_pair = x[d], x[half + d], sin[half + d]
-        out[d] = first * cos[d] - second * of_pair
-        out[half + d] = second * cos[half + d] + first * of_pair
-
-
 @kernel(fastmath=_FAST)
 def split_heads(
     qkv: _Array,
     q_gain: _Array,
     k_gain: _Array,
     eps: np.float32,
-    cos: _Array,
-    sin: _Array,
+    angles: Angles,
     q: _Array,
     k: _Array,
     v: _Array,
@@ -65,8 +56,7 @@ def split_heads(
         qkv: [tokens, heads + 2 * kv_heads, head_dim], the query heads first; overwritten where it is normed.
         q_gain: [head_dim], or empty for heads that are not normed; `k_gain` likewise.
         eps: of the norms.
-        cos: [tokens, head_dim] of rotary embeddings (Su et al., 2021), pairs half a head apart; `sin` likewise, of
-            which only the second half of a head is read.
+        angles: of the tokens.
         q: [at least tokens, heads, head_dim], written.
         k: [tokens, kv_heads, head_dim], written; `v` likewise.
     """
@@ -76,25 +66,25 @@ def split_heads(
             given = qkv[token, head]
             if q_gain.shape[0] > 0:
                 _normalize(given, q_gain, eps, given)
-            _rotate(given, cos[token], sin[token], q[token, head])
+            rotate(given, angles, token, q[token, head])
         for head in range(num_kv_heads):
             given = qkv[token, num_heads + head]
             if k_gain.shape[0] > 0:
                 _normalize(given, k_gain, eps, given)
-            _rotate(given, cos[token], sin[token], k[token, head])
+            rotate(given, angles, token, k[token, head])
             v[token, head] = qkv[token, num_heads + num_kv_heads + head]
 
 
 @numba.njit(nogil=True)
-def turn_back(q: _Array, num_tokens: int, moved: _Array, cos: _Array, sin: _Array) -> None:
+def turn_back(q: _Array, num_tokens: int, moved: _Array, back: Angles) -> None:
     """Rotates the queries of rows with moved sinks once more.
 
     Args:
         q: [tokens and moved ones, heads, head_dim]; those behind the tokens' own are written.
         num_tokens: of the pass.
         moved: int64 [n], which tokens.
-        cos: [n, head_dim]; `sin` likewise, of which only the second half of a head is read.
+        back: the angles of these.
     """
     for index in range(moved.shape[0]):
         for head in range(q.shape[1]):
-            _rotate(q[moved[index], head], cos[index], sin[index], q[num_tokens + index, head])
+            rotate(q[moved[index], head], back, index, q[num_tokens + index, head])

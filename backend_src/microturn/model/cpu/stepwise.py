@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from microturn.model.cpu import experts, kernels
-from microturn.model.cpu.buffers import Angles, Buffers
+from microturn.model.cpu.angles import Angles
+from microturn.model.cpu.buffers import Buffers
 from microturn.model.cpu.feed_forward import FeedForward, GatedBlock, Router
 from microturn.model.cpu.weights import DecoderLayer, RMSNorm
 
@@ -32,7 +33,7 @@ class StepwiseLayer:
         layer = self._layer
         layer.qkv(layer.input_norm(buffers.hidden, buffers.normed), buffers.qkv.flatten(1))
         _, _, qkv, q, k, v, *_ = buffers.arrays
-        kernels.split_heads(qkv, *layer.head_norms, *angles, q, k, v)
+        kernels.split_heads(qkv, *layer.head_norms, angles, q, k, v)
 
     def finish(self, attended: Tensor, buffers: Buffers) -> None:
         """Adds the attention's output [tokens, heads, head_dim], projected, then the feed-forward part's."""

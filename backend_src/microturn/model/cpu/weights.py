@@ -22,7 +22,7 @@ from microturn.model.cpu import feed_forward, kernels
 from microturn.model.cpu.feed_forward import FeedForward, Products
 from microturn.model.cpu.linear import Product
 from microturn.model.cpu.module_parts import children_of, other_parts
-from microturn.model.rotary import Layout, Rotary
+from microturn.model.rotary import Rotary, Turning
 from microturn.model.scores import Scores
 
 # A transformers module, whose attributes are untyped.
@@ -85,7 +85,7 @@ class DecoderLayer:
         num_heads: query heads.
         shape: of its keys and values.
         scores: of its attention, which has no sink logits.
-        kind: name of its angles in the rotary embedding; None if all layers have the same.
+        turning: how it rotates queries and keys.
     """
 
     input_norm: RMSNorm
@@ -100,7 +100,7 @@ class DecoderLayer:
     num_heads: int
     shape: LayerShape
     scores: Scores
-    kind: str | None
+    turning: Turning
 
     @property
     def weight_bytes(self) -> int:
@@ -114,7 +114,7 @@ class DecoderLayer:
         return q_gain, k_gain, eps
 
     @classmethod
-    def of(cls, module: _Module, shape: LayerShape, kind: str | None, products: Products) -> Self:
+    def of(cls, module: _Module, shape: LayerShape, turning: Turning, products: Products) -> Self:
         """Fuses a known layer; the module still works, and shares the memory if the products do."""
         attention = module.self_attn
         is_sandwich = children_of(module) == _SANDWICH_LAYER
@@ -133,7 +133,7 @@ class DecoderLayer:
             num_heads=attention.q_proj.out_features // shape.head_dim,
             shape=shape,
             scores=Scores(float(attention.scaling), shape.window, getattr(attention, "attn_logit_softcapping", None)),
-            kind=kind,
+            turning=turning,
         )
 
 
@@ -171,12 +171,14 @@ def _unlike(model: PreTrainedModel, shapes: Sequence[LayerShape]) -> Iterator[st
     if len(decoder.layers) != len(shapes):
         yield f"{len(shapes)} of its {len(decoder.layers)} layers are attention"
     rotary = decoder.rotary_emb
-    if (
-        type(rotary) is not Rotary
-        or rotary.layout is not Layout.HALVES
-        or [turning.pairs for turning in rotary.turnings] != [Layout.HALVES] * len(shapes)
-    ):
-        yield "its rotary angles do not turn the halves of each head"
+    if type(rotary) is not Rotary or len(rotary.turnings) != len(shapes):
+        yield "how its layers rotate queries and keys is not known"
+    turned = [
+        (rotary.num_turned(turning), shape.head_dim) for turning, shape in zip(rotary.turnings, shapes, strict=True)
+    ]
+    for num_turned, head_dim in turned:
+        if num_turned > head_dim:  # kernels would read beyond a head
+            yield f"it has rotary angles for {num_turned} of {head_dim} elements of a head"
     if type(model.lm_head) is not nn.Linear:
         yield f"its lm_head is a {type(model.lm_head).__name__}"
     if not _is_rms_norm(decoder.norm):

@@ -18,7 +18,8 @@ from microturn.model.cpu.feed_forward import has_experts
 from microturn.model.cpu.layers import Attention
 from microturn.model.cpu.linear import Product, TorchLinear
 from microturn.model.cpu.weights import DecoderLayer, NotKnown, RMSNorm, soft_cap_of_logits, unknown_reason
-from microturn.model.gpu.glue import Glue, Norm
+from microturn.model.gpu.glue import Angles, Glue, Norm
+from microturn.model.rotary import Layout, Turning
 from microturn.model.scores import soft_capped
 
 
@@ -33,8 +34,8 @@ class TorchLayers:
 
     def __init__(self, model: PreTrainedModel, shapes: Sequence[LayerShape], glue: Glue) -> None:
         self._rotary = model.model.rotary_emb
-        kinds = [turning.kind for turning in self._rotary.turnings]
-        self._layers = [DecoderLayer.of(*of, TorchLinear) for of in zip(model.model.layers, shapes, kinds, strict=True)]
+        layers = zip(model.model.layers, shapes, self._rotary.turnings, strict=True)
+        self._layers = [DecoderLayer.of(*layer, TorchLinear) for layer in layers]
         self._norm = RMSNorm.of(model.model.norm)
         self._head = TorchLinear.of(model.lm_head)
         self._soft_cap = soft_cap_of_logits(model)
@@ -70,14 +71,14 @@ class TorchLayers:
             float32 logits [n, vocab_size].
         """
         glue, layers = self._glue, self._layers
-        angles = {kind: self._angles(positions, kind) for kind in {layer.kind for layer in layers}}
+        angles = {turning: self._angles(turning, positions) for turning in {layer.turning for layer in layers}}
         following = [_norm(layer.input_norm) for layer in layers[1:]] + [_norm(self._norm)]
         normed = glue.rms_norm(hidden, _norm(layers[0].input_norm))
         for index, (layer, next_norm) in enumerate(zip(layers, following, strict=True)):
             shape = layer.shape
             qkv = _multiply(layer.qkv, normed).view(len(hidden), -1, shape.head_dim)
             norms = _norm_of(layer.q_norm), _norm_of(layer.k_norm)
-            q, k, v = glue.split_heads(qkv, *norms, *angles[layer.kind], layer.num_heads, shape.num_kv_heads)
+            q, k, v = glue.split_heads(qkv, *norms, angles[layer.turning], layer.num_heads, shape.num_kv_heads)
             attended = attention.append_and_attend(index, q, k, v, layer.scores)
             hidden, normed = glue.add_and_norm(
                 hidden,
@@ -97,13 +98,9 @@ class TorchLayers:
         """Bytes of weights that one pass reads at least."""
         return sum(layer.weight_bytes for layer in self._layers) + self._head.num_bytes
 
-    def _angles(self, positions: Tensor, kind: str | None) -> tuple[Tensor, Tensor]:
-        """Cosines and sines, float32 [tokens, head_dim]."""
-        cos, sin = self._rotary(self._norm.gain, positions, kind)
-        head_dim = self._layers[0].shape.head_dim
-        if cos.shape[-1] != head_dim:
-            raise NotImplementedError(f"rotary angles for {cos.shape[-1]} of {head_dim} elements of a head")
-        return cos, sin
+    def _angles(self, turning: Turning, positions: Tensor) -> Angles:
+        """Those of the tokens."""
+        return *self._rotary.angles(turning, positions), turning.pairs is Layout.INTERLEAVED
 
 
 def _multiply(product: Product, x: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from microturn.model.cpu.int8_linear import Int8Linear
 from microturn.model.cpu.layers import FusedLayers
 from microturn.model.cpu.linear import Linear
 from microturn.model.cpu.weights import DecoderLayer
+from microturn.model.rotary import Turning
 from microturn.model.runner import ModelRunner, trace_layers
 from support import models
 
@@ -35,6 +36,8 @@ MODELS = {
     "soft caps": models.soft_caps,
     "norms of heads": partial(models.with_served_heads, "qwen3"),
     "norms behind blocks, two kinds of angles": partial(models.with_served_heads, "gemma3"),
+    "neighbouring pairs": models.neighbouring_pairs,
+    "no positions": models.no_positions,
     "experts": models.experts,
     "a shared expert": models.shared_expert,
     "groups": partial(models.with_served_heads, "gemma3", num_hidden_layers=6),
@@ -113,7 +116,8 @@ def known_layers(
     model = models.llama() if model is None else model
     shapes = trace_layers(model)
     return [
-        DecoderLayer.of(layer, shape, None, products) for layer, shape in zip(model.model.layers, shapes, strict=True)
+        DecoderLayer.of(layer, shape, Turning(), products)
+        for layer, shape in zip(model.model.layers, shapes, strict=True)
     ]
 
 

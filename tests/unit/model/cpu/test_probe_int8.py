@@ -19,6 +19,7 @@ from support import models
 from support.oracle import stock_logits
 
 SHAPES = ["grouped_heads", "sliding_window", "llama", "biases", "experts", "shared_expert", "experts_in_some_layers"]
+SHAPES += ["neighbouring_pairs", "no_positions"]
 
 
 def probe(model: PreTrainedModel, layout: PageLayout = PageLayout.PANELS) -> None:

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from microturn.model.cpu.linear import Linear
 from microturn.model.cpu.weights import DecoderLayer, RMSNorm, unknown_reason
+from microturn.model.rotary import Rotary, Turning
 from microturn.model.runner import trace_layers
 from support import models
 
@@ -26,6 +27,8 @@ from support import models
         models.experts,
         models.shared_expert,
         models.experts_in_some_layers,
+        models.neighbouring_pairs,
+        models.no_positions,
     ],
 )
 def test_the_family_is_known(build: Callable[[], PreTrainedModel]) -> None:
@@ -52,6 +55,14 @@ def _projections_that_do_not_fit(model: PreTrainedModel) -> None:
     model.model.layers[0].mlp.gate_proj = nn.Linear(48, 96, bias=False)
 
 
+def _angles_for_more_than_a_head(model: PreTrainedModel) -> None:
+    model.model.rotary_emb = Rotary({None: torch.ones(7)}, {None: 1.0}, [Turning()] * 3)
+
+
+def _angles_of_nothing_known(model: PreTrainedModel) -> None:
+    model.model.rotary_emb.turnings = []
+
+
 def _layers_of_several_sizes(model: PreTrainedModel) -> None:
     model.model.layers[0].self_attn.q_proj = nn.Linear(48, 96, bias=False)
 
@@ -63,6 +74,8 @@ def _layers_of_several_sizes(model: PreTrainedModel) -> None:
         (_another_norm, "its input_layernorm is a LayerNorm"),
         (_one_more_module, "its attention has gate besides"),
         (_projections_that_do_not_fit, "its feed-forward block has projections that do not fit each other"),
+        (_angles_of_nothing_known, "how its layers rotate queries and keys is not known"),
+        (_angles_for_more_than_a_head, "it has rotary angles for 14 of 12 elements of a head"),
         (_layers_of_several_sizes, "its layers differ in their sizes"),
     ],
 )
@@ -106,7 +119,7 @@ def test_norms_have_their_places() -> None:
     for model in (models.llama(), models.sliding_window()):
         shape = trace_layers(model)[0]
         module = model.model.layers[0]
-        layer = DecoderLayer.of(module, shape, None, Linear)
+        layer = DecoderLayer.of(module, shape, Turning(), Linear)
         is_sandwich = hasattr(module, "pre_feedforward_layernorm")
         after_attention = RMSNorm.of(module.post_attention_layernorm).gain
         place = layer.attended_norm if is_sandwich else layer.feed_forward_norm

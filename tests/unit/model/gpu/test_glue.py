@@ -7,7 +7,9 @@ import shutil
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
+from transformers.models.glm import modeling_glm
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.phi3 import modeling_phi3
 
 from microturn.model.gpu.glue import Glue, Norm, add_and_norm, gate, rms_norm, split_heads
 
@@ -41,16 +43,23 @@ def test_a_block_is_added_normed_where_it_is_to_be(has_norm: bool) -> None:
     torch.testing.assert_close(normed, rms_norm(expected, next_norm))
 
 
+@pytest.mark.parametrize("is_interleaved", [False, True], ids=["halves", "interleaved"])
+@pytest.mark.parametrize("num_pairs", [HEAD_DIM // 2, 3, 0])
 @pytest.mark.parametrize("has_norms", [True, False])
-def test_heads_are_split_normed_and_rotated_as_in_transformers(has_norms: bool) -> None:
-    qkv, angles = torch.randn(5, HEADS + 2 * KV_HEADS, HEAD_DIM), torch.randn(5, HEAD_DIM // 2).repeat(1, 2)
+def test_heads_are_split_normed_and_rotated_as_in_transformers(
+    has_norms: bool, num_pairs: int, is_interleaved: bool
+) -> None:
+    qkv, angles = torch.randn(5, HEADS + 2 * KV_HEADS, HEAD_DIM), torch.randn(5, num_pairs)
     q_norm, k_norm = (_norm(HEAD_DIM), _norm(HEAD_DIM)) if has_norms else (None, None)
     q, k, v = qkv[:, :HEADS], qkv[:, HEADS : HEADS + KV_HEADS], qkv[:, HEADS + KV_HEADS :]
     q = q if q_norm is None else rms_norm(q, q_norm)
     k = k if k_norm is None else rms_norm(k, k_norm)
-    rotated = apply_rotary_pos_emb(q.transpose(0, 1), k.transpose(0, 1), angles, angles, 0)
+    # Another family's function for neighbours: both take cosines and sines of the first half of a head twice.
+    rotate = modeling_glm.apply_rotary_pos_emb if is_interleaved else modeling_phi3.apply_rotary_pos_emb
+    doubled = angles.repeat(1, 2)
+    rotated = rotate(q.transpose(0, 1), k.transpose(0, 1), doubled, doubled, 0)
     expected = [x.transpose(0, 1) for x in rotated]
-    got = split_heads(qkv, q_norm, k_norm, angles, angles, HEADS, KV_HEADS)
+    got = split_heads(qkv, q_norm, k_norm, (angles, angles, is_interleaved), HEADS, KV_HEADS)
     for part, of in zip(got, (*expected, v), strict=True):
         torch.testing.assert_close(part, of)
         assert part.is_contiguous()
@@ -64,7 +73,7 @@ def test_torch_compiles_them_for_any_number_of_tokens() -> None:
     for num_tokens in (7, 1, 3):
         hidden, block = torch.randn(2, num_tokens, 48).bfloat16()
         qkv = torch.randn(num_tokens, HEADS + 2 * KV_HEADS, HEAD_DIM).bfloat16()
-        angles = torch.randn(2, num_tokens, HEAD_DIM)
+        angles = torch.randn(2, num_tokens, HEAD_DIM // 4)
         gate_up = torch.randn(num_tokens, 40).bfloat16()
         given = (hidden, block, qkv, angles, gate_up, next_norm, head_norm)
         for got, expected in zip(_results(compiled, *given), _results(plain, *given), strict=True):
@@ -77,7 +86,8 @@ def _results(
     return [
         glue.rms_norm(hidden, norm),
         *glue.add_and_norm(hidden, block, None, norm),
-        *glue.split_heads(qkv, head_norm, head_norm, *angles, HEADS, KV_HEADS),
+        *glue.split_heads(qkv, head_norm, head_norm, (*angles, False), HEADS, KV_HEADS),
+        *glue.split_heads(qkv, None, None, (*angles, True), HEADS, KV_HEADS),
         glue.gate(gate_up, nn.SiLU()),
     ]
 
