@@ -10,6 +10,8 @@ from transformers import (
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    Glm4Config,
+    Glm4ForCausalLM,
     GraniteMoeHybridConfig,
     GraniteMoeHybridForCausalLM,
     HeliumConfig,
@@ -35,6 +37,8 @@ from transformers import (
     Qwen3MoeForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
+    StableLmConfig,
+    StableLmForCausalLM,
 )
 
 from microturn.model import runner, stock
@@ -52,6 +56,7 @@ _COMMON = {
     "eos_token_id": None,
     "pad_token_id": None,
 }
+_HALF_ROTARY = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
 
 
 def grouped_heads() -> PreTrainedModel:
@@ -123,9 +128,22 @@ def biases() -> PreTrainedModel:
     )
 
 
+def layer_norms() -> PreTrainedModel:
+    """Layer norms with biases: not an architecture that we fuse."""
+    config = StableLmConfig(num_attention_heads=4, num_key_value_heads=2, rope_parameters=_HALF_ROTARY, **_COMMON)
+    return _build(StableLmForCausalLM, config)
+
+
 def own_fusion() -> PreTrainedModel:
-    """Projections in one matrix by its own nature: not an architecture that we fuse."""
-    return _build(Phi3ForCausalLM, Phi3Config(num_attention_heads=4, num_key_value_heads=2, **_COMMON))
+    """Projections in one matrix by its own nature; the first half of each head is rotated."""
+    config = Phi3Config(num_attention_heads=4, num_key_value_heads=2, rope_parameters=_HALF_ROTARY, **_COMMON)
+    return _build(Phi3ForCausalLM, config)
+
+
+def pairs_in_half_heads() -> PreTrainedModel:
+    """Pairs of neighbours are rotated, in the first half of each head; norms behind each block, by other names."""
+    shape = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "rope_parameters": _HALF_ROTARY}
+    return _build(Glm4ForCausalLM, Glm4Config(**shape, **_COMMON))
 
 
 def experts() -> PreTrainedModel:

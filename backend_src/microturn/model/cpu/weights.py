@@ -20,18 +20,14 @@ from transformers import PreTrainedModel
 from microturn.kv.layer_groups import LayerShape
 from microturn.model.cpu import feed_forward, kernels
 from microturn.model.cpu.feed_forward import FeedForward, Products
+from microturn.model.cpu.layer_parts import has_head_norms, norms_of, other_layer_parts, projections_of
 from microturn.model.cpu.linear import Product
-from microturn.model.cpu.module_parts import children_of, other_parts
+from microturn.model.cpu.module_parts import other_parts
 from microturn.model.rotary import Rotary, Turning
 from microturn.model.scores import Scores
 
 # A transformers module, whose attributes are untyped.
 _Module = Any
-
-_LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
-_SANDWICH_LAYER = _LAYER | {"pre_feedforward_layernorm", "post_feedforward_layernorm"}
-_ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
-_NORMED_ATTENTION = _ATTENTION | {"q_norm", "k_norm"}
 
 
 class NotKnown(Exception):
@@ -116,21 +112,19 @@ class DecoderLayer:
     @classmethod
     def of(cls, module: _Module, shape: LayerShape, turning: Turning, products: Products) -> Self:
         """Fuses a known layer; the module still works, and shares the memory if the products do."""
-        attention = module.self_attn
-        is_sandwich = children_of(module) == _SANDWICH_LAYER
-        is_normed = children_of(attention) == _NORMED_ATTENTION
-        before = module.pre_feedforward_layernorm if is_sandwich else module.post_attention_layernorm
+        attention, norms = module.self_attn, norms_of(module)
+        is_normed = has_head_norms(attention)
         return cls(
-            input_norm=RMSNorm.of(module.input_layernorm),
-            qkv=products.fused([attention.q_proj, attention.k_proj, attention.v_proj]),
+            input_norm=RMSNorm.of(getattr(module, norms.input)),
+            qkv=products.fused(projections_of(attention)),
             q_norm=RMSNorm.of(attention.q_norm) if is_normed else None,
             k_norm=RMSNorm.of(attention.k_norm) if is_normed else None,
             output=products.of(attention.o_proj),
-            attended_norm=RMSNorm.of(module.post_attention_layernorm) if is_sandwich else None,
-            feed_forward_norm=RMSNorm.of(before),
+            attended_norm=None if norms.attended is None else RMSNorm.of(getattr(module, norms.attended)),
+            feed_forward_norm=RMSNorm.of(getattr(module, norms.feed_forward)),
             feed_forward=FeedForward.of(module.mlp, products),
-            fed_forward_norm=RMSNorm.of(module.post_feedforward_layernorm) if is_sandwich else None,
-            num_heads=attention.q_proj.out_features // shape.head_dim,
+            fed_forward_norm=None if norms.fed_forward is None else RMSNorm.of(getattr(module, norms.fed_forward)),
+            num_heads=attention.o_proj.in_features // shape.head_dim,
             shape=shape,
             scores=Scores(float(attention.scaling), shape.window, getattr(attention, "attn_logit_softcapping", None)),
             turning=turning,
@@ -158,11 +152,6 @@ def release_linears(model: PreTrainedModel) -> None:
             setattr(module, name, nn.Parameter(stack.to("meta"), requires_grad=False))
 
 
-def _sizes(layer: _Module) -> tuple[int, ...]:
-    attention = layer.self_attn
-    return tuple(linear.out_features for linear in (attention.q_proj, attention.k_proj, attention.v_proj))
-
-
 def _unlike(model: PreTrainedModel, shapes: Sequence[LayerShape]) -> Iterator[str]:
     """How a model differs from what is known. Only the first reason counts: those behind it rely on what is before."""
     yield from other_parts("it", model, {"model", "lm_head"})
@@ -185,20 +174,23 @@ def _unlike(model: PreTrainedModel, shapes: Sequence[LayerShape]) -> Iterator[st
         yield f"its norm is a {type(decoder.norm).__name__}"
     for layer, shape in zip(decoder.layers, shapes, strict=True):
         yield from _unlike_layer(layer, shape)
-    if len({_sizes(layer) for layer in decoder.layers}) > 1:
+    sizes = zip(decoder.layers, shapes, strict=True)
+    if len({(layer.self_attn.o_proj.in_features, of.num_kv_heads, of.head_dim) for layer, of in sizes}) > 1:
         yield "its layers differ in their sizes"
 
 
 def _unlike_layer(layer: _Module, shape: LayerShape) -> Iterator[str]:
     """See `_unlike`."""
-    yield from other_parts("a layer of it", layer, _LAYER, _SANDWICH_LAYER)
+    yield from other_layer_parts(layer)
     attention = layer.self_attn
-    yield from other_parts("its attention", attention, _ATTENTION, _NORMED_ATTENTION)
     yield from feed_forward.unlike(layer.mlp)
     for part in (layer, attention):
         for name, child in part.named_children():
             if not _is_as_named(name, child):
                 yield f"its {name} is a {type(child).__name__}"
+    width = attention.o_proj.in_features + 2 * shape.num_kv_heads * shape.head_dim
+    if sum(linear.out_features for linear in projections_of(attention)) != width:
+        yield "its attention has projections that do not fit each other"
     if any(len(norm.weight) != shape.head_dim for name, norm in attention.named_children() if name.endswith("norm")):
         yield "the norms of its queries and keys are not of one head"
     if not hasattr(attention, "scaling"):

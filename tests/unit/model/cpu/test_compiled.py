@@ -38,6 +38,8 @@ MODELS = {
     "norms behind blocks, two kinds of angles": partial(models.with_served_heads, "gemma3"),
     "neighbouring pairs": models.neighbouring_pairs,
     "no positions": models.no_positions,
+    "own fusion, half heads": models.own_fusion,
+    "neighbouring pairs in half heads": models.pairs_in_half_heads,
     "experts": models.experts,
     "a shared expert": models.shared_expert,
     "groups": partial(models.with_served_heads, "gemma3", num_hidden_layers=6),
@@ -90,10 +92,13 @@ def test_both_ways_give_the_same(new_model: Callable[[], PreTrainedModel], kv_dt
         assert float((got - expected).square().mean().sqrt() / expected.std()) < 0.05
 
 
+@pytest.mark.parametrize("new_model", [models.soft_caps, models.pairs_in_half_heads])
 @torch.inference_mode()
-def test_a_session_has_the_same_bits_in_any_company_and_however_it_is_cut() -> None:
-    """With everything that rounds or caps at once."""
-    model = models.soft_caps()
+def test_a_session_has_the_same_bits_in_any_company_and_however_it_is_cut(
+    new_model: Callable[[], PreTrainedModel],
+) -> None:
+    """With everything that rounds or caps at once, or turns a part of each head."""
+    model = new_model()
     layers = trace_layers(model)
     groups = LayerGroups.of(layers)
     decoder = FusedLayers(model, layers, Int8Linear)

@@ -29,6 +29,8 @@ SHAPES = [
     "experts_in_some_layers",
     "neighbouring_pairs",
     "no_positions",
+    "own_fusion",
+    "pairs_in_half_heads",
 ]
 
 
@@ -80,8 +82,8 @@ def test_weights_are_not_in_memory_twice() -> None:
 def test_an_unknown_architecture_and_a_machine_without_numba_s_threads_have_no_fused_layers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model = models.own_fusion()
-    with pytest.raises(NotKnown, match="a layer of it has resid_attn_dropout"):
+    model = models.layer_norms()
+    with pytest.raises(NotKnown, match="its norm is a LayerNorm"):
         FusedLayers.of(model, trace_layers(model))
     model = models.llama()
     monkeypatch.setattr(native, "unavailable_reason", lambda: "no OpenMP")

@@ -41,6 +41,8 @@ def _without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         models.biases,
         models.neighbouring_pairs,
         models.no_positions,
+        models.own_fusion,
+        models.pairs_in_half_heads,
     ],
 )
 def test_logits_in_float32_are_the_stock_model_s(build: Callable[[], PreTrainedModel]) -> None:
@@ -58,7 +60,7 @@ def test_logits_in_float32_are_the_stock_model_s(build: Callable[[], PreTrainedM
 
 
 def test_an_unknown_architecture_runs_on_transformers_layers_and_is_not_captured() -> None:
-    model = models.own_fusion()
+    model = models.layer_norms()
     runner = gpu_runner(model)
     assert runner.decoder is None
     runner.capture(SIZES, max_context=64)
