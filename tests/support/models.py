@@ -12,6 +12,8 @@ from transformers import (
     Gemma3TextConfig,
     Glm4Config,
     Glm4ForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
     GraniteMoeHybridConfig,
     GraniteMoeHybridForCausalLM,
     HeliumConfig,
@@ -132,6 +134,13 @@ def layer_norms() -> PreTrainedModel:
     """Layer norms with biases: not an architecture that we fuse."""
     config = StableLmConfig(num_attention_heads=4, num_key_value_heads=2, rope_parameters=_HALF_ROTARY, **_COMMON)
     return _build(StableLmForCausalLM, config)
+
+
+def factors() -> PreTrainedModel:
+    """Factors of embeddings, scores, what blocks add, and logits."""
+    shape = {"num_attention_heads": 4, "num_key_value_heads": 2, "attention_multiplier": 0.2}
+    shape |= {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "logits_scaling": 5.0}
+    return _build(GraniteForCausalLM, GraniteConfig(**shape, **_COMMON))
 
 
 def own_fusion() -> PreTrainedModel:

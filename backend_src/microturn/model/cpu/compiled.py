@@ -46,7 +46,7 @@ class _Norms(NamedTuple):
 
 
 class _Layers(NamedTuple):
-    """The attributes of each `DecoderLayer`, for the kernel."""
+    """The attributes of each `DecoderLayer`, for the kernel; `residual_factors` is float32 [layers]."""
 
     input_norm: _Norms
     qkv: Weights
@@ -57,6 +57,7 @@ class _Layers(NamedTuple):
     feed_forward_norm: _Norms
     feed_forward: FeedForwards
     fed_forward_norm: _Norms
+    residual_factors: NDArray[np.float32]
 
 
 class _Pages(NamedTuple):
@@ -86,13 +87,14 @@ def _rows(x: _Array) -> _Array:
 
 
 @numba.njit(nogil=True)
-def _add(block: _Array, norms: _Norms, layer: int, hidden: _Array) -> None:
+def _add(block: _Array, norms: _Norms, factors: _Array, layer: int, hidden: _Array) -> None:
     """Adds a block's output to the hidden states; with a norm the output is overwritten by the normed one."""
+    factor = factors[layer]
     if norms.gains.first.shape[0] > 0:
         _norm(block, norms, layer, block)
     for row in range(hidden.shape[0]):
         for d in range(hidden.shape[1]):
-            hidden[row, d] += block[row, d]
+            hidden[row, d] += factor * block[row, d]
 
 
 @kernel()
@@ -128,11 +130,11 @@ def _run(
         append_and_attend(q, k, v, attended, kv, scales, *of_step)
 
         multiply(_rows(attended), weight_of(layers.output, layer), block, num_threads)
-        _add(block, layers.attended_norm, layer, hidden)
+        _add(block, layers.attended_norm, layers.residual_factors, layer, hidden)
         _norm(hidden, layers.feed_forward_norm, layer, normed)
         blocks, routers = layers.feed_forward.blocks, layers.feed_forward.routers
         feed(blocks, routers, layer, normed, gate_up, gated, of_experts, num_threads, block)
-        _add(block, layers.fed_forward_norm, layer, hidden)
+        _add(block, layers.fed_forward_norm, layers.residual_factors, layer, hidden)
 
 
 @dataclass(frozen=True)
@@ -197,6 +199,7 @@ class CompiledLayers:
                 feed_forward_norm=_Norms.of([layer.feed_forward_norm for layer in layers]),
                 feed_forward=FeedForwards.of([layer.feed_forward for layer in layers]),
                 fed_forward_norm=_Norms.of([layer.fed_forward_norm for layer in layers]),
+                residual_factors=np.array([layer.residual_factor for layer in layers], np.float32),
             )
         except Unlike:
             return None

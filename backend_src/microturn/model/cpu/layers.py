@@ -20,6 +20,7 @@ from microturn.model.cpu import soft_caps
 from microturn.model.cpu.angles import Angles
 from microturn.model.cpu.buffers import Buffers
 from microturn.model.cpu.compiled import CompiledLayers
+from microturn.model.cpu.factors import Factors
 from microturn.model.cpu.feed_forward import Products
 from microturn.model.cpu.linear import Linear, Product
 from microturn.model.cpu.stepwise import StepwiseLayer
@@ -52,6 +53,7 @@ class FusedLayers:
         self._compiled = CompiledLayers.of(self._known)
         self._norm = RMSNorm.of(model.model.norm)
         self._head: Product = products.of(model.lm_head)
+        self._factors = Factors.of(model)
         self._soft_cap = soft_cap_of_logits(model)
 
     @classmethod
@@ -99,6 +101,8 @@ class FusedLayers:
         Returns:
             float32 logits [n, vocab_size].
         """
+        if self._factors.embeddings != 1:
+            hidden.mul_(self._factors.embeddings)
         turnings = {known.turning for known in self._known}
         angles = {turning: Angles.of(self._rotary, turning, positions) for turning in turnings}
         if self._compiled is not None and isinstance(attention, PagedAttention) and attention.is_native:
@@ -107,6 +111,8 @@ class FusedLayers:
             self._run_stepwise(hidden, angles, attention)
         last = hidden[wanted]
         logits = self._head(self._norm(last, last), hidden.new_empty(len(wanted), self._head.num_out))
+        if self._factors.logits != 1:
+            logits.mul_(self._factors.logits)
         if self._soft_cap is not None:
             soft_caps.cap(logits.numpy(), np.float32(self._soft_cap))
         return logits

@@ -38,9 +38,18 @@ class StepwiseLayer:
     def finish(self, attended: Tensor, buffers: Buffers) -> None:
         """Adds the attention's output [tokens, heads, head_dim], projected, then the feed-forward part's."""
         layer = self._layer
-        _add(layer.output(attended.flatten(1), buffers.block), layer.attended_norm, buffers)
+        self._add(layer.output(attended.flatten(1), buffers.block), layer.attended_norm, buffers)
         layer.feed_forward_norm(buffers.hidden, buffers.normed)
-        _add(feed(layer.feed_forward, buffers), layer.fed_forward_norm, buffers)
+        self._add(feed(layer.feed_forward, buffers), layer.fed_forward_norm, buffers)
+
+    def _add(self, block: Tensor, norm: RMSNorm | None, buffers: Buffers) -> None:
+        """Adds a block's output, which is overwritten, to the hidden states."""
+        if norm is not None:
+            norm(block, block)
+        # Not in one operation: torch would fuse product and sum, but for the last elements, which fill no vector.
+        if self._layer.residual_factor != 1:
+            block.mul_(self._layer.residual_factor)
+        buffers.hidden.add_(block)
 
 
 def feed(part: FeedForward, buffers: Buffers) -> Tensor:
@@ -73,10 +82,6 @@ def _feed_experts(router: Router, blocks: Sequence[GatedBlock], buffers: Buffers
         if count:
             _feed_block(block, torch.from_numpy(given[:count]), buffers, torch.from_numpy(result[:count]))
             experts.add(result[:count], factors, expert, rows, out.numpy())
-
-
-def _add(block: Tensor, norm: RMSNorm | None, buffers: Buffers) -> None:
-    buffers.hidden.add_(block if norm is None else norm(block, block))
 
 
 def _uncut(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from microturn.kv.layer_groups import LayerShape
 from microturn.model.cpu import feed_forward, kernels
+from microturn.model.cpu.factors import residual_factor_of
 from microturn.model.cpu.feed_forward import FeedForward, Products
 from microturn.model.cpu.layer_parts import has_head_norms, norms_of, other_layer_parts, projections_of
 from microturn.model.cpu.linear import Product
@@ -78,6 +79,7 @@ class DecoderLayer:
         feed_forward_norm: before the feed-forward part.
         feed_forward: behind the attention.
         fed_forward_norm: of the feed-forward part's output, or None.
+        residual_factor: with which both outputs are added to the hidden states.
         num_heads: query heads.
         shape: of its keys and values.
         scores: of its attention, which has no sink logits.
@@ -93,6 +95,7 @@ class DecoderLayer:
     feed_forward_norm: RMSNorm
     feed_forward: FeedForward
     fed_forward_norm: RMSNorm | None
+    residual_factor: float
     num_heads: int
     shape: LayerShape
     scores: Scores
@@ -124,6 +127,7 @@ class DecoderLayer:
             feed_forward_norm=RMSNorm.of(getattr(module, norms.feed_forward)),
             feed_forward=FeedForward.of(module.mlp, products),
             fed_forward_norm=None if norms.fed_forward is None else RMSNorm.of(getattr(module, norms.fed_forward)),
+            residual_factor=residual_factor_of(module),
             num_heads=attention.o_proj.in_features // shape.head_dim,
             shape=shape,
             scores=Scores(float(attention.scaling), shape.window, getattr(attention, "attn_logit_softcapping", None)),

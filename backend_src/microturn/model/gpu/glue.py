@@ -27,9 +27,12 @@ def rms_norm(x: Tensor, norm: Norm) -> Tensor:
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * gain).to(x.dtype)
 
 
-def add_and_norm(hidden: Tensor, block: Tensor, block_norm: Norm | None, next_norm: Norm) -> tuple[Tensor, Tensor]:
+def add_and_norm(
+    hidden: Tensor, block: Tensor, block_norm: Norm | None, factor: float, next_norm: Norm
+) -> tuple[Tensor, Tensor]:
     """Adds a block's output [tokens, hidden], normed if there is a norm; returns the sum, and the sum normed."""
-    hidden = hidden + (block if block_norm is None else rms_norm(block, block_norm))
+    block = block if block_norm is None else rms_norm(block, block_norm)
+    hidden = hidden + (block if factor == 1 else block * factor)
     return hidden, rms_norm(hidden, next_norm)
 
 
@@ -78,7 +81,7 @@ class Glue:
     """The functions, compiled or not."""
 
     rms_norm: Callable[[Tensor, Norm], Tensor] = rms_norm
-    add_and_norm: Callable[[Tensor, Tensor, Norm | None, Norm], tuple[Tensor, Tensor]] = add_and_norm
+    add_and_norm: Callable[[Tensor, Tensor, Norm | None, float, Norm], tuple[Tensor, Tensor]] = add_and_norm
     split_heads: Callable[..., tuple[Tensor, Tensor, Tensor]] = split_heads
     gate: Callable[[Tensor, Callable[[Tensor], Tensor]], Tensor] = gate
 

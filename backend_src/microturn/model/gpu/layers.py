@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from microturn.kv.layer_groups import LayerShape
+from microturn.model.cpu.factors import Factors
 from microturn.model.cpu.feed_forward import has_experts
 from microturn.model.cpu.layers import Attention
 from microturn.model.cpu.linear import Product, TorchLinear
@@ -38,6 +39,7 @@ class TorchLayers:
         self._layers = [DecoderLayer.of(*layer, TorchLinear) for layer in layers]
         self._norm = RMSNorm.of(model.model.norm)
         self._head = TorchLinear.of(model.lm_head)
+        self._factors = Factors.of(model)
         self._soft_cap = soft_cap_of_logits(model)
         self._glue = glue
 
@@ -73,6 +75,7 @@ class TorchLayers:
         glue, layers = self._glue, self._layers
         angles = {turning: self._angles(turning, positions) for turning in {layer.turning for layer in layers}}
         following = [_norm(layer.input_norm) for layer in layers[1:]] + [_norm(self._norm)]
+        hidden = hidden * self._factors.embeddings
         normed = glue.rms_norm(hidden, _norm(layers[0].input_norm))
         for index, (layer, next_norm) in enumerate(zip(layers, following, strict=True)):
             shape = layer.shape
@@ -84,14 +87,20 @@ class TorchLayers:
                 hidden,
                 _multiply(layer.output, attended.flatten(1)),
                 _norm_of(layer.attended_norm),
+                layer.residual_factor,
                 _norm(layer.feed_forward_norm),
             )
             (block,) = layer.feed_forward.blocks
             gated = glue.gate(_multiply(block.gate_up, normed), block.activation)
             hidden, normed = glue.add_and_norm(
-                hidden, _multiply(block.down, gated), _norm_of(layer.fed_forward_norm), next_norm
+                hidden,
+                _multiply(block.down, gated),
+                _norm_of(layer.fed_forward_norm),
+                layer.residual_factor,
+                next_norm,
             )
-        return soft_capped(_multiply(self._head, normed[wanted]).float(), self._soft_cap)
+        logits = _multiply(self._head, normed[wanted]).float() * self._factors.logits
+        return soft_capped(logits, self._soft_cap)
 
     @property
     def weight_bytes(self) -> int:

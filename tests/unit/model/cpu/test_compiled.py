@@ -40,6 +40,7 @@ MODELS = {
     "no positions": models.no_positions,
     "own fusion, half heads": models.own_fusion,
     "neighbouring pairs in half heads": models.pairs_in_half_heads,
+    "factors": models.factors,
     "experts": models.experts,
     "a shared expert": models.shared_expert,
     "groups": partial(models.with_served_heads, "gemma3", num_hidden_layers=6),

@@ -31,6 +31,7 @@ SHAPES = [
     "no_positions",
     "own_fusion",
     "pairs_in_half_heads",
+    "factors",
 ]
 
 

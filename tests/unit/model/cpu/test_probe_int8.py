@@ -19,7 +19,7 @@ from support import models
 from support.oracle import stock_logits
 
 SHAPES = ["grouped_heads", "sliding_window", "llama", "biases", "experts", "shared_expert", "experts_in_some_layers"]
-SHAPES += ["neighbouring_pairs", "no_positions", "own_fusion", "pairs_in_half_heads"]
+SHAPES += ["neighbouring_pairs", "no_positions", "own_fusion", "pairs_in_half_heads", "factors"]
 
 
 def probe(model: PreTrainedModel, layout: PageLayout = PageLayout.PANELS) -> None:

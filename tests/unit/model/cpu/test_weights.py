@@ -31,6 +31,7 @@ from support import models
         models.no_positions,
         models.own_fusion,
         models.pairs_in_half_heads,
+        models.factors,
     ],
 )
 def test_the_family_is_known(build: Callable[[], PreTrainedModel]) -> None:

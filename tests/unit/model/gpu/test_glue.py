@@ -33,12 +33,13 @@ def test_a_norm_is_transformers() -> None:
     torch.testing.assert_close(rms_norm(x, (gain, eps)), module(x))
 
 
+@pytest.mark.parametrize("factor", [1.0, 0.22])
 @pytest.mark.parametrize("has_norm", [True, False])
-def test_a_block_is_added_normed_where_it_is_to_be(has_norm: bool) -> None:
+def test_a_block_is_added_normed_where_it_is_to_be(has_norm: bool, factor: float) -> None:
     hidden, block = torch.randn(5, 48), torch.randn(5, 48)
     block_norm, next_norm = _norm(48) if has_norm else None, _norm(48)
-    expected = hidden + (block if block_norm is None else rms_norm(block, block_norm))
-    added, normed = add_and_norm(hidden, block, block_norm, next_norm)
+    expected = hidden + factor * (block if block_norm is None else rms_norm(block, block_norm))
+    added, normed = add_and_norm(hidden, block, block_norm, factor, next_norm)
     torch.testing.assert_close(added, expected)
     torch.testing.assert_close(normed, rms_norm(expected, next_norm))
 
@@ -85,7 +86,7 @@ def _results(
 ) -> list[Tensor]:
     return [
         glue.rms_norm(hidden, norm),
-        *glue.add_and_norm(hidden, block, None, norm),
+        *glue.add_and_norm(hidden, block, None, 1.0, norm),
         *glue.split_heads(qkv, head_norm, head_norm, (*angles, False), HEADS, KV_HEADS),
         *glue.split_heads(qkv, None, None, (*angles, True), HEADS, KV_HEADS),
         glue.gate(gate_up, nn.SiLU()),

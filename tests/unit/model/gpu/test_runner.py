@@ -43,6 +43,7 @@ def _without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         models.no_positions,
         models.own_fusion,
         models.pairs_in_half_heads,
+        models.factors,
     ],
 )
 def test_logits_in_float32_are_the_stock_model_s(build: Callable[[], PreTrainedModel]) -> None:
