@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 from transformers import (
+    Exaone4Config,
+    Exaone4ForCausalLM,
     FalconH1Config,
     FalconH1ForCausalLM,
     Gemma2Config,
@@ -26,6 +28,8 @@ from transformers import (
     MistralForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedModel,
@@ -141,6 +145,24 @@ def factors() -> PreTrainedModel:
     shape = {"num_attention_heads": 4, "num_key_value_heads": 2, "attention_multiplier": 0.2}
     shape |= {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "logits_scaling": 5.0}
     return _build(GraniteForCausalLM, GraniteConfig(**shape, **_COMMON))
+
+
+def norms_behind() -> PreTrainedModel:
+    """Norms behind blocks only, and norms of all query heads, and all key heads, as one vector."""
+    return _build(Olmo2ForCausalLM, Olmo2Config(num_attention_heads=4, num_key_value_heads=2, **_COMMON))
+
+
+def positions_in_windows() -> PreTrainedModel:
+    """Layers that see 20 tokens back, between one that sees all and knows no positions; norms behind blocks only."""
+    config = Exaone4Config(
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        sliding_window=20,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        **_COMMON,
+    )
+    return _build(Exaone4ForCausalLM, config)
 
 
 def own_fusion() -> PreTrainedModel:

@@ -81,6 +81,15 @@ def _norm(x: _Array, norms: _Norms, layer: int, out: _Array) -> None:
 
 
 @numba.njit(nogil=True)
+def _normed(x: _Array, norms: _Norms, layer: int, out: _Array) -> _Array:
+    """The rows of x, normed into out if there is a norm."""
+    if norms.gains.first.shape[0] == 0:
+        return x
+    _norm(x, norms, layer, out)
+    return out
+
+
+@numba.njit(nogil=True)
 def _rows(x: _Array) -> _Array:
     """Heads [tokens, heads, head_dim] one behind another."""
     return x.reshape((x.shape[0], x.shape[1] * x.shape[2]))
@@ -119,8 +128,8 @@ def _run(
     """All layers; the arrays from `hidden` on are those of `Buffers`."""
     for layer in range(pages.steps.shape[0]):
         step, of_tokens = steps[pages.steps[layer]], angles[pages.steps[layer]]
-        _norm(hidden, layers.input_norm, layer, normed)
-        multiply(normed, weight_of(layers.qkv, layer), _rows(qkv), num_threads)
+        given = _normed(hidden, layers.input_norm, layer, normed)
+        multiply(given, weight_of(layers.qkv, layer), _rows(qkv), num_threads)
         q_gain, k_gain = array_of(layers.q_norm.gains, layer), array_of(layers.k_norm.gains, layer)
         kernels.split_heads(qkv, q_gain, k_gain, layers.q_norm.eps[layer], of_tokens, q, k, v)
 
@@ -131,9 +140,9 @@ def _run(
 
         multiply(_rows(attended), weight_of(layers.output, layer), block, num_threads)
         _add(block, layers.attended_norm, layers.residual_factors, layer, hidden)
-        _norm(hidden, layers.feed_forward_norm, layer, normed)
+        given = _normed(hidden, layers.feed_forward_norm, layer, normed)
         blocks, routers = layers.feed_forward.blocks, layers.feed_forward.routers
-        feed(blocks, routers, layer, normed, gate_up, gated, of_experts, num_threads, block)
+        feed(blocks, routers, layer, given, gate_up, gated, of_experts, num_threads, block)
         _add(block, layers.fed_forward_norm, layers.residual_factors, layer, hidden)
 
 

@@ -39,6 +39,17 @@ def rms_norm(x: _Array, gain: _Array, eps: np.float32, out: _Array) -> None:
         _normalize(x[row], gain, eps, out[row])
 
 
+@numba.njit(fastmath=_FAST, nogil=True)
+def _normalize_heads(heads: _Array, gain: _Array, eps: np.float32) -> None:
+    """Norms heads [heads, head_dim] in place: each, or all as one vector, as long as the gain; none if it is empty."""
+    if gain.shape[0] == heads.shape[1]:
+        for head in range(heads.shape[0]):
+            _normalize(heads[head], gain, eps, heads[head])
+    elif gain.shape[0] > 0:
+        whole = heads.reshape(heads.size)
+        _normalize(whole, gain, eps, whole)
+
+
 @kernel(fastmath=_FAST)
 def split_heads(
     qkv: _Array,
@@ -54,7 +65,8 @@ def split_heads(
 
     Args:
         qkv: [tokens, heads + 2 * kv_heads, head_dim], the query heads first; overwritten where it is normed.
-        q_gain: [head_dim], or empty for heads that are not normed; `k_gain` likewise.
+        q_gain: [head_dim], or [heads * head_dim] for a norm of all heads as one vector, or empty for heads that are
+            not normed; `k_gain` likewise.
         eps: of the norms.
         angles: of the tokens.
         q: [at least tokens, heads, head_dim], written.
@@ -62,16 +74,12 @@ def split_heads(
     """
     num_heads, num_kv_heads = q.shape[1], k.shape[1]
     for token in range(qkv.shape[0]):
+        _normalize_heads(qkv[token, :num_heads], q_gain, eps)
+        _normalize_heads(qkv[token, num_heads : num_heads + num_kv_heads], k_gain, eps)
         for head in range(num_heads):
-            given = qkv[token, head]
-            if q_gain.shape[0] > 0:
-                _normalize(given, q_gain, eps, given)
-            rotate(given, angles, token, q[token, head])
+            rotate(qkv[token, head], angles, token, q[token, head])
         for head in range(num_kv_heads):
-            given = qkv[token, num_heads + head]
-            if k_gain.shape[0] > 0:
-                _normalize(given, k_gain, eps, given)
-            rotate(given, angles, token, k[token, head])
+            rotate(qkv[token, num_heads + head], angles, token, k[token, head])
             v[token, head] = qkv[token, num_heads + num_kv_heads + head]
 
 

@@ -14,18 +14,18 @@ _Module = Any
 
 
 class NormNames(NamedTuple):
-    """The names of a layer's norms.
+    """The names of a layer's norms; None for those that it does not have.
 
     Attributes:
         input: before the attention.
-        attended: of the attention's output; None without.
+        attended: of the attention's output.
         feed_forward: before the feed-forward part.
-        fed_forward: of its output; None without.
+        fed_forward: of its output.
     """
 
-    input: str
+    input: str | None
     attended: str | None
-    feed_forward: str
+    feed_forward: str | None
     fed_forward: str | None
 
     @property
@@ -43,6 +43,8 @@ _NORMS = (
     NormNames("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"),
     # VaultGemma.
     NormNames("input_layernorm", None, "pre_feedforward_layernorm", None),
+    # OLMo 2 and 3, EXAONE 4.
+    NormNames(None, "post_attention_layernorm", None, "post_feedforward_layernorm"),
 )
 
 _ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}

@@ -71,12 +71,12 @@ class DecoderLayer:
     """One layer.
 
     Attributes:
-        input_norm: before the attention.
+        input_norm: before the attention, or None.
         qkv: all query heads, then all key heads, then all value heads.
-        q_norm: of each query head, or None; `k_norm` likewise.
+        q_norm: of each query head or of all as one vector, as long as its gain is, or None; `k_norm` likewise.
         output: of the attention.
         attended_norm: of the attention's output, or None.
-        feed_forward_norm: before the feed-forward part.
+        feed_forward_norm: before the feed-forward part, or None.
         feed_forward: behind the attention.
         fed_forward_norm: of the feed-forward part's output, or None.
         residual_factor: with which both outputs are added to the hidden states.
@@ -86,13 +86,13 @@ class DecoderLayer:
         turning: how it rotates queries and keys.
     """
 
-    input_norm: RMSNorm
+    input_norm: RMSNorm | None
     qkv: Product
     q_norm: RMSNorm | None
     k_norm: RMSNorm | None
     output: Product
     attended_norm: RMSNorm | None
-    feed_forward_norm: RMSNorm
+    feed_forward_norm: RMSNorm | None
     feed_forward: FeedForward
     fed_forward_norm: RMSNorm | None
     residual_factor: float
@@ -118,21 +118,25 @@ class DecoderLayer:
         attention, norms = module.self_attn, norms_of(module)
         is_normed = has_head_norms(attention)
         return cls(
-            input_norm=RMSNorm.of(getattr(module, norms.input)),
+            input_norm=_norm(module, norms.input),
             qkv=products.fused(projections_of(attention)),
-            q_norm=RMSNorm.of(attention.q_norm) if is_normed else None,
-            k_norm=RMSNorm.of(attention.k_norm) if is_normed else None,
+            q_norm=_norm(attention, "q_norm" if is_normed else None),
+            k_norm=_norm(attention, "k_norm" if is_normed else None),
             output=products.of(attention.o_proj),
-            attended_norm=None if norms.attended is None else RMSNorm.of(getattr(module, norms.attended)),
-            feed_forward_norm=RMSNorm.of(getattr(module, norms.feed_forward)),
+            attended_norm=_norm(module, norms.attended),
+            feed_forward_norm=_norm(module, norms.feed_forward),
             feed_forward=FeedForward.of(module.mlp, products),
-            fed_forward_norm=None if norms.fed_forward is None else RMSNorm.of(getattr(module, norms.fed_forward)),
+            fed_forward_norm=_norm(module, norms.fed_forward),
             residual_factor=residual_factor_of(module),
             num_heads=attention.o_proj.in_features // shape.head_dim,
             shape=shape,
             scores=Scores(float(attention.scaling), shape.window, getattr(attention, "attn_logit_softcapping", None)),
             turning=turning,
         )
+
+
+def _norm(module: _Module, name: str | None) -> RMSNorm | None:
+    return None if name is None else RMSNorm.of(getattr(module, name))
 
 
 def unknown_reason(model: PreTrainedModel, shapes: Sequence[LayerShape]) -> str | None:
@@ -192,11 +196,12 @@ def _unlike_layer(layer: _Module, shape: LayerShape) -> Iterator[str]:
         for name, child in part.named_children():
             if not _is_as_named(name, child):
                 yield f"its {name} is a {type(child).__name__}"
-    width = attention.o_proj.in_features + 2 * shape.num_kv_heads * shape.head_dim
-    if sum(linear.out_features for linear in projections_of(attention)) != width:
+    q_width, kv_width = attention.o_proj.in_features, shape.num_kv_heads * shape.head_dim
+    if sum(linear.out_features for linear in projections_of(attention)) != q_width + 2 * kv_width:
         yield "its attention has projections that do not fit each other"
-    if any(len(norm.weight) != shape.head_dim for name, norm in attention.named_children() if name.endswith("norm")):
-        yield "the norms of its queries and keys are not of one head"
+    widths = {"q_norm": q_width, "k_norm": kv_width} if has_head_norms(attention) else {}
+    if any(len(getattr(attention, name).weight) not in (shape.head_dim, width) for name, width in widths.items()):
+        yield "the norms of its queries and keys are neither of one head nor of all"
     if not hasattr(attention, "scaling"):
         yield "its attention does not tell the factor of its scores"
 

@@ -28,12 +28,16 @@ def rms_norm(x: Tensor, norm: Norm) -> Tensor:
 
 
 def add_and_norm(
-    hidden: Tensor, block: Tensor, block_norm: Norm | None, factor: float, next_norm: Norm
+    hidden: Tensor, block: Tensor, block_norm: Norm | None, factor: float, next_norm: Norm | None
 ) -> tuple[Tensor, Tensor]:
-    """Adds a block's output [tokens, hidden], normed if there is a norm; returns the sum, and the sum normed."""
+    """Adds a block's output [tokens, hidden], normed if there is a norm, and scaled.
+
+    Returns:
+        The sum, and what the next product is of: the sum normed, if there is a norm.
+    """
     block = block if block_norm is None else rms_norm(block, block_norm)
     hidden = hidden + (block if factor == 1 else block * factor)
-    return hidden, rms_norm(hidden, next_norm)
+    return hidden, hidden if next_norm is None else rms_norm(hidden, next_norm)
 
 
 def split_heads(
@@ -43,7 +47,7 @@ def split_heads(
 
     Args:
         qkv: [tokens, heads + 2 * kv_heads, head_dim], the query heads first.
-        q_norm: of each query head; `k_norm` likewise.
+        q_norm: of each query head, or of all as one vector, as long as its gain is; `k_norm` likewise.
         angles: of the tokens.
         num_heads: query heads.
         num_kv_heads: key heads, and value heads.
@@ -52,9 +56,15 @@ def split_heads(
         [tokens, heads, head_dim] and twice [tokens, kv_heads, head_dim], contiguous.
     """
     q, k, v = torch.split(qkv, [num_heads, num_kv_heads, num_kv_heads], dim=1)
-    q = q if q_norm is None else rms_norm(q, q_norm)
-    k = k if k_norm is None else rms_norm(k, k_norm)
+    q, k = _norm_heads(q, q_norm), _norm_heads(k, k_norm)
     return _rotate(q, angles), _rotate(k, angles), v.contiguous()
+
+
+def _norm_heads(x: Tensor, norm: Norm | None) -> Tensor:
+    if norm is None:
+        return x
+    is_of_all = len(norm[0]) > x.shape[-1]
+    return rms_norm(x.flatten(1), norm).view(x.shape) if is_of_all else rms_norm(x, norm)
 
 
 def _rotate(x: Tensor, angles: Angles) -> Tensor:
@@ -81,7 +91,7 @@ class Glue:
     """The functions, compiled or not."""
 
     rms_norm: Callable[[Tensor, Norm], Tensor] = rms_norm
-    add_and_norm: Callable[[Tensor, Tensor, Norm | None, float, Norm], tuple[Tensor, Tensor]] = add_and_norm
+    add_and_norm: Callable[[Tensor, Tensor, Norm | None, float, Norm | None], tuple[Tensor, Tensor]] = add_and_norm
     split_heads: Callable[..., tuple[Tensor, Tensor, Tensor]] = split_heads
     gate: Callable[[Tensor, Callable[[Tensor], Tensor]], Tensor] = gate
 

@@ -74,9 +74,10 @@ class TorchLayers:
         """
         glue, layers = self._glue, self._layers
         angles = {turning: self._angles(turning, positions) for turning in {layer.turning for layer in layers}}
-        following = [_norm(layer.input_norm) for layer in layers[1:]] + [_norm(self._norm)]
+        following = [_norm_of(layer.input_norm) for layer in layers[1:]] + [_norm_of(self._norm)]
         hidden = hidden * self._factors.embeddings
-        normed = glue.rms_norm(hidden, _norm(layers[0].input_norm))
+        first_norm = _norm_of(layers[0].input_norm)
+        normed = hidden if first_norm is None else glue.rms_norm(hidden, first_norm)
         for index, (layer, next_norm) in enumerate(zip(layers, following, strict=True)):
             shape = layer.shape
             qkv = _multiply(layer.qkv, normed).view(len(hidden), -1, shape.head_dim)
@@ -88,7 +89,7 @@ class TorchLayers:
                 _multiply(layer.output, attended.flatten(1)),
                 _norm_of(layer.attended_norm),
                 layer.residual_factor,
-                _norm(layer.feed_forward_norm),
+                _norm_of(layer.feed_forward_norm),
             )
             (block,) = layer.feed_forward.blocks
             gated = glue.gate(_multiply(block.gate_up, normed), block.activation)
@@ -116,9 +117,5 @@ def _multiply(product: Product, x: Tensor) -> Tensor:
     return product(x, x.new_empty(len(x), product.num_out))
 
 
-def _norm(norm: RMSNorm) -> Norm:
-    return norm.gain, norm.eps
-
-
 def _norm_of(norm: RMSNorm | None) -> Norm | None:
-    return None if norm is None else _norm(norm)
+    return None if norm is None else (norm.gain, norm.eps)

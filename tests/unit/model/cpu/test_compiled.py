@@ -41,6 +41,8 @@ MODELS = {
     "own fusion, half heads": models.own_fusion,
     "neighbouring pairs in half heads": models.pairs_in_half_heads,
     "factors": models.factors,
+    "norms behind blocks only": models.norms_behind,
+    "positions in windows": models.positions_in_windows,
     "experts": models.experts,
     "a shared expert": models.shared_expert,
     "groups": partial(models.with_served_heads, "gemma3", num_hidden_layers=6),
@@ -93,7 +95,7 @@ def test_both_ways_give_the_same(new_model: Callable[[], PreTrainedModel], kv_dt
         assert float((got - expected).square().mean().sqrt() / expected.std()) < 0.05
 
 
-@pytest.mark.parametrize("new_model", [models.soft_caps, models.pairs_in_half_heads])
+@pytest.mark.parametrize("new_model", [models.soft_caps, models.pairs_in_half_heads, models.norms_behind])
 @torch.inference_mode()
 def test_a_session_has_the_same_bits_in_any_company_and_however_it_is_cut(
     new_model: Callable[[], PreTrainedModel],

@@ -31,8 +31,7 @@ def first_layer(model: PreTrainedModel, products: Products) -> DecoderLayer:
 
 def fed(layer: DecoderLayer, x: Tensor) -> Tensor:
     buffers = Buffers.of([layer], torch.empty_like(x))
-    buffers.normed.copy_(x)
-    return stepwise.feed(layer.feed_forward, buffers)
+    return stepwise.feed(layer.feed_forward, x, buffers)
 
 
 def of_transformers(model: PreTrainedModel, x: Tensor) -> Tensor:

@@ -35,20 +35,24 @@ PAIRS = pytest.mark.parametrize("num_pairs", [12, 5, 0])
 
 @LAYOUTS
 @PAIRS
-@pytest.mark.parametrize("is_normed", [True, False], ids=["normed", "plain"])
-def test_heads_are_taken_apart_normed_and_rotated(is_normed: bool, num_pairs: int, layout: Layout) -> None:
+@pytest.mark.parametrize("norm", ["of each", "of all", None])
+def test_heads_are_taken_apart_normed_and_rotated(norm: str | None, num_pairs: int, layout: Layout) -> None:
     num_tokens, num_heads, num_kv_heads, head_dim = 5, 6, 2, 24
     qkv = torch.randn(num_tokens, num_heads + 2 * num_kv_heads, head_dim)
-    q_gain, k_gain = torch.randn(head_dim), torch.randn(head_dim)
+    is_of_all = norm == "of all"
+    q_gain, k_gain = (torch.randn(num * head_dim if is_of_all else head_dim) for num in (num_heads, num_kv_heads))
     given = torch.randn(num_tokens, num_pairs)
     angles = Angles(given.cos().numpy(), given.sin().numpy(), layout is Layout.INTERLEAVED)
     given_q, given_k, given_v = qkv.clone().split([num_heads, num_kv_heads, num_kv_heads], dim=1)
-    if is_normed:
+    if norm == "of each":
         given_q, given_k = normed(given_q, q_gain), normed(given_k, k_gain)
+    elif is_of_all:
+        of_both = ((given_q, q_gain), (given_k, k_gain))
+        given_q, given_k = (normed(heads.flatten(1), gain).view(heads.shape) for heads, gain in of_both)
 
     q = torch.empty(num_tokens, num_heads, head_dim)
     k, v = torch.empty(2, num_tokens, num_kv_heads, head_dim)
-    gains = (q_gain.numpy(), k_gain.numpy()) if is_normed else 2 * (np.empty(0, np.float32),)
+    gains = (q_gain.numpy(), k_gain.numpy()) if norm else 2 * (np.empty(0, np.float32),)
     kernels.split_heads(qkv.numpy(), *gains, EPS, angles, q.numpy(), k.numpy(), v.numpy())
 
     torch.testing.assert_close(q, rotated(given_q, given, layout))

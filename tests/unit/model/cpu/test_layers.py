@@ -32,6 +32,8 @@ SHAPES = [
     "own_fusion",
     "pairs_in_half_heads",
     "factors",
+    "norms_behind",
+    "positions_in_windows",
 ]
 
 

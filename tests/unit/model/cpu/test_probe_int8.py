@@ -20,6 +20,7 @@ from support.oracle import stock_logits
 
 SHAPES = ["grouped_heads", "sliding_window", "llama", "biases", "experts", "shared_expert", "experts_in_some_layers"]
 SHAPES += ["neighbouring_pairs", "no_positions", "own_fusion", "pairs_in_half_heads", "factors"]
+SHAPES += ["norms_behind", "positions_in_windows"]
 
 
 def probe(model: PreTrainedModel, layout: PageLayout = PageLayout.PANELS) -> None:

@@ -32,6 +32,8 @@ from support import models
         models.own_fusion,
         models.pairs_in_half_heads,
         models.factors,
+        models.norms_behind,
+        models.positions_in_windows,
     ],
 )
 def test_the_family_is_known(build: Callable[[], PreTrainedModel]) -> None:
@@ -62,6 +64,11 @@ def _angles_for_more_than_a_head(model: PreTrainedModel) -> None:
     model.model.rotary_emb = Rotary({None: torch.ones(7)}, {None: 1.0}, [Turning()] * 3)
 
 
+def _a_norm_of_two_heads(model: PreTrainedModel) -> None:
+    attention = model.model.layers[0].self_attn
+    attention.q_norm, attention.k_norm = nn.RMSNorm(24, eps=1e-5), nn.RMSNorm(12, eps=1e-5)
+
+
 def _angles_of_nothing_known(model: PreTrainedModel) -> None:
     model.model.rotary_emb.turnings = []
 
@@ -83,6 +90,7 @@ def _layers_of_several_sizes(model: PreTrainedModel) -> None:
         (_one_more_module, "its attention has gate besides"),
         (_projections_that_do_not_fit, "its feed-forward block has projections that do not fit each other"),
         (_heads_that_do_not_fit, "its attention has projections that do not fit each other"),
+        (_a_norm_of_two_heads, "the norms of its queries and keys are neither of one head nor of all"),
         (_angles_of_nothing_known, "how its layers rotate queries and keys is not known"),
         (_angles_for_more_than_a_head, "it has rotary angles for 14 of 12 elements of a head"),
         (_layers_of_several_sizes, "its layers differ in their sizes"),
@@ -124,12 +132,14 @@ def test_a_norm_is_read_as_its_module_applies_it(build: Callable[[], PreTrainedM
 
 def test_norms_have_their_places() -> None:
     """Llama's post_attention_layernorm comes before the gated block, Gemma's behind the attention."""
-    for model, name_of_place, has_norms_behind in (
-        (models.llama(), "feed_forward_norm", False),
-        (models.sliding_window(), "attended_norm", True),
-        (models.pairs_in_half_heads(), "feed_forward_norm", True),
+    for model, name_of_place, has_norms_before, has_norms_behind in (
+        (models.llama(), "feed_forward_norm", True, False),
+        (models.sliding_window(), "attended_norm", True, True),
+        (models.pairs_in_half_heads(), "feed_forward_norm", True, True),
+        (models.norms_behind(), "attended_norm", False, True),
     ):
         module = model.model.layers[0]
         layer = DecoderLayer.of(module, trace_layers(model)[0], Turning(), Linear)
         assert (getattr(layer, name_of_place).gain == RMSNorm.of(module.post_attention_layernorm).gain).all()
         assert (layer.attended_norm is not None) == (layer.fed_forward_norm is not None) == has_norms_behind
+        assert (layer.input_norm is not None) == (layer.feed_forward_norm is not None) == has_norms_before

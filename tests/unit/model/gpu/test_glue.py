@@ -33,6 +33,12 @@ def test_a_norm_is_transformers() -> None:
     torch.testing.assert_close(rms_norm(x, (gain, eps)), module(x))
 
 
+def test_without_a_next_norm_the_sum_is_given_twice() -> None:
+    hidden, block = torch.randn(5, 48), torch.randn(5, 48)
+    for part in add_and_norm(hidden, block, None, 1.0, None):
+        torch.testing.assert_close(part, hidden + block)
+
+
 @pytest.mark.parametrize("factor", [1.0, 0.22])
 @pytest.mark.parametrize("has_norm", [True, False])
 def test_a_block_is_added_normed_where_it_is_to_be(has_norm: bool, factor: float) -> None:
@@ -46,15 +52,19 @@ def test_a_block_is_added_normed_where_it_is_to_be(has_norm: bool, factor: float
 
 @pytest.mark.parametrize("is_interleaved", [False, True], ids=["halves", "interleaved"])
 @pytest.mark.parametrize("num_pairs", [HEAD_DIM // 2, 3, 0])
-@pytest.mark.parametrize("has_norms", [True, False])
+@pytest.mark.parametrize("norms", ["of each", "of all", None])
 def test_heads_are_split_normed_and_rotated_as_in_transformers(
-    has_norms: bool, num_pairs: int, is_interleaved: bool
+    norms: str | None, num_pairs: int, is_interleaved: bool
 ) -> None:
     qkv, angles = torch.randn(5, HEADS + 2 * KV_HEADS, HEAD_DIM), torch.randn(5, num_pairs)
-    q_norm, k_norm = (_norm(HEAD_DIM), _norm(HEAD_DIM)) if has_norms else (None, None)
     q, k, v = qkv[:, :HEADS], qkv[:, HEADS : HEADS + KV_HEADS], qkv[:, HEADS + KV_HEADS :]
-    q = q if q_norm is None else rms_norm(q, q_norm)
-    k = k if k_norm is None else rms_norm(k, k_norm)
+    q_norm = k_norm = None
+    if norms == "of each":
+        q_norm, k_norm = _norm(HEAD_DIM), _norm(HEAD_DIM)
+        q, k = rms_norm(q, q_norm), rms_norm(k, k_norm)
+    elif norms == "of all":
+        q_norm, k_norm = _norm(HEADS * HEAD_DIM), _norm(KV_HEADS * HEAD_DIM)
+        q, k = (rms_norm(x.flatten(1), of_all).view(x.shape) for x, of_all in ((q, q_norm), (k, k_norm)))
     # Another family's function for neighbours: both take cosines and sines of the first half of a head twice.
     rotate = modeling_glm.apply_rotary_pos_emb if is_interleaved else modeling_phi3.apply_rotary_pos_emb
     doubled = angles.repeat(1, 2)

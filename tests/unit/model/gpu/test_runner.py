@@ -44,6 +44,8 @@ def _without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         models.own_fusion,
         models.pairs_in_half_heads,
         models.factors,
+        models.norms_behind,
+        models.positions_in_windows,
     ],
 )
 def test_logits_in_float32_are_the_stock_model_s(build: Callable[[], PreTrainedModel]) -> None:
