@@ -1,8 +1,8 @@
 """The weights of a decoder's layers, read from a transformers model.
 
-The Llama family and its relatives differ in few places: norms of query and key heads, norms behind a block, biases, the
-activation. A model is recognised by its modules, not by its name. The probe finds what they do not show, such as a
-factor in a forward method.
+The Llama family and its relatives differ in few places: which norms there are, what is rotated, fused projections,
+factors, biases, the activation. A model is recognised by its modules, not by its name. The probe finds what they do
+not show.
 """
 
 from __future__ import annotations

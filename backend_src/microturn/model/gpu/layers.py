@@ -75,7 +75,8 @@ class TorchLayers:
         glue, layers = self._glue, self._layers
         angles = {turning: self._angles(turning, positions) for turning in {layer.turning for layer in layers}}
         following = [_norm_of(layer.input_norm) for layer in layers[1:]] + [_norm_of(self._norm)]
-        hidden = hidden * self._factors.embeddings
+        if self._factors.embeddings != 1:
+            hidden = hidden * self._factors.embeddings
         first_norm = _norm_of(layers[0].input_norm)
         normed = hidden if first_norm is None else glue.rms_norm(hidden, first_norm)
         for index, (layer, next_norm) in enumerate(zip(layers, following, strict=True)):
@@ -100,7 +101,9 @@ class TorchLayers:
                 layer.residual_factor,
                 next_norm,
             )
-        logits = _multiply(self._head, normed[wanted]).float() * self._factors.logits
+        logits = _multiply(self._head, normed[wanted]).float()
+        if self._factors.logits != 1:
+            logits = logits * self._factors.logits
         return soft_capped(logits, self._soft_cap)
 
     @property
