@@ -75,7 +75,7 @@ def smollm2(smollm2_dir: str, device: str) -> PreTrainedModel:
     return runner.load_model(smollm2_dir, device=device)
 
 
-@pytest.fixture(scope="session", params=["grouped_heads", "sliding_window", "llama", "biases", "own_fusion"])
+@pytest.fixture(scope="session", params=["grouped_heads", "sliding_window", "llama", "biases", "layer_norms"])
 def tiny_model(request: pytest.FixtureRequest) -> PreTrainedModel:
     """A tiny random model; the parameter is its shape."""
     return getattr(models, request.param)()

@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 
 from support import models
 
-ATTENDING = ["grouped_heads", "sliding_window", "llama", "biases", "own_fusion", "int8"]
+ATTENDING = ["grouped_heads", "sliding_window", "llama", "biases", "layer_norms", "int8"]
 
 
 # Not 8-bit weights with experts: the last bit of a float decides on the integer that an input becomes, that now and

@@ -23,7 +23,8 @@ Logits = dict[tuple[SessionId, int], Tensor]
 
 
 @pytest.fixture(
-    scope="module", params=["smollm2", "grouped_heads", "sliding_window", "int8", "experts", "int8_experts"]
+    scope="module",
+    params=["smollm2", "grouped_heads", "sliding_window", "pairs_in_half_heads", "int8", "experts", "int8_experts"],
 )
 def model(request: pytest.FixtureRequest) -> PreTrainedModel:
     if request.param == "smollm2":

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import torch
 from transformers import (
+    Exaone4Config,
+    Exaone4ForCausalLM,
     FalconH1Config,
     FalconH1ForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    Glm4Config,
+    Glm4ForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
     GraniteMoeHybridConfig,
     GraniteMoeHybridForCausalLM,
+    HeliumConfig,
+    HeliumForCausalLM,
     Lfm2Config,
     Lfm2ForCausalLM,
     LlamaConfig,
@@ -20,6 +28,8 @@ from transformers import (
     MistralForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedModel,
@@ -31,6 +41,10 @@ from transformers import (
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
+    StableLmConfig,
+    StableLmForCausalLM,
 )
 
 from microturn.model import runner, stock
@@ -48,6 +62,7 @@ _COMMON = {
     "eos_token_id": None,
     "pad_token_id": None,
 }
+_HALF_ROTARY = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
 
 
 def grouped_heads() -> PreTrainedModel:
@@ -95,6 +110,17 @@ def llama() -> PreTrainedModel:
     return _build(LlamaForCausalLM, LlamaConfig(num_attention_heads=4, num_key_value_heads=4, **_COMMON))
 
 
+def neighbouring_pairs() -> PreTrainedModel:
+    """Pairs of neighbours are rotated."""
+    return _build(HeliumForCausalLM, HeliumConfig(num_attention_heads=4, num_key_value_heads=2, head_dim=12, **_COMMON))
+
+
+def no_positions() -> PreTrainedModel:
+    """The second layer of three knows no positions."""
+    config = SmolLM3Config(num_attention_heads=4, num_key_value_heads=2, no_rope_layers=[1, 0, 1], **_COMMON)
+    return _build(SmolLM3ForCausalLM, config)
+
+
 def heads_of_22() -> PreTrainedModel:
     """Heads of a size that no lane divides, which native attention does not take."""
     return _build(LlamaForCausalLM, LlamaConfig(num_attention_heads=4, num_key_value_heads=2, head_dim=22, **_COMMON))
@@ -108,9 +134,47 @@ def biases() -> PreTrainedModel:
     )
 
 
+def layer_norms() -> PreTrainedModel:
+    """Layer norms with biases: not an architecture that we fuse."""
+    config = StableLmConfig(num_attention_heads=4, num_key_value_heads=2, rope_parameters=_HALF_ROTARY, **_COMMON)
+    return _build(StableLmForCausalLM, config)
+
+
+def factors() -> PreTrainedModel:
+    """Factors of embeddings, scores, what blocks add, and logits."""
+    shape = {"num_attention_heads": 4, "num_key_value_heads": 2, "attention_multiplier": 0.2}
+    shape |= {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "logits_scaling": 5.0}
+    return _build(GraniteForCausalLM, GraniteConfig(**shape, **_COMMON))
+
+
+def norms_behind() -> PreTrainedModel:
+    """Norms behind blocks only, and norms of all query heads, and all key heads, as one vector."""
+    return _build(Olmo2ForCausalLM, Olmo2Config(num_attention_heads=4, num_key_value_heads=2, **_COMMON))
+
+
+def positions_in_windows() -> PreTrainedModel:
+    """Layers that see 20 tokens back, between one that sees all and knows no positions; norms behind blocks only."""
+    config = Exaone4Config(
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        sliding_window=20,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        **_COMMON,
+    )
+    return _build(Exaone4ForCausalLM, config)
+
+
 def own_fusion() -> PreTrainedModel:
-    """Projections in one matrix by its own nature: not an architecture that we fuse."""
-    return _build(Phi3ForCausalLM, Phi3Config(num_attention_heads=4, num_key_value_heads=2, **_COMMON))
+    """Projections in one matrix by its own nature; the first half of each head is rotated."""
+    config = Phi3Config(num_attention_heads=4, num_key_value_heads=2, rope_parameters=_HALF_ROTARY, **_COMMON)
+    return _build(Phi3ForCausalLM, config)
+
+
+def pairs_in_half_heads() -> PreTrainedModel:
+    """Pairs of neighbours are rotated, in the first half of each head; norms behind each block, by other names."""
+    shape = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "rope_parameters": _HALF_ROTARY}
+    return _build(Glm4ForCausalLM, Glm4Config(**shape, **_COMMON))
 
 
 def experts() -> PreTrainedModel:

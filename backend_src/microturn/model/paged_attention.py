@@ -13,7 +13,6 @@ from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -23,6 +22,7 @@ from microturn.kv.page_layout import PageLayout
 from microturn.kv.tensors import KVTensors
 from microturn.model import dense_attention as dense
 from microturn.model.batch import Batch
+from microturn.model.cpu.angles import Angles
 from microturn.model.cpu.attention import NativePlan
 from microturn.model.cpu.attention_scores import KernelScores
 from microturn.model.cpu.attention_work import LayerStep
@@ -114,13 +114,9 @@ class PagedAttention:
         place = self.kv.groups.places[layer]
         kind, shape = self._kinds[place.kind], self.kv.groups.slots[place.slot]
         assert kind.native is not None
-        if kind.has_moved:
-            rotation = self._turn_back(layer, place.kind)
-            cos, sin = rotation.cos.squeeze(1).numpy(), rotation.sin.squeeze(1).numpy()
-        else:
-            cos = sin = np.empty((0, shape.head_dim), np.float32)
+        back = Angles.of_rotation(self._turn_back(layer, place.kind)) if kind.has_moved else Angles.none()
         work = kind.native.work(num_heads, shape.num_kv_heads, shape.head_dim, scores.window)
-        return LayerStep(KernelScores.of(scores), kind.native.tables, work, kind.moved.numpy(), cos, sin)
+        return LayerStep(KernelScores.of(scores), kind.native.tables, work, kind.moved.numpy(), back)
 
     def _turn_back(self, layer: int, kind: int) -> Rotation:
         """The rotation of queries with moved sinks, cached for the layers of a kind with the same angles."""

@@ -33,6 +33,13 @@ class Layout(Enum):
             return torch.cat((first, second), dim=-1)
         return torch.stack((first, second), dim=-1).flatten(-2)
 
+    def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The first and second elements of the pairs in [..., 2n], each [..., n]: what `join` joins."""
+        if self is Layout.HALVES:
+            half = x.shape[-1] // 2
+            return x[..., :half], x[..., half:]
+        return x[..., ::2], x[..., 1::2]
+
     def swap(self, x: Tensor) -> Tensor:
         """Swaps the elements of each pair, [..., 2n]."""
         if self is Layout.HALVES:
@@ -126,6 +133,23 @@ class Rotary(nn.Module):
         cos, sin = ((part * scaling).to(x.dtype) for part in (cos, sin))
         return self.layout.join(cos, cos), self.layout.join(sin, sin)
 
+    def angles(self, turning: Turning, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """How layers turn the pairs in their heads, in whichever layout.
+
+        Args:
+            turning: of the layers.
+            positions: int64 [n].
+
+        Returns:
+            Cosines and sines, float32 [n, pairs]; there are no pairs without positions.
+        """
+        if turning.pairs is None:
+            nothing = torch.empty(len(positions), 0, device=positions.device)
+            return nothing, nothing
+        scaling = self._scaling[turning.kind]
+        cos, sin = ((part * scaling).float() for part in self._turn(positions, turning.kind))
+        return cos, sin
+
     def rotation(self, layer: int, distances: Tensor) -> Rotation:
         """The rotation that moves a layer's vectors to positions further by `distances`.
 
@@ -142,6 +166,10 @@ class Rotary(nn.Module):
             return Rotation(nothing, nothing)
         cos, sin = (part[:, None].float() for part in self._turn(distances, turning.kind))
         return Rotation(turning.pairs.join(cos, cos), turning.pairs.join(-sin, sin), turning.pairs)
+
+    def num_turned(self, turning: Turning) -> int:
+        """How many elements of a head layers rotate, from the first one on."""
+        return 0 if turning.pairs is None else 2 * len(self._inv_freq[turning.kind])
 
     @property
     def kinds(self) -> list[str | None]:

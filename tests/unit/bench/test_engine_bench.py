@@ -94,7 +94,7 @@ def test_a_step_of_another_size_is_no_result() -> None:
 
 def test_layers_that_are_not_ours_have_no_stopwatch() -> None:
     with pytest.raises(InvalidArgument, match="no stopwatch"):
-        stepped(models.own_fusion())
+        stepped(models.layer_norms())
 
 
 def test_the_engine_has_room_for_what_is_asked_for(smollm2_dir: str) -> None:

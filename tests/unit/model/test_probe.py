@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,14 +13,12 @@ from safetensors.torch import load_file, save_file
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
-    GraniteConfig,
-    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MiniCPM3Config,
     MiniCPM3ForCausalLM,
-    Phi3ForCausalLM,
     PreTrainedModel,
+    StableLmForCausalLM,
 )
 
 from microturn.errors import InvalidArgument
@@ -46,25 +45,32 @@ SHAPE = {
 }
 
 
+class Scaled(LlamaForCausalLM):
+    """Has Llama's modules, and scales the logits in its forward method."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        result = super().forward(*args, **kwargs)
+        result.logits = result.logits * 0.5
+        return result
+
+
 @pytest.mark.parametrize("layout", PageLayout)
 def test_models_of_several_shapes_pass(tiny_model: PreTrainedModel, layout: PageLayout) -> None:
     checked = check_model(tiny_model, trace_layers(tiny_model), layout)
     assert checked.accepts_embeds
-    assert (checked.decoder is None) == isinstance(tiny_model, Phi3ForCausalLM)
+    assert (checked.decoder is None) == isinstance(tiny_model, StableLmForCausalLM)
     assert (checked.no_fused_reason is None) == (checked.decoder is not None)
 
 
 def test_a_factor_that_the_modules_do_not_show_leaves_the_layers_to_transformers(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Granite has Llama's modules, and scales what a block adds and the logits in its forward methods."""
-    config = GraniteConfig(residual_multiplier=0.5, num_key_value_heads=2, **SHAPE)
-    model = build(GraniteForCausalLM, config)
+    model = build(Scaled, LlamaConfig(num_key_value_heads=2, **SHAPE))
     with caplog.at_level("WARNING"):
         checked = check_model(model, trace_layers(model), PageLayout.PANELS)
     assert checked.decoder is None
     assert checked.accepts_embeds
-    assert "GraniteForCausalLM runs on transformers' layers, which are slower than fused ones: logits" in caplog.text
+    assert "Scaled runs on transformers' layers, which are slower than fused ones: logits" in caplog.text
     assert checked.no_fused_reason is not None
     assert checked.no_fused_reason.startswith("logits in several turns deviate from the stock model's by")
 

@@ -32,7 +32,8 @@ from microturn.kv.page_layout import PageLayout
 from microturn.model import paged_attention as paged
 from microturn.model import rotary_fit, runner
 from microturn.model.batch import Batch
-from microturn.model.cpu import layers
+from microturn.model.cpu import layers, weights
+from microturn.model.cpu.factors import Factors
 from microturn.model.cpu.weights import RMSNorm
 from microturn.model.paged_attention import PagedAttention
 from microturn.model.probe import check_model
@@ -242,6 +243,29 @@ def test_scores_that_our_kernels_compute_otherwise_are_refused(
 def test_logits_whose_cap_is_left_out_leave_the_layers_to_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     model = models.soft_caps()
     monkeypatch.setattr(layers, "soft_cap_of_logits", lambda _: None)
+    assert check(model).decoder is None
+
+
+def _without(name: str) -> Plant:
+    original = Factors.of
+    return lambda patch: patch.setattr(Factors, "of", lambda model: original(model)._replace(**{name: 1.0}))
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        _without("embeddings"),
+        _without("logits"),
+        lambda patch: patch.setattr(weights, "residual_factor_of", lambda _: 1.0),
+    ],
+    ids=["embeddings", "logits", "residual"],
+)
+def test_a_factor_that_is_left_out_leaves_the_layers_to_transformers(
+    plant: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = models.factors()
+    assert check(model).decoder is not None
+    plant(monkeypatch)
     assert check(model).decoder is None
 
 

@@ -79,7 +79,7 @@ def test_a_second_start_checks_nothing_and_computes_the_same(settings: Settings,
 def test_what_was_found_is_kept_whole(tmp_path: Path, checks: Checks) -> None:
     """A model on transformers' layers, whose window must not slide."""
     directory = tmp_path / "model"
-    models.own_fusion().save_pretrained(directory)
+    models.layer_norms().save_pretrained(directory)
     settings = Settings(
         model_dir=str(directory), kv_tokens=256, max_context=256, check_dir=str(tmp_path / "checks"), weights="float32"
     )

@@ -47,6 +47,32 @@ def test_angles_are_those_of_the_models_own_module(rope: dict[str, object]) -> N
         assert (got - expected).abs().max() < 3e-4
 
 
+@pytest.mark.parametrize("layout", Layout)
+@pytest.mark.parametrize("rope_type", ["default", "yarn"])
+def test_angles_of_pairs_are_the_same_however_heads_are_laid_out(rope_type: str, layout: Layout) -> None:
+    """YaRN scales cosines and sines, which turning back must not do again."""
+    module, positions = LlamaRotaryEmbedding(config(rope_type=rope_type, factor=4.0)), torch.tensor([0, 7, 1000])
+    rotary, of_module = rotary_of(module), module(torch.zeros(1), positions[None])
+    for got, expected in zip(rotary.angles(Turning(None, layout), positions), of_module, strict=True):
+        assert got.shape == (3, HEAD_DIM // 2)
+        assert (got - expected[0, :, : HEAD_DIM // 2]).abs().max() < 3e-4
+    rotation = rotary.rotation_of(Turning(None, layout), positions)
+    assert (layout.split(rotation.cos)[0].square() + layout.split(rotation.sin)[1].square() - 1).abs().max() < 1e-6
+
+
+def test_without_positions_there_are_no_angles() -> None:
+    rotary = rotary_of(LlamaRotaryEmbedding(config()))
+    for part in rotary.angles(Turning(None, None), torch.tensor([0, 7, 1000])):
+        assert part.shape == (3, 0)
+    assert [rotary.num_turned(Turning(None, pairs)) for pairs in (*Layout, None)] == [HEAD_DIM, HEAD_DIM, 0]
+
+
+@pytest.mark.parametrize("layout", Layout)
+def test_what_is_split_is_joined_again(layout: Layout) -> None:
+    x = torch.arange(12.0).view(2, 6)
+    assert torch.equal(layout.join(*layout.split(x)), x)
+
+
 def test_angles_may_be_interleaved() -> None:
     module, positions, x = CohereRotaryEmbedding(config()), torch.arange(2048)[None], torch.zeros(1)
     for got, expected in zip(rotary_of(module, Layout.INTERLEAVED)(x, positions), module(x, positions), strict=True):

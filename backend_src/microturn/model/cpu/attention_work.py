@@ -13,6 +13,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from microturn.model.cpu.angles import Angles
 from microturn.model.cpu.attention_operands import padded
 from microturn.model.cpu.attention_panels import KEY_BLOCK
 from microturn.model.cpu.attention_scores import KernelScores
@@ -98,15 +99,14 @@ class LayerStep(NamedTuple):
         tables: where their keys and values are.
         work: divided among the threads.
         moved: int64 [n], the queries of rows with moved sinks.
-        cos: float32 [n, head_dim], rotates these queries back to what their sinks see; `sin` likewise.
+        back: their angles, which rotate these queries back to what their sinks see.
     """
 
     scores: KernelScores
     tables: Tables
     work: Work
     moved: NDArray[np.int64]
-    cos: NDArray[np.float32]
-    sin: NDArray[np.float32]
+    back: Angles
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,6 @@ from microturn.model.cpu.weights import DecoderLayer
 
 _Floats = NDArray[np.float32]
 
-# Cosines and sines [tokens, head_dim].
-Angles = tuple[_Floats, _Floats]
-
 
 class ExpertBuffers(NamedTuple):
     """Buffers of experts, one after another (see `experts`).

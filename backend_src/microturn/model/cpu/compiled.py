@@ -17,16 +17,18 @@ from torch import Tensor
 
 from microturn.kv.tensors import KVTensors
 from microturn.model.cpu import kernels
+from microturn.model.cpu.angles import Angles
 from microturn.model.cpu.arrays import LayerArrays, Unlike, array_of
 from microturn.model.cpu.attention_kernels import append_and_attend
 from microturn.model.cpu.attention_scores import KernelScores
 from microturn.model.cpu.attention_work import LayerStep
-from microturn.model.cpu.buffers import Angles, Buffers, ExpertBuffers
+from microturn.model.cpu.buffers import Buffers, ExpertBuffers
 from microturn.model.cpu.compiled_feed_forward import FeedForwards, Weights, feed, weight_of
 from microturn.model.cpu.int8_linear import amx_threads, multiply
 from microturn.model.cpu.kernel_cache import kernel
 from microturn.model.cpu.weights import DecoderLayer, RMSNorm, arrays_of
 from microturn.model.paged_attention import PagedAttention
+from microturn.model.rotary import Turning
 
 _Array = NDArray[Any]
 
@@ -44,7 +46,7 @@ class _Norms(NamedTuple):
 
 
 class _Layers(NamedTuple):
-    """The attributes of each `DecoderLayer`, for the kernel."""
+    """The attributes of each `DecoderLayer`, for the kernel; `residual_factors` is float32 [layers]."""
 
     input_norm: _Norms
     qkv: Weights
@@ -55,6 +57,7 @@ class _Layers(NamedTuple):
     feed_forward_norm: _Norms
     feed_forward: FeedForwards
     fed_forward_norm: _Norms
+    residual_factors: NDArray[np.float32]
 
 
 class _Pages(NamedTuple):
@@ -78,19 +81,29 @@ def _norm(x: _Array, norms: _Norms, layer: int, out: _Array) -> None:
 
 
 @numba.njit(nogil=True)
+def _normed(x: _Array, norms: _Norms, layer: int, out: _Array) -> _Array:
+    """The rows of x, normed into out if there is a norm."""
+    if norms.gains.first.shape[0] == 0:
+        return x
+    _norm(x, norms, layer, out)
+    return out
+
+
+@numba.njit(nogil=True)
 def _rows(x: _Array) -> _Array:
     """Heads [tokens, heads, head_dim] one behind another."""
     return x.reshape((x.shape[0], x.shape[1] * x.shape[2]))
 
 
 @numba.njit(nogil=True)
-def _add(block: _Array, norms: _Norms, layer: int, hidden: _Array) -> None:
+def _add(block: _Array, norms: _Norms, factors: _Array, layer: int, hidden: _Array) -> None:
     """Adds a block's output to the hidden states; with a norm the output is overwritten by the normed one."""
+    factor = factors[layer]
     if norms.gains.first.shape[0] > 0:
         _norm(block, norms, layer, block)
     for row in range(hidden.shape[0]):
         for d in range(hidden.shape[1]):
-            hidden[row, d] += block[row, d]
+            hidden[row, d] += factor * block[row, d]
 
 
 @kernel()
@@ -114,23 +127,23 @@ def _run(
 ) -> None:
     """All layers; the arrays from `hidden` on are those of `Buffers`."""
     for layer in range(pages.steps.shape[0]):
-        step, (cos, sin) = steps[pages.steps[layer]], angles[pages.steps[layer]]
-        _norm(hidden, layers.input_norm, layer, normed)
-        multiply(normed, weight_of(layers.qkv, layer), _rows(qkv), num_threads)
+        step, of_tokens = steps[pages.steps[layer]], angles[pages.steps[layer]]
+        given = _normed(hidden, layers.input_norm, layer, normed)
+        multiply(given, weight_of(layers.qkv, layer), _rows(qkv), num_threads)
         q_gain, k_gain = array_of(layers.q_norm.gains, layer), array_of(layers.k_norm.gains, layer)
-        kernels.split_heads(qkv, q_gain, k_gain, layers.q_norm.eps[layer], cos, sin, q, k, v)
+        kernels.split_heads(qkv, q_gain, k_gain, layers.q_norm.eps[layer], of_tokens, q, k, v)
 
-        kernels.turn_back(q, hidden.shape[0], step.moved, step.cos, step.sin)
+        kernels.turn_back(q, hidden.shape[0], step.moved, step.back)
         kv, scales = array_of(pages.elements, layer), array_of(pages.scales, layer)
         of_step = step.scores, step.tables, pages.groups[layer], step.work
         append_and_attend(q, k, v, attended, kv, scales, *of_step)
 
         multiply(_rows(attended), weight_of(layers.output, layer), block, num_threads)
-        _add(block, layers.attended_norm, layer, hidden)
-        _norm(hidden, layers.feed_forward_norm, layer, normed)
+        _add(block, layers.attended_norm, layers.residual_factors, layer, hidden)
+        given = _normed(hidden, layers.feed_forward_norm, layer, normed)
         blocks, routers = layers.feed_forward.blocks, layers.feed_forward.routers
-        feed(blocks, routers, layer, normed, gate_up, gated, of_experts, num_threads, block)
-        _add(block, layers.fed_forward_norm, layer, hidden)
+        feed(blocks, routers, layer, given, gate_up, gated, of_experts, num_threads, block)
+        _add(block, layers.fed_forward_norm, layers.residual_factors, layer, hidden)
 
 
 @dataclass(frozen=True)
@@ -151,7 +164,7 @@ class _Places:
     def of(cls, kv: KVTensors, layers: Sequence[DecoderLayer]) -> Self:
         groups = kv.groups.places
         steps = [
-            (place.kind, layer.scores.window, KernelScores.of(layer.scores), layer.kind)
+            (place.kind, layer.scores.window, KernelScores.of(layer.scores), layer.turning)
             for place, layer in zip(groups, layers, strict=True)
         ]
         distinct = list(dict.fromkeys(steps))
@@ -195,17 +208,18 @@ class CompiledLayers:
                 feed_forward_norm=_Norms.of([layer.feed_forward_norm for layer in layers]),
                 feed_forward=FeedForwards.of([layer.feed_forward for layer in layers]),
                 fed_forward_norm=_Norms.of([layer.fed_forward_norm for layer in layers]),
+                residual_factors=np.array([layer.residual_factor for layer in layers], np.float32),
             )
         except Unlike:
             return None
         return cls(layers, arguments)
 
-    def __call__(self, hidden: Tensor, angles: Mapping[str | None, Angles], attention: PagedAttention) -> None:
+    def __call__(self, hidden: Tensor, angles: Mapping[Turning, Angles], attention: PagedAttention) -> None:
         """Runs all layers.
 
         Args:
             hidden: float32 [tokens, hidden]; overwritten.
-            angles: of the tokens' positions, by the layers' kinds.
+            angles: of the tokens' positions.
             attention: of this step, native.
         """
         places = self._places
@@ -218,7 +232,7 @@ class CompiledLayers:
             self._arguments,
             places.pages,
             steps,
-            tuple(angles[of.kind] for _, of in firsts),
+            tuple(angles[of.turning] for _, of in firsts),
             amx_threads(),
             *buffers.arrays,
             buffers.experts,

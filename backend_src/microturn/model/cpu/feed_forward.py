@@ -25,6 +25,7 @@ _Module = Any
 Products = type[TorchLinear] | type[Int8Linear] | type[Linear]
 
 _GATED = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+_FUSED = {"gate_up_proj", "down_proj", "activation_fn"}
 _ROUTED = {"gate", "experts"}
 _SHARED = {"shared_expert", "shared_expert_gate"}
 # Weights of all experts in one: [experts, 2 * width, hidden] and [experts, hidden, width].
@@ -56,7 +57,8 @@ class GatedBlock:
 
     @classmethod
     def of(cls, module: _Module, products: Products) -> Self:
-        return cls(products.fused([module.gate_proj, module.up_proj]), module.act_fn, products.of(module.down_proj))
+        activation = module.activation_fn if children_of(module) == _FUSED else module.act_fn
+        return cls(products.fused(_gate_and_up(module)), activation, products.of(module.down_proj))
 
 
 @dataclass(frozen=True)
@@ -157,13 +159,18 @@ def unlike(module: _Module) -> Iterator[str]:
     yield from _unlike_gated("its feed-forward block", module)
 
 
+def _gate_and_up(module: _Module) -> list[nn.Linear]:
+    """What computes the gate, then what it multiplies: two modules or one."""
+    return [module.gate_up_proj] if children_of(module) == _FUSED else [module.gate_proj, module.up_proj]
+
+
 def _unlike_gated(what: str, module: _Module) -> Iterator[str]:
-    yield from other_parts(what, module, _GATED)
-    for name in sorted(_GATED - {"act_fn"}):
-        linear = getattr(module, name)
-        if type(linear) is not nn.Linear:
+    yield from other_parts(what, module, _GATED, _FUSED)
+    for name, linear in sorted(module.named_children()):
+        if name.endswith("_proj") and type(linear) is not nn.Linear:
             yield f"its {name} is a {type(linear).__name__}"
-    if not module.gate_proj.out_features == module.up_proj.out_features == module.down_proj.in_features:
+    sizes, width = [linear.out_features for linear in _gate_and_up(module)], module.down_proj.in_features
+    if sizes not in ([width, width], [2 * width]):
         yield f"{what} has projections that do not fit each other"
 
 

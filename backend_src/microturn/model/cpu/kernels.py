@@ -12,6 +12,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from microturn.model.cpu.angles import Angles, rotate
 from microturn.model.cpu.kernel_cache import kernel
 
 # Allows sums in any order, but keeps infinities and NaN.
@@ -39,12 +40,14 @@ def rms_norm(x: _Array, gain: _Array, eps: np.float32, out: _Array) -> None:
 
 
 @numba.njit(fastmath=_FAST, nogil=True)
-def _rotate(x: _Array, cos: _Array, sin: _Array, out: _Array) -> None:
-    half = x.shape[0] // 2
-    for d in range(half):
-        first, second, of_pair = x[d], x[half + d], sin[half + d]
-        out[d] = first * cos[d] - second * of_pair
-        out[half + d] = second * cos[half + d] + first * of_pair
+def _normalize_heads(heads: _Array, gain: _Array, eps: np.float32) -> None:
+    """Norms heads [heads, head_dim] in place: each, or all as one vector, as long as the gain; none if it is empty."""
+    if gain.shape[0] == heads.shape[1]:
+        for head in range(heads.shape[0]):
+            _normalize(heads[head], gain, eps, heads[head])
+    elif gain.shape[0] > 0:
+        whole = heads.reshape(heads.size)
+        _normalize(whole, gain, eps, whole)
 
 
 @kernel(fastmath=_FAST)
@@ -53,8 +56,7 @@ def split_heads(
     q_gain: _Array,
     k_gain: _Array,
     eps: np.float32,
-    cos: _Array,
-    sin: _Array,
+    angles: Angles,
     q: _Array,
     k: _Array,
     v: _Array,
@@ -63,38 +65,34 @@ def split_heads(
 
     Args:
         qkv: [tokens, heads + 2 * kv_heads, head_dim], the query heads first; overwritten where it is normed.
-        q_gain: [head_dim], or empty for heads that are not normed; `k_gain` likewise.
+        q_gain: [head_dim], or [heads * head_dim] for a norm of all heads as one vector, or empty for heads that are
+            not normed; `k_gain` likewise.
         eps: of the norms.
-        cos: [tokens, head_dim] of rotary embeddings (Su et al., 2021), pairs half a head apart; `sin` likewise, of
-            which only the second half of a head is read.
+        angles: of the tokens.
         q: [at least tokens, heads, head_dim], written.
         k: [tokens, kv_heads, head_dim], written; `v` likewise.
     """
     num_heads, num_kv_heads = q.shape[1], k.shape[1]
     for token in range(qkv.shape[0]):
+        _normalize_heads(qkv[token, :num_heads], q_gain, eps)
+        _normalize_heads(qkv[token, num_heads : num_heads + num_kv_heads], k_gain, eps)
         for head in range(num_heads):
-            given = qkv[token, head]
-            if q_gain.shape[0] > 0:
-                _normalize(given, q_gain, eps, given)
-            _rotate(given, cos[token], sin[token], q[token, head])
+            rotate(qkv[token, head], angles, token, q[token, head])
         for head in range(num_kv_heads):
-            given = qkv[token, num_heads + head]
-            if k_gain.shape[0] > 0:
-                _normalize(given, k_gain, eps, given)
-            _rotate(given, cos[token], sin[token], k[token, head])
+            rotate(qkv[token, num_heads + head], angles, token, k[token, head])
             v[token, head] = qkv[token, num_heads + num_kv_heads + head]
 
 
 @numba.njit(nogil=True)
-def turn_back(q: _Array, num_tokens: int, moved: _Array, cos: _Array, sin: _Array) -> None:
+def turn_back(q: _Array, num_tokens: int, moved: _Array, back: Angles) -> None:
     """Rotates the queries of rows with moved sinks once more.
 
     Args:
         q: [tokens and moved ones, heads, head_dim]; those behind the tokens' own are written.
         num_tokens: of the pass.
         moved: int64 [n], which tokens.
-        cos: [n, head_dim]; `sin` likewise, of which only the second half of a head is read.
+        back: the angles of these.
     """
     for index in range(moved.shape[0]):
         for head in range(q.shape[1]):
-            _rotate(q[moved[index], head], cos[index], sin[index], q[num_tokens + index, head])
+            rotate(q[moved[index], head], back, index, q[num_tokens + index, head])

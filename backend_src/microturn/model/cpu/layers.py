@@ -17,13 +17,16 @@ from transformers import PreTrainedModel
 from microturn.kv.layer_groups import LayerShape
 from microturn.model.cpu import attention as native
 from microturn.model.cpu import soft_caps
-from microturn.model.cpu.buffers import Angles, Buffers
+from microturn.model.cpu.angles import Angles
+from microturn.model.cpu.buffers import Buffers
 from microturn.model.cpu.compiled import CompiledLayers
+from microturn.model.cpu.factors import Factors
 from microturn.model.cpu.feed_forward import Products
 from microturn.model.cpu.linear import Linear, Product
 from microturn.model.cpu.stepwise import StepwiseLayer
 from microturn.model.cpu.weights import DecoderLayer, NotKnown, RMSNorm, soft_cap_of_logits, unknown_reason
 from microturn.model.paged_attention import PagedAttention
+from microturn.model.rotary import Turning
 from microturn.model.scores import Scores
 
 
@@ -44,12 +47,13 @@ class FusedLayers:
 
     def __init__(self, model: PreTrainedModel, shapes: Sequence[LayerShape], products: Products) -> None:
         self._rotary = model.model.rotary_emb
-        kinds = [turning.kind for turning in self._rotary.turnings]
-        self._known = [DecoderLayer.of(*of, products) for of in zip(model.model.layers, shapes, kinds, strict=True)]
+        turnings = self._rotary.turnings
+        self._known = [DecoderLayer.of(*of, products) for of in zip(model.model.layers, shapes, turnings, strict=True)]
         self._stepwise = [StepwiseLayer(known) for known in self._known]
         self._compiled = CompiledLayers.of(self._known)
         self._norm = RMSNorm.of(model.model.norm)
         self._head: Product = products.of(model.lm_head)
+        self._factors = Factors.of(model)
         self._soft_cap = soft_cap_of_logits(model)
 
     @classmethod
@@ -97,23 +101,28 @@ class FusedLayers:
         Returns:
             float32 logits [n, vocab_size].
         """
-        angles = {kind: self._angles(hidden, positions, kind) for kind in {known.kind for known in self._known}}
+        if self._factors.embeddings != 1:
+            hidden.mul_(self._factors.embeddings)
+        turnings = {known.turning for known in self._known}
+        angles = {turning: Angles.of(self._rotary, turning, positions) for turning in turnings}
         if self._compiled is not None and isinstance(attention, PagedAttention) and attention.is_native:
             self._compiled(hidden, angles, attention)
         else:
             self._run_stepwise(hidden, angles, attention)
         last = hidden[wanted]
         logits = self._head(self._norm(last, last), hidden.new_empty(len(wanted), self._head.num_out))
+        if self._factors.logits != 1:
+            logits.mul_(self._factors.logits)
         if self._soft_cap is not None:
             soft_caps.cap(logits.numpy(), np.float32(self._soft_cap))
         return logits
 
-    def _run_stepwise(self, hidden: Tensor, angles: Mapping[str | None, Angles], attention: Attention) -> None:
+    def _run_stepwise(self, hidden: Tensor, angles: Mapping[Turning, Angles], attention: Attention) -> None:
         """One layer after another, some kernels each."""
         buffers = Buffers.of(self._known, hidden)
         q, k, v = buffers.q, buffers.k, buffers.v
         for index, (known, layer) in enumerate(zip(self._known, self._stepwise, strict=True)):
-            layer.project(angles[known.kind], buffers)
+            layer.project(angles[known.turning], buffers)
             attended = attention.append_and_attend(index, q, k, v, known.scores)
             layer.finish(attended, buffers)
 
@@ -126,11 +135,3 @@ class FusedLayers:
     def weight_bytes(self) -> int:
         """Bytes of weights that one pass reads at least."""
         return sum(known.weight_bytes for known in self._known) + self._head.num_bytes
-
-    def _angles(self, hidden: Tensor, positions: Tensor, kind: str | None) -> Angles:
-        """Cosines and sines [tokens, head_dim]."""
-        cos, sin = self._rotary(hidden, positions, kind)
-        head_dim = self._known[0].shape.head_dim
-        if cos.shape[-1] != head_dim:
-            raise NotImplementedError(f"rotary angles for {cos.shape[-1]} of {head_dim} elements of a head")
-        return cos.numpy(), sin.numpy()

@@ -113,8 +113,12 @@ class Linear:
 
 
 def stacked(modules: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
-    """Stacks the weights [out, in] and biases [out] of several modules; the bias is None if none has one."""
-    return torch.cat([as_stored(module.weight) for module in modules]), stacked_biases(modules)
+    """Stacks the weights [out, in] and biases [out] of several modules; the bias is None if none has one.
+
+    The weight of a single module is not copied.
+    """
+    weights = [as_stored(module.weight) for module in modules]
+    return weights[0] if len(weights) == 1 else torch.cat(weights), stacked_biases(modules)
 
 
 def stacked_biases(modules: Sequence[nn.Linear]) -> Tensor | None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from torch import nn
+
 
 def children_of(module: Any) -> set[str]:
-    """The names of a module's parts."""
-    return {name for name, _ in module.named_children()}
+    """The names of a module's parts, without those that do nothing in inference."""
+    return {name for name, child in module.named_children() if not isinstance(child, nn.Dropout)}
 
 
 def other_parts(what: str, module: Any, *known: set[str]) -> Iterator[str]:

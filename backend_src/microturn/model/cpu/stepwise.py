@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from microturn.model.cpu import experts, kernels
-from microturn.model.cpu.buffers import Angles, Buffers
+from microturn.model.cpu.angles import Angles
+from microturn.model.cpu.buffers import Buffers
 from microturn.model.cpu.feed_forward import FeedForward, GatedBlock, Router
 from microturn.model.cpu.weights import DecoderLayer, RMSNorm
 
@@ -30,24 +31,38 @@ class StepwiseLayer:
     def project(self, angles: Angles, buffers: Buffers) -> None:
         """Computes queries and keys, normed and rotated, and values from the hidden states."""
         layer = self._layer
-        layer.qkv(layer.input_norm(buffers.hidden, buffers.normed), buffers.qkv.flatten(1))
+        layer.qkv(_normed(layer.input_norm, buffers), buffers.qkv.flatten(1))
         _, _, qkv, q, k, v, *_ = buffers.arrays
-        kernels.split_heads(qkv, *layer.head_norms, *angles, q, k, v)
+        kernels.split_heads(qkv, *layer.head_norms, angles, q, k, v)
 
     def finish(self, attended: Tensor, buffers: Buffers) -> None:
         """Adds the attention's output [tokens, heads, head_dim], projected, then the feed-forward part's."""
         layer = self._layer
-        _add(layer.output(attended.flatten(1), buffers.block), layer.attended_norm, buffers)
-        layer.feed_forward_norm(buffers.hidden, buffers.normed)
-        _add(feed(layer.feed_forward, buffers), layer.fed_forward_norm, buffers)
+        self._add(layer.output(attended.flatten(1), buffers.block), layer.attended_norm, buffers)
+        fed = feed(layer.feed_forward, _normed(layer.feed_forward_norm, buffers), buffers)
+        self._add(fed, layer.fed_forward_norm, buffers)
+
+    def _add(self, block: Tensor, norm: RMSNorm | None, buffers: Buffers) -> None:
+        """Adds a block's output, which is overwritten, to the hidden states."""
+        if norm is not None:
+            norm(block, block)
+        # Not in one operation: torch would fuse product and sum, but for the last elements, which fill no vector.
+        if self._layer.residual_factor != 1:
+            block.mul_(self._layer.residual_factor)
+        buffers.hidden.add_(block)
 
 
-def feed(part: FeedForward, buffers: Buffers) -> Tensor:
-    """Computes a feed-forward part for the normed hidden states, into the block's output, which it returns."""
+def _normed(norm: RMSNorm | None, buffers: Buffers) -> Tensor:
+    """The hidden states, normed if there is a norm."""
+    return buffers.hidden if norm is None else norm(buffers.hidden, buffers.normed)
+
+
+def feed(part: FeedForward, x: Tensor, buffers: Buffers) -> Tensor:
+    """Computes a feed-forward part for rows x [rows, hidden], into the block's output, which it returns."""
     if part.router is None:
-        _feed_block(part.blocks[0], buffers.normed, buffers, buffers.block)
+        _feed_block(part.blocks[0], x, buffers, buffers.block)
     else:
-        _feed_experts(part.router, part.blocks, buffers)
+        _feed_experts(part.router, part.blocks, x, buffers)
     return buffers.block
 
 
@@ -60,11 +75,11 @@ def _feed_block(block: GatedBlock, x: Tensor, buffers: Buffers, out: Tensor) -> 
     block.down(gated, out)
 
 
-def _feed_experts(router: Router, blocks: Sequence[GatedBlock], buffers: Buffers) -> None:
+def _feed_experts(router: Router, blocks: Sequence[GatedBlock], x: Tensor, buffers: Buffers) -> None:
     """Computes the chosen experts of all rows."""
     assert buffers.experts is not None
     factors, rows, given, result = buffers.experts
-    x, out, of_shared = buffers.normed, buffers.block.zero_(), router.shared
+    out, of_shared = buffers.block.zero_(), router.shared
     router.product(x, torch.from_numpy(factors))
     experts.choose(factors, len(blocks), router.num_chosen, router.is_normalised, of_shared is not None)
     for expert, block in enumerate(blocks if of_shared is None else [*blocks, of_shared]):
@@ -72,10 +87,6 @@ def _feed_experts(router: Router, blocks: Sequence[GatedBlock], buffers: Buffers
         if count:
             _feed_block(block, torch.from_numpy(given[:count]), buffers, torch.from_numpy(result[:count]))
             experts.add(result[:count], factors, expert, rows, out.numpy())
-
-
-def _add(block: Tensor, norm: RMSNorm | None, buffers: Buffers) -> None:
-    buffers.hidden.add_(block if norm is None else norm(block, block))
 
 
 def _uncut(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:

@@ -1,8 +1,8 @@
 """The weights of a decoder's layers, read from a transformers model.
 
-The Llama family and its relatives differ in few places: norms of query and key heads, norms behind a block, biases, the
-activation. A model is recognised by its modules, not by its name. The probe finds what they do not show, such as a
-factor in a forward method.
+The Llama family and its relatives differ in few places: which norms there are, what is rotated, fused projections,
+factors, biases, the activation. A model is recognised by its modules, not by its name. The probe finds what they do
+not show.
 """
 
 from __future__ import annotations
@@ -19,19 +19,16 @@ from transformers import PreTrainedModel
 
 from microturn.kv.layer_groups import LayerShape
 from microturn.model.cpu import feed_forward, kernels
+from microturn.model.cpu.factors import residual_factor_of
 from microturn.model.cpu.feed_forward import FeedForward, Products
+from microturn.model.cpu.layer_parts import has_head_norms, norms_of, other_layer_parts, projections_of
 from microturn.model.cpu.linear import Product
-from microturn.model.cpu.module_parts import children_of, other_parts
-from microturn.model.rotary import Layout, Rotary
+from microturn.model.cpu.module_parts import other_parts
+from microturn.model.rotary import Rotary, Turning
 from microturn.model.scores import Scores
 
 # A transformers module, whose attributes are untyped.
 _Module = Any
-
-_LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
-_SANDWICH_LAYER = _LAYER | {"pre_feedforward_layernorm", "post_feedforward_layernorm"}
-_ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
-_NORMED_ATTENTION = _ATTENTION | {"q_norm", "k_norm"}
 
 
 class NotKnown(Exception):
@@ -74,33 +71,35 @@ class DecoderLayer:
     """One layer.
 
     Attributes:
-        input_norm: before the attention.
+        input_norm: before the attention, or None.
         qkv: all query heads, then all key heads, then all value heads.
-        q_norm: of each query head, or None; `k_norm` likewise.
+        q_norm: of each query head or of all as one vector, as long as its gain is, or None; `k_norm` likewise.
         output: of the attention.
         attended_norm: of the attention's output, or None.
-        feed_forward_norm: before the feed-forward part.
+        feed_forward_norm: before the feed-forward part, or None.
         feed_forward: behind the attention.
         fed_forward_norm: of the feed-forward part's output, or None.
+        residual_factor: with which both outputs are added to the hidden states.
         num_heads: query heads.
         shape: of its keys and values.
         scores: of its attention, which has no sink logits.
-        kind: name of its angles in the rotary embedding; None if all layers have the same.
+        turning: how it rotates queries and keys.
     """
 
-    input_norm: RMSNorm
+    input_norm: RMSNorm | None
     qkv: Product
     q_norm: RMSNorm | None
     k_norm: RMSNorm | None
     output: Product
     attended_norm: RMSNorm | None
-    feed_forward_norm: RMSNorm
+    feed_forward_norm: RMSNorm | None
     feed_forward: FeedForward
     fed_forward_norm: RMSNorm | None
+    residual_factor: float
     num_heads: int
     shape: LayerShape
     scores: Scores
-    kind: str | None
+    turning: Turning
 
     @property
     def weight_bytes(self) -> int:
@@ -114,27 +113,30 @@ class DecoderLayer:
         return q_gain, k_gain, eps
 
     @classmethod
-    def of(cls, module: _Module, shape: LayerShape, kind: str | None, products: Products) -> Self:
+    def of(cls, module: _Module, shape: LayerShape, turning: Turning, products: Products) -> Self:
         """Fuses a known layer; the module still works, and shares the memory if the products do."""
-        attention = module.self_attn
-        is_sandwich = children_of(module) == _SANDWICH_LAYER
-        is_normed = children_of(attention) == _NORMED_ATTENTION
-        before = module.pre_feedforward_layernorm if is_sandwich else module.post_attention_layernorm
+        attention, norms = module.self_attn, norms_of(module)
+        is_normed = has_head_norms(attention)
         return cls(
-            input_norm=RMSNorm.of(module.input_layernorm),
-            qkv=products.fused([attention.q_proj, attention.k_proj, attention.v_proj]),
-            q_norm=RMSNorm.of(attention.q_norm) if is_normed else None,
-            k_norm=RMSNorm.of(attention.k_norm) if is_normed else None,
+            input_norm=_norm(module, norms.input),
+            qkv=products.fused(projections_of(attention)),
+            q_norm=_norm(attention, "q_norm" if is_normed else None),
+            k_norm=_norm(attention, "k_norm" if is_normed else None),
             output=products.of(attention.o_proj),
-            attended_norm=RMSNorm.of(module.post_attention_layernorm) if is_sandwich else None,
-            feed_forward_norm=RMSNorm.of(before),
+            attended_norm=_norm(module, norms.attended),
+            feed_forward_norm=_norm(module, norms.feed_forward),
             feed_forward=FeedForward.of(module.mlp, products),
-            fed_forward_norm=RMSNorm.of(module.post_feedforward_layernorm) if is_sandwich else None,
-            num_heads=attention.q_proj.out_features // shape.head_dim,
+            fed_forward_norm=_norm(module, norms.fed_forward),
+            residual_factor=residual_factor_of(module),
+            num_heads=attention.o_proj.in_features // shape.head_dim,
             shape=shape,
             scores=Scores(float(attention.scaling), shape.window, getattr(attention, "attn_logit_softcapping", None)),
-            kind=kind,
+            turning=turning,
         )
+
+
+def _norm(module: _Module, name: str | None) -> RMSNorm | None:
+    return None if name is None else RMSNorm.of(getattr(module, name))
 
 
 def unknown_reason(model: PreTrainedModel, shapes: Sequence[LayerShape]) -> str | None:
@@ -158,11 +160,6 @@ def release_linears(model: PreTrainedModel) -> None:
             setattr(module, name, nn.Parameter(stack.to("meta"), requires_grad=False))
 
 
-def _sizes(layer: _Module) -> tuple[int, ...]:
-    attention = layer.self_attn
-    return tuple(linear.out_features for linear in (attention.q_proj, attention.k_proj, attention.v_proj))
-
-
 def _unlike(model: PreTrainedModel, shapes: Sequence[LayerShape]) -> Iterator[str]:
     """How a model differs from what is known. Only the first reason counts: those behind it rely on what is before."""
     yield from other_parts("it", model, {"model", "lm_head"})
@@ -171,34 +168,40 @@ def _unlike(model: PreTrainedModel, shapes: Sequence[LayerShape]) -> Iterator[st
     if len(decoder.layers) != len(shapes):
         yield f"{len(shapes)} of its {len(decoder.layers)} layers are attention"
     rotary = decoder.rotary_emb
-    if (
-        type(rotary) is not Rotary
-        or rotary.layout is not Layout.HALVES
-        or [turning.pairs for turning in rotary.turnings] != [Layout.HALVES] * len(shapes)
-    ):
-        yield "its rotary angles do not turn the halves of each head"
+    if type(rotary) is not Rotary or len(rotary.turnings) != len(shapes):
+        yield "how its layers rotate queries and keys is not known"
+    turned = [
+        (rotary.num_turned(turning), shape.head_dim) for turning, shape in zip(rotary.turnings, shapes, strict=True)
+    ]
+    for num_turned, head_dim in turned:
+        if num_turned > head_dim:  # kernels would read beyond a head
+            yield f"it has rotary angles for {num_turned} of {head_dim} elements of a head"
     if type(model.lm_head) is not nn.Linear:
         yield f"its lm_head is a {type(model.lm_head).__name__}"
     if not _is_rms_norm(decoder.norm):
         yield f"its norm is a {type(decoder.norm).__name__}"
     for layer, shape in zip(decoder.layers, shapes, strict=True):
         yield from _unlike_layer(layer, shape)
-    if len({_sizes(layer) for layer in decoder.layers}) > 1:
+    sizes = zip(decoder.layers, shapes, strict=True)
+    if len({(layer.self_attn.o_proj.in_features, of.num_kv_heads, of.head_dim) for layer, of in sizes}) > 1:
         yield "its layers differ in their sizes"
 
 
 def _unlike_layer(layer: _Module, shape: LayerShape) -> Iterator[str]:
     """See `_unlike`."""
-    yield from other_parts("a layer of it", layer, _LAYER, _SANDWICH_LAYER)
+    yield from other_layer_parts(layer)
     attention = layer.self_attn
-    yield from other_parts("its attention", attention, _ATTENTION, _NORMED_ATTENTION)
     yield from feed_forward.unlike(layer.mlp)
     for part in (layer, attention):
         for name, child in part.named_children():
             if not _is_as_named(name, child):
                 yield f"its {name} is a {type(child).__name__}"
-    if any(len(norm.weight) != shape.head_dim for name, norm in attention.named_children() if name.endswith("norm")):
-        yield "the norms of its queries and keys are not of one head"
+    q_width, kv_width = attention.o_proj.in_features, shape.num_kv_heads * shape.head_dim
+    if sum(linear.out_features for linear in projections_of(attention)) != q_width + 2 * kv_width:
+        yield "its attention has projections that do not fit each other"
+    widths = {"q_norm": q_width, "k_norm": kv_width} if has_head_norms(attention) else {}
+    if any(len(getattr(attention, name).weight) not in (shape.head_dim, width) for name, width in widths.items()):
+        yield "the norms of its queries and keys are neither of one head nor of all"
     if not hasattr(attention, "scaling"):
         yield "its attention does not tell the factor of its scores"
 

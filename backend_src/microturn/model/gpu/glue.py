@@ -16,6 +16,9 @@ from torch import Tensor
 # A norm: its gain, float32 [width], and its eps.
 Norm = tuple[Tensor, float]
 
+# Cosines and sines, float32 [tokens, pairs], and whether neighbours are a pair (see `cpu.angles.Angles`).
+Angles = tuple[Tensor, Tensor, bool]
+
 
 def rms_norm(x: Tensor, norm: Norm) -> Tensor:
     """Root mean square norm (Zhang and Sennrich, 2019) over the last axis."""
@@ -24,21 +27,28 @@ def rms_norm(x: Tensor, norm: Norm) -> Tensor:
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * gain).to(x.dtype)
 
 
-def add_and_norm(hidden: Tensor, block: Tensor, block_norm: Norm | None, next_norm: Norm) -> tuple[Tensor, Tensor]:
-    """Adds a block's output [tokens, hidden], normed if there is a norm; returns the sum, and the sum normed."""
-    hidden = hidden + (block if block_norm is None else rms_norm(block, block_norm))
-    return hidden, rms_norm(hidden, next_norm)
+def add_and_norm(
+    hidden: Tensor, block: Tensor, block_norm: Norm | None, factor: float, next_norm: Norm | None
+) -> tuple[Tensor, Tensor]:
+    """Adds a block's output [tokens, hidden], normed if there is a norm, and scaled.
+
+    Returns:
+        The sum, and what the next product is of: the sum normed, if there is a norm.
+    """
+    block = block if block_norm is None else rms_norm(block, block_norm)
+    hidden = hidden + (block if factor == 1 else block * factor)
+    return hidden, hidden if next_norm is None else rms_norm(hidden, next_norm)
 
 
 def split_heads(
-    qkv: Tensor, q_norm: Norm | None, k_norm: Norm | None, cos: Tensor, sin: Tensor, num_heads: int, num_kv_heads: int
+    qkv: Tensor, q_norm: Norm | None, k_norm: Norm | None, angles: Angles, num_heads: int, num_kv_heads: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Splits the fused projection into heads; queries and keys are normed, where there are norms, and rotated.
 
     Args:
         qkv: [tokens, heads + 2 * kv_heads, head_dim], the query heads first.
-        q_norm: of each query head; `k_norm` likewise.
-        cos: float32 [tokens, head_dim] of rotary embeddings (Su et al., 2021), pairs half a head apart; `sin` likewise.
+        q_norm: of each query head, or of all as one vector, as long as its gain is; `k_norm` likewise.
+        angles: of the tokens.
         num_heads: query heads.
         num_kv_heads: key heads, and value heads.
 
@@ -46,16 +56,28 @@ def split_heads(
         [tokens, heads, head_dim] and twice [tokens, kv_heads, head_dim], contiguous.
     """
     q, k, v = torch.split(qkv, [num_heads, num_kv_heads, num_kv_heads], dim=1)
-    q = q if q_norm is None else rms_norm(q, q_norm)
-    k = k if k_norm is None else rms_norm(k, k_norm)
-    return _rotate(q, cos, sin), _rotate(k, cos, sin), v.contiguous()
+    q, k = _norm_heads(q, q_norm), _norm_heads(k, k_norm)
+    return _rotate(q, angles), _rotate(k, angles), v.contiguous()
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    first, second = x.float().chunk(2, dim=-1)
-    (first_cos, second_cos), (first_sin, second_sin) = (part[:, None].chunk(2, dim=-1) for part in (cos, sin))
-    turned = (first * first_cos - second * first_sin, second * second_cos + first * second_sin)
-    return torch.cat(turned, dim=-1).to(x.dtype)
+def _norm_heads(x: Tensor, norm: Norm | None) -> Tensor:
+    if norm is None:
+        return x
+    is_of_all = len(norm[0]) > x.shape[-1]
+    return rms_norm(x.flatten(1), norm).view(x.shape) if is_of_all else rms_norm(x, norm)
+
+
+def _rotate(x: Tensor, angles: Angles) -> Tensor:
+    (cos, sin), is_interleaved = (part[:, None] for part in angles[:2]), angles[2]
+    num_turned = 2 * cos.shape[-1]
+    if num_turned == 0:
+        return x.contiguous()
+    given, rest = x.float().tensor_split([num_turned], dim=-1)
+    # What `Layout` does, in functions that torch compiles.
+    first, second = (given[..., ::2], given[..., 1::2]) if is_interleaved else given.chunk(2, dim=-1)
+    turned = first * cos - second * sin, second * cos + first * sin
+    parts = (torch.stack(turned, dim=-1).flatten(-2),) if is_interleaved else turned
+    return torch.cat((*parts, rest), dim=-1).to(x.dtype)
 
 
 def gate(gate_up: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
@@ -69,7 +91,7 @@ class Glue:
     """The functions, compiled or not."""
 
     rms_norm: Callable[[Tensor, Norm], Tensor] = rms_norm
-    add_and_norm: Callable[[Tensor, Tensor, Norm | None, Norm], tuple[Tensor, Tensor]] = add_and_norm
+    add_and_norm: Callable[[Tensor, Tensor, Norm | None, float, Norm | None], tuple[Tensor, Tensor]] = add_and_norm
     split_heads: Callable[..., tuple[Tensor, Tensor, Tensor]] = split_heads
     gate: Callable[[Tensor, Callable[[Tensor], Tensor]], Tensor] = gate
 

@@ -14,11 +14,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from microturn.kv.layer_groups import LayerShape
+from microturn.model.cpu.factors import Factors
 from microturn.model.cpu.feed_forward import has_experts
 from microturn.model.cpu.layers import Attention
 from microturn.model.cpu.linear import Product, TorchLinear
 from microturn.model.cpu.weights import DecoderLayer, NotKnown, RMSNorm, soft_cap_of_logits, unknown_reason
-from microturn.model.gpu.glue import Glue, Norm
+from microturn.model.gpu.glue import Angles, Glue, Norm
+from microturn.model.rotary import Layout, Turning
 from microturn.model.scores import soft_capped
 
 
@@ -33,10 +35,11 @@ class TorchLayers:
 
     def __init__(self, model: PreTrainedModel, shapes: Sequence[LayerShape], glue: Glue) -> None:
         self._rotary = model.model.rotary_emb
-        kinds = [turning.kind for turning in self._rotary.turnings]
-        self._layers = [DecoderLayer.of(*of, TorchLinear) for of in zip(model.model.layers, shapes, kinds, strict=True)]
+        layers = zip(model.model.layers, shapes, self._rotary.turnings, strict=True)
+        self._layers = [DecoderLayer.of(*layer, TorchLinear) for layer in layers]
         self._norm = RMSNorm.of(model.model.norm)
         self._head = TorchLinear.of(model.lm_head)
+        self._factors = Factors.of(model)
         self._soft_cap = soft_cap_of_logits(model)
         self._glue = glue
 
@@ -70,49 +73,52 @@ class TorchLayers:
             float32 logits [n, vocab_size].
         """
         glue, layers = self._glue, self._layers
-        angles = {kind: self._angles(positions, kind) for kind in {layer.kind for layer in layers}}
-        following = [_norm(layer.input_norm) for layer in layers[1:]] + [_norm(self._norm)]
-        normed = glue.rms_norm(hidden, _norm(layers[0].input_norm))
+        angles = {turning: self._angles(turning, positions) for turning in {layer.turning for layer in layers}}
+        following = [_norm_of(layer.input_norm) for layer in layers[1:]] + [_norm_of(self._norm)]
+        if self._factors.embeddings != 1:
+            hidden = hidden * self._factors.embeddings
+        first_norm = _norm_of(layers[0].input_norm)
+        normed = hidden if first_norm is None else glue.rms_norm(hidden, first_norm)
         for index, (layer, next_norm) in enumerate(zip(layers, following, strict=True)):
             shape = layer.shape
             qkv = _multiply(layer.qkv, normed).view(len(hidden), -1, shape.head_dim)
             norms = _norm_of(layer.q_norm), _norm_of(layer.k_norm)
-            q, k, v = glue.split_heads(qkv, *norms, *angles[layer.kind], layer.num_heads, shape.num_kv_heads)
+            q, k, v = glue.split_heads(qkv, *norms, angles[layer.turning], layer.num_heads, shape.num_kv_heads)
             attended = attention.append_and_attend(index, q, k, v, layer.scores)
             hidden, normed = glue.add_and_norm(
                 hidden,
                 _multiply(layer.output, attended.flatten(1)),
                 _norm_of(layer.attended_norm),
-                _norm(layer.feed_forward_norm),
+                layer.residual_factor,
+                _norm_of(layer.feed_forward_norm),
             )
             (block,) = layer.feed_forward.blocks
             gated = glue.gate(_multiply(block.gate_up, normed), block.activation)
             hidden, normed = glue.add_and_norm(
-                hidden, _multiply(block.down, gated), _norm_of(layer.fed_forward_norm), next_norm
+                hidden,
+                _multiply(block.down, gated),
+                _norm_of(layer.fed_forward_norm),
+                layer.residual_factor,
+                next_norm,
             )
-        return soft_capped(_multiply(self._head, normed[wanted]).float(), self._soft_cap)
+        logits = _multiply(self._head, normed[wanted]).float()
+        if self._factors.logits != 1:
+            logits = logits * self._factors.logits
+        return soft_capped(logits, self._soft_cap)
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of weights that one pass reads at least."""
         return sum(layer.weight_bytes for layer in self._layers) + self._head.num_bytes
 
-    def _angles(self, positions: Tensor, kind: str | None) -> tuple[Tensor, Tensor]:
-        """Cosines and sines, float32 [tokens, head_dim]."""
-        cos, sin = self._rotary(self._norm.gain, positions, kind)
-        head_dim = self._layers[0].shape.head_dim
-        if cos.shape[-1] != head_dim:
-            raise NotImplementedError(f"rotary angles for {cos.shape[-1]} of {head_dim} elements of a head")
-        return cos, sin
+    def _angles(self, turning: Turning, positions: Tensor) -> Angles:
+        """Those of the tokens."""
+        return *self._rotary.angles(turning, positions), turning.pairs is Layout.INTERLEAVED
 
 
 def _multiply(product: Product, x: Tensor) -> Tensor:
     return product(x, x.new_empty(len(x), product.num_out))
 
 
-def _norm(norm: RMSNorm) -> Norm:
-    return norm.gain, norm.eps
-
-
 def _norm_of(norm: RMSNorm | None) -> Norm | None:
-    return None if norm is None else _norm(norm)
+    return None if norm is None else (norm.gain, norm.eps)

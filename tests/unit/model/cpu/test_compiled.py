@@ -23,6 +23,7 @@ from microturn.model.cpu.int8_linear import Int8Linear
 from microturn.model.cpu.layers import FusedLayers
 from microturn.model.cpu.linear import Linear
 from microturn.model.cpu.weights import DecoderLayer
+from microturn.model.rotary import Turning
 from microturn.model.runner import ModelRunner, trace_layers
 from support import models
 
@@ -35,6 +36,13 @@ MODELS = {
     "soft caps": models.soft_caps,
     "norms of heads": partial(models.with_served_heads, "qwen3"),
     "norms behind blocks, two kinds of angles": partial(models.with_served_heads, "gemma3"),
+    "neighbouring pairs": models.neighbouring_pairs,
+    "no positions": models.no_positions,
+    "own fusion, half heads": models.own_fusion,
+    "neighbouring pairs in half heads": models.pairs_in_half_heads,
+    "factors": models.factors,
+    "norms behind blocks only": models.norms_behind,
+    "positions in windows": models.positions_in_windows,
     "experts": models.experts,
     "a shared expert": models.shared_expert,
     "groups": partial(models.with_served_heads, "gemma3", num_hidden_layers=6),
@@ -87,10 +95,13 @@ def test_both_ways_give_the_same(new_model: Callable[[], PreTrainedModel], kv_dt
         assert float((got - expected).square().mean().sqrt() / expected.std()) < 0.05
 
 
+@pytest.mark.parametrize("new_model", [models.soft_caps, models.pairs_in_half_heads, models.norms_behind])
 @torch.inference_mode()
-def test_a_session_has_the_same_bits_in_any_company_and_however_it_is_cut() -> None:
-    """With everything that rounds or caps at once."""
-    model = models.soft_caps()
+def test_a_session_has_the_same_bits_in_any_company_and_however_it_is_cut(
+    new_model: Callable[[], PreTrainedModel],
+) -> None:
+    """With everything that rounds or caps at once, or turns a part of each head."""
+    model = new_model()
     layers = trace_layers(model)
     groups = LayerGroups.of(layers)
     decoder = FusedLayers(model, layers, Int8Linear)
@@ -113,7 +124,8 @@ def known_layers(
     model = models.llama() if model is None else model
     shapes = trace_layers(model)
     return [
-        DecoderLayer.of(layer, shape, None, products) for layer, shape in zip(model.model.layers, shapes, strict=True)
+        DecoderLayer.of(layer, shape, Turning(), products)
+        for layer, shape in zip(model.model.layers, shapes, strict=True)
     ]
 
 

@@ -16,6 +16,7 @@ from microturn.model.cpu.feed_forward import FeedForward, Products
 from microturn.model.cpu.int8_linear import Int8Linear
 from microturn.model.cpu.linear import Linear
 from microturn.model.cpu.weights import DecoderLayer, release_linears
+from microturn.model.rotary import Turning
 from microturn.model.runner import trace_layers
 from support import models
 from support.rounded import rounded
@@ -25,13 +26,12 @@ MODELS = [models.experts, models.shared_expert, models.experts_in_some_layers]
 
 
 def first_layer(model: PreTrainedModel, products: Products) -> DecoderLayer:
-    return DecoderLayer.of(model.model.layers[0], trace_layers(model)[0], None, products)
+    return DecoderLayer.of(model.model.layers[0], trace_layers(model)[0], Turning(), products)
 
 
 def fed(layer: DecoderLayer, x: Tensor) -> Tensor:
     buffers = Buffers.of([layer], torch.empty_like(x))
-    buffers.normed.copy_(x)
-    return stepwise.feed(layer.feed_forward, buffers)
+    return stepwise.feed(layer.feed_forward, x, buffers)
 
 
 def of_transformers(model: PreTrainedModel, x: Tensor) -> Tensor:

@@ -14,7 +14,6 @@ from microturn.model.batch import Batch, Row
 from microturn.model.cpu import attention as native
 from microturn.model.cpu.layers import FusedLayers
 from microturn.model.cpu.weights import NotKnown
-from microturn.model.rotary import Rotary, Turning
 from microturn.model.runner import ModelRunner, trace_layers
 from support import models
 from support.oracle import stock_logits
@@ -28,6 +27,13 @@ SHAPES = [
     "experts",
     "shared_expert",
     "experts_in_some_layers",
+    "neighbouring_pairs",
+    "no_positions",
+    "own_fusion",
+    "pairs_in_half_heads",
+    "factors",
+    "norms_behind",
+    "positions_in_windows",
 ]
 
 
@@ -79,20 +85,10 @@ def test_weights_are_not_in_memory_twice() -> None:
 def test_an_unknown_architecture_and_a_machine_without_numba_s_threads_have_no_fused_layers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model = models.own_fusion()
-    with pytest.raises(NotKnown, match="a layer of it has resid_attn_dropout"):
+    model = models.layer_norms()
+    with pytest.raises(NotKnown, match="its norm is a LayerNorm"):
         FusedLayers.of(model, trace_layers(model))
     model = models.llama()
     monkeypatch.setattr(native, "unavailable_reason", lambda: "no OpenMP")
     with pytest.raises(NotKnown, match="no OpenMP"):
         FusedLayers.of(model, trace_layers(model))
-
-
-def test_angles_for_a_part_of_each_head_are_refused() -> None:
-    """Our kernel would read beyond the angles: the decoder has to refuse before it does."""
-    model = models.llama()
-
-    decoder = FusedLayers.of(model, trace_layers(model))
-    decoder._rotary = Rotary({None: torch.ones(3)}, {None: 1.0}, [Turning()] * 3)
-    with pytest.raises(NotImplementedError, match="6 of 12 elements"):
-        decoder(torch.zeros(1, 48), torch.zeros(1, dtype=torch.long), torch.zeros(1, dtype=torch.long), None)

@@ -19,6 +19,8 @@ from support import models
 from support.oracle import stock_logits
 
 SHAPES = ["grouped_heads", "sliding_window", "llama", "biases", "experts", "shared_expert", "experts_in_some_layers"]
+SHAPES += ["neighbouring_pairs", "no_positions", "own_fusion", "pairs_in_half_heads", "factors"]
+SHAPES += ["norms_behind", "positions_in_windows"]
 
 
 def probe(model: PreTrainedModel, layout: PageLayout = PageLayout.PANELS) -> None:
@@ -41,8 +43,8 @@ def test_heads_that_panels_do_not_take_are_attended_by_torch() -> None:
 
 
 def test_layers_that_are_not_ours_are_refused() -> None:
-    model = models.own_fusion()
-    with pytest.raises(Refused, match="Phi3ForCausalLM runs on transformers' layers"):
+    model = models.layer_norms()
+    with pytest.raises(Refused, match="StableLmForCausalLM runs on transformers' layers"):
         int8_decoder(model, trace_layers(model), None, PageLayout.PANELS)
 
 

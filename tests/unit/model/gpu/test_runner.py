@@ -11,9 +11,6 @@ from transformers import PreTrainedModel
 
 from microturn.model.batch import Batch, EmbedSpan, Row, RowPages
 from microturn.model.gpu.graphs import StepSize, step_sizes
-from microturn.model.gpu.layers import TorchLayers
-from microturn.model.rotary import Rotary, Turning
-from microturn.model.runner import trace_layers
 from support import models, plain_flashinfer, recorded_graphs
 from support.gpu_runner import gpu_runner
 from support.oracle import stock_logits
@@ -35,13 +32,28 @@ def _without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "build", [models.llama, models.grouped_heads, models.sliding_window, models.soft_caps, models.biases]
+    "build",
+    [
+        models.llama,
+        models.grouped_heads,
+        models.sliding_window,
+        models.soft_caps,
+        models.biases,
+        models.neighbouring_pairs,
+        models.no_positions,
+        models.own_fusion,
+        models.pairs_in_half_heads,
+        models.factors,
+        models.norms_behind,
+        models.positions_in_windows,
+    ],
 )
 def test_logits_in_float32_are_the_stock_model_s(build: Callable[[], PreTrainedModel]) -> None:
     model = build()
     ids = torch.randint(models.VOCAB_SIZE, (90,), generator=torch.Generator().manual_seed(3)).tolist()
     expected = stock_logits(model, ids)
     runner = gpu_runner(model)
+    assert runner.decoder is not None
     for first, last in pairwise([0, 1, 5, 40, len(ids)]):
         num_pages = -(-last // 16)
         others = [RowPages(range(100, 100 + num_pages * kind.num_groups)) for kind in runner.kv.groups.kinds[1:]]
@@ -51,7 +63,7 @@ def test_logits_in_float32_are_the_stock_model_s(build: Callable[[], PreTrainedM
 
 
 def test_an_unknown_architecture_runs_on_transformers_layers_and_is_not_captured() -> None:
-    model = models.own_fusion()
+    model = models.layer_norms()
     runner = gpu_runner(model)
     assert runner.decoder is None
     runner.capture(SIZES, max_context=64)
@@ -132,11 +144,3 @@ def test_sizes_hold_every_small_step_with_little_padding() -> None:
         assert size.num_tokens <= max(num_rows + 1, 1.5 * num_rows)
     assert max(size.num_tokens for size in step_sizes(max_rows=8, max_tokens=40)) == 40
     assert max(size.num_rows for size in step_sizes(max_rows=8, max_tokens=40)) == 8
-
-
-def test_angles_for_a_part_of_each_head_are_refused() -> None:
-    model = models.llama()
-    decoder = TorchLayers.of(model, trace_layers(model))
-    decoder._rotary = Rotary({None: torch.ones(3)}, {None: 1.0}, [Turning()] * 3)
-    with pytest.raises(NotImplementedError, match="6 of 12 elements"):
-        decoder(torch.zeros(1, 48), torch.zeros(1, dtype=torch.long), torch.zeros(1, dtype=torch.long), None)
