@@ -52,19 +52,21 @@ class Angles(NamedTuple):
 
 # Multiply and add may be fused; there is no sum over elements, whose order could matter.
 @numba.njit(fastmath={"contract"}, nogil=True)
-def rotate(x: _Array, angles: Angles, index: int, out: _Array) -> None:
-    """Rotates a head x [head_dim] by the angles with an index, into out [head_dim], which is another one."""
+def rotate(heads: _Array, angles: Angles, index: int, out: _Array) -> None:
+    """Rotates heads [heads, head_dim] by the angles with an index, into out, another array of the same shape."""
     cos, sin = angles.cos[index], angles.sin[index]
     num_pairs = cos.shape[0]
-    if angles.is_interleaved:
-        for pair in range(num_pairs):
-            first, second = x[2 * pair], x[2 * pair + 1]
-            out[2 * pair] = first * cos[pair] - second * sin[pair]
-            out[2 * pair + 1] = second * cos[pair] + first * sin[pair]
-    else:
-        for pair in range(num_pairs):
-            first, second = x[pair], x[num_pairs + pair]
-            out[pair] = first * cos[pair] - second * sin[pair]
-            out[num_pairs + pair] = second * cos[pair] + first * sin[pair]
-    for d in range(2 * num_pairs, x.shape[0]):
-        out[d] = x[d]
+    for head in range(heads.shape[0]):
+        x, turned = heads[head], out[head]
+        if angles.is_interleaved:
+            for pair in range(num_pairs):
+                first, second = x[2 * pair], x[2 * pair + 1]
+                turned[2 * pair] = first * cos[pair] - second * sin[pair]
+                turned[2 * pair + 1] = second * cos[pair] + first * sin[pair]
+        else:
+            for pair in range(num_pairs):
+                first, second = x[pair], x[num_pairs + pair]
+                turned[pair] = first * cos[pair] - second * sin[pair]
+                turned[num_pairs + pair] = second * cos[pair] + first * sin[pair]
+        for d in range(2 * num_pairs, x.shape[0]):
+            turned[d] = x[d]

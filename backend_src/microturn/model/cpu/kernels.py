@@ -73,14 +73,14 @@ def split_heads(
         k: [tokens, kv_heads, head_dim], written; `v` likewise.
     """
     num_heads, num_kv_heads = q.shape[1], k.shape[1]
+    first_value = num_heads + num_kv_heads
     for token in range(qkv.shape[0]):
-        _normalize_heads(qkv[token, :num_heads], q_gain, eps)
-        _normalize_heads(qkv[token, num_heads : num_heads + num_kv_heads], k_gain, eps)
-        for head in range(num_heads):
-            rotate(qkv[token, head], angles, token, q[token, head])
-        for head in range(num_kv_heads):
-            rotate(qkv[token, num_heads + head], angles, token, k[token, head])
-            v[token, head] = qkv[token, num_heads + num_kv_heads + head]
+        queries, keys = qkv[token, :num_heads], qkv[token, num_heads:first_value]
+        _normalize_heads(queries, q_gain, eps)
+        _normalize_heads(keys, k_gain, eps)
+        rotate(queries, angles, token, q[token])
+        rotate(keys, angles, token, k[token])
+        v[token] = qkv[token, first_value:]
 
 
 @numba.njit(nogil=True)
@@ -94,5 +94,4 @@ def turn_back(q: _Array, num_tokens: int, moved: _Array, back: Angles) -> None:
         back: the angles of these.
     """
     for index in range(moved.shape[0]):
-        for head in range(q.shape[1]):
-            rotate(q[moved[index], head], back, index, q[num_tokens + index, head])
+        rotate(q[moved[index]], back, index, q[num_tokens + index])
