@@ -54,9 +54,22 @@ _FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "gemma": {},
     "gemma2": {},
     "gemma3_text": {},
+    "vaultgemma": {},
+    "phi3": {},
+    "smollm3": {},
+    "granite": {},
+    "glm": {},
+    "glm4": {},
+    "ernie4_5": {},
+    "exaone4": {"sliding_window": 4096, "sliding_window_pattern": 4},
+    "helium": {},
+    "olmo2": {},
+    "olmo3": {},
     "mixtral": _EXPERTS,
     "qwen2_moe": {**_EXPERTS, "shared_expert_intermediate_size": 1536},
     "qwen3_moe": _EXPERTS,
+    "olmoe": _EXPERTS,
+    "flex_olmo": _EXPERTS,
 }
 _TYPES: Mapping[str, Products] = {"int8": Int8Linear, "float32": Linear}
 _PAGE_SIZE = 16

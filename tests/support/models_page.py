@@ -40,7 +40,8 @@ a window, and compares all that they say with transformers. The `config.json` of
 of the tiny one; where this makes a difference, the model is refused with the reason.
 
 - **fast**: served by Microturn's own layers. On a CPU they are fused kernels, with 8-bit weights by default.
-- **stock**: served by transformers' layers over Microturn's attention. Sessions can do the same; passes take longer.
+- **stock**: served by transformers' layers over Microturn's attention. Sessions can do the same; passes take longer. On
+  a CPU weights stay in the type of their file, and products widen them.
 - **refused**: the server does not start, and says why.
 - **windows**: whether a session may have `overflow=window`. Where it may not, START is refused with the reason.
 - **embeddings**: whether a turn may bring embeddings in place of tokens.

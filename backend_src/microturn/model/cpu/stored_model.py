@@ -6,15 +6,16 @@ takes twice the file of one in bfloat16, though what serves it afterwards may be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 
 from microturn.model import runner
+from microturn.model.cpu import attention as native
 from microturn.model.cpu.stored_weight import StoredWeight, as_stored
 
 # Narrower parameters are no weights of products, and small: they are float32.
@@ -25,15 +26,23 @@ _NARROW = (torch.bfloat16, torch.float16)
 def read_model(model_dir: str | Path) -> PreTrainedModel:
     """Loads a causal LM with our attention. Weights of narrow types are `StoredWeight`, all else is float32.
 
-    What serves must be `make_resident`, since weights may be mapped from the file.
+    What serves must be `make_resident`, since weights may be mapped from the file. Where Numba's threads cannot be
+    used, nothing widens weights in a product, and all are float32.
 
     Raises:
         InvalidArgument: transformers cannot load a causal LM from the directory.
     """
     with _as_stored():
         model = runner.read_model(model_dir)
-    _replace(model, _as_computed_with)
+    narrow = _NARROW if native.unavailable_reason() is None else ()
+    computed_with: dict[nn.Parameter, nn.Parameter] = {}  # those that are shared still are
     for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if parameter not in computed_with:
+                is_stored = parameter.dtype in narrow and _is_of_products(parameter)
+                data = StoredWeight.of(parameter) if is_stored else parameter.float()
+                computed_with[parameter] = nn.Parameter(data, requires_grad=False)
+            setattr(module, name, computed_with[parameter])
         for name, buffer in list(module.named_buffers(recurse=False)):
             if buffer.dtype in _NARROW and name not in module._non_persistent_buffers_set:
                 setattr(module, name, buffer.float())
@@ -46,28 +55,13 @@ def make_resident(model: PreTrainedModel) -> None:
     The kernel may drop pages that are mapped from a file and read them again during a turn, which made turns take many
     seconds after a pause.
     """
-    _replace(model, lambda parameter: parameter if parameter.is_meta else _copy(parameter))
+    for parameter in model.parameters():
+        if not parameter.is_meta:
+            parameter.data = as_stored(parameter).clone()
 
 
-def _as_computed_with(parameter: nn.Parameter) -> Tensor:
-    if parameter.dtype in _NARROW and parameter.dim() > 1 and min(parameter.shape[-2:]) >= _LEAST_WIDTH:
-        return StoredWeight.of(parameter)
-    return parameter.float()
-
-
-def _copy(parameter: nn.Parameter) -> Tensor:
-    copy = as_stored(parameter).clone()
-    return StoredWeight.of(copy) if isinstance(parameter, StoredWeight) else copy
-
-
-def _replace(model: PreTrainedModel, replacement: Callable[[nn.Parameter], Tensor]) -> None:
-    """Replaces all parameters; those that are shared still are."""
-    made: dict[nn.Parameter, nn.Parameter] = {}
-    for module in model.modules():
-        for name, parameter in list(module.named_parameters(recurse=False)):
-            if parameter not in made:
-                made[parameter] = nn.Parameter(replacement(parameter), requires_grad=False)
-            setattr(module, name, made[parameter])
+def _is_of_products(parameter: nn.Parameter) -> bool:
+    return parameter.dim() > 1 and min(parameter.shape[-2:]) >= _LEAST_WIDTH
 
 
 @contextmanager

@@ -25,6 +25,7 @@ _VIEWS = {Tensor.__getitem__, Tensor.detach, Tensor.requires_grad_}
 _FACTS = {Tensor.data_ptr, Tensor.dim, Tensor.numel, Tensor.size, Tensor.stride, Tensor.__len__} | {
     getattr(Tensor, name).__get__ for name in ("device", "is_meta", "nbytes", "ndim", "requires_grad", "shape")
 }
+_SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 
 _DTYPE = Tensor.dtype.__get__  # type: ignore[attr-defined]
 
@@ -50,7 +51,7 @@ class StoredWeight(Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             if func in _VIEWS:
                 return cls.of(func(*args, **given))
-            if func in _FACTS:
+            if func in _FACTS or func == _SET_DATA:
                 return func(*args, **given)
             if func is F.embedding:  # the rows of some tokens
                 return func(*tree_map_only(cls, as_stored, args), **given).float()

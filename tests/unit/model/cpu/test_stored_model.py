@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from microturn.model import runner
 from microturn.model.batch import Batch, Row
+from microturn.model.cpu import attention as native
 from microturn.model.cpu import loading, stored_model
 from microturn.model.cpu.int8_linear import Int8Linear
 from microturn.model.cpu.layers import FusedLayers
@@ -77,6 +78,12 @@ def test_a_file_in_float32_stays_as_it_is(tmp_path: Path) -> None:
     assert stored_bytes(model) == stored_bytes(wide)
     assert mapped(model)
     assert torch.equal(stock_logits(model, IDS), stock_logits(wide, IDS))
+
+
+def test_where_no_kernel_can_run_all_is_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "unavailable_reason", lambda *_: "no OpenMP")
+    model = stored_model.read_model(write_family("llama", tmp_path / "llama"))
+    assert {(type(weight), weight.dtype) for weight in model.parameters()} == {(nn.Parameter, torch.float32)}
 
 
 @pytest.mark.parametrize("weights", ["int8", "float32"])
