@@ -45,8 +45,9 @@ def _evict(model: PreTrainedModel, cache: DynamicCache, num_sinks: int, distance
     for layer, turning in zip(cache.layers, rotary.turnings, strict=True):
         cos, sin = rotary(layer.keys, torch.tensor([[distance]], device=model.device), turning.kind)
         keys = layer.keys[:, :, num_sinks + distance :]
-        first, second = keys.chunk(2, dim=-1)
-        turned_back = keys * cos + torch.cat((second, -first), dim=-1) * sin
+        turned, rest = keys.tensor_split([cos.shape[-1]], dim=-1)  # part of a head may not be rotated
+        first, second = turned.chunk(2, dim=-1)
+        turned_back = torch.cat((turned * cos + torch.cat((second, -first), dim=-1) * sin, rest), dim=-1)
         layer.keys = torch.cat((layer.keys[:, :, :num_sinks], turned_back), dim=2)
         layer.values = torch.cat((layer.values[:, :, :num_sinks], layer.values[:, :, num_sinks + distance :]), dim=2)
 
