@@ -211,15 +211,21 @@ def write_family(name: str, directory: Path, **changes: Any) -> Path:
     config = AutoConfig.for_model(name, **shape)
     torch.manual_seed(11)
     model = AutoModelForCausalLM.from_config(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(std=0.25)
-            else:  # norms and biases begin as ones and zeros, which would hide that one is left out
-                parameter.add_(0.2 * torch.randn_like(parameter))
-            parameter.data = parameter.data.to(torch.bfloat16)
+    widen_weights(model)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(torch.bfloat16)
     model.save_pretrained(directory)
     return directory
+
+
+@torch.no_grad()
+def widen_weights(model: PreTrainedModel) -> None:
+    """Makes random weights so wide that a mistake changes tokens."""
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.normal_(std=0.25)
+        else:  # norms and biases begin as ones and zeros, which would hide that one is left out
+            parameter.add_(0.2 * torch.randn_like(parameter))
 
 
 def pristine(directory: Path) -> PreTrainedModel:

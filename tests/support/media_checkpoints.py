@@ -29,6 +29,7 @@ from transformers import (
 )
 
 from support import tiny_tokenizers
+from support.families import widen_weights
 
 _LAYERS = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 48, "intermediate_size": 80}
 _TEXT = {
@@ -136,12 +137,7 @@ def _write(
 ) -> Path:
     torch.manual_seed(3)
     model = model_class(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(std=0.25)
-            else:  # norms and biases begin as ones and zeros, which would hide that one is left out
-                parameter.add_(0.2 * torch.randn_like(parameter))
+    widen_weights(model)
     model.save_pretrained(directory)
     processor.save_pretrained(directory)
     return directory

@@ -314,3 +314,20 @@ def _build(model_class: type[PreTrainedModel], config: object) -> PreTrainedMode
             if parameter.dim() == 1:  # norms and biases begin as ones and zeros, which would hide that one is left out
                 parameter += 0.2 * torch.randn_like(parameter)
     return model
+
+
+# The families without experts that our layers know.
+FAST = (
+    llama,
+    grouped_heads,
+    sliding_window,
+    soft_caps,
+    biases,
+    neighbouring_pairs,
+    no_positions,
+    own_fusion,
+    pairs_in_half_heads,
+    factors,
+    norms_behind,
+    positions_in_windows,
+)

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from tqdm import tqdm
 from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from microturn.errors import InvalidArgument
-from microturn.zoo.model_files import TORCH_DTYPES, content_of, copy_small_files, stored_tensors
-from microturn.zoo.safetensors_file import TensorEntry, write_safetensors
+from microturn.zoo.model_files import TORCH_DTYPES, stored_tensors, write_model
+from microturn.zoo.safetensors_file import TensorEntry
 
 # A weight of the language part, as transformers has named them over the years; the head may stand beside that part.
 _LANGUAGE = re.compile(r"(?:model\.)?(?:language_model|text_model)\.(?:model\.)?(.+)")
@@ -42,17 +41,17 @@ class LanguagePart:
                 stored = stored_tensors(directory, files)
                 names = {name: ours for name in stored if (ours := _name_of(name)) is not None}
                 self._weights = [
-                    (TensorEntry(ours, stored[name].get_dtype(), stored[name].get_shape()), name)
+                    (TensorEntry(ours, stored[name].get_dtype(), stored[name].get_shape()), {"": name})
                     for name, ours in names.items()
                 ]
         except SafetensorError as error:
             raise InvalidArgument(f"the weights in {directory} cannot be read: {error}") from error
         if not self._weights:
             raise InvalidArgument(f"no weight in {directory} is named as one of a language part")
-        for entry, name in self._weights:
+        for entry, parts in self._weights:
             if entry.dtype not in TORCH_DTYPES:
                 raise InvalidArgument(
-                    f"{name} in {directory} is of the type {entry.dtype}: convert it to a type of floats"
+                    f"{parts['']} in {directory} is of the type {entry.dtype}: convert it to a type of floats"
                 )
 
     @property
@@ -70,20 +69,11 @@ class LanguagePart:
         Errors:
             OSError: the directory cannot be written.
         """
-        model_dir.mkdir()
-        copy_small_files(self._directory, model_dir)
         # The whole model's config says otherwise for some: what is stored decides.
         has_head = any(entry.name.startswith(_HEAD) for entry, _ in self._weights)
         config = {**self._config, "tie_word_embeddings": not has_head}
-        (model_dir / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
-        with ExitStack() as files:
-            stored = stored_tensors(self._directory, files)
-            weights = tqdm(self._weights, desc=f"{label}: language part", unit="tensor")
-            write_safetensors(
-                model_dir / "model.safetensors",
-                [entry for entry, _ in self._weights],
-                (content_of(stored[name][...], entry.dtype) for entry, name in weights),
-            )
+        label = f"{label}: language part"
+        write_model(self._directory, model_dir, config, self._weights, lambda parts: parts[""], label=label)
 
 
 def _name_of(name: str) -> str | None:

@@ -1,16 +1,21 @@
-"""A Hugging Face model directory as the conversions read it: its stored tensors, and all its small files."""
+"""A Hugging Face model directory as the conversions read it, and as they write one of plain weights."""
 
 from __future__ import annotations
 
+import json
 import shutil
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
+from tqdm import tqdm
 
 from microturn.zoo.dequantization import Stored
+from microturn.zoo.safetensors_file import TensorEntry, write_safetensors
 
 # Everything but the weights: configs, vocabularies, templates.
 _TEXT_SUFFIXES = {".json", ".txt", ".jinja", ".model", ".tiktoken"}
@@ -31,12 +36,42 @@ def stored_tensors(directory: Path, files: ExitStack) -> dict[str, Stored]:
     return stored
 
 
-def copy_small_files(directory: Path, model_dir: Path) -> None:
-    """Copies all files but the weights and their index.
+def write_model(
+    directory: Path,
+    model_dir: Path,
+    config: Mapping[str, Any],
+    weights: Sequence[tuple[TensorEntry, Mapping[str, str]]],
+    values_of: Callable[[dict[str, Tensor]], Tensor],
+    *,
+    label: str,
+) -> None:
+    """Creates a directory with plain weights, one after another, and all files of another but its weights.
+
+    Args:
+        directory: that is converted.
+        model_dir: does not exist yet. After an error it may be incomplete.
+        config: content of its config.json.
+        weights: each tensor to write, with the names of the stored tensors that it is made of, by their parts.
+        values_of: a tensor's values, given the parts.
+        label: of the progress bar.
 
     Errors:
         OSError: the directory cannot be written.
     """
+    model_dir.mkdir()
+    _copy_small_files(directory, model_dir)
+    (model_dir / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+    with ExitStack() as files:
+        stored = stored_tensors(directory, files)
+        contents = (
+            _content_of(values_of({part: stored[name][...] for part, name in parts.items()}), entry.dtype)
+            for entry, parts in tqdm(weights, desc=label, unit="tensor")
+        )
+        write_safetensors(model_dir / "model.safetensors", [entry for entry, _ in weights], contents)
+
+
+def _copy_small_files(directory: Path, model_dir: Path) -> None:
+    """Copies all files but the weights and their index."""
     for path in directory.iterdir():
         if path.suffix in _TEXT_SUFFIXES and not path.name.endswith(".index.json"):
             shutil.copyfile(path, model_dir / path.name)
@@ -45,7 +80,7 @@ def copy_small_files(directory: Path, model_dir: Path) -> None:
         shutil.copytree(templates, model_dir / templates.name)
 
 
-def content_of(values: Tensor, dtype: str) -> memoryview:
+def _content_of(values: Tensor, dtype: str) -> memoryview:
     """The bytes of a tensor in a type of `TORCH_DTYPES`, as a safetensors file has them."""
     flat = values.to(TORCH_DTYPES[dtype]).contiguous().view(-1).view(torch.uint8)
     content: memoryview = flat.numpy().data

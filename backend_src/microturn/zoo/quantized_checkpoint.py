@@ -10,12 +10,11 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 from torch import Tensor
-from tqdm import tqdm
 
 from microturn.errors import InvalidArgument
 from microturn.zoo.dequantization import IGNORED, Stored, find_format
-from microturn.zoo.model_files import TORCH_DTYPES, content_of, copy_small_files, stored_tensors
-from microturn.zoo.safetensors_file import TensorEntry, write_safetensors
+from microturn.zoo.model_files import TORCH_DTYPES, stored_tensors, write_model
+from microturn.zoo.safetensors_file import TensorEntry
 
 _DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
@@ -55,21 +54,9 @@ class QuantizedCheckpoint:
         Errors:
             OSError: the directory cannot be written.
         """
-        model_dir.mkdir()
-        copy_small_files(self._directory, model_dir)
         plain = {key: value for key, value in self._config.items() if key != "quantization_config"}
-        (model_dir / "config.json").write_text(json.dumps(plain, indent=2) + "\n", "utf-8")
-        with ExitStack() as files:
-            stored = stored_tensors(self._directory, files)
-            weights = tqdm(self._weights, desc=f"{label}: dequantizing", unit="tensor")
-            write_safetensors(
-                model_dir / "model.safetensors",
-                [entry for entry, _ in self._weights],
-                (
-                    self._content(entry, {part: stored[name][...] for part, name in parts.items()})
-                    for entry, parts in weights
-                ),
-            )
+        label = f"{label}: dequantizing"
+        write_model(self._directory, model_dir, plain, self._weights, self._values, label=label)
 
     def _plan(self, stored: Mapping[str, Stored]) -> Iterator[tuple[TensorEntry, dict[str, str]]]:
         """Each tensor to write, with the tensors that it is made of, by their parts; one without parts is copied."""
@@ -91,6 +78,5 @@ class QuantizedCheckpoint:
                         raise ValueError(f"{name} is of the type {dtype}, and nothing says what that means")
                     yield TensorEntry(name, dtype, stored[name].get_shape()), {"": name}
 
-    def _content(self, entry: TensorEntry, parts: Mapping[str, Tensor]) -> memoryview:
-        values = parts[""] if "" in parts else self._format.values(parts)
-        return content_of(values, entry.dtype)
+    def _values(self, parts: Mapping[str, Tensor]) -> Tensor:
+        return parts[""] if "" in parts else self._format.values(parts)

@@ -100,15 +100,17 @@ class Linear:
 
     def __call__(self, x: Tensor, out: Tensor) -> Tensor:
         """See `Product`."""
+        first = 0
         if self._by_torch is None:
-            first = 0
             for weight in self.weights:
                 float_products.multiply(x.numpy(), weight, out.numpy(), first)
                 first += len(weight)
         else:
-            wide = torch.cat(self._by_torch).float()
-            for row, result in zip(x, out, strict=True):
-                torch.mv(wide, row, out=result)
+            for stored in self._by_torch:
+                wide, last = stored.float(), first + len(stored)
+                for row, result in zip(x, out[:, first:last], strict=True):
+                    torch.mv(wide, row, out=result)
+                first = last
         return out if self._bias is None else out.add_(self._bias)
 
 

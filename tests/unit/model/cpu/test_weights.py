@@ -16,26 +16,7 @@ from microturn.model.runner import trace_layers
 from support import models
 
 
-@pytest.mark.parametrize(
-    "build",
-    [
-        models.llama,
-        models.grouped_heads,
-        models.sliding_window,
-        models.soft_caps,
-        models.biases,
-        models.experts,
-        models.shared_expert,
-        models.experts_in_some_layers,
-        models.neighbouring_pairs,
-        models.no_positions,
-        models.own_fusion,
-        models.pairs_in_half_heads,
-        models.factors,
-        models.norms_behind,
-        models.positions_in_windows,
-    ],
-)
+@pytest.mark.parametrize("build", [*models.FAST, models.experts, models.shared_expert, models.experts_in_some_layers])
 def test_the_family_is_known(build: Callable[[], PreTrainedModel]) -> None:
     model = build()
     assert unknown_reason(model, trace_layers(model)) is None

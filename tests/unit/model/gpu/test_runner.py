@@ -31,23 +31,7 @@ def _without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded_graphs.install(monkeypatch)
 
 
-@pytest.mark.parametrize(
-    "build",
-    [
-        models.llama,
-        models.grouped_heads,
-        models.sliding_window,
-        models.soft_caps,
-        models.biases,
-        models.neighbouring_pairs,
-        models.no_positions,
-        models.own_fusion,
-        models.pairs_in_half_heads,
-        models.factors,
-        models.norms_behind,
-        models.positions_in_windows,
-    ],
-)
+@pytest.mark.parametrize("build", models.FAST)
 def test_logits_in_float32_are_the_stock_model_s(build: Callable[[], PreTrainedModel]) -> None:
     model = build()
     ids = torch.randint(models.VOCAB_SIZE, (90,), generator=torch.Generator().manual_seed(3)).tolist()
