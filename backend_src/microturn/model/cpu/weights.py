@@ -24,6 +24,7 @@ from microturn.model.cpu.feed_forward import FeedForward, Products
 from microturn.model.cpu.layer_parts import has_head_norms, norms_of, other_layer_parts, projections_of
 from microturn.model.cpu.linear import Product
 from microturn.model.cpu.module_parts import other_parts
+from microturn.model.cpu.stored_weight import as_stored
 from microturn.model.rotary import Rotary, Turning
 from microturn.model.scores import Scores
 
@@ -155,9 +156,13 @@ def release_linears(model: PreTrainedModel) -> None:
     shared = {parameter.data_ptr() for parameter in model.get_input_embeddings().parameters()}
     for module in model.modules():
         if isinstance(module, nn.Linear) and module.weight.data_ptr() not in shared:
-            module.weight = nn.Parameter(module.weight.to("meta"), requires_grad=False)
+            module.weight = _without_memory(module.weight)
         for name, stack in feed_forward.stacks_of(module).items():
-            setattr(module, name, nn.Parameter(stack.to("meta"), requires_grad=False))
+            setattr(module, name, _without_memory(stack))
+
+
+def _without_memory(weight: Tensor) -> nn.Parameter:
+    return nn.Parameter(as_stored(weight).to("meta"), requires_grad=False)
 
 
 def _unlike(model: PreTrainedModel, shapes: Sequence[LayerShape]) -> Iterator[str]:

@@ -16,6 +16,7 @@ from microturn.model.cpu import loading, stored_model
 from microturn.model.cpu.int8_linear import Int8Linear
 from microturn.model.cpu.layers import FusedLayers
 from microturn.model.cpu.stored_weight import StoredWeight, as_stored
+from microturn.model.cpu.weights import release_linears
 from microturn.model.stock import stock_logits
 from microturn.settings import Settings
 from support.families import write_family
@@ -84,6 +85,15 @@ def test_where_no_kernel_can_run_all_is_float32(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(native, "unavailable_reason", lambda *_: "no OpenMP")
     model = stored_model.read_model(write_family("llama", tmp_path / "llama"))
     assert {(type(weight), weight.dtype) for weight in model.parameters()} == {(nn.Parameter, torch.float32)}
+
+
+def test_weights_are_freed_as_they_are_stored(tmp_path: Path) -> None:
+    """Widened first, each would be allocated once more, in pieces that the process keeps."""
+    model = stored_model.read_model(write_family("qwen3_moe", tmp_path / "qwen3_moe"))
+    release_linears(model)
+    freed = [weight for weight in model.parameters() if weight.is_meta]
+    assert len(freed) == 2 * 6 + 1, "four projections and two stacks of experts in each layer, and the head"
+    assert {as_stored(weight).dtype for weight in freed} == {torch.bfloat16}
 
 
 @pytest.mark.parametrize("weights", ["int8", "float32"])
