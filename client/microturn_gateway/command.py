@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 # Seconds for clients to hear that the gateway goes.
 _GRACE_S = 5
+# Longer than clients and proxies keep a connection that rests (OpenAI's library 5 s, many load balancers 60 s): when
+# both give it up in the same moment, a request is lost on its way.
+_KEEP_ALIVE_S = 75
 
 
 def run_gateway(arguments: argparse.Namespace) -> int:
@@ -78,6 +81,7 @@ def build_server(settings: GatewaySettings) -> uvicorn.Server:
         ws_ping_interval=10.0,  # a client that does not answer within as long again is gone
         ws_ping_timeout=10.0,
         timeout_graceful_shutdown=_GRACE_S,
+        timeout_keep_alive=_KEEP_ALIVE_S,
     )
     return uvicorn.Server(config)
 

@@ -1,4 +1,4 @@
-"""The files of one run of ``serve``, and their removal.
+"""What one run of ``serve`` has on the machine, and its removal.
 
     <tmp>/microturn-<id>/           the run directory: model repository, links for the server
     /dev/shm/microturn-<id>-*       Triton's shared memory, by its prefix
@@ -20,6 +20,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
+
+import psutil
 
 from microturn.serve.errors import ServeError
 
@@ -79,6 +81,20 @@ class RunDirectory:
         for file in SHARED_MEMORY.glob(f"{self.shm_prefix}*"):
             file.unlink(missing_ok=True)
 
+    def kill_model_processes(self, timeout_s: float = 5.0) -> None:
+        """Kills what a killed Triton left running.
+
+        Its Python backend's process notices the death, but when a request was in work its main thread waits for the
+        server for ever and holds the GIL, which the thread that would end the process needs.
+        """
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):  # gone meanwhile, or not to be seen
+                if any(argument.startswith(self.shm_prefix) for argument in process.cmdline()):
+                    process.kill()
+                    found.append(process)
+        psutil.wait_procs(found, timeout_s)
+
     def _lock(self) -> int:
         # Locked under another name first, so that it is never seen unlocked under its own.
         hidden = SHARED_MEMORY / f".{self._lock_path.name}"
@@ -95,7 +111,7 @@ def living_runs() -> list[Path]:
 
 
 def remove_leftovers() -> list[str]:
-    """Removes the files of this user's runs that were killed together with their warden.
+    """Removes the files and model processes of this user's runs that were killed together with their warden.
 
     Returns:
         The names of the runs that were removed.
@@ -104,7 +120,9 @@ def remove_leftovers() -> list[str]:
     for lock_path in SHARED_MEMORY.glob(f"{_NAME}*.lock"):
         path = _run_of(lock_path, is_alive=False)
         if path is not None:
-            RunDirectory(path).remove()
+            run = RunDirectory(path)
+            run.kill_model_processes()
+            run.remove()
             removed.append(path.name)
     return removed
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import http.client
 import json
+import time
 from typing import Any
 
 import pytest
@@ -79,6 +82,19 @@ async def test_a_message_that_is_too_long_ends_the_connection(gateway: str, bear
         await received(socket)
         await socket.send("x" * 300_000)
         assert (await closed_with(socket))[0] == 1009
+
+
+def test_a_connection_that_rests_is_closed_by_its_client_first(gateway: str, token: str) -> None:
+    """OpenAI's library keeps one for 5 s: were the gateway to close it then, a request on its way would be lost."""
+    with contextlib.closing(http.client.HTTPConnection(gateway, timeout=30)) as connection:
+        statuses = []
+        for rest_s in (0, 6):
+            time.sleep(rest_s)
+            connection.request("GET", "/v1/models", headers={"authorization": f"Bearer {token}"})
+            with connection.getresponse() as response:
+                response.read()
+            statuses.append(response.status)
+    assert statuses == [200, 200]
 
 
 async def test_who_says_nothing_for_long_has_to_go(server: str) -> None:

@@ -168,22 +168,29 @@ def test_a_killed_warden_takes_the_server_with_it(serve):
 
 
 def test_what_a_killed_run_left_is_removed_by_the_next_start(serve):
-    """Supervisor and warden die together, as when a container's memory runs out; another run lives on beside."""
+    """Supervisor and warden die together, as when a container's memory runs out; another run lives on beside.
+
+    The server dies with its warden. The model process ends by itself unless the server's death met it in a request.
+    """
     killed, other = serve(), serve()
     killed.wait_until_ready()
     other.wait_until_ready()
     tree = killed.tree()
+    others_tree = other.tree()
+    model = killed.model_process()
     (warden,) = [process for process in tree if "microturn.serve.warden" in process.cmdline()]
     killed.process.send_signal(signal.SIGSTOP)
     warden.kill()
     killed.process.kill()
-    assert alive_after(tree, 60) == []
+    assert alive_after([process for process in tree if process != model], 60) == []
     leftovers = killed.traces()
     assert leftovers != []
     of_other = other.traces()
     following = serve()
     following.wait_for_line("microturn: removed what a killed run had left: " + leftovers[0].name)
     following.wait_until_ready()
+    assert alive_after(tree, 10) == []
     assert killed.traces() == []
     assert other.traces() == of_other
+    assert other.tree() == others_tree
     assert other.health() == "SERVING"

@@ -5,9 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from microturn.serve.errors import ServeError
+from microturn.serve.process_tree import is_alive
 from microturn.serve.run_directory import SHARED_MEMORY, RunDirectory, living_runs, remove_leftovers
 
 
@@ -77,6 +79,23 @@ def test_what_was_killed_is_removed(tmp_path: Path):
     assert left.name in remove_leftovers()
     assert not left.exists()
     assert shared_memory_of(run) == []
+
+
+def test_a_model_process_that_outlives_its_run_is_killed(tmp_path: Path):
+    """Triton's stub has the prefix of its shared memory as an argument; one of another run goes on."""
+    waiting = [sys.executable, "-c", "print(flush=True); input()"]
+    with RunDirectory.create(tmp_path) as (dead, lock), RunDirectory.create(tmp_path) as (living, _):
+        runs = (dead, living)
+        stubs = [
+            psutil.Popen([*waiting, f"{run.shm_prefix}region"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            for run in runs
+        ]
+        with Path(os.devnull).open() as nothing:
+            os.dup2(nothing.fileno(), lock)  # lets go of it, as a process that ends does
+        assert dead.path.name in remove_leftovers()
+        assert [is_alive(stub) for stub in stubs] == [False, True]
+        for stub in stubs:
+            stub.communicate(b"\n", timeout=10)
 
 
 def test_a_lock_cannot_have_something_else_removed(tmp_path: Path):
