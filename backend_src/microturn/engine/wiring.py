@@ -85,6 +85,7 @@ def build_engine(
         max_context=max_context,
         hidden_size=runner.hidden_size,
         more=settings.history_bytes + ID_BYTES * runner.vocab_size,
+        state_bytes=kv.state_bytes_of,
     )
     sessions = SessionTable(limits)
     sessions.watchers += (recorder,)

@@ -199,6 +199,10 @@ class KVTensors:
         """Bytes of one page over all slots."""
         return sum(part.num_bytes for part in self.page_parts)
 
+    def state_bytes_of(self, num_tokens: int) -> int:
+        """Bytes of the recurrent states that a session of so many tokens keeps at most."""
+        return 0 if self.state_track is None else self.state_track.most_pages(num_tokens, 0) * self.bytes_per_page
+
     @property
     def share(self) -> CopyShare:
         """How many pages may be copied between two steps."""

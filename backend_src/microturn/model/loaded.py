@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 from transformers import PreTrainedModel
 
 from microturn.errors import InvalidArgument
-from microturn.kv.layer_groups import LayerGroups, LayerShape
+from microturn.kv.layer_groups import LayerShape
+from microturn.kv.page_needs import PageNeeds
 from microturn.kv.pool import PagePool
-from microturn.kv.state_track import StateTrack
-from microturn.kv.tensors import KVTensors
 from microturn.model import recurrent
 from microturn.model.cpu.layers import FusedLayers
 from microturn.model.positions import num_positions_of
 from microturn.model.runner import ModelRunner
 from microturn.settings import Settings
-
-# The pool has room for the recurrent states of a session for each so many tokens of KV, and for those of the longest.
-_STATES_PER = 1024
 
 
 @dataclass(frozen=True)
@@ -65,7 +60,7 @@ class Loaded:
     @property
     def session_bytes(self) -> int:
         """Bytes of the pages of a session of `max_context` tokens, between two turns."""
-        return self.needs.session_pages(self.max_context) * self.runner.kv.bytes_per_page
+        return self.needs.session_bytes(self.max_context)
 
     @property
     def weight_bytes(self) -> int:
@@ -77,51 +72,12 @@ class Loaded:
         return sum(held.values()) + copied
 
 
-@dataclass(frozen=True)
-class PageNeeds:
-    """What sessions of a model take in pages.
-
-    Attributes:
-        settings: with the page size and the longest step.
-        groups: of the model's attention layers.
-        page_bytes: of a page.
-        state_track: of its recurrent layers; None without any.
-    """
-
-    settings: Settings
-    groups: LayerGroups
-    page_bytes: int
-    state_track: StateTrack | None
-
-    @classmethod
-    def of(
-        cls, model: PreTrainedModel, layers: Sequence[LayerShape], kv_dtype: torch.dtype, settings: Settings
-    ) -> Self:
-        """The needs of a model with these attention layers, for pages of a type."""
-        groups = LayerGroups.of(layers)
-        page_bytes = settings.page_size * KVTensors.bytes_per_token(groups.slots, kv_dtype)
-        state_bytes, of_pages = recurrent.state_bytes(model), (page_bytes, groups.num_groups, settings.page_size)
-        return cls(settings, groups, page_bytes, StateTrack.of(state_bytes, *of_pages) if state_bytes else None)
-
-    @property
-    def token_bytes(self) -> int:
-        """Bytes for one more token, with its share of the states."""
-        num_pages = self.groups.num_groups * -(-_STATES_PER // self.settings.page_size)
-        return (num_pages + self._num_state_pages(_STATES_PER)) * self.page_bytes // _STATES_PER
-
-    def num_pages(self, num_tokens: int, max_context: int) -> int:
-        """Pages of a pool for so many tokens, and for the states of sessions that have them."""
-        num_pages = self.groups.num_groups * -(-num_tokens // self.settings.page_size)
-        num_states_pages = num_tokens // _STATES_PER * self._num_state_pages(_STATES_PER)
-        return num_pages + num_states_pages + self._num_state_pages(max_context, self.settings.max_batch_tokens)
-
-    def session_pages(self, num_tokens: int) -> int:
-        """Pages of a session of so many tokens between two turns, in which layers keep what their windows show."""
-        of_kv = self.groups.session_pages(num_tokens, self.settings.page_size, self.settings.window_slack)
-        return of_kv + self._num_state_pages(num_tokens)
-
-    def _num_state_pages(self, num_tokens: int, max_new: int = 0) -> int:
-        return 0 if self.state_track is None else self.state_track.most_pages(num_tokens, max_new)
+def needs_of(
+    model: PreTrainedModel, layers: Sequence[LayerShape], kv_dtype: torch.dtype, settings: Settings
+) -> PageNeeds:
+    """What sessions of a model with these attention layers take, in pages of a type."""
+    state_bytes = recurrent.state_bytes(model)
+    return PageNeeds.of(layers, state_bytes, kv_dtype, page_size=settings.page_size, window_slack=settings.window_slack)
 
 
 def size_pool(
@@ -146,7 +102,8 @@ def size_pool(
     if kv_tokens == 0:
         kv_tokens = free_tokens(max_context)
         max_context = max_context if settings.max_context else min(max_context, kv_tokens)
-    return PagePool(needs.num_pages(kv_tokens, max_context), settings.page_size), kv_tokens, max_context
+    num_pages = needs.num_pages(kv_tokens, max_context, settings.max_batch_tokens)
+    return PagePool(num_pages, settings.page_size), kv_tokens, max_context
 
 
 def _why_not_longer(model: PreTrainedModel) -> str:

@@ -30,7 +30,9 @@ _REACHED, _FIXED_MS, _ROW_US = 0.6, 3.0, 30.0
 def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of ``microturn plan``."""
     parser.add_argument(
-        "--model", default="smollm2-135m", help="a directory, a config.json, or a shape that has a name (%(default)s)"
+        "--model",
+        default="smollm2-135m",
+        help="a directory, config.json, GGUF file, or a shape that has a name (%(default)s)",
     )
     parser.add_argument("--weights", choices=["float32", "bfloat16", "int8"], help="(bfloat16; measured: int8)")
     parser.add_argument(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+from microturn.kv.page_needs import PageNeeds
 from microturn.planning.beat import Beat, on_time_share, sessions_on_time
 from microturn.planning.machine import Machine
 from microturn.planning.shape import ModelShape
@@ -27,7 +29,7 @@ class Question:
         beat: the workload.
         memory_share: share of the machine's memory for weights and KV.
         page_size: tokens in a page.
-        window_slack: see `ModelShape.session_bytes`.
+        window_slack: see `ModelShape.needs`.
     """
 
     shape: ModelShape
@@ -44,15 +46,17 @@ class Question:
     def weight_bytes(self) -> int:
         return self.shape.weight_bytes(self.weights)
 
+    @cached_property
+    def needs(self) -> PageNeeds:
+        return self.shape.needs(self.kv_dtype, page_size=self.page_size, window_slack=self.window_slack)
+
     @property
     def session_bytes(self) -> int:
-        return self.shape.session_bytes(
-            self.kv_dtype, self.context_len, page_size=self.page_size, window_slack=self.window_slack
-        )
+        return self.needs.session_bytes(self.context_len)
 
     @property
     def sessions_by_memory(self) -> int:
-        """Sessions whose KV fits beside the weights; parked sessions may be offloaded and do not count then."""
+        """Sessions whose pages fit beside the weights; parked sessions may be offloaded and do not count then."""
         return max(0, int((self.machine.memory_bytes * self.memory_share - self.weight_bytes) // self.session_bytes))
 
 
@@ -106,17 +110,18 @@ class Plan:
         asked, shape, beat = self.question, self.question.shape, self.question.beat
         memory_gb, share = asked.machine.memory_bytes / 1e9, asked.memory_share
         at = max(1, self.sessions)
+        states = f", with recurrent states of {size(shape.state_bytes)} each" if shape.state_bytes else ""
         rows = [
-            ("model", f"{shape.name}, {shape.num_params:,} parameters, {len(shape.layers)} layers"),
+            ("model", f"{shape.name}, {shape.num_params:,} parameters, {shape.num_layers} layers"),
             (
                 "weights",
-                f"{asked.weights}: {size(asked.weight_bytes)} in memory, of which each step reads "
-                f"{size(shape.step_weight_bytes(asked.weights))}",
+                f"{asked.weights}: {size(asked.weight_bytes)} in memory, of which a step of 1 session reads "
+                f"{size(shape.step_weight_bytes(asked.weights, 1))}",
             ),
             (
                 "KV",
                 f"{asked.kv_dtype}: {shape.token_bytes(asked.kv_dtype):,} B per token, "
-                f"{size(asked.session_bytes)} per session of {asked.context_len:,} tokens",
+                f"{size(asked.session_bytes)} per session of {asked.context_len:,} tokens{states}",
             ),
             (
                 "machine",
@@ -157,7 +162,7 @@ class Plan:
     def kv_tokens(self) -> int:
         """The setting `kv_tokens` with room for these sessions."""
         asked = self.question
-        return -(-self.sessions * asked.session_bytes // asked.shape.token_bytes(asked.kv_dtype))
+        return -(-self.sessions * asked.session_bytes // asked.needs.token_bytes)
 
     def as_json(self) -> dict[str, Any]:
         """For programs."""
@@ -168,9 +173,10 @@ class Plan:
             "num_params": shape.num_params,
             "weights": asked.weights,
             "weight_bytes": asked.weight_bytes,
-            "step_weight_bytes": shape.step_weight_bytes(asked.weights),
+            "step_weight_bytes": shape.step_weight_bytes(asked.weights, 1),
             "kv_dtype": asked.kv_dtype,
             "kv_bytes_per_token": shape.token_bytes(asked.kv_dtype),
+            "state_bytes": shape.state_bytes,
             "context_len": asked.context_len,
             "session_bytes": asked.session_bytes,
             "machine": {

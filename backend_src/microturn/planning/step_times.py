@@ -35,7 +35,7 @@ class StepTimes(Protocol):
 
 @dataclass(frozen=True)
 class Roofline:
-    """The lower bound of a step: reading weights and KV once, or computing, whichever takes longer.
+    """The lower bound of a step: reading weights, KV and states once, or computing, whichever takes longer.
 
     Attributes:
         machine: that runs the step.
@@ -63,7 +63,7 @@ class Roofline:
         """See `StepTimes`."""
         num_rows, num_tokens = num_decodes + num_appends, num_decodes + num_appended
         kv_bytes = num_rows * self.shape.visible_bytes(self.kv_dtype, self.context_len)
-        bound_s = (self.shape.step_weight_bytes(self.weights) + kv_bytes) / self.machine.bandwidth
+        bound_s = (self.shape.step_weight_bytes(self.weights, num_tokens) + kv_bytes) / self.machine.bandwidth
         if self.machine.flops is not None:
             bound_s = max(bound_s, num_tokens * self.shape.token_flops(self.context_len) / self.machine.flops)
         return bound_s / self.reached + self.fixed_s + num_rows * self.row_s

@@ -1,12 +1,13 @@
-"""What sessions take, over all tiers: the KV of their tokens, wherever it is, and the inputs that are kept.
+"""What sessions take, over all tiers: KV and recurrent states, wherever they are, and the inputs that are kept.
 
 A session is charged for what its next token needs: KV that is nowhere at present comes back with its next turn. What it
-shares with others counts in full.
+shares with others counts in full, and of recurrent states as many as it keeps at most.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from microturn.errors import ResourceExhausted
@@ -14,6 +15,10 @@ from microturn.sessions.session import Session
 
 ID_BYTES = 4
 _FLOAT_BYTES = 4
+
+
+def _no_states(_num_tokens: int) -> int:
+    return 0
 
 
 @dataclass(frozen=True)
@@ -25,12 +30,14 @@ class ByteLimits:
         page_size: tokens that KV is counted in.
         of_session: bytes of one session.
         of_tenant: bytes of all sessions of a tenant; those for which no proxy names one are one tenant's.
+        state_bytes: of recurrent states, given the tokens of a session.
     """
 
     kv_bytes: int = 0
     page_size: int = 1
     of_session: int = 0
     of_tenant: int = 0
+    state_bytes: Callable[[int], int] = _no_states
 
     @classmethod
     def of(
@@ -43,6 +50,7 @@ class ByteLimits:
         max_context: int,
         hidden_size: int,
         more: int,
+        state_bytes: Callable[[int], int] = _no_states,
     ) -> ByteLimits:
         """The limits that settings ask for.
 
@@ -54,10 +62,12 @@ class ByteLimits:
             max_context: tokens that a session may hold at most.
             hidden_size: of the model.
             more: what a session may keep besides.
+            state_bytes: see above.
         """
         num_pages = -(-max_context // page_size)
         longest = num_pages * page_bytes + max_context * (ID_BYTES + _FLOAT_BYTES * hidden_size)
-        return cls(page_bytes // page_size, page_size, of_session or longest + more, of_tenant)
+        longest += state_bytes(max_context)
+        return cls(page_bytes // page_size, page_size, of_session or longest + more, of_tenant, state_bytes)
 
 
 class Accounts:
@@ -76,7 +86,7 @@ class Accounts:
         """What a session takes once it has so many tokens more."""
         num_kept = len(session.context) - session.num_dropped + num_new
         num_pages = -(-num_kept // self.limits.page_size)
-        kv_bytes = num_pages * self.limits.page_size * self.limits.kv_bytes
+        kv_bytes = num_pages * self.limits.page_size * self.limits.kv_bytes + self.limits.state_bytes(num_kept)
         return kv_bytes + session.context.num_bytes + num_new * ID_BYTES
 
     def of_tenant(self, tenant: str | None) -> int:

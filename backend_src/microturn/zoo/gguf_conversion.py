@@ -101,6 +101,15 @@ class _Model:
         return [TensorEntry(name, "F32", tensor.shape[::-1].tolist()) for name, tensor in self.tensors.items()]
 
 
+def gguf_config(gguf_path: Path) -> dict[str, Any]:
+    """The config.json that a converted file has.
+
+    Errors:
+        InvalidArgument: `convert_gguf` cannot convert it.
+    """
+    return _Model(gguf_path).config
+
+
 def converted_bytes(gguf_path: Path) -> int:
     """Disk space of a converted file, without its small files.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -72,10 +73,10 @@ def _source_of(path: Path) -> Source | None:
     config = _check_model_dir(path)
     if config.get("quantization_config"):
         return QuantizedSource(path)
-    return MultimodalSource(path) if _is_multimodal(config) else None
+    return MultimodalSource(path) if is_multimodal(config) else None
 
 
-def _is_multimodal(config: dict[str, Any]) -> bool:
+def is_multimodal(config: Mapping[str, Any]) -> bool:
     """Whether a language part is one of several parts, and transformers loads no causal language model of the whole."""
     return isinstance(config.get("text_config"), dict) and config.get("model_type") not in LOADED_WHOLE
 

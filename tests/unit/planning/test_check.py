@@ -101,7 +101,7 @@ def test_what_a_plan_counts_is_what_a_check_finds(llama: Path, capsys: pytest.Ca
     assert said["num_params"] == shape.num_params
     assert said["stored_bytes"] == shape.weight_bytes("bfloat16")
     assert said["token_bytes"] == shape.token_bytes("int8")
-    assert said["session_bytes"] == shape.session_bytes("int8", 1024, page_size=16, window_slack=256)
+    assert said["session_bytes"] == shape.needs("int8", page_size=16, window_slack=256).session_bytes(1024)
     # Weights in 8 bits lie in panels of whole vectors, so tiny ones take more than their elements.
     assert shape.weight_bytes("int8") <= said["weight_bytes"] < shape.weight_bytes("float32")
 
@@ -110,7 +110,7 @@ def test_layers_with_a_window_of_their_own_keep_less(tmp_path: Path, capsys: pyt
     said = checked(capsys, write_family("gemma3_text", tmp_path / "gemma3"), "--set", "window_slack=64")
     assert said["session_bytes"] < said["max_context"] * said["token_bytes"]
     shape = read_shape(str(tmp_path / "gemma3"))
-    assert said["session_bytes"] == shape.session_bytes("int8", 1024, page_size=16, window_slack=64)
+    assert said["session_bytes"] == shape.needs("int8", page_size=16, window_slack=64).session_bytes(1024)
 
 
 def test_a_model_on_transformers_layers_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,6 +144,11 @@ def test_recurrent_layers_are_counted_with_their_state(tmp_path: Path, capsys: p
     num_layers = len(model.config.layer_types)
     assert said["recurrent"].startswith(f"{num_layers - num_attention} of {num_layers} layers, a state of ")
     assert said["windows"] == "no: its recurrent layers remember what a window evicts"
+    found = checked(capsys, model_dir, "--set", "max_context=256")
+    shape = read_shape(str(model_dir))
+    assert found["state_bytes"] == shape.state_bytes
+    needs = shape.needs(found["kv_dtype"], page_size=16, window_slack=256)
+    assert (found["token_bytes"], found["session_bytes"]) == (needs.token_bytes, needs.session_bytes(256))
 
 
 def test_text_that_is_held_and_a_format_of_calls_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from microturn.planning.machine import Machine
 from microturn.planning.shape import ModelShape
 from microturn.planning.step_times import Interpolated, MeasuredStep, Roofline
 
-SHAPE = ModelShape("small", 1000, 1000, 10, 0, 2, False, (LayerShape(1, 8),), num_heads=1, max_context=0)
+SHAPE = ModelShape("small", 1000, 1000, 10, 0, 2, False, (LayerShape(1, 8),), num_heads=1, max_context=0, num_layers=1)
 
 
 def test_a_step_reads_weights_and_the_kv_of_each_session_once() -> None:

@@ -24,7 +24,7 @@ def session(number: int = 1, *, num_tokens: int = 8, tenant: str | None = None) 
     return make_session(PagePool(64, 4), number, context_len=num_tokens, tenant=tenant)
 
 
-def limits(**kwargs: int) -> ByteLimits:
+def limits(**kwargs: Any) -> ByteLimits:
     return ByteLimits(kv_bytes=16, page_size=4, **kwargs)
 
 
@@ -45,6 +45,12 @@ def test_what_a_window_has_given_up_takes_nothing() -> None:
     windowed = session(num_tokens=40)
     windowed.num_dropped = 16
     assert Accounts(limits()).bytes_of(windowed) == 6 * PAGE_BYTES + 40 * 4
+
+
+def test_recurrent_states_count_as_many_as_a_session_keeps() -> None:
+    accounts = Accounts(limits(state_bytes=lambda num_tokens: 1000 * -(-num_tokens // 8)))
+    assert accounts.bytes_of(session()) == 2 * PAGE_BYTES + 8 * 4 + 1000
+    assert accounts.bytes_of(session(), 1) == 3 * PAGE_BYTES + 9 * 4 + 2000
 
 
 def test_a_tenant_takes_what_its_sessions_take() -> None:
@@ -87,6 +93,10 @@ def test_by_default_the_longest_context_of_embeddings_fits() -> None:
     given = {"page_bytes": PAGE_BYTES, "page_size": 4, "max_context": 10, "hidden_size": 100}
     longest = ByteLimits.of(of_session=0, of_tenant=0, more=1000, **given)
     assert longest.of_session == 3 * PAGE_BYTES + 10 * (4 + 400) + 1000
+    with_states = ByteLimits.of(
+        of_session=0, of_tenant=0, more=1000, **given, state_bytes=lambda num_tokens: num_tokens
+    )
+    assert with_states.of_session == longest.of_session + 10
     assert ByteLimits.of(of_session=7, of_tenant=8, more=1000, **given) == ByteLimits(16, 4, 7, 8)
 
 

@@ -23,7 +23,7 @@ from microturn.model.cpu.layers import FusedLayers
 from microturn.model.cpu.linear import Linear
 from microturn.model.cpu.probe_int8 import Refused, int8_decoder
 from microturn.model.cpu.weights import release_linears
-from microturn.model.loaded import Loaded, PageNeeds, size_pool
+from microturn.model.loaded import Loaded, needs_of, size_pool
 from microturn.model.probe import Checked, check_model
 from microturn.model.remembered_checks import Outcome, RememberedChecks
 from microturn.settings import Settings
@@ -54,7 +54,7 @@ def load(settings: Settings) -> Loaded:
     # In panels rounded keys are rotated ones, and integers are multiplied as they are.
     of_auto = "int8" if layout is PageLayout.PANELS else "bfloat16"
     kv_dtype = KV_DTYPES[of_auto if settings.kv_dtype == "auto" else settings.kv_dtype]
-    needs = PageNeeds.of(model, layers, kv_dtype, settings)
+    needs = needs_of(model, layers, kv_dtype, settings)
 
     def free_tokens(max_context: int) -> int:
         return min(psutil.virtual_memory().available // 2 // needs.token_bytes, _MOST_CONTEXTS * max_context)

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from microturn.errors import InvalidArgument
 from microturn.kv.gpu_copier import staged_bytes_of
 from microturn.kv.layer_groups import LayerShape
+from microturn.kv.page_needs import PageNeeds
 from microturn.kv.tensors import KV_DTYPES, KVTensors
 from microturn.model import recurrent, runner
 from microturn.model.gpu import flashinfer_attention
@@ -27,7 +28,7 @@ from microturn.model.gpu.glue import Glue
 from microturn.model.gpu.graphs import StepSize, padding_batch, step_sizes
 from microturn.model.gpu.layers import TorchLayers
 from microturn.model.gpu.runner import GpuRunner
-from microturn.model.loaded import Loaded, PageNeeds, size_pool
+from microturn.model.loaded import Loaded, needs_of, size_pool
 from microturn.model.probe import TOLERANCE, Checked, check_runner
 from microturn.model.probe_pages import new_pages
 from microturn.model.scores import Scores
@@ -118,7 +119,7 @@ class _Serving:
 
     @cached_property
     def needs(self) -> PageNeeds:
-        return PageNeeds.of(self.model, self.layers, self.kv_dtype, self.settings)
+        return needs_of(self.model, self.layers, self.kv_dtype, self.settings)
 
     @cached_property
     def sizes(self) -> list[StepSize]:
