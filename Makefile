@@ -199,7 +199,7 @@ bench-weights: model  ## weights in 8 bits: what they cost in quality and gain i
 bench-families: setup  ## fast families, mixtures of experts too: decode steps for the bytes that they must read, beside Llama
 	@$(BIN)/python -m load_tests.bench families $(ARGS)
 
-bench-load-memory: setup  ## memory that a load takes beside that of serving; ARGS='MODEL …', otherwise 0.5 billion random weights
+bench-load-memory: setup  ## memory that a load takes beside that of serving; ARGS='MODEL …', otherwise random ones in each format (20 minutes)
 	@$(BIN)/python -m load_tests.bench load-memory $(ARGS)
 
 bench-parked: model  ## 500 parked sessions on a pool for 20 (half an hour): right tokens, and how long restoring takes

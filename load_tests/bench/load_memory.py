@@ -1,7 +1,7 @@
-"""What memory a load takes, beside what serves the model afterwards: of given models, or of random ones.
+"""What memory a load takes, beside what serves the model afterwards: of given models, or of random ones of 1 GB each.
 
-The random ones have the form of a small Llama: 0.5 billion weights, 1 GB in bfloat16 and 2 GB in float32. A process of
-its own converts what has to be converted, another loads and checks the model as a server does, with 8-bit weights.
+A process of its own converts what has to be converted, another loads and checks the model as a server does, with 8-bit
+weights.
 Memory is what the system cannot take back from a process (`RssAnon`: pages that are mapped from a file do not count),
 sampled every 5 ms, above what it had before. What serves are the weights, a small pool, compiled kernels and buffers.
 """
@@ -19,23 +19,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
-
+from load_tests.bench.random_checkpoints import SIZES, write_checkpoints
 from load_tests.bench.results import print_table, write_result
 from microturn.model.cpu import loading
 from microturn.settings import Settings
 from microturn.zoo.store import resolve_model
-
-_SIZES = {
-    "hidden_size": 1024,
-    "intermediate_size": 2816,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "vocab_size": 49152,
-    "tie_word_embeddings": True,
-}
 
 
 def run_load_memory(models: Sequence[str]) -> None:
@@ -44,10 +32,14 @@ def run_load_memory(models: Sequence[str]) -> None:
     Args:
         models: directories, GGUF files or names of embedded models; random ones if there are none.
     """
+    measured: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory(prefix="load-memory-") as scratch:
         # Conversions are measured, so that none may be in the cache.
         environment = {**os.environ, "MICROTURN_CACHE": str(Path(scratch, "cache"))}
-        measured = {Path(model).name: _measured(model, environment) for model in models or _random(Path(scratch))}
+        for model in map(str, models or write_checkpoints(Path(scratch))):
+            if not measured:
+                _measured(model, environment)  # compiles kernels, which takes memory once for all models
+            measured[Path(model).name] = _measured(model, environment)
     print("\nmemory at most while a model is loaded, over that of serving it")
     rows = [
         [
@@ -59,22 +51,12 @@ def run_load_memory(models: Sequence[str]) -> None:
         for name, of in measured.items()
     ]
     print_table(["model", "ratio", "converting, MB", "loading, MB", "serving, MB", "weights, MB", "seconds"], rows)
-    print("written:", write_result("load-memory", {"protocol": __doc__, "sizes": _SIZES, "models": measured}))
-
-
-def _random(scratch: Path) -> list[str]:
-    """The directories of random models, which are written there."""
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**_SIZES))
-    for dtype in (torch.float32, torch.bfloat16):
-        model.to(dtype).save_pretrained(scratch / str(dtype).removeprefix("torch."))
-    return [str(scratch / "bfloat16"), str(scratch / "float32")]
+    print("written:", write_result("load-memory", {"protocol": __doc__, "sizes": SIZES, "models": measured}))
 
 
 def _measured(model: str, environment: dict[str, str]) -> dict[str, float]:
     converting = _said("convert", model, environment)
-    # Twice: the first compiles kernels, which takes memory once for all models.
-    of_load = [_said("load", converting["model_dir"], environment) for _ in range(2)][-1]
+    of_load = _said("load", converting["model_dir"], environment)
     return {"converting_bytes": converting["peak_bytes"], **of_load}
 
 
