@@ -75,6 +75,22 @@ def smollm2(smollm2_dir: str, device: str) -> PreTrainedModel:
     return runner.load_model(smollm2_dir, device=device)
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """What takes real weights takes all that are to be had."""
+    if "real_model_dir" in metafunc.fixturenames:
+        metafunc.parametrize("real_model_dir", models.real_names(metafunc.config), indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
+def real_model_dir(request: pytest.FixtureRequest) -> str:
+    return str(resolve_model(request.param))
+
+
+@pytest.fixture(scope="session")
+def real_model(real_model_dir: str, device: str) -> PreTrainedModel:
+    return runner.load_model(real_model_dir, device=device)
+
+
 @pytest.fixture(scope="session", params=["grouped_heads", "sliding_window", "llama", "biases", "layer_norms"])
 def tiny_model(request: pytest.FixtureRequest) -> PreTrainedModel:
     """A tiny random model; the parameter is its shape."""

@@ -22,14 +22,18 @@ PAGE_SIZE = 16
 Logits = dict[tuple[SessionId, int], Tensor]
 
 
-@pytest.fixture(
-    scope="module",
-    params=["smollm2", "grouped_heads", "sliding_window", "pairs_in_half_heads", "int8", "experts", "int8_experts"],
-)
+TINY = ["grouped_heads", "sliding_window", "pairs_in_half_heads", "int8", "experts", "int8_experts"]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "model" in metafunc.fixturenames:
+        names = [*models.real_names(metafunc.config), *TINY]
+        metafunc.parametrize("model", names, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
 def model(request: pytest.FixtureRequest) -> PreTrainedModel:
-    if request.param == "smollm2":
-        return request.getfixturevalue("smollm2")
-    return getattr(models, request.param)()
+    return models.by_name(request.param)
 
 
 @pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16, torch.int8], ids=str)

@@ -14,8 +14,8 @@ def test_embeddings_give_the_tokens_of_their_ids(tiny_model: PreTrainedModel) ->
     _check(tiny_model, [(5 * at) % VOCAB_SIZE for at in range(50)])
 
 
-def test_embeddings_give_the_tokens_of_their_ids_in_smollm2(smollm2: PreTrainedModel) -> None:
-    _check(smollm2, list(range(1000, 1050)))
+def test_embeddings_give_the_tokens_of_their_ids_with_real_weights(real_model: PreTrainedModel) -> None:
+    _check(real_model, list(range(1000, 1050)))
 
 
 def test_embeddings_survive_the_loss_of_their_pages(tiny_model: PreTrainedModel) -> None:

@@ -90,5 +90,5 @@ def test_both_branches_of_a_window_go_on_as_if_alone(attending_model: PreTrained
     check_forks(attending_model, range(VOCAB_SIZE), seed=seed, start=WINDOWED, num_rounds=6)
 
 
-def test_branches_of_smollm2_go_on_as_if_alone(smollm2: PreTrainedModel) -> None:
-    check_forks(smollm2, range(17, 49152), seed=5, start=PLAIN, num_rounds=5)
+def test_branches_with_real_weights_go_on_as_if_alone(real_model: PreTrainedModel) -> None:
+    check_forks(real_model, range(17, 49152), seed=5, start=PLAIN, num_rounds=5)

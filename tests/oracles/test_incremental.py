@@ -38,9 +38,11 @@ def test_running_ahead_changes_nothing(tiny_model: PreTrainedModel, seed: int, n
 
 
 @pytest.mark.parametrize(("seed", "num_sessions"), [(0, 1), (1, 4), (2, 16)])
-def test_smollm2_in_turns_and_company_equals_the_whole(smollm2: PreTrainedModel, seed: int, num_sessions: int) -> None:
+def test_real_weights_in_turns_and_company_equal_the_whole(
+    real_model: PreTrainedModel, seed: int, num_sessions: int
+) -> None:
     check_incremental(
-        smollm2, range(17, 49152), seed=seed, num_sessions=num_sessions, num_turns=3, max_batch_tokens=128
+        real_model, range(17, 49152), seed=seed, num_sessions=num_sessions, num_turns=3, max_batch_tokens=128
     )
 
 

@@ -79,11 +79,11 @@ def test_logits_stay_near_those_of_float32(tiny_model: PreTrainedModel, kv_dtype
 
 
 @TYPES
-def test_smollm2_stays_near_float32_in_turns_and_in_one(smollm2: PreTrainedModel, kv_dtype: torch.dtype) -> None:
+def test_real_weights_stay_near_float32_in_turns_and_in_one(real_model: PreTrainedModel, kv_dtype: torch.dtype) -> None:
     ids = random.Random(5).choices(range(17, 49152), k=200)
-    exact = stock_logits(smollm2, ids)
-    whole = one_shot_logits(smollm2, ids, kv_dtype)
-    runner = model_runner(smollm2, num_pages=13, kv_dtype=kv_dtype)
+    exact = stock_logits(real_model, ids)
+    whole = one_shot_logits(real_model, ids, kv_dtype)
+    runner = model_runner(real_model, num_pages=13, kv_dtype=kv_dtype, is_one_group=True)
     cuts = [0, *range(1, 20), *range(20, 200, 16), 200]
     in_turns = torch.cat([runner.run(Batch([Row(ids[a:b], a, list(range(13)))])) for a, b in pairwise(cuts)])
     last_of = [cut - 1 for cut in cuts[1:]]

@@ -113,10 +113,10 @@ def test_a_cut_while_the_next_token_is_computed_is_no_other(
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_what_comes_behind_a_cut_in_smollm2_is_as_if_nothing_had_stood_there(
-    smollm2: PreTrainedModel, sampling: dict[str, Any]
+def test_with_real_weights_what_comes_behind_a_cut_is_as_if_nothing_had_stood_there(
+    real_model: PreTrainedModel, sampling: dict[str, Any]
 ) -> None:
-    check_rewinds(smollm2, range(17, 49152), sampling, seed=0, num_sessions=4)
+    check_rewinds(real_model, range(17, 49152), sampling, seed=0, num_sessions=4)
 
 
 @pytest.mark.parametrize("rewind_to", [1, 15, 16, 17, 40, 43])

@@ -5,20 +5,22 @@ from __future__ import annotations
 import pytest
 from transformers import PreTrainedModel
 
+from support import models
 from support.driver import Driver, model_runner
-from support.models import VOCAB_SIZE, grouped_heads
+from support.models import VOCAB_SIZE
 
 SAMPLING = {"temperature": 0.9, "top_p": 0.95, "top_k": 50, "repetition_penalty": 1.1, "seed": 1234}
 
 
-@pytest.fixture(params=["tiny", "smollm2"])
-def model(request: pytest.FixtureRequest) -> PreTrainedModel:
-    return request.getfixturevalue("smollm2" if request.param == "smollm2" else "tiny_grouped")
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "model" in metafunc.fixturenames:
+        names = ["grouped_heads", *models.real_names(metafunc.config)]
+        metafunc.parametrize("model", names, indirect=True, scope="module")
 
 
 @pytest.fixture(scope="module")
-def tiny_grouped(device: str) -> PreTrainedModel:
-    return grouped_heads().to(device)
+def model(request: pytest.FixtureRequest, device: str) -> PreTrainedModel:
+    return models.by_name(request.param).to(device)
 
 
 def test_seeded_sampling_is_the_same_alone_and_in_company(model: PreTrainedModel) -> None:

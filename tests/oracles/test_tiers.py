@@ -49,12 +49,24 @@ def ids(rng: random.Random, num_tokens: int) -> list[int]:
     return rng.choices(range(VOCAB_SIZE), k=num_tokens)
 
 
-@pytest.mark.parametrize("tier", ["host", "disk"])
+TIERS = pytest.mark.parametrize("tier", ["host", "disk"])
+
+
+@TIERS
 def test_what_comes_back_is_bit_identical(
     tiny_model: PreTrainedModel, start: Starter, tmp_path: Path, tier: str
 ) -> None:
+    _check_what_comes_back(tiny_model, start, tmp_path, tier)
+
+
+@TIERS
+def test_with_real_weights_too(real_model: PreTrainedModel, start: Starter, tmp_path: Path, tier: str) -> None:
+    _check_what_comes_back(real_model, start, tmp_path, tier)
+
+
+def _check_what_comes_back(model: PreTrainedModel, start: Starter, tmp_path: Path, tier: str) -> None:
     settings = {"host_tier_bytes": 1 << 30} if tier == "host" else {"disk_tier_dir": str(tmp_path)}
-    driver = start(tiny_model, num_pages=64, **settings)
+    driver = start(model, num_pages=64, **settings)
     kv = driver.engine.runner.kv
     rng = random.Random(1)
     histories = {session_id: ids(rng, 33 + 18 * session_id) for session_id in range(3)}
@@ -77,7 +89,7 @@ def test_what_comes_back_is_bit_identical(
         first = _first_pages(kv, before[session_id], num_full)
         assert full == first
         histories[session_id] += [5, *answer.token_ids]
-        check_greedy(tiny_model, histories[session_id], [len(histories[session_id]) - 1])
+        check_greedy(model, histories[session_id], [len(histories[session_id]) - 1])
     assert counters_of(driver).restored == 3
 
 

@@ -131,5 +131,5 @@ def test_what_is_preempted_is_computed_again_as_it_was(attending_model: PreTrain
     assert tight > 2 * roomy, "nothing was preempted"
 
 
-def test_smollm2_equals_the_plain_reference(smollm2: PreTrainedModel) -> None:
-    check_window(smollm2, range(17, 49152), Window(16, 80, 32), seed=4, num_sessions=3, num_turns=16)
+def test_real_weights_equal_the_plain_reference(real_model: PreTrainedModel) -> None:
+    check_window(real_model, range(17, 49152), Window(16, 80, 32), seed=4, num_sessions=3, num_turns=16)

@@ -213,6 +213,7 @@ def model_runner(
     page_size: int = 16,
     layout: PageLayout = PageLayout.PANELS,
     kv_dtype: torch.dtype = torch.float32,
+    is_one_group: bool = False,
 ) -> ModelRunner:
     """A runner over a model with a pool of its own, and with fused layers where they know the model.
 
@@ -221,11 +222,12 @@ def model_runner(
 
     Args:
         num_pages: for each group of its layers.
+        is_one_group: whether all layers share pages, whatever their windows; on a CPU.
     """
     if model.device.type == "cuda":
         return gpu_runner(model, num_pages=num_pages, page_size=page_size, kv_dtype=kv_dtype)
     layers = trace_layers(model)
-    groups = LayerGroups.of(layers)
+    groups = LayerGroups.one(layers) if is_one_group else LayerGroups.of(layers)
     state_bytes = recurrent.state_bytes(model)
     kv = KVTensors(
         layers,

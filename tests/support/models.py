@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from transformers import (
     Exaone4Config,
@@ -48,6 +49,8 @@ from transformers import (
 )
 
 from microturn.model import runner, stock
+from microturn.zoo.embedded_models import EMBEDDED_MODELS
+from microturn.zoo.store import resolve_model
 from support.rounded import rounded
 
 VOCAB_SIZE = 311
@@ -63,6 +66,19 @@ _COMMON = {
     "pad_token_id": None,
 }
 _HALF_ROTARY = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
+
+
+def real_names(config: pytest.Config) -> list[str]:
+    """Models with real weights: SmolLM2, and with --full Gemma 3, which takes several times as long."""
+    return ["smollm2-135m", *(["gemma3-270m"] if config.option.full else [])]
+
+
+def by_name(name: str) -> PreTrainedModel:
+    """One with real weights, or a function's of this module."""
+    if name in EMBEDDED_MODELS:
+        return runner.load_model(resolve_model(name))
+    model: PreTrainedModel = globals()[name]()
+    return model
 
 
 def grouped_heads() -> PreTrainedModel:
