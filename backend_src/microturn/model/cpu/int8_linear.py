@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from microturn.model.cpu import amx_kernels, amx_products, int8_kernels, rotation
+from microturn.model.cpu import amx_kernels, amx_products, int8_kernels, rotation, weight_memory
 from microturn.model.cpu.int8_kernels import FEW_ROWS
 from microturn.model.cpu.int8_products import MOST_WIDTH, PANEL, StepType, empty_panels
 from microturn.model.cpu.kernel_cache import kernel
@@ -77,7 +77,8 @@ class Int8Linear:
         self.num_out, num_in = weight.shape
         assert num_in <= MOST_WIDTH
         panels = empty_panels(self.num_out, num_in)
-        scales = np.ones(len(panels) * PANEL, np.float32)
+        scales = weight_memory.zeros((len(panels) * PANEL * 4,)).view(np.float32)
+        scales[:] = 1
         int8_kernels.round_weight(weight.float().contiguous().numpy(), panels, scales)
         scales[: self.num_out] /= rotation.block_of(num_in)  # the rotation of the inputs and this one, together
         biases = np.empty(0, np.float32) if bias is None else bias.numpy().copy()

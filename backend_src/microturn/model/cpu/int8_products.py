@@ -42,6 +42,7 @@ from microturn.model.cpu.vectors import (
     loop,
     sums_of_neighbours,
 )
+from microturn.model.cpu.weight_memory import zeros
 
 # The type of the integers of inputs.
 StepType: type[np.signedinteger[Any]] = np.int8 if HAS_VNNI else np.int16
@@ -83,7 +84,7 @@ _WEIGHTS = ir.VectorType(ir.IntType(8), QUAD * LANES // _NUM_VECTORS)
 def empty_panels(num_out: int, num_in: int) -> NDArray[np.uint8]:
     """Panels of zeros [panels, padded inputs / QUAD, PANEL, QUAD], for weights with WEIGHT_OFFSET added."""
     num_panels = PANELS_AT_ONCE * -(-num_out // (PANELS_AT_ONCE * PANEL))
-    return np.zeros((num_panels, (num_in + -num_in % STEP) // QUAD, PANEL, QUAD), np.uint8)
+    return zeros((num_panels, (num_in + -num_in % STEP) // QUAD, PANEL, QUAD))
 
 
 def tile() -> Any:

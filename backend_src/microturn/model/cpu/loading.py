@@ -17,7 +17,7 @@ from microturn.kv.page_layout import PageLayout
 from microturn.kv.tensors import KV_DTYPES, KVTensors
 from microturn.model import recurrent, runner
 from microturn.model.cpu import attention as native
-from microturn.model.cpu import stored_model
+from microturn.model.cpu import stored_model, weight_memory
 from microturn.model.cpu.int8_linear import Int8Linear
 from microturn.model.cpu.layers import FusedLayers
 from microturn.model.cpu.linear import Linear
@@ -51,6 +51,7 @@ def load(settings: Settings) -> Loaded:
     if weights == "int8":
         release_linears(model)
         stored_model.make_resident(model)
+    weight_memory.give_back()
     # In panels rounded keys are rotated ones, and integers are multiplied as they are.
     of_auto = "int8" if layout is PageLayout.PANELS else "bfloat16"
     kv_dtype = KV_DTYPES[of_auto if settings.kv_dtype == "auto" else settings.kv_dtype]
