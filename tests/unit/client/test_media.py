@@ -73,14 +73,20 @@ def test_the_language_part_takes_no_memory(checkpoint: Path, encoder: MediaEncod
     assert sum(weight.numel() for weight in encoder._model.parameters()) == of_encoder
 
 
-def test_transformers_says_afterwards_what_it_said_before(checkpoint: Path) -> None:
+@pytest.mark.parametrize("has_bars", [True, False])
+def test_transformers_says_afterwards_what_it_said_before(checkpoint: Path, has_bars: bool) -> None:
+    """Our own commands, run by other tests in this process, have no bars."""
     logging.set_verbosity_info()
+    had_bars = logging.is_progress_bar_enabled()
+    set_bars = {True: logging.enable_progress_bar, False: logging.disable_progress_bar}
+    set_bars[has_bars]()
     try:
         MediaEncoder(checkpoint)
         assert logging.get_verbosity() == logging.INFO
-        assert logging.is_progress_bar_enabled()
+        assert logging.is_progress_bar_enabled() == has_bars
     finally:
         logging.set_verbosity_warning()
+        set_bars[had_bars]()
 
 
 def _changed(inputs: BatchFeature, name: str) -> dict[str, Any]:
