@@ -72,7 +72,7 @@ def smollm2_dir() -> str:
 
 @pytest.fixture(scope="session")
 def smollm2(smollm2_dir: str, device: str) -> PreTrainedModel:
-    return runner.load_model(smollm2_dir, device=device)
+    return models.loaded(smollm2_dir, device)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -88,7 +88,7 @@ def real_model_dir(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def real_model(real_model_dir: str, device: str) -> PreTrainedModel:
-    return runner.load_model(real_model_dir, device=device)
+    return models.loaded(real_model_dir, device)
 
 
 @pytest.fixture(scope="session", params=["grouped_heads", "sliding_window", "llama", "biases", "layer_norms"])

@@ -32,8 +32,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="module")
-def model(request: pytest.FixtureRequest) -> PreTrainedModel:
-    return models.by_name(request.param)
+def model(request: pytest.FixtureRequest, device: str) -> PreTrainedModel:
+    return models.by_name(request.param, device)
 
 
 @pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16, torch.int8], ids=str)

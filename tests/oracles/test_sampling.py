@@ -20,7 +20,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="module")
 def model(request: pytest.FixtureRequest, device: str) -> PreTrainedModel:
-    return models.by_name(request.param).to(device)
+    return models.by_name(request.param, device).to(device)
 
 
 def test_seeded_sampling_is_the_same_alone_and_in_company(model: PreTrainedModel) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 from transformers import (
@@ -73,10 +75,16 @@ def real_names(config: pytest.Config) -> list[str]:
     return ["smollm2-135m", *(["gemma3-270m"] if config.option.full else [])]
 
 
-def by_name(name: str) -> PreTrainedModel:
-    """One with real weights, or a function's of this module."""
+@cache
+def loaded(model_dir: str, device: str) -> PreTrainedModel:
+    """A model with real weights, loaded once for all tests."""
+    return runner.load_model(model_dir, device=device)
+
+
+def by_name(name: str, device: str) -> PreTrainedModel:
+    """One with real weights on a device, or a function's of this module on the CPU."""
     if name in EMBEDDED_MODELS:
-        return runner.load_model(resolve_model(name))
+        return loaded(str(resolve_model(name)), device)
     model: PreTrainedModel = globals()[name]()
     return model
 

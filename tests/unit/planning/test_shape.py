@@ -160,7 +160,8 @@ def test_a_shape_is_that_of_the_loaded_model(family: str, tmp_path: Path) -> Non
     assert shape.state_bytes == recurrent.state_bytes(model)
     assert shape.num_params == model.num_parameters()
     of_experts = [p.numel() for name, p in model.named_parameters() if "experts" in name and p.dim() == 3]
-    assert shape.experts == Experts() if not of_experts else (shape.experts.num_params == sum(of_experts))
+    assert (shape.experts == Experts()) == (not of_experts)
+    assert shape.experts.num_params == sum(of_experts)
     assert shape.experts.chosen_share == (0.5 if of_experts else 1)
 
 
