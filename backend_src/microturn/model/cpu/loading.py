@@ -44,14 +44,14 @@ def load(settings: Settings) -> Loaded:
         InvalidArgument: it cannot be loaded or served, or the settings do not fit it.
     """
     _refuse_what_is_for_a_gpu(settings)
-    model = stored_model.read_model(settings.model_dir)
-    layers = runner.trace_layers(model)
-    layout, no_kernel_reason = _layout(settings, layers)
-    checked, weights, no_int8_reason = _checked(settings, model, layers, layout)
-    if weights == "int8":
-        release_linears(model)
-        stored_model.make_resident(model)
-    weight_memory.give_back()
+    with weight_memory.returned_at_once():
+        model = stored_model.read_model(settings.model_dir)
+        layers = runner.trace_layers(model)
+        layout, no_kernel_reason = _layout(settings, layers)
+        checked, weights, no_int8_reason = _checked(settings, model, layers, layout)
+        if weights == "int8":
+            release_linears(model)
+            stored_model.make_resident(model)
     # In panels rounded keys are rotated ones, and integers are multiplied as they are.
     of_auto = "int8" if layout is PageLayout.PANELS else "bfloat16"
     kv_dtype = KV_DTYPES[of_auto if settings.kv_dtype == "auto" else settings.kv_dtype]

@@ -57,6 +57,30 @@ print((psutil.Process().memory_info().rss - before) / sum(linear.num_bytes for l
     assert float(done.stdout) < 1.3
 
 
+def test_copies_that_come_and_go_leave_no_holes() -> None:
+    """Something small that stays lies behind each: on malloc's heap their memory is held by the process."""
+    script = """
+from contextlib import nullcontext
+import numpy as np, psutil
+from microturn.model.cpu import weight_memory
+
+def megabytes_held(context):
+    np.ones(30 << 17)  # from a large array malloc learns to have such ones on its heap
+    with context:
+        before = psutil.Process().memory_info().rss
+        pairs = [(np.ones(2 << 17), np.ones(512)) for _ in range(20)]
+        kept = [small for _, small in pairs]
+        del pairs
+        return (psutil.Process().memory_info().rss - before) >> 20
+
+print(megabytes_held(nullcontext()), megabytes_held(weight_memory.returned_at_once()))
+"""
+    done = subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.PIPE, text=True, timeout=300)
+    usually, within = map(int, done.stdout.split())
+    assert usually > 30
+    assert within < 5
+
+
 def test_arrays_of_one_block_lie_one_behind_another() -> None:
     addresses = [weight_memory.zeros((1 << 20,)).ctypes.data for _ in range(8)]
     assert sum(second - first == 1 << 20 for first, second in pairwise(addresses)) >= 6
