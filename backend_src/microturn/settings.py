@@ -37,9 +37,9 @@ class Settings:
             each product).
         attention: the kernels: ``native`` (on a CPU), ``flashinfer`` (on a GPU), ``torch`` (slow, runs everywhere), or
             ``auto``, the first of them that can run.
-        kv_dtype: type of the KV cache, ``auto`` (int8 on a CPU, or bfloat16 with torch's attention; on a GPU that of
-            the weights), ``float32``, ``bfloat16``, ``float8`` (on a GPU) or ``int8``: smaller types have room for more
-            tokens and change logits more (`make bench-kv` measures how much).
+        kv_dtype: type of the KV cache, ``auto`` (int8 on a CPU, or bfloat16 with torch's or latent attention; on a GPU
+            that of the weights), ``float32``, ``bfloat16``, ``float8`` (on a GPU) or ``int8``: smaller types have room
+            for more tokens and change logits more (`make bench-kv` measures how much).
         kv_tokens: size of the KV pool, in tokens that all layers keep; 0 takes half of the memory that is free after
             loading, at most 32 contexts, or on a GPU all memory left by everything else. With sliding-window layers
             more tokens fit.

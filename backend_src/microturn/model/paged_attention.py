@@ -21,6 +21,7 @@ from transformers import AttentionInterface
 from microturn.kv.page_layout import PageLayout
 from microturn.kv.tensors import KVTensors
 from microturn.model import dense_attention as dense
+from microturn.model import latent_attention
 from microturn.model.batch import Batch
 from microturn.model.cpu.angles import Angles
 from microturn.model.cpu.attention import NativePlan
@@ -157,17 +158,19 @@ def _forward(
     """Called by transformers: query [1, heads, tokens, head_dim], key likewise, value [1, kv_heads, tokens, value_dim].
 
     Values of another size than keys are made as large, by zeros, or the others as large as them: it leaves products and
-    sums as they are. Multi-head latent attention (DeepSeek-AI, 2024) could do with a fraction of these pages if they
-    had its latent vectors instead, from which keys and values are computed; that is not implemented.
+    sums as they are.
     """
     for name in _UNSUPPORTED:
         if kwargs.get(name) is not None:
             raise NotImplementedError(f"attention with '{name}'")
+    latent = latent_attention.heads_of(module)
+    if latent is not None:
+        query = latent.queries(query)
     head_dim, value_dim = max(key.shape[-1], value.shape[-1]), value.shape[-1]
     q, k, v = (_widened(tensor[0].transpose(0, 1), head_dim).contiguous() for tensor in (query, key, value))
     scores = scores_of(scaling, sliding_window, kwargs)
-    out = _current.get().append_and_attend(layer_of(module), q, k, v, scores)
-    return out[None, ..., :value_dim], None
+    out = _current.get().append_and_attend(layer_of(module), q, k, v, scores)[None, ..., :value_dim]
+    return (out if latent is None else latent.values(out)), None
 
 
 def scores_of(scaling: float, window: int | None, arguments: Mapping[str, Any]) -> Scores:

@@ -47,6 +47,24 @@ class Layout(Enum):
         return x.view(*x.shape[:-1], -1, 2).flip(-1).flatten(-2)
 
 
+class Form(Enum):
+    """What layers get of the cosine and the sine of each pair."""
+
+    HALVES = "halves"  # both twice, as `Layout.HALVES` has the elements of pairs
+    INTERLEAVED = "interleaved"  # likewise
+    ONCE = "once"  # both once
+    COMPLEX = "complex"  # as the complex number of that angle
+
+    def of(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor] | Tensor:
+        """Cosines and sines [..., pairs] in this form."""
+        if self is Form.COMPLEX:
+            return torch.complex(cos.float(), sin.float())
+        if self is Form.ONCE:
+            return cos, sin
+        layout = Layout(self.value)
+        return layout.join(cos, cos), layout.join(sin, sin)
+
+
 @dataclass(frozen=True)
 class Rotation:
     """Rotates vectors.
@@ -89,7 +107,7 @@ class Rotary(nn.Module):
         inv_freq: float32 [rotary_dim / 2], angle per position, by kind of layer.
         scaling: factor of cosines and sines, by kind of layer.
         turnings: of each layer; empty while unknown.
-        layout: of the cosines and sines; layers may split them and pair elements in another way.
+        form: of the cosines and sines; layers may pair elements in another way.
     """
 
     def __init__(
@@ -97,23 +115,23 @@ class Rotary(nn.Module):
         inv_freq: Mapping[str | None, Tensor],
         scaling: Mapping[str | None, float],
         turnings: Sequence[Turning],
-        layout: Layout = Layout.HALVES,
+        form: Form = Form.HALVES,
     ) -> None:
         super().__init__()
         self.turnings = turnings
         # Not a submodule: converting the model to another type would round the module's frequencies.
         self.stock: tuple[nn.Module, ...] = ()
-        self.layout = layout
+        self.form = form
         self._inv_freq = {kind: tensor.double() for kind, tensor in inv_freq.items()}
         self._scaling = scaling
 
     @classmethod
-    def of(cls, module: nn.Module, layout: Layout) -> Self:
+    def of(cls, module: nn.Module, form: Form) -> Self:
         """Takes the current frequencies of a transformers module; `turnings` is to be set later.
 
         Args:
             module: what the model calls for cosines and sines, with buffers named as transformers names them.
-            layout: of its results.
+            form: of its results.
         """
         names = [name for name in frequency_names(module) if "original" not in name]
         by_kind = {name.removesuffix(_SUFFIX).removesuffix("_") or None: name for name in names}
@@ -121,17 +139,15 @@ class Rotary(nn.Module):
             {kind: getattr(module, name) for kind, name in by_kind.items()},
             {kind: getattr(module, name.replace(_SUFFIX, "attention_scaling"), 1.0) for kind, name in by_kind.items()},
             [],
-            layout,
+            form,
         )
         rotary.stock = (module,)
         return rotary
 
-    def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [..., rotary_dim] of positions [...], in the type of x."""
-        cos, sin = self._turn(position_ids, layer_type)
+    def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> tuple[Tensor, Tensor] | Tensor:
+        """Cosines and sines of positions [...], in the type of x and in this module's form."""
         scaling = self._scaling[layer_type]
-        cos, sin = ((part * scaling).to(x.dtype) for part in (cos, sin))
-        return self.layout.join(cos, cos), self.layout.join(sin, sin)
+        return self.form.of(*((part * scaling).to(x.dtype) for part in self._turn(position_ids, layer_type)))
 
     def angles(self, turning: Turning, positions: Tensor) -> tuple[Tensor, Tensor]:
         """How layers turn the pairs in their heads, in whichever layout.

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from microturn.model import paged_attention as paged
 from microturn.model import recurrent
 from microturn.model.positions import num_positions_of
-from microturn.model.rotary import Layout, Rotary, Turning, frequency_names
+from microturn.model.rotary import Form, Layout, Rotary, Turning, frequency_names
 from microturn.model.scores import Scores
 
 log = logging.getLogger(__name__)
@@ -99,8 +99,8 @@ def install(model: PreTrainedModel) -> None:
     if len(places) != 1 or not _agree([heads.at(_IS_NEAR) for heads in stock], alone, _TOLERANCE):
         return
     [(parent, name, module)] = places
-    for layout in Layout:
-        ours = Rotary.of(module, layout)
+    for form in Form:
+        ours = Rotary.of(module, form)
         setattr(parent, name, ours)
         if _does_the_same(model, stock, far):
             ours.turnings = _turnings(ours, alone)

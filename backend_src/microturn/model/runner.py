@@ -20,8 +20,8 @@ from microturn.errors import InvalidArgument, reason_of
 from microturn.kv.layer_groups import LayerShape
 from microturn.kv.tensors import KVTensors
 from microturn.kv.transfer import upload
+from microturn.model import latent_attention, recurrent, rotary, rotary_fit, stock
 from microturn.model import paged_attention as paged
-from microturn.model import recurrent, rotary, rotary_fit, stock
 from microturn.model.batch import Batch
 from microturn.model.cpu import attention as native
 from microturn.model.cpu.layers import Attention
@@ -198,6 +198,7 @@ def prepare_model(model: PreTrainedModel, device: torch.device | str) -> PreTrai
     if model.device.type == "cpu":
         model.set_experts_implementation("eager")  # one after another: only those that are chosen are read
     recurrent.install(model.eval())
+    latent_attention.install(model)
     model.set_attn_implementation(paged.IMPLEMENTATION)
     rotary_fit.install(model)
     return model

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
+from microturn.model import latent_attention
 from microturn.model import paged_attention as paged
 from microturn.model.cpu.stored_weight import products_by_torch
 from microturn.model.rotary import Rotary
@@ -38,7 +39,7 @@ def untouched(model: PreTrainedModel, *, exact_angles: bool = False) -> Iterator
         setattr(parent, name, _InFloat64(stock) if exact_angles else stock)
     model.set_attn_implementation(IMPLEMENTATION)
     try:
-        with products_by_torch():
+        with products_by_torch(), latent_attention.expanded(model):
             yield
     finally:
         model.set_attn_implementation(paged.IMPLEMENTATION)
@@ -72,9 +73,11 @@ class _InFloat64(nn.Module):
         super().__init__()
         self._module = module
 
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, ...] | Tensor:
         with _Float64():
             angles = self._module(x, *args, **kwargs)
+        if isinstance(angles, Tensor):  # complex numbers
+            return angles.to(torch.complex64)
         return tuple(part.to(x.dtype) for part in angles)
 
 

@@ -179,8 +179,8 @@ def _build(config: Mapping[str, Any]) -> tuple[PreTrainedModel, torch.dtype]:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    from microturn.model import latent_attention, recurrent
     from microturn.model import paged_attention as paged
-    from microturn.model import recurrent
     from microturn.zoo.store import is_multimodal
 
     paged.register()
@@ -194,6 +194,7 @@ def _build(config: Mapping[str, Any]) -> tuple[PreTrainedModel, torch.dtype]:
         ).eval()
         model.set_experts_implementation("batched_mm")  # the others want certain types or numbers of rows
         recurrent.install(model)
+        latent_attention.install(model)
     return model, stored_dtype
 
 

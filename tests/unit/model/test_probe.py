@@ -23,6 +23,7 @@ from transformers import (
 
 from microturn.errors import InvalidArgument
 from microturn.kv.page_layout import PageLayout
+from microturn.model import latent_attention
 from microturn.model import paged_attention as paged
 from microturn.model.probe import check_model
 from microturn.model.runner import load_model, trace_layers, trace_scores
@@ -101,7 +102,10 @@ def test_soft_caps_are_among_what_our_layers_have() -> None:
 
 @pytest.mark.parametrize("layout", PageLayout)
 @pytest.mark.parametrize("value_dim", [16, 24, 32])
-def test_values_may_be_smaller_or_larger_than_keys(value_dim: int, layout: PageLayout) -> None:
+def test_values_may_be_smaller_or_larger_than_keys(
+    value_dim: int, layout: PageLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(latent_attention, "install", lambda _: None)  # keys and values of all heads
     sizes = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16}
     config = MiniCPM3Config(num_key_value_heads=4, v_head_dim=value_dim, **sizes, **SHAPE)
     model = build(MiniCPM3ForCausalLM, config)

@@ -38,7 +38,7 @@ from microturn.model.cpu.weights import RMSNorm
 from microturn.model.paged_attention import PagedAttention
 from microturn.model.probe import check_model
 from microturn.model.probe_attention import UnlikeOurs, check_attention
-from microturn.model.rotary import Layout, Turning, installed
+from microturn.model.rotary import Form, Layout, Turning, installed
 from microturn.model.runner import trace_layers
 from microturn.model.scores import Scores
 from support import models
@@ -175,7 +175,7 @@ def test_interleaved_pairs_taken_for_halves_are_refused(
     assert check(build_model()).no_window_reason is None
     monkeypatch.setattr(rotary_fit, "_does_the_same", lambda *_: True)
     model = build_model()
-    assert model.model.rotary_emb.layout is Layout.HALVES
+    assert model.model.rotary_emb.form is Form.HALVES
     with pytest.raises(InvalidArgument, match="cannot be served: its logits in several turns deviate"):
         check(model)
 

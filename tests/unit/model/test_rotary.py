@@ -8,7 +8,7 @@ from transformers import LlamaConfig
 from transformers.models.cohere.modeling_cohere import CohereRotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from microturn.model.rotary import Layout, Rotary, Turning
+from microturn.model.rotary import Form, Layout, Rotary, Turning
 
 HEAD_DIM = 16
 
@@ -19,7 +19,7 @@ def config(**rope: object) -> LlamaConfig:
 
 
 def rotary_of(module: torch.nn.Module, layout: Layout = Layout.HALVES) -> Rotary:
-    rotary = Rotary.of(module, layout)
+    rotary = Rotary.of(module, Form(layout.value))
     rotary.turnings = [Turning(None, layout)] * 2
     return rotary
 
@@ -45,6 +45,19 @@ def test_angles_are_those_of_the_models_own_module(rope: dict[str, object]) -> N
     for got, expected in zip(rotary_of(module)(x, positions), module(x, positions), strict=True):
         assert got.dtype == torch.float32
         assert (got - expected).abs().max() < 3e-4
+
+
+def test_each_form_has_the_same_angles() -> None:
+    """gpt-oss scales both, DeepSeek-V2 the complex number of both."""
+    module, positions, x = (
+        LlamaRotaryEmbedding(config(rope_type="yarn", factor=4.0)),
+        torch.arange(9)[None],
+        torch.zeros(1),
+    )
+    cos, sin = (part[..., : HEAD_DIM // 2] for part in module(x, positions))
+    once, complex_numbers = (Rotary.of(module, form)(x, positions) for form in (Form.ONCE, Form.COMPLEX))
+    for got, expected in ((once[0], cos), (once[1], sin), (complex_numbers.real, cos), (complex_numbers.imag, sin)):
+        torch.testing.assert_close(got, expected)
 
 
 @pytest.mark.parametrize("layout", Layout)

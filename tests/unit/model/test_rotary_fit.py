@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,9 +23,11 @@ from transformers import (
 )
 from transformers.models.llama import modeling_llama
 
-from microturn.model.rotary import Layout, Rotary, Turning, installed
+from microturn.model.rotary import Form, Layout, Rotary, Turning, installed
 from microturn.model.rotary_fit import install
+from microturn.model.runner import load_model
 from support import models
+from support.families import write_family
 from support.models import build
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -62,23 +65,28 @@ def test_a_model_has_ours_once(tiny_model: PreTrainedModel) -> None:
     assert not isinstance(installed(again).stock[0], Rotary)
 
 
-def test_pairs_are_found_in_what_layers_do_and_angles_in_what_they_take() -> None:
-    """Cohere interleaves both, GLM interleaves the pairs of half a head and takes angles in halves."""
+def test_pairs_are_found_in_what_layers_do_and_angles_in_what_they_take(tmp_path: Path) -> None:
+    """Cohere interleaves both, GLM interleaves the pairs of half a head and takes angles in halves.
+
+    gpt-oss takes each angle once, DeepSeek-V2 as a complex number; there the rotated elements are the first of a head
+    over latent vectors.
+    """
     layers = ["sliding_attention", "full_attention"]
     found = {
         "llama": installed(llama()),
         "cohere": installed(build(CohereForCausalLM, CohereConfig(**SHAPE))),
         "cohere2": installed(build(Cohere2ForCausalLM, Cohere2Config(layer_types=layers, **SHAPE))),
         "glm": installed(build(GlmForCausalLM, GlmConfig(head_dim=16, **SHAPE))),
+        **{name: installed(load_model(write_family(name, tmp_path / name))) for name in ("gpt_oss", "deepseek_v2")},
     }
     halves, interleaved = Layout.HALVES, Layout.INTERLEAVED
-    assert {
-        name: (rotary.layout, [turning.pairs for turning in rotary.turnings]) for name, rotary in found.items()
-    } == {
-        "llama": (halves, [halves, halves]),
-        "cohere": (interleaved, [interleaved, interleaved]),
-        "cohere2": (interleaved, [interleaved, None]),
-        "glm": (halves, [interleaved, interleaved]),
+    assert {name: (rotary.form, [turning.pairs for turning in rotary.turnings]) for name, rotary in found.items()} == {
+        "llama": (Form.HALVES, [halves, halves]),
+        "cohere": (Form.INTERLEAVED, [interleaved, interleaved]),
+        "cohere2": (Form.INTERLEAVED, [interleaved, None]),
+        "glm": (Form.HALVES, [interleaved, interleaved]),
+        "gpt_oss": (Form.ONCE, [halves, halves]),
+        "deepseek_v2": (Form.COMPLEX, [interleaved, interleaved]),
     }
 
 
@@ -100,20 +108,19 @@ def test_angles_that_depend_on_the_longest_position_are_left_to_the_model(monkey
     assert type(own_rotary(model)) is modeling_llama.LlamaRotaryEmbedding
 
 
-def _half_angles(module: nn.Module, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+def _sines_first(module: nn.Module, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
     cos, sin = module.original(x, position_ids)
-    return cos.chunk(2, -1)[0], sin.chunk(2, -1)[0]
+    return sin, cos
 
 
-def test_angles_in_another_form_are_left_to_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """gpt-oss takes each angle once: ours had a shape that its layers could not use."""
+def test_angles_in_an_unknown_form_are_left_to_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     rotary, turn = modeling_llama.LlamaRotaryEmbedding, modeling_llama.apply_rotary_pos_emb
     monkeypatch.setattr(rotary, "original", rotary.forward, raising=False)
-    monkeypatch.setattr(rotary, "forward", _half_angles)
+    monkeypatch.setattr(rotary, "forward", _sines_first)
 
-    def apply(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
-        assert cos.shape[-1] == q.shape[-1] // 2
-        return turn(q, k, torch.cat((cos, cos), -1), torch.cat((sin, sin), -1))
+    def apply(q: Tensor, k: Tensor, sin: Tensor, cos: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
+        turned: tuple[Tensor, Tensor] = turn(q, k, cos, sin)
+        return turned
 
     monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", apply)
     assert type(own_rotary(llama())) is rotary

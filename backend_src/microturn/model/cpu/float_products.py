@@ -67,18 +67,45 @@ def multiply(x: _Array, weight: _Array, out: _Array, column: int) -> None:
         out: float32 [rows, at least column + out], written from the column on.
         column: the first one of out.
     """
-    num_rows, num_out = x.shape[0], weight.shape[0]
+    for group in numba.prange(_num_groups(weight.shape[0])):
+        _multiply_group(x, weight, out, column, group)
+
+
+@kernel(parallel=True)
+def multiply_each(x: _Array, weights: _Array, out: _Array) -> None:
+    """Products of rows with a weight for each head; all arrays are contiguous.
+
+    Args:
+        x: float32 [heads, rows, in].
+        weights: `as_array` of weights [heads, out, in], each of which `fits`.
+        out: float32 [heads, rows, out], written.
+    """
+    num_groups = _num_groups(weights.shape[1])
+    for index in numba.prange(len(weights) * num_groups):
+        head = index // num_groups
+        _multiply_group(x[head], weights[head], out[head], 0, index % num_groups)
+
+
+@numba.njit(nogil=True)
+def _num_groups(num_out: int) -> int:
+    """Groups of so many blocks of weight rows."""
     num_blocks = (num_out + _WEIGHT_ROWS - 1) // _WEIGHT_ROWS
-    for group in numba.prange((num_blocks + _BLOCKS_AT_ONCE - 1) // _BLOCKS_AT_ONCE):
-        first_block = group * _BLOCKS_AT_ONCE
-        last_block = min(first_block + _BLOCKS_AT_ONCE, num_blocks)
-        num_tiled = num_rows - num_rows % _TILE_ROWS
-        for row in range(0, num_tiled, _TILE_ROWS):
-            for block in range(first_block, last_block):
-                _four_rows(x, row, weight, _first_of(block, num_out), out, column)
-        for row in range(num_tiled, num_rows):
-            for block in range(first_block, last_block):
-                _one_row(x, row, weight, _first_of(block, num_out), out, column)
+    return (num_blocks + _BLOCKS_AT_ONCE - 1) // _BLOCKS_AT_ONCE
+
+
+@numba.njit(nogil=True)
+def _multiply_group(x: _Array, weight: _Array, out: _Array, column: int, group: int) -> None:
+    """The part of `multiply` that one group of a weight's rows makes."""
+    num_rows, num_out = x.shape[0], weight.shape[0]
+    first_block = group * _BLOCKS_AT_ONCE
+    last_block = min(first_block + _BLOCKS_AT_ONCE, (num_out + _WEIGHT_ROWS - 1) // _WEIGHT_ROWS)
+    num_tiled = num_rows - num_rows % _TILE_ROWS
+    for row in range(0, num_tiled, _TILE_ROWS):
+        for block in range(first_block, last_block):
+            _four_rows(x, row, weight, _first_of(block, num_out), out, column)
+    for row in range(num_tiled, num_rows):
+        for block in range(first_block, last_block):
+            _one_row(x, row, weight, _first_of(block, num_out), out, column)
 
 
 @numba.njit(nogil=True)

@@ -15,7 +15,7 @@ from microturn.errors import InvalidArgument
 from microturn.kv.layer_groups import LayerShape
 from microturn.kv.page_layout import PageLayout
 from microturn.kv.tensors import KV_DTYPES, KVTensors
-from microturn.model import recurrent, runner
+from microturn.model import latent_attention, recurrent, runner
 from microturn.model.cpu import attention as native
 from microturn.model.cpu import stored_model, weight_memory
 from microturn.model.cpu.int8_linear import Int8Linear
@@ -53,7 +53,9 @@ def load(settings: Settings) -> Loaded:
             release_linears(model)
             stored_model.make_resident(model)
     # In panels rounded keys are rotated ones, and integers are multiplied as they are.
-    of_auto = "int8" if layout is PageLayout.PANELS else "bfloat16"
+    # Latent vectors serve all heads, and in int8 they deviate twice as much as keys and values of each head.
+    is_int8 = layout is PageLayout.PANELS and not latent_attention.is_installed(model)
+    of_auto = "int8" if is_int8 else "bfloat16"
     kv_dtype = KV_DTYPES[of_auto if settings.kv_dtype == "auto" else settings.kv_dtype]
     needs = needs_of(model, layers, kv_dtype, settings)
 

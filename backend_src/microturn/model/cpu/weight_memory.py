@@ -44,7 +44,7 @@ def zeros(shape: Sequence[int]) -> NDArray[np.uint8]:
 
 @contextlib.contextmanager
 def returned_at_once() -> Iterator[None]:
-    """Within, whatever is large goes back to the system when it is freed; at the end so does what the heap holds unused.
+    """Within, what is large goes back to the system when it is freed; at the end so does what the heap holds unused.
 
     A load makes and frees copies of weights. On malloc's heap each is followed by something small that stays: the load
     of a file in bfloat16 held twice what it served, and 1.2 times so (`make bench-load-memory`).

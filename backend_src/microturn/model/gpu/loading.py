@@ -21,7 +21,7 @@ from microturn.kv.gpu_copier import staged_bytes_of
 from microturn.kv.layer_groups import LayerShape
 from microturn.kv.page_needs import PageNeeds
 from microturn.kv.tensors import KV_DTYPES, KVTensors
-from microturn.model import recurrent, runner
+from microturn.model import latent_attention, recurrent, runner
 from microturn.model.gpu import flashinfer_attention
 from microturn.model.gpu.attention_probe import check_attention
 from microturn.model.gpu.glue import Glue
@@ -84,6 +84,7 @@ def make_ready(model: PreTrainedModel, settings: Settings) -> Loaded:
     has_flashinfer, no_kernel_reason = _has_flashinfer(settings.attention, model, layers, scores, dtype, kv_dtype)
     model.to(dtype)
     recurrent.install(model)  # its states are of the new type
+    latent_attention.install(model)
     if checked.decoder is not None:  # frees the float32 weights of the checked layers
         glue = Glue.compiled() if model.device.type == "cuda" else Glue()
         checked = replace(checked, decoder=TorchLayers.of(model, layers, glue))

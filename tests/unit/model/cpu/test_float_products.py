@@ -21,6 +21,22 @@ def test_the_product_is_torch_s(dtype: torch.dtype, num_rows: int, num_out: int,
     torch.testing.assert_close(out, x @ weight.float().t(), atol=1e-5 * width**0.5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("num_rows", "num_out", "width"), [(0, 8, 16), (1, 512, 128), (6, 13, 48)])
+def test_products_of_heads_have_the_bits_of_single_ones(
+    dtype: torch.dtype, num_rows: int, num_out: int, width: int
+) -> None:
+    generator = torch.Generator().manual_seed(num_rows)
+    x = torch.randn(3, num_rows, width, generator=generator)
+    weights = torch.randn(3, num_out, width, generator=generator).to(dtype)
+    out, expected = (torch.full((3, num_rows, num_out), float("nan")) for _ in range(2))
+    float_products.multiply_each(x.numpy(), float_products.as_array(weights), out.numpy())
+    for head in range(3):
+        float_products.multiply(x[head].numpy(), float_products.as_array(weights[head]), expected[head].numpy(), 0)
+    assert not out.isnan().any()
+    assert torch.equal(out, expected)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_narrow_weight_gives_the_bits_of_the_widened_one(dtype: torch.dtype) -> None:
     weight = torch.randn(13, 48, generator=torch.Generator().manual_seed(0)).to(dtype)
