@@ -71,7 +71,8 @@ class _Products:
     """
 
     def __init__(self, weight: Tensor) -> None:
-        self._weight = weight.contiguous().clone()  # it may be mapped from a file
+        # A copy, since it may be mapped from a file.
+        self._weight = weight.clone(memory_format=torch.contiguous_format)
         is_on_cpu = weight.device.type == "cpu" and native.unavailable_reason() is None
         self._array = float_products.as_array(self._weight) if is_on_cpu and float_products.fits(weight[0]) else None
 
