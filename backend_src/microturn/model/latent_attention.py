@@ -5,15 +5,20 @@ A token's keys and values in all heads are products of one latent vector c; besi
     key of head h   = [K_h c, r]      score = q·(K_h c) + p·r = (K_h' q)·c + p·r = [p, K_h' q] · [r, c]
     value of head h = V_h c           sum of w V_h c = V_h (sum of w c)
 
-So queries are multiplied by K_h' and sums by V_h, and the pages have one head for all: keys [r, c] and values c. With
-the sizes of DeepSeek-V2-Lite a token takes 1,152 elements of a layer, in place of 6,144. The rotated elements come
-first, as in all heads that are rotated in part.
+So queries are multiplied by K_h' and sums by V_h, and the pages have one head for all: keys [r, c], and values c with
+as many elements, since a page has its keys and its values in the order in which each is read. With the sizes of
+DeepSeek-V2-Lite a token takes 1,152 elements of a layer, in place of 6,144. The rotated elements come first, as in all
+heads that are rotated in part.
+
+Prompts are computed so too, though keys and values of all heads would be faster for them (vLLM has those there): a
+token must not depend on how its session is divided into turns. A prompt of 4,096 tokens took 4.5 times as long.
 
 Transformers computes the keys and values of all heads in a method of each layer, `expand_kv`, which is replaced here.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -23,6 +28,8 @@ from torch import Tensor, nn
 from microturn.model.cpu import attention as native
 from microturn.model.cpu import float_products
 from microturn.model.cpu.stored_weight import as_stored
+
+log = logging.getLogger(__name__)
 
 # A layer that lays its heads out in another way deviates by as much as its own result; rounding to bfloat16 by less.
 _TOLERANCE = 0.05
@@ -42,6 +49,11 @@ class LatentHeads:
         of_heads = weight.view(num_heads, -1, weight.shape[1])
         self._of_keys = _Products(of_heads[:, :key_dim].transpose(1, 2))
         self._of_values = _Products(of_heads[:, key_dim:])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of their weights."""
+        return self._of_keys.weight.dtype
 
     def queries(self, query: Tensor) -> Tensor:
         """Queries [1, heads, tokens, key_dim + rotated] as those of latent keys, [1, heads, tokens, rotated + rank]."""
@@ -66,20 +78,23 @@ class LatentHeads:
 class _Products:
     """A product for each head, bitwise the same for a row in any batch where a kernel can compute it.
 
+    Attributes:
+        weight: contiguous.
+
     Args:
         weight: [heads, out, in].
     """
 
     def __init__(self, weight: Tensor) -> None:
         # A copy, since it may be mapped from a file.
-        self._weight = weight.clone(memory_format=torch.contiguous_format)
+        self.weight = weight.clone(memory_format=torch.contiguous_format)
         is_on_cpu = weight.device.type == "cpu" and native.unavailable_reason() is None
-        self._array = float_products.as_array(self._weight) if is_on_cpu and float_products.fits(weight[0]) else None
+        self._array = float_products.as_array(self.weight) if is_on_cpu and float_products.fits(weight[0]) else None
 
     def __call__(self, x: Tensor) -> Tensor:
         """The products [heads, rows, out] of [heads, rows, in]."""
         if self._array is None or x.dtype != torch.float32:
-            return x @ self._weight.to(x.dtype).transpose(1, 2)
+            return x @ self.weight.to(x.dtype).transpose(1, 2)
         out = x.new_empty(*x.shape[:2], self._array.shape[1])
         float_products.multiply_each(x.contiguous().numpy(), self._array, out.numpy())
         return out
@@ -89,7 +104,7 @@ class _Products:
 def install(model: nn.Module) -> None:
     """Makes the layers of a model hand latent vectors to our attention, where they have any.
 
-    To be called again when the model has been converted to another type.
+    To be called again when the model has been converted to another type or moved to another device.
     """
     for module in model.modules():
         module.__dict__.pop("expand_kv", None)
@@ -101,7 +116,7 @@ def install(model: nn.Module) -> None:
 
 @contextmanager
 def expanded(model: nn.Module) -> Iterator[None]:
-    """Has layers compute the keys and values of all heads meanwhile, as transformers does."""
+    """Has layers compute the keys and values of all heads meanwhile, as transformers does, for its own attention."""
     layers = [module for module in model.modules() if "expand_kv" in module.__dict__]
     of_layers = [module.__dict__.pop("expand_kv") for module in layers]
     try:
@@ -126,8 +141,12 @@ def _heads_of(module: nn.Module) -> LatentHeads | None:
     if not hasattr(module, "expand_kv") or not isinstance(product, nn.Linear) or product.bias is not None:
         return None
     weight = as_stored(product.weight)
-    heads = LatentHeads(weight, module.num_heads, module.qk_nope_head_dim)
-    return heads if weight.is_meta or _agree(heads, module, weight) else None
+    try:
+        heads = LatentHeads(weight, module.num_heads, module.qk_nope_head_dim)
+        return heads if weight.is_meta or _agree(heads, module, weight) else None
+    except Exception as reason:  # the method or the sizes are of another kind
+        log.debug("%s keeps the keys and values of all heads: %s", type(module).__name__, reason)
+        return None
 
 
 def _agree(heads: LatentHeads, module: nn.Module, weight: Tensor) -> bool:

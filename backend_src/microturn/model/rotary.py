@@ -58,7 +58,7 @@ class Form(Enum):
     def of(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor] | Tensor:
         """Cosines and sines [..., pairs] in this form."""
         if self is Form.COMPLEX:
-            return torch.complex(cos.float(), sin.float())
+            return torch.complex(cos, sin)
         if self is Form.ONCE:
             return cos, sin
         layout = Layout(self.value)
@@ -145,9 +145,10 @@ class Rotary(nn.Module):
         return rotary
 
     def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> tuple[Tensor, Tensor] | Tensor:
-        """Cosines and sines of positions [...], in the type of x and in this module's form."""
+        """Cosines and sines of positions [...] in this module's form, in the type of x; complex ones in float32."""
         scaling = self._scaling[layer_type]
-        return self.form.of(*((part * scaling).to(x.dtype) for part in self._turn(position_ids, layer_type)))
+        dtype = torch.float32 if self.form is Form.COMPLEX else x.dtype
+        return self.form.of(*((part * scaling).to(dtype) for part in self._turn(position_ids, layer_type)))
 
     def angles(self, turning: Turning, positions: Tensor) -> tuple[Tensor, Tensor]:
         """How layers turn the pairs in their heads, in whichever layout.

@@ -13,7 +13,7 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Atten
 from microturn.kv.layer_groups import LayerShape
 from microturn.kv.page_layout import PageLayout
 from microturn.kv.tensors import KV_DTYPES, KVTensors
-from microturn.model import latent_attention
+from microturn.model import latent_attention, runner
 from microturn.model.batch import Batch, Row
 from microturn.model.cpu import loading
 from microturn.model.probe import check_model
@@ -121,6 +121,20 @@ def test_a_layer_that_has_its_heads_in_another_order_keeps_all_keys_and_values(
     check_model(model, layers, PageLayout.PANELS)
 
 
+def test_a_layer_that_is_not_understood_keeps_all_keys_and_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one of the next release of transformers, whose method may take something else."""
+    directory = write_family("deepseek_v3", tmp_path / "model")
+    monkeypatch.delattr(DeepseekV3Attention, "expand_kv")
+    model = runner.read_model(directory)
+    latent_attention.install(model)
+    assert not latent_attention.is_installed(model)
+    monkeypatch.setattr(DeepseekV3Attention, "expand_kv", lambda _: None, raising=False)
+    latent_attention.install(model)
+    assert not latent_attention.is_installed(model)
+
+
 def test_a_model_of_another_type_has_heads_of_that_type(wide_model: PreTrainedModel) -> None:
     """As on a GPU, where a model is converted when it has been checked."""
     ids = ids_of(40)
@@ -128,6 +142,9 @@ def test_a_model_of_another_type_has_heads_of_that_type(wide_model: PreTrainedMo
     try:
         wide_model.to(torch.bfloat16)
         latent_attention.install(wide_model)
+        heads = latent_attention.heads_of(wide_model.model.layers[0].self_attn)
+        assert heads is not None
+        assert heads.dtype == torch.bfloat16
         got = logits_of(wide_model, ids, chunk=7, kv_dtype="bfloat16", layout=PageLayout.HND)
     finally:
         wide_model.to(torch.float32)

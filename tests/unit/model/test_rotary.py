@@ -47,16 +47,15 @@ def test_angles_are_those_of_the_models_own_module(rope: dict[str, object]) -> N
         assert (got - expected).abs().max() < 3e-4
 
 
-def test_each_form_has_the_same_angles() -> None:
-    """gpt-oss scales both, DeepSeek-V2 the complex number of both."""
-    module, positions, x = (
-        LlamaRotaryEmbedding(config(rope_type="yarn", factor=4.0)),
-        torch.arange(9)[None],
-        torch.zeros(1),
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_each_form_has_the_same_angles(dtype: torch.dtype) -> None:
+    """gpt-oss scales both, DeepSeek-V2 the complex number of both, which is never rounded to the model's type."""
+    module, positions = LlamaRotaryEmbedding(config(rope_type="yarn", factor=4.0)), torch.arange(9)[None]
+    cos, sin = (part[..., : HEAD_DIM // 2] for part in module(torch.zeros(1), positions))
+    once, whole = (
+        Rotary.of(module, form)(torch.zeros(1, dtype=dtype), positions) for form in (Form.ONCE, Form.COMPLEX)
     )
-    cos, sin = (part[..., : HEAD_DIM // 2] for part in module(x, positions))
-    once, complex_numbers = (Rotary.of(module, form)(x, positions) for form in (Form.ONCE, Form.COMPLEX))
-    for got, expected in ((once[0], cos), (once[1], sin), (complex_numbers.real, cos), (complex_numbers.imag, sin)):
+    for got, expected in ((once[0], cos.to(dtype)), (once[1], sin.to(dtype)), (whole.real, cos), (whole.imag, sin)):
         torch.testing.assert_close(got, expected)
 
 

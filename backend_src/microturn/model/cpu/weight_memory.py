@@ -44,10 +44,11 @@ def zeros(shape: Sequence[int]) -> NDArray[np.uint8]:
 
 @contextlib.contextmanager
 def returned_at_once() -> Iterator[None]:
-    """Within, what is large goes back to the system when it is freed; at the end so does what the heap holds unused.
+    """Within, what is large is mapped for itself where the heap has no room, and goes back to the system when freed.
 
     A load makes and frees copies of weights. On malloc's heap each is followed by something small that stays: the load
     of a file in bfloat16 held twice what it served, and 1.2 times so (`make bench-load-memory`).
+    At the end what the heap holds unused goes back too.
     """
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "mallopt"):  # another C library than glibc
@@ -57,7 +58,7 @@ def returned_at_once() -> Iterator[None]:
     try:
         yield
     finally:
-        # What malloc comes to by itself, and no longer does after a mallopt: a pass's arrays stay on the heap.
+        # What malloc comes to at most by itself, and no longer does after a mallopt: a pass's arrays stay on the heap.
         libc.mallopt(_M_MMAP_THRESHOLD, 32 << 20)
         libc.mallopt(_M_TRIM_THRESHOLD, 64 << 20)
         libc.malloc_trim(0)
