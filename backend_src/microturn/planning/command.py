@@ -36,7 +36,9 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--weights", choices=["float32", "bfloat16", "int8"], help="(bfloat16; measured: int8)")
     parser.add_argument(
-        "--kv-dtype", choices=["float32", "bfloat16", "float8", "int8"], help="(bfloat16; measured: int8)"
+        "--kv-dtype",
+        choices=["float32", "bfloat16", "float8", "int8"],
+        help="(bfloat16; measured: int8, but bfloat16 for latent attention)",
     )
     parser.add_argument("--context", type=count, default=4000, metavar="TOKENS", help="of each session (%(default)s)")
     parser.add_argument("--beat-ms", type=positive, default=200.0, help="between two turns of a session (%(default)g)")
@@ -99,7 +101,7 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
     if shape.max_context and arguments.context > shape.max_context:
         raise InvalidArgument(f"{shape.name} was trained for {shape.max_context} tokens: --context is at most that")
     weights = arguments.weights or ("int8" if is_here else "bfloat16")
-    kv_dtype = arguments.kv_dtype or ("int8" if is_here else "bfloat16")
+    kv_dtype = arguments.kv_dtype or ("int8" if is_here and not shape.is_latent else "bfloat16")
     measured = _measured(arguments, shape, weights, kv_dtype)
     question = Question(
         shape=shape,

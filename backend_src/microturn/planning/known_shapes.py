@@ -140,7 +140,7 @@ def shape_of(name: str, config: object) -> ModelShape:
     from huggingface_hub.errors import StrictDataclassError
     from torch import nn
 
-    from microturn.model import recurrent
+    from microturn.model import latent_attention, recurrent
     from microturn.model.positions import num_positions_of
     from microturn.model.runner import trace_layers
 
@@ -171,6 +171,7 @@ def shape_of(name: str, config: object) -> ModelShape:
         num_layers=text.num_hidden_layers,
         experts=experts,
         state_bytes=recurrent.state_bytes(model),
+        is_latent=latent_attention.is_installed(model),
     )
 
 

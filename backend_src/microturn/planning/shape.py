@@ -57,6 +57,7 @@ class ModelShape:
         num_layers: of it, with and without KV.
         experts: those among the products.
         state_bytes: of a session's state of the recurrent layers, in float32, as on a CPU.
+        is_latent: whether its KV are latent vectors, which a server has in 16 bits unless told otherwise.
     """
 
     name: str
@@ -72,6 +73,7 @@ class ModelShape:
     num_layers: int
     experts: Experts = Experts()
     state_bytes: int = 0
+    is_latent: bool = False
 
     @property
     def num_other_params(self) -> int:

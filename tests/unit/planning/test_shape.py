@@ -158,6 +158,7 @@ def test_a_shape_is_that_of_the_loaded_model(family: str, tmp_path: Path) -> Non
     shape = read_shape(str(directory))
     assert shape.layers == tuple(runner.trace_layers(model))
     assert shape.state_bytes == recurrent.state_bytes(model)
+    assert shape.is_latent == (family == "deepseek_v3")
     assert shape.num_params == model.num_parameters()
     of_experts = [p.numel() for name, p in model.named_parameters() if "experts" in name and p.dim() == 3]
     assert (shape.experts == Experts()) == (not of_experts)
