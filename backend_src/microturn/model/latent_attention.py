@@ -109,7 +109,7 @@ def install(model: nn.Module) -> None:
     for module in model.modules():
         module.__dict__.pop("expand_kv", None)
         module.__dict__.pop("latent_heads", None)
-        heads = _heads_of(module)
+        heads = _new_heads(module)
         if heads is not None:
             module.__dict__.update(expand_kv=heads.expand_kv, latent_heads=heads)
 
@@ -136,7 +136,7 @@ def heads_of(module: nn.Module) -> LatentHeads | None:
     return module.__dict__.get("latent_heads")
 
 
-def _heads_of(module: nn.Module) -> LatentHeads | None:
+def _new_heads(module: nn.Module) -> LatentHeads | None:
     product = getattr(module, "kv_b_proj", None)
     if not hasattr(module, "expand_kv") or not isinstance(product, nn.Linear) or product.bias is not None:
         return None

@@ -7,21 +7,20 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Attention
 
 from microturn.kv.layer_groups import LayerShape
 from microturn.kv.page_layout import PageLayout
 from microturn.kv.tensors import KV_DTYPES, KVTensors
-from microturn.model import latent_attention, runner
+from microturn.model import latent_attention
 from microturn.model.batch import Batch, Row
 from microturn.model.cpu import loading
 from microturn.model.probe import check_model
-from microturn.model.runner import ModelRunner, load_model, trace_layers
+from microturn.model.runner import ModelRunner, load_model, read_model, trace_layers
 from microturn.model.stock import stock_logits
 from microturn.settings import Settings
 from support.families import write_family
-from support.models import build
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -29,25 +28,12 @@ RANK, ROTATED, NUM_HEADS = 512, 64, 16
 
 
 @pytest.fixture(scope="module")
-def wide_model() -> PreTrainedModel:
+def wide_model(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedModel:
     """One layer with the heads of DeepSeek-V2-Lite."""
     sizes = {"kv_lora_rank": RANK, "qk_rope_head_dim": ROTATED, "qk_nope_head_dim": 128, "v_head_dim": 128}
-    config = DeepseekV3Config(
-        vocab_size=300,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=1,
-        first_k_dense_replace=1,
-        num_attention_heads=NUM_HEADS,
-        num_key_value_heads=NUM_HEADS,
-        q_lora_rank=None,
-        max_position_embeddings=512,
-        initializer_range=0.25,
-        bos_token_id=None,
-        eos_token_id=None,
-        **sizes,
-    )
-    return build(DeepseekV3ForCausalLM, config)
+    heads = {"num_attention_heads": NUM_HEADS, "num_key_value_heads": NUM_HEADS, "q_lora_rank": None}
+    directory = tmp_path_factory.mktemp("wide") / "model"
+    return load_model(write_family("deepseek_v3", directory, num_hidden_layers=1, **heads, **sizes))
 
 
 @torch.inference_mode()
@@ -127,7 +113,7 @@ def test_a_layer_that_is_not_understood_keeps_all_keys_and_values(
     """As one of the next release of transformers, whose method may take something else."""
     directory = write_family("deepseek_v3", tmp_path / "model")
     monkeypatch.delattr(DeepseekV3Attention, "expand_kv")
-    model = runner.read_model(directory)
+    model = read_model(directory)
     latent_attention.install(model)
     assert not latent_attention.is_installed(model)
     monkeypatch.setattr(DeepseekV3Attention, "expand_kv", lambda _: None, raising=False)

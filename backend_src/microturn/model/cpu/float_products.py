@@ -87,9 +87,15 @@ def multiply_each(x: _Array, weights: _Array, out: _Array) -> None:
 
 
 @numba.njit(nogil=True)
+def _num_blocks(num_out: int) -> int:
+    """Blocks of weight rows."""
+    return (num_out + _WEIGHT_ROWS - 1) // _WEIGHT_ROWS
+
+
+@numba.njit(nogil=True)
 def _num_groups(num_out: int) -> int:
-    """Groups of so many blocks of weight rows."""
-    num_blocks = (num_out + _WEIGHT_ROWS - 1) // _WEIGHT_ROWS
+    """Groups of `_BLOCKS_AT_ONCE` blocks."""
+    num_blocks: int = _num_blocks(num_out)
     return (num_blocks + _BLOCKS_AT_ONCE - 1) // _BLOCKS_AT_ONCE
 
 
@@ -98,7 +104,7 @@ def _multiply_group(x: _Array, weight: _Array, out: _Array, column: int, group: 
     """The part of `multiply` that one group of a weight's rows makes."""
     num_rows, num_out = x.shape[0], weight.shape[0]
     first_block = group * _BLOCKS_AT_ONCE
-    last_block = min(first_block + _BLOCKS_AT_ONCE, (num_out + _WEIGHT_ROWS - 1) // _WEIGHT_ROWS)
+    last_block = min(first_block + _BLOCKS_AT_ONCE, _num_blocks(num_out))
     num_tiled = num_rows - num_rows % _TILE_ROWS
     for row in range(0, num_tiled, _TILE_ROWS):
         for block in range(first_block, last_block):
