@@ -59,9 +59,9 @@ class Edge:
         self.metrics_address = f"127.0.0.1:{metrics_port}"
         tls = (DEPLOY / "envoy" / "tls.example.yaml").read_text()
         (self._secrets / "tls.yaml").write_text(tls.replace(SECRETS, str(self._secrets)))
-        self.serve([])
         config_path = directory / "envoy.yaml"
         config_path.write_text(yaml.safe_dump(self._config(session_port, metrics_port, admin_port)))
+        self.serve([])
         self.log = directory / "envoy.log"
         envoy = Path(sys.executable).parent / "envoy"
         arguments = ["--config-path", str(config_path), "--use-dynamic-base-id", "--concurrency", "1"]
@@ -80,8 +80,8 @@ class Edge:
         for address in (*addresses, at_admin["endpoint"]["address"]):
             address["socket_address"]["address"] = "127.0.0.1"
             address["socket_address"]["port_value"] = ports[address["socket_address"]["port_value"]]
-        for name in ("load_assignment", "cluster_type"):
-            del servers[name]
+        del servers["cluster_type"]
+        self._policy = servers.pop("load_assignment")["policy"]
         listed = {"path_config_source": {"path": str(self._endpoints)}, "resource_api_version": "V3"}
         return config | {
             "static_resources": config["static_resources"]
@@ -98,13 +98,14 @@ class Edge:
             {
                 "endpoint": {
                     "address": {"socket_address": {"address": "127.0.0.1", "port_value": server.grpc_port}},
-                    "health_check_config": {"port_value": server.health_port},
+                    "health_check_config": {"port_value": server.http_health_port},
                 }
             }
             for server in servers
         ]
         kind = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
         assignment = {"@type": kind, "cluster_name": "servers", "endpoints": [{"lb_endpoints": endpoints}]}
+        assignment["policy"] = self._policy
         new = self._endpoints.with_suffix(".new")
         new.write_text(json.dumps({"resources": [assignment]}))
         new.rename(self._endpoints)

@@ -72,10 +72,10 @@ class Served:
         self._run_dir = run_dir
         self._run_name: str | None = None
         with contextlib.ExitStack() as sockets:
-            held = [sockets.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
+            held = [sockets.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(4)]
             ports = [listener.getsockname()[1] for listener in held]
-        named_ports = zip(("grpc", "metrics", "health"), ports, strict=True)
-        self.grpc_port, self.metrics_port, self.health_port = ports
+        named_ports = zip(("grpc", "metrics", "health", "http-health"), ports, strict=True)
+        self.grpc_port, self.metrics_port, self.health_port, self.http_health_port = ports
         self.address = f"127.0.0.1:{self.grpc_port}"
         self.metrics_url = f"http://127.0.0.1:{self.metrics_port}/metrics"
         self.channel = grpc.insecure_channel(self.address)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import signal
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from microturn.errors import MicroturnError
 from microturn.serve import console
 from microturn.serve.errors import ServeError
 from microturn.serve.health import HealthService
+from microturn.serve.http_health import HttpHealth
 from microturn.serve.model_repository import ModelRepository
 from microturn.serve.options import DEFAULT_MODEL, ServeOptions, read_options
 from microturn.serve.ports import check_ports, is_loopback
@@ -102,6 +104,7 @@ def _supervise(
         RunDirectory.create(options.run_dir) as (run, lock),
         ServerLog(options.log_dir, is_text=is_text(options.log_format)) as log,
         HealthService(f"{options.host}:{options.health_port}") as health,
+        _http_health(options, health),
     ):
         admin_socket = options.admin_socket or run.path / SOCKET_NAME
         if repository.takes("admin_socket"):
@@ -123,3 +126,9 @@ def _supervise(
 
         save = None if options.snapshot_dir is None else partial(save_sessions, admin_socket)
         Supervisor(options, start_server, health, log, save).run()
+
+
+def _http_health(options: ServeOptions, health: HealthService) -> AbstractContextManager[object]:
+    if options.http_health_port is None:
+        return nullcontext()
+    return HttpHealth(options.host, options.http_health_port, lambda: health.health)

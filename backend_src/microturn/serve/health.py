@@ -1,12 +1,14 @@
-"""The gRPC health service (grpc.health.v1) on its own port, for Envoy and the kubelet.
+"""The gRPC health service (grpc.health.v1) on its own port, for the kubelet and for people.
 
 Triton keeps reporting ready when the model process is dead; this service reports what the health turns found. A full
-server is healthy; whether it opens new sessions is the service ``new-sessions``.
+server is healthy; whether it opens new sessions is the service ``new-sessions``. `http_health` says the same to load
+balancers.
 """
 
 from __future__ import annotations
 
 import argparse
+import enum
 from concurrent import futures
 from types import TracebackType
 from typing import Self
@@ -22,8 +24,16 @@ _SERVICES = ("", MODEL_NAME)
 NEW_SESSIONS = "new-sessions"
 
 
+class Health(enum.Enum):
+    """What a server can do for its clients."""
+
+    OPEN = "turns are answered, and sessions opened"
+    FULL = "turns are answered; a new session would be refused"
+    DOWN = "no turn is answered, or the server drains"
+
+
 class HealthService:
-    """Answers NOT_SERVING until `set_serving`.
+    """Answers NOT_SERVING until `set_health`.
 
     Args:
         address: ``host:port`` to listen on.
@@ -35,7 +45,9 @@ class HealthService:
     def __init__(self, address: str) -> None:
         self._servicer = health.HealthServicer()
         self._statuses: dict[str, bool] = {}
-        self.set_serving(False)
+        self._health = Health.DOWN
+        self._is_draining = False
+        self.set_health(Health.DOWN)
         self._server = grpc.server(futures.ThreadPoolExecutor(max_workers=4), options=[("grpc.so_reuseport", 0)])
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, self._server)
         try:
@@ -52,16 +64,17 @@ class HealthService:
     ) -> None:
         self._server.stop(grace=None).wait()
 
-    def set_serving(self, is_serving: bool, *, has_room: bool = True) -> None:
-        """Sets the answers.
+    @property
+    def health(self) -> Health:
+        """What is answered now."""
+        return Health.DOWN if self._is_draining else self._health
 
-        Args:
-            is_serving: whether turns are answered.
-            has_room: whether a new session would be opened.
-        """
+    def set_health(self, health: Health) -> None:
+        """Sets the answers."""
+        self._health = health
         for service in _SERVICES:
-            self._set(service, is_serving)
-        self._set(NEW_SESSIONS, is_serving and has_room)
+            self._set(service, health is not Health.DOWN)
+        self._set(NEW_SESSIONS, health is Health.OPEN)
 
     def _set(self, service: str, is_serving: bool) -> None:
         if self._statuses.get(service) != is_serving:
@@ -70,7 +83,8 @@ class HealthService:
             self._servicer.set(service, status.SERVING if is_serving else status.NOT_SERVING)
 
     def drain(self) -> None:
-        """Answers NOT_SERVING from now on; `set_serving` has no effect any more."""
+        """Answers NOT_SERVING from now on; `set_health` has no effect any more."""
+        self._is_draining = True
         self._servicer.enter_graceful_shutdown()
 
 

@@ -13,6 +13,7 @@ import time
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from microturn.serve.health import Health
 from microturn.serve.model_repository import MODEL_NAME
 
 _START_INTERVAL_S = 0.05
@@ -66,9 +67,11 @@ class HealthTurns:
         return self._failure is None and self.silent_for_s() < self._timeout_s / 2
 
     @property
-    def has_room(self) -> bool:
-        """Whether the last answered turn could open its session."""
-        return self._has_room
+    def health(self) -> Health:
+        """Of the server, by the last turn."""
+        if not self.is_healthy:
+            return Health.DOWN
+        return Health.OPEN if self._has_room else Health.FULL
 
     @property
     def trouble(self) -> str:

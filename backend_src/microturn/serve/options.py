@@ -52,6 +52,7 @@ class ServeOptions:
     http_port: int | None
     metrics_port: int
     health_port: int
+    http_health_port: int | None
     run_dir: Path | None
     admin_socket: Path | None
     snapshot_dir: Path | None
@@ -64,14 +65,15 @@ class ServeOptions:
     start_timeout_s: float
 
     def ports(self) -> dict[str, int]:
-        """Every port by the name of its option."""
-        http = {} if self.http_port is None else {"--http-port": self.http_port}
-        return {
+        """Every open port by the name of its option."""
+        ports = {
             "--grpc-port": self.grpc_port,
-            **http,
+            "--http-port": self.http_port,
             "--metrics-port": self.metrics_port,
             "--health-port": self.health_port,
+            "--http-health-port": self.http_health_port,
         }
+        return {option: port for option, port in ports.items() if port is not None}
 
 
 _FIELDS = {field.name for field in fields(ServeOptions)}
@@ -114,6 +116,9 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--http-port", type=_port, help="Triton's HTTP API, without sessions (default: closed)")
     where.add_argument("--metrics-port", type=_port, default=8002, help="Prometheus metrics (default: %(default)s)")
     where.add_argument("--health-port", type=_port, default=8003, help="gRPC health service (default: %(default)s)")
+    where.add_argument(
+        "--http-health-port", type=_port, help="health over HTTP, by which Envoy places sessions (default: closed)"
+    )
     where.add_argument("--run-dir", metavar="DIR", type=Path, help="where to make the temporary run directory")
     where.add_argument(
         "--admin-socket",

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from microturn.serve import console
 from microturn.serve.errors import ServeError
-from microturn.serve.health import HealthService
+from microturn.serve.health import Health, HealthService
 from microturn.serve.health_turns import HealthTurns
 from microturn.serve.options import ServeOptions
 from microturn.serve.ports import local_endpoint
@@ -122,7 +122,7 @@ class Supervisor:
                 self._stop(server)
             raise
         finally:
-            self._health.set_serving(False)
+            self._health.set_health(Health.DOWN)
             server.kill()
             turns.close()
 
@@ -144,7 +144,7 @@ class Supervisor:
 
     def _announce(self, start_s: float) -> None:
         self._log.show_server_lines(True)
-        self._health.set_serving(True)
+        self._health.set_health(Health.OPEN)
         endpoints = {
             name.removeprefix("--").removesuffix("-port"): local_endpoint(self._options.host, port)
             for name, port in self._options.ports().items()
@@ -162,7 +162,7 @@ class Supervisor:
             failure = self._failure_of(server, turns)
             if failure is not None:
                 raise ServerFailed(failure, ready_for_s=time.monotonic() - ready_s)
-            self._health.set_serving(turns.is_healthy, has_room=turns.has_room)
+            self._health.set_health(turns.health)
 
     def _failure_of(self, server: ServerTree, turns: HealthTurns) -> str | None:
         if server.exit_code() is not None:

@@ -8,7 +8,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from microturn.serve.errors import ServeError
-from microturn.serve.health import HealthService
+from microturn.serve.health import Health, HealthService
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -32,23 +32,23 @@ def check(asked: health_pb2_grpc.HealthStub, service: str = "") -> int:
 def test_both_services_say_what_was_set(address, asked):
     with HealthService(address) as health:
         assert check(asked) == check(asked, "streaming_llm") == NOT_SERVING
-        health.set_serving(True)
+        health.set_health(Health.OPEN)
         assert check(asked) == check(asked, "streaming_llm") == SERVING
-        health.set_serving(False)
+        health.set_health(Health.DOWN)
         assert check(asked) == check(asked, "streaming_llm") == NOT_SERVING
 
 
 def test_a_full_server_is_healthy_and_says_that_it_opens_no_session(address, asked):
     with HealthService(address) as health:
         assert check(asked, "new-sessions") == NOT_SERVING
-        health.set_serving(True)
+        health.set_health(Health.OPEN)
         assert check(asked, "new-sessions") == SERVING
-        health.set_serving(True, has_room=False)
+        health.set_health(Health.FULL)
         assert check(asked) == check(asked, "streaming_llm") == SERVING
         assert check(asked, "new-sessions") == NOT_SERVING
-        health.set_serving(True)
+        health.set_health(Health.OPEN)
         assert check(asked, "new-sessions") == SERVING
-        health.set_serving(False)
+        health.set_health(Health.DOWN)
         assert check(asked, "new-sessions") == NOT_SERVING
 
 
@@ -62,7 +62,7 @@ def test_a_watcher_is_told_of_every_change(address, asked):
     with HealthService(address) as health:
         watch = asked.Watch(health_pb2.HealthCheckRequest(service=""), timeout=5, wait_for_ready=True)
         assert next(watch).status == NOT_SERVING
-        health.set_serving(True)
+        health.set_health(Health.OPEN)
         assert next(watch).status == SERVING
         health.drain()
         assert next(watch).status == NOT_SERVING
@@ -71,10 +71,10 @@ def test_a_watcher_is_told_of_every_change(address, asked):
 
 def test_a_drained_service_stays_so(address, asked):
     with HealthService(address) as health:
-        health.set_serving(True)
+        health.set_health(Health.OPEN)
         health.drain()
-        health.set_serving(False)
-        health.set_serving(True)
+        health.set_health(Health.DOWN)
+        health.set_health(Health.OPEN)
         assert check(asked) == NOT_SERVING
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 
 from microturn.cli import main
-from microturn.serve.health import HealthService
+from microturn.serve.health import Health, HealthService
 
 
 def _free_address() -> str:
@@ -17,7 +17,7 @@ def test_the_exit_code_says_whether_the_model_answers(capfd):
     address = _free_address()
     with HealthService(address) as health:
         assert main(["health", address]) == 1
-        health.set_serving(True)
+        health.set_health(Health.OPEN)
         assert main(["health", address]) == 0
         health.drain()
         assert main(["health", address]) == 1
@@ -28,7 +28,7 @@ def test_the_exit_code_says_whether_the_model_answers(capfd):
 def test_a_service_may_be_asked_for():
     address = _free_address()
     with HealthService(address) as health:
-        health.set_serving(True, has_room=False)
+        health.set_health(Health.FULL)
         assert main(["health", address]) == 0
         assert main(["health", address, "--service", "new-sessions"]) == 1
 

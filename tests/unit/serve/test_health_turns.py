@@ -12,6 +12,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from microturn.serve.health import Health
 from microturn.serve.health_turns import HealthTurns
 
 STATUS = service_pb2.ModelStreamInferResponse(
@@ -85,10 +86,11 @@ def test_a_turn_opens_and_closes_a_session_of_its_own(triton, address):
 def test_a_full_server_is_healthy_and_has_no_room(triton, address, message):
     triton.response = error(message)
     with contextlib.closing(HealthTurns(address, timeout_s=1)) as turns:
+        assert turns.health is Health.DOWN
         wait_for(lambda: turns.is_healthy)
-        assert not turns.has_room
+        assert turns.health is Health.FULL
         triton.response = STATUS
-        wait_for(lambda: turns.has_room)
+        wait_for(lambda: turns.health is Health.OPEN)
 
 
 @pytest.mark.parametrize(

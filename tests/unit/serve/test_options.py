@@ -23,6 +23,12 @@ def test_defaults_serve_the_shipped_repository_on_loopback():
     assert options.settings == {}
 
 
+def test_ports_that_are_closed_by_default_are_named_once_open():
+    options = parse("--http-port", "8000", "--http-health-port", "8004")
+    assert options.ports()["--http-port"] == 8000
+    assert options.ports()["--http-health-port"] == 8004
+
+
 def test_settings_repeat_and_the_last_one_counts():
     options = parse("--set", "page_size=16", "--set", "mode=prefix", "--set", "page_size=32")
     assert options.settings == {"page_size": "32", "mode": "prefix"}
