@@ -10,7 +10,8 @@ import matplotlib as mpl
 import numpy as np
 
 from load_tests.bench.results import print_table
-from load_tests.fleet.simulation import Course, Fleet, Ints, Moved, missed_beats
+from load_tests.fleet.placement import Ints
+from load_tests.fleet.simulation import Course, Fleet, Moved, missed_beats
 from load_tests.load.pictures import save
 
 mpl.use("Agg")  # there may be no screen

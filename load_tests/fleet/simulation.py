@@ -1,10 +1,10 @@
 """Sessions over replicas, some of which are lost: who moves, what that costs, and how long it takes.
 
 A simulation of the deployment's rules, not of its packets. A session stays with its replica (`stateful_session`); where
-it has none, it goes where its id hashes to on a ring of the replicas that live. So only sessions of a lost replica
-move, and one that comes back is filled by those that open. What was on a lost replica is computed again from its
-tokens, or read from a shared volume where its KV was saved. Of one that is killed only snapshots taken before would be
-there: read "volume" for it as a fleet that keeps them up to date.
+it has none, `placement` finds one. So only sessions of a lost replica move, and one that comes back is filled by those
+that open. What was on a lost replica is computed again from its tokens, or read from a shared volume where its KV was
+saved. Of one that is killed only snapshots taken before would be there: read "volume" for it as a fleet that keeps them
+up to date.
 
 A replica restores one session after the other. Computing has the time that its turns leave, at least `least_share`, as
 the engine keeps a part of each step for long prompts; reading has its network, and a fair share of the volume. Who
@@ -21,7 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from load_tests.fleet.placement import Ints, Placement
+
 Floats = NDArray[np.float64]
 
 
@@ -44,7 +45,7 @@ class Fleet:
         least_share: of a replica's time, which restoring gets in any case.
         session_s: mean length of a session.
         repair_s: until a lost replica is back, empty.
-        ring_points: of each replica on the ring.
+        edges: Envoys, among which sessions come in by chance.
         zones: over which replicas are spread.
         seed: of all chance.
     """
@@ -63,7 +64,7 @@ class Fleet:
     least_share: float = 0.1
     session_s: float = 1200.0
     repair_s: float = 300.0
-    ring_points: int = 128
+    edges: int = 3
     zones: int = 10
     seed: int = 0
 
@@ -129,32 +130,6 @@ class Course:
     late_turns: Floats
 
 
-class Ring:
-    """Where an id hashes to, among the replicas that live.
-
-    Args:
-        num_replicas: in all.
-        num_points: of each.
-        random: places them.
-    """
-
-    def __init__(self, num_replicas: int, num_points: int, random: np.random.Generator) -> None:
-        places = random.random(num_replicas * num_points)
-        order = np.argsort(places)
-        self._places, self._replicas = places[order], np.repeat(np.arange(num_replicas), num_points)[order]
-        self.set_alive(np.ones(num_replicas, bool))
-
-    def set_alive(self, alive: NDArray[np.bool_]) -> None:
-        """Leaves out the points of all others."""
-        kept = alive[self._replicas]
-        self._live_places, self._live_replicas = self._places[kept], self._replicas[kept]
-
-    def replicas_of(self, hashes: Floats) -> Ints:
-        """The first living replica from each hash on."""
-        found: Ints = self._live_replicas[np.searchsorted(self._live_places, hashes) % len(self._live_replicas)]
-        return found
-
-
 def losses_of(fleet: Fleet) -> list[Loss]:
     """One replica killed, one drained, one zone lost; each long enough after the one before."""
     zone = range(0, fleet.replicas, fleet.zones)
@@ -175,27 +150,25 @@ def simulate(fleet: Fleet, losses: Sequence[Loss], restored_from: str, length_s:
         length_s: of the run.
     """
     random = np.random.default_rng(fleet.seed)
-    ring = Ring(fleet.replicas, fleet.ring_points, random)
-    alive = np.ones(fleet.replicas, bool)
-    hashes = random.random(fleet.sessions)
-    owners = ring.replicas_of(hashes)
+    placement = Placement(fleet.edges, fleet.replicas, fleet.capacity, random)
+    alive = placement.alive
+    edges = random.integers(fleet.edges, size=fleet.sessions)
+    owners = placement.place(edges)
     ready_s = np.zeros(fleet.sessions)  # when it is served again
     busy_s = np.zeros(fleet.replicas)  # until when a replica restores
-    load = np.bincount(owners, minlength=fleet.replicas)
     course = Course([], *(np.zeros(length_s) for _ in range(4)))
     changes = {loss.at_s: loss for loss in losses}
     repairs = {loss.at_s + round(fleet.repair_s): loss for loss in losses}
     for now_s in range(length_s):
         if now_s in repairs:
             alive[repairs[now_s].replicas] = True
-            ring.set_alive(alive)
         if now_s in changes:
             loss = changes[now_s]
             alive[loss.replicas] = False
-            ring.set_alive(alive)
-            moving = np.flatnonzero(~alive[owners])
-            owners[moving] = ring.replicas_of(hashes[moving])
-            load = np.bincount(owners, minlength=fleet.replicas)
+            moving = random.permutation(np.flatnonzero(~alive[owners]))
+            placement.end(edges[moving], owners[moving])
+            owners[moving] = placement.place(edges[moving])
+            load = placement.load()
             busy_s[loss.replicas] = 0.0
             ready_s[moving] = _restore(fleet, loss, owners[moving], load, busy_s, restored_from, random)
             is_read = restored_from == "volume"
@@ -212,10 +185,10 @@ def simulate(fleet: Fleet, losses: Sequence[Loss], restored_from: str, length_s:
         # Who leaves is followed by somebody new, who has no replica yet; who waits to be restored stays.
         leaving = random.integers(fleet.sessions, size=random.poisson(fleet.sessions / fleet.session_s))
         leaving = np.unique(leaving[ready_s[leaving] <= now_s])
-        load -= np.bincount(owners[leaving], minlength=fleet.replicas)
-        hashes[leaving] = random.random(len(leaving))
-        owners[leaving] = ring.replicas_of(hashes[leaving])
-        load += np.bincount(owners[leaving], minlength=fleet.replicas)
+        placement.end(edges[leaving], owners[leaving])
+        edges[leaving] = random.integers(fleet.edges, size=len(leaving))
+        owners[leaving] = placement.place(edges[leaving])
+        load = placement.load()
         course.mean_load[now_s] = load[alive].mean() / fleet.capacity
         course.peak_load[now_s] = load.max() / fleet.capacity
         course.late_turns[now_s] = np.maximum(load - fleet.capacity, 0).sum() / fleet.beat_s

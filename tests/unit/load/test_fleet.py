@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from load_tests.fleet.placement import Ints, Placement
 from load_tests.fleet.report import as_json, draw
-from load_tests.fleet.simulation import Fleet, Loss, Ring, losses_of, missed_beats, simulate
+from load_tests.fleet.simulation import Fleet, Loss, losses_of, missed_beats, simulate
 
 FLEET = Fleet(sessions=5000, capacity=100, session_s=600.0, repair_s=60.0)
 ONE = Loss("one", 30, [3])
@@ -22,30 +23,46 @@ def test_there_are_as_many_replicas_as_the_headroom_wants() -> None:
     assert replace(FLEET, sessions=1).replicas == 2
 
 
-def test_a_ring_without_some_replicas_moves_only_what_was_theirs() -> None:
+def placed(num_edges: int, num_replicas: int, num_streams: int, capacity: int = 10**6) -> tuple[Placement, Ints]:
     random = np.random.default_rng(0)
-    ring, hashes = Ring(20, 64, random), random.random(10_000)
-    before = ring.replicas_of(hashes)
-    alive = np.ones(20, bool)
-    alive[[2, 7]] = False
-    ring.set_alive(alive)
-    after = ring.replicas_of(hashes)
-    assert set(np.unique(before)) == set(range(20))
-    assert alive[after].all()
-    assert np.array_equal(after[alive[before]], before[alive[before]])
-    # And those go to many, not to one neighbour.
-    assert len(np.unique(after[~alive[before]])) > 10
+    placement = Placement(num_edges, num_replicas, capacity, random)
+    return placement, placement.place(random.integers(num_edges, size=num_streams))
+
+
+def test_of_two_replicas_the_emptier_one_is_taken() -> None:
+    placement, chosen = placed(1, 100, 10_000)
+    load = placement.load()
+    assert np.array_equal(load, np.bincount(chosen, minlength=100))
+    # By chance alone the fullest would be 30 % above the mean.
+    assert load.max() <= 105
+    # Edges that count for themselves do nearly as well.
+    assert placed(4, 100, 10_000)[0].load().max() <= 112
+
+
+def test_who_is_lost_or_full_is_not_drawn() -> None:
+    placement, _ = placed(2, 20, 0, capacity=50)
+    placement.alive[[2, 7]] = False
+    edges = np.zeros(900, np.int64)
+    chosen = placement.place(edges)
+    assert not {2, 7} & set(chosen)
+    assert placement.load().max() == 50  # all that live are full, and exactly so
+    placement.place(edges[:18])  # there is no room: they are somewhere all the same
+    assert placement.load().sum() == 918
+    placement.end(edges, chosen)
+    assert placement.load().sum() == 18
 
 
 @pytest.mark.parametrize("way", ["tokens", "volume"])
 def test_all_sessions_of_a_lost_replica_move_and_no_others(way: str) -> None:
-    owners = Ring(STILL.replicas, STILL.ring_points, random := np.random.default_rng(STILL.seed))
-    placed = owners.replicas_of(random.random(STILL.sessions))
+    random = np.random.default_rng(STILL.seed)
+    owners = Placement(STILL.edges, STILL.replicas, STILL.capacity, random).place(
+        random.integers(STILL.edges, size=STILL.sessions)
+    )
     course = simulate(STILL, [ONE, Loss("two", 60, [5, 6])], way, length_s=120)
     first, second = course.moved
-    assert np.array_equal(first.sessions, np.flatnonzero(placed == 3))
+    assert set(first.sessions) == set(np.flatnonzero(owners == 3))
     # Since then some of them may be on the two that go next; those that never moved are for certain.
-    assert set(np.flatnonzero((placed == 5) | (placed == 6))) <= set(second.sessions)
+    assert set(np.flatnonzero((owners == 5) | (owners == 6))) <= set(second.sessions)
     assert len(first.pauses_s) == len(first.sessions)
     assert (first.pauses_s > STILL.detect_s).all()
     assert course.waiting[ONE.at_s - 1] == 0

@@ -1,0 +1,59 @@
+"""Where Envoy puts streams that name no server, as `deploy/envoy/envoy.yaml` has it.
+
+Of two replicas drawn by chance the one with fewer streams (the power of two choices: M. Mitzenmacher, 2001). Each edge
+knows its own streams only. A full replica is not drawn as long as another has room. The slow start of a replica that
+has just come is left out.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+
+
+class Placement:
+    """Streams of all edges to all replicas.
+
+    Attributes:
+        alive: of each replica, whether it takes streams.
+
+    Args:
+        num_edges: Envoys.
+        num_replicas: servers.
+        capacity: sessions with which one is full.
+        random: all chance.
+    """
+
+    def __init__(self, num_edges: int, num_replicas: int, capacity: int, random: np.random.Generator) -> None:
+        self.alive = np.ones(num_replicas, bool)
+        self._streams = np.zeros((num_edges, num_replicas), np.int64)
+        self._capacity = capacity
+        self._random = random
+        # So many are placed by one count: few enough that they hardly ever draw the same replicas.
+        self._at_once = max(1, num_replicas // 8)
+
+    def place(self, edges: Ints) -> Ints:
+        """Replicas for new streams; each is given by its edge."""
+        parts = [
+            self._place_at_once(edges[begin : begin + self._at_once]) for begin in range(0, len(edges), self._at_once)
+        ]
+        return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+    def _place_at_once(self, edges: Ints) -> Ints:
+        has_room = self.alive & (self.load() < self._capacity)
+        drawn = self._random.choice(np.flatnonzero(has_room if has_room.any() else self.alive), (2, len(edges)))
+        one, other = self._streams[edges, drawn]
+        chosen: Ints = np.where(other < one, drawn[1], drawn[0])
+        np.add.at(self._streams, (edges, chosen), 1)
+        return chosen
+
+    def end(self, edges: Ints, replicas: Ints) -> None:
+        """Streams that are no more."""
+        np.subtract.at(self._streams, (edges, replicas), 1)
+
+    def load(self) -> Ints:
+        """Streams of each replica."""
+        streams: Ints = self._streams.sum(axis=0)
+        return streams
