@@ -22,7 +22,7 @@ E2E_WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo serve gateway simulate test test-fast test-all test-unit test-oracles test-e2e setup-frameworks test-frameworks check client-sync client-messages models-page sbom check-deploy deploy-tools image-test clean \
+.PHONY: help setup model demo serve gateway simulate test test-fast test-all test-unit test-oracles test-e2e setup-frameworks test-frameworks check client-sync client-messages models-page chart-values sbom check-deploy deploy-tools image-test clean \
 	bench-overhead bench-turns bench-beat bench-starts bench-peers llama-server bench-engine bench-prefixes bench-endless bench-kv \
 	bench-weights bench-families bench-load-memory bench-parked bench-client bench-telemetry bench-grammars bench-plan bench-host bench-speculation \
 	bench-tool-loop gpu-report fleet soak load load-ui capacity
@@ -113,6 +113,7 @@ check: setup  ## lint, strict types, and which room may import which, generated 
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python client/generate_sync.py --check
+	$(BIN)/python deploy/helm/values_page.py --check
 
 sbom: $(SBOM_INSTALLED)  ## a software bill of materials of .venv, in CycloneDX: out/sbom.json
 	@mkdir -p out
@@ -128,6 +129,9 @@ client-sync: setup  ## generate the client for threads from the one for asyncio
 
 models-page: setup  ## generate docs/models.md from what loading tiny models of all families comes to (half a minute)
 	@PYTHONPATH=tests $(BIN)/python -m support.models_page
+
+chart-values: setup  ## generate docs/chart-values.md from the chart's values.yaml
+	@$(BIN)/python deploy/helm/values_page.py
 
 # In an environment of its own: the oldest protoc whose messages every protobuf that the client allows can load.
 client-messages:  ## generate the client's protobuf messages from client/microturn_client/_messages.proto

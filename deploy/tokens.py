@@ -23,7 +23,7 @@ def jwks(key_path: str) -> str:
     return json.dumps({"keys": [key]})
 
 
-def issue(key_path: str, tenant: str, valid_s: float, *, audience: str = "microturn") -> str:
+def issue(key_path: str, tenant: str, valid_s: float, *, audience: str = "microturn", issuer: str = "microturn") -> str:
     """A token (RS256).
 
     Args:
@@ -31,8 +31,9 @@ def issue(key_path: str, tenant: str, valid_s: float, *, audience: str = "microt
         tenant: whose sessions the server counts.
         valid_s: seconds until it opens no more streams.
         audience: what it is for.
+        issuer: who issues it.
     """
-    claims = {"iss": "microturn", "aud": audience, "sub": tenant, "exp": int(time.time() + valid_s)}
+    claims = {"iss": issuer, "aud": audience, "sub": tenant, "exp": int(time.time() + valid_s)}
     said = ".".join(_encode(json.dumps(part).encode()) for part in ({"alg": "RS256", "typ": "JWT"}, claims))
     command = ["openssl", "dgst", "-sha256", "-sign", key_path]
     signature = subprocess.run(command, input=said.encode(), check=True, capture_output=True).stdout

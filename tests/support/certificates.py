@@ -25,10 +25,10 @@ class Authority:
         )
 
     def issue(self, target: Path) -> tuple[Path, Path]:
-        """Writes `tls.crt` and `tls.key` for 127.0.0.1 into a directory that exists, and returns their paths."""
+        """Writes `tls.crt` and `tls.key` for loopback into a directory that exists, and returns their paths."""
         request, certificate, key = target / "tls.csr", target / "tls.crt", target / "tls.key"
         extensions = target / "tls.ext"
-        extensions.write_text("subjectAltName=IP:127.0.0.1\n")
+        extensions.write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
         _openssl(
             *("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=test server"),
             *("-keyout", str(key), "-out", str(request)),

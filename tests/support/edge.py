@@ -40,8 +40,8 @@ class TokenIssuer:
     def jwks(self) -> str:
         return tokens.jwks(self._key)
 
-    def issue(self, tenant: str, valid_s: float = 3600.0, audience: str = "microturn") -> str:
-        return tokens.issue(self._key, tenant, valid_s, audience=audience)
+    def issue(self, tenant: str, valid_s: float = 3600.0, audience: str = "microturn", name: str = "microturn") -> str:
+        return tokens.issue(self._key, tenant, valid_s, audience=audience, issuer=name)
 
 
 class Edge:
@@ -49,10 +49,12 @@ class Edge:
 
     Args:
         directory: for its files; `secrets` in it has `tls.crt`, `tls.key` and `jwks.json`.
+        config: in place of deploy/envoy/envoy.yaml.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, config: str | None = None) -> None:
         self._directory = directory
+        self._text = config or (DEPLOY / "envoy" / "envoy.yaml").read_text()
         self._secrets = directory / "secrets"
         session_port, metrics_port, admin_port = free_ports(3)
         self.address = f"127.0.0.1:{session_port}"
@@ -71,8 +73,7 @@ class Edge:
         self._wait_until_ready()
 
     def _config(self, session_port: int, metrics_port: int, admin_port: int) -> dict:
-        text = (DEPLOY / "envoy" / "envoy.yaml").read_text().replace(SECRETS, str(self._secrets))
-        config = yaml.safe_load(text)
+        config = yaml.safe_load(self._text.replace(SECRETS, str(self._secrets)))
         ports = {8443: session_port, 9902: metrics_port, 9901: admin_port}
         admin, servers = config["admin"], config["static_resources"]["clusters"][0]
         addresses = [admin["address"], *(listener["address"] for listener in config["static_resources"]["listeners"])]

@@ -10,6 +10,9 @@ from microturn.serve.options import ServeOptions
 from microturn.sessions.options import TENANT_HEADER
 from microturn.settings import Settings
 
+# There where a container or a machine has a GPU of NVIDIA's. Without one Triton's GPU metrics are an error in its log.
+_NVIDIA_DRIVER = Path("/dev/nvidiactl")
+
 # Groups of calls that change the server or report on all its models.
 _ADMINISTRATION = "model-repository,shared-memory,statistics,trace,logging"
 
@@ -41,7 +44,7 @@ def triton_command(
         f"--grpc-restricted-protocol={_ADMINISTRATION}:microturn={secrets.token_hex(16)}",
         f"--metrics-address={options.host}",
         f"--metrics-port={options.metrics_port}",
-        "--allow-gpu-metrics=false",
+        f"--allow-gpu-metrics={'true' if _NVIDIA_DRIVER.exists() else 'false'}",
         # A client that froze is noticed in two seconds, and clients may ping an idle stream every second.
         "--grpc-keepalive-time=1000",
         "--grpc-keepalive-timeout=1000",

@@ -6,33 +6,18 @@ import argparse
 import json
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from microturn.zoo.cache import default_cache_dir
 from microturn_gateway.arguments import add_gateway_arguments, settings_from
+from support.chart import CHART, envoy_of, part_of, render, rendered
 from support.edge import DEPLOY
-from support.needed import needed
 
-CHART = DEPLOY / "helm" / "microturn"
-HELM = default_cache_dir() / "tools" / "helm"
 CACHE = "/var/cache/microturn"
-
-
-def rendered(*arguments: str) -> list[dict[str, Any]]:
-    """The chart's objects."""
-    helm = needed(HELM, "make deploy-tools")
-    command = [helm, "template", "check", "--namespace", "sessions", *arguments, str(CHART)]
-    made = subprocess.run(command, check=True, capture_output=True, text=True)
-    return [part for part in yaml.safe_load_all(made.stdout) if part]
-
-
-def part_of(parts: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
-    (part,) = [part for part in parts if (part["kind"], part["metadata"]["name"]) == (kind, name)]
-    return part
 
 
 def server_of(*arguments: str) -> dict[str, Any]:
@@ -75,6 +60,117 @@ def test_without_one_no_claim_is_made() -> None:
     (mount,) = [mount for mount in mounts_of(spec) if mount["mountPath"] == CACHE]
     assert {"name": mount["name"], "emptyDir": {}} in spec["template"]["spec"]["volumes"]
     assert "volumeClaimTemplates" not in spec
+
+
+def test_a_pod_has_what_its_values_add() -> None:
+    added = {
+        "extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}],
+        "extraVolumes": [{"name": "authorities", "configMap": {"name": "authorities"}}],
+        "extraVolumeMounts": [{"name": "authorities", "mountPath": "/authorities"}],
+        "initContainers": [{"name": "first", "image": "busybox"}],
+        "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}},
+        "rollout": {"maxUnavailable": "25%", "partition": 2},
+        "probes": {"startup": {"periodSeconds": 7}, "readiness": {"failureThreshold": 4}},
+    }
+    spec = server_of("--set-json", f"server={json.dumps(added)}", "--set", "server.startSeconds=900")
+    pod = spec["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["env"] == added["extraEnv"]
+    assert added["extraVolumes"][0] in pod["volumes"]
+    assert added["extraVolumeMounts"][0] in container["volumeMounts"]
+    assert pod["initContainers"] == added["initContainers"]
+    assert pod["affinity"] == added["affinity"]
+    assert spec["updateStrategy"] == {"type": "RollingUpdate", "rollingUpdate": added["rollout"]}
+    startup, readiness = container["startupProbe"], container["readinessProbe"]
+    assert (startup["periodSeconds"], startup["timeoutSeconds"], startup["failureThreshold"]) == (7, 2, 129)
+    assert (readiness["periodSeconds"], readiness["failureThreshold"]) == (2, 4)
+
+
+@pytest.mark.parametrize(("component", "arguments"), [("edge", ()), ("gateway", ("--set", "gateway.enabled=true"))])
+def test_replicas_keep_apart_unless_told_where_to_run(component: str, arguments: tuple[str, ...]) -> None:
+    def pod_of(*more: str) -> dict[str, Any]:
+        parts = rendered(*arguments, *more)
+        return part_of(parts, "Deployment", f"check-microturn-{component}")["spec"]["template"]["spec"]
+
+    (apart,) = pod_of()["affinity"]["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    labels = apart["podAffinityTerm"]["labelSelector"]["matchLabels"]
+    assert labels["app.kubernetes.io/component"] == component
+    where = {"affinity": {"nodeAffinity": {}}, "nodeSelector": {"disk": "fast"}, "tolerations": [{"key": "edge"}]}
+    told = pod_of("--set-json", f"{component}={json.dumps(where)}")
+    assert {name: told[name] for name in where} == where
+
+
+DOWNLOAD = ("--set", "model.download.repository=meta-llama/Llama-3.2-1B,model.download.revision=4e20de3")
+
+
+def test_a_model_is_downloaded_before_the_server_starts_with_it() -> None:
+    spec = server_of(*DOWNLOAD, "--set", "model.download.tokenSecretName=hub,model.download.size=9Gi")
+    pod = spec["template"]["spec"]
+    (download,) = pod["initContainers"]
+    (server,) = pod["containers"]
+    assert download["image"] == server["image"]
+    assert download["command"][:3] == ["hf", "download", "meta-llama/Llama-3.2-1B"]
+    assert {"--revision=4e20de3", "--local-dir=/models"} <= set(download["command"])
+    environment = {variable["name"]: variable for variable in download["env"]}
+    assert environment["HF_HUB_OFFLINE"]["value"] == "0"
+    assert environment["HF_TOKEN"]["valueFrom"]["secretKeyRef"] == {"name": "hub", "key": "token"}
+    assert "--model=/models" in server["args"]
+    (claim,) = spec["volumeClaimTemplates"]
+    assert claim["spec"]["resources"]["requests"]["storage"] == "9Gi"
+    for container, is_read_only in ((download, False), (server, True)):
+        (mount,) = [mount for mount in container["volumeMounts"] if mount["mountPath"] == "/models"]
+        assert (mount["name"], mount.get("readOnly", False)) == (claim["metadata"]["name"], is_read_only)
+    # Its other files are where it may write.
+    assert download["securityContext"]["readOnlyRootFilesystem"] is True
+    assert environment["HF_HOME"]["value"] in [mount["mountPath"] for mount in download["volumeMounts"]]
+
+
+def test_the_command_that_downloads_is_there() -> None:
+    """In the image as here: it comes with what the model's libraries need."""
+    said = subprocess.run([Path(sys.executable).parent / "hf", "download", "--help"], capture_output=True, text=True)
+    assert said.returncode == 0
+    assert {"--revision", "--local-dir"} <= set(re.findall(r"--[a-z-]+", said.stdout))
+
+
+def test_a_model_has_one_place() -> None:
+    refused = render(*DOWNLOAD, "--set", "model.existingClaim=models")
+    assert refused.returncode != 0
+    assert "model" in refused.stderr
+
+
+def test_the_edge_checks_tokens_as_its_values_say() -> None:
+    tokens = {"issuer": "https://login.example/", "audiences": ["a", "b"]}
+    config = yaml.safe_load(
+        envoy_of("--set-json", f"edge.tokens={json.dumps(tokens)}", "--set", "edge.heapBytes=300000000")
+    )
+    (provider,) = [filter["typed_config"]["providers"] for filter in filters_of(config) if "jwt" in filter["name"]]
+    assert provider["microturn"]["issuer"] == tokens["issuer"]
+    assert provider["microturn"]["audiences"] == tokens["audiences"]
+    assert "local_jwks" in provider["microturn"]
+    monitors = config["overload_manager"]["resource_monitors"]
+    assert 300_000_000 in [monitor["typed_config"].get("max_heap_size_bytes") for monitor in monitors]
+
+
+def filters_of(config: dict[str, Any]) -> list[dict[str, Any]]:
+    (connections,) = config["static_resources"]["listeners"][0]["filter_chains"][0]["filters"]
+    found: list[dict[str, Any]] = connections["typed_config"]["http_filters"]
+    return found
+
+
+def test_the_edge_may_ask_servers_for_their_health() -> None:
+    """At the port that its configuration names."""
+    (servers,) = [c for c in yaml.safe_load(envoy_of())["static_resources"]["clusters"] if c["name"] == "servers"]
+    (endpoint,) = servers["load_assignment"]["endpoints"][0]["lb_endpoints"]
+    port = endpoint["endpoint"]["health_check_config"]["port_value"]
+    assert {"port": port} in egress_of("edge")[0]["ports"]
+    (container,) = server_of()["template"]["spec"]["containers"]
+    (name,) = [known["name"] for known in container["ports"] if known["containerPort"] == port]
+    ingress = part_of(rendered(), "NetworkPolicy", "check-microturn-server")["spec"]["ingress"]
+    assert {"port": name} in ingress[0]["ports"]
+    (start,) = [
+        line for line in (DEPLOY.parent / "Dockerfile").read_text().splitlines() if line.startswith("ENTRYPOINT")
+    ]
+    assert f"--http-health-port={port}" in json.loads(start.removeprefix("ENTRYPOINT"))
 
 
 COLLECTOR = {

@@ -3,6 +3,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import pytest
+
+from microturn.serve import triton_command as module
 from microturn.serve.options import add_serve_arguments, read_options
 from microturn.serve.triton_command import triton_command
 
@@ -48,6 +51,15 @@ def test_the_header_of_a_tenant_is_forwarded_where_tenants_are_told_apart():
     assert forwarded in command("--set", "max_sessions_per_tenant=2")
     assert forwarded not in command()
     assert forwarded not in command("--set", "max_sessions_per_tenant=0")
+
+
+@pytest.mark.parametrize("has_gpu", [True, False])
+def test_a_gpu_is_measured_where_there_is_one(has_gpu, tmp_path, monkeypatch):
+    device = tmp_path / "nvidiactl"
+    if has_gpu:
+        device.touch()
+    monkeypatch.setattr(module, "_NVIDIA_DRIVER", device)
+    assert f"--allow-gpu-metrics={'true' if has_gpu else 'false'}" in command()
 
 
 def test_http_is_closed_unless_it_has_a_port():
