@@ -1,11 +1,11 @@
-"""A small OpenTelemetry collector: takes spans as OTLP over HTTP in JSON, as a real one's receiver does."""
+"""A small OpenTelemetry collector: takes spans and metrics as OTLP over HTTP in JSON, as a real one's receiver does."""
 
 from __future__ import annotations
 
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -34,12 +34,14 @@ class Collector:
 
     Attributes:
         endpoint: where exporters find it.
+        metrics: as they came last, by name.
         headers: of the last request, by their names in small letters.
         answers: what the next requests are answered with; 200 when there are no more.
     """
 
     endpoint: str = ""
     spans: list[Span] = field(default_factory=list)
+    metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
     headers: dict[str, str] = field(default_factory=dict)
     answers: list[int] = field(default_factory=list)
     num_requests: int = 0
@@ -50,6 +52,18 @@ class Collector:
             assert time.monotonic() < deadline_s, f"{len(self.spans)} spans came, not {num_spans}"
             time.sleep(0.02)
         return list(self.spans)
+
+    def wait_for_metrics(self, condition: Callable[[dict[str, dict[str, Any]]], bool], timeout_s: float = 60.0) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        while not condition(self.metrics):
+            assert time.monotonic() < deadline_s, sorted(self.metrics)
+            time.sleep(0.02)
+
+    def take_metrics(self, body: bytes) -> None:
+        for of_resource in json.loads(body)["resourceMetrics"]:
+            for scope in of_resource["scopeMetrics"]:
+                assert scope["scope"]["name"] == "microturn"
+                self.metrics = {metric["name"]: metric for metric in scope["metrics"]}
 
     def take(self, body: bytes) -> None:
         for of_resource in json.loads(body)["resourceSpans"]:
@@ -77,10 +91,14 @@ def _span(span: dict[str, Any], resource: dict[str, Any]) -> Span:
 
 
 def _values(attributes: list[dict[str, Any]]) -> dict[str, Any]:
-    kinds = {"stringValue": str, "intValue": int}
-    return {
-        attribute["key"]: kinds[kind](value) for attribute in attributes for kind, value in attribute["value"].items()
-    }
+    return {attribute["key"]: _value(attribute["value"]) for attribute in attributes}
+
+
+def _value(value: dict[str, Any]) -> Any:
+    ((kind, said),) = value.items()
+    if kind == "arrayValue":
+        return [_value(part) for part in said["values"]]
+    return {"stringValue": str, "intValue": int, "doubleValue": float}[kind](said)
 
 
 @contextmanager
@@ -95,9 +113,8 @@ def running_collector() -> Iterator[Collector]:
             collector.num_requests += 1
             code = collector.answers.pop(0) if collector.answers else 200
             if code == 200:
-                assert self.path == "/v1/traces"
                 assert self.headers["Content-Type"] == "application/json"
-                collector.take(body)
+                {"/v1/traces": collector.take, "/v1/metrics": collector.take_metrics}[self.path](body)
             self.send_response(code)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", "2")

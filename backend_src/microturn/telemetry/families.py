@@ -92,6 +92,9 @@ class Histogram(Family):
 
     Args:
         bounds: upper bounds of the buckets, ascending.
+
+    Attributes:
+        ends: of the buckets, as Prometheus' label `le` has them.
     """
 
     kind = "histogram"
@@ -100,7 +103,7 @@ class Histogram(Family):
         super().__init__(name, meaning, **labels)
         self.bounds = list(bounds)
         self._tallies = {values: _Tally(len(self.bounds)) for values in self.series}
-        self._ends = [*(f"{bound:g}" for bound in self.bounds), "+Inf"]
+        self.ends = [*(f"{bound:g}" for bound in self.bounds), "+Inf"]
 
     def observe(self, value: float, *values: str) -> None:
         """Adds a value."""
@@ -118,7 +121,7 @@ class Histogram(Family):
         for values, tally in self._tallies.items():
             labels = self._named(values)
             up_to = list(accumulate(tally.counts))
-            for end, number in zip(self._ends, up_to, strict=True):
+            for end, number in zip(self.ends, up_to, strict=True):
                 found[f"{self.name}_bucket", (*labels, ("le", end))] = number
             found[f"{self.name}_sum", labels] = tally.total
             found[f"{self.name}_count", labels] = up_to[-1]

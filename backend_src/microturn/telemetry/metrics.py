@@ -90,6 +90,9 @@ class Metrics:
         self.first_token_seconds = Histogram(
             "microturn_turn_first_token_seconds", "From a turn's arrival to its first token.", SECONDS
         )
+        self.output_token_seconds = Histogram(
+            "microturn_turn_output_token_seconds", "From one token of a turn to the next, in the turn's mean.", SECONDS
+        )
         self.turn_tokens = Counter(
             "microturn_turn_tokens_total",
             "Usage of the turns that ended well.",

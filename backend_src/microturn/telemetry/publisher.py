@@ -15,6 +15,7 @@ from typing import Any
 
 from microturn.errors import Unavailable
 from microturn.telemetry.families import Sample
+from microturn.telemetry.metric_exporter import MetricExporter
 from microturn.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -31,6 +32,7 @@ class Publisher:
         family_type: `pb_utils.MetricFamily`.
         labels: of every metric.
         info: labels of `microturn_info`.
+        exporter: takes them too; None if there is none.
     """
 
     def __init__(
@@ -40,7 +42,9 @@ class Publisher:
         family_type: Any,
         labels: Mapping[str, str],
         info: Mapping[str, str],
+        exporter: MetricExporter | None = None,
     ) -> None:
+        self._exporter = exporter
         self._metrics = metrics
         self._read = read
         self._published: dict[Sample, float] = {}
@@ -66,23 +70,25 @@ class Publisher:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread."""
+        """Publishes once more and ends the thread."""
         self._is_stopping.set()
         self._thread.join()
 
     def _run(self) -> None:
-        while True:
+        is_last, pause_s = False, 0.0
+        while not is_last:
+            is_last, pause_s = self._is_stopping.wait(pause_s), PERIOD_S
             try:
-                self._publish(self._read())
+                self._publish(self._read(), is_last=is_last)
             except Unavailable:
-                self._publish(self._metrics.samples())  # the last values of a stopped engine
+                self._publish(self._metrics.samples(), is_last=True)  # those of a stopped engine
                 return
             except Exception:
                 log.exception("metrics could not be published")
-            if self._is_stopping.wait(PERIOD_S):
-                return
 
-    def _publish(self, samples: Mapping[Sample, float]) -> None:
+    def _publish(self, samples: Mapping[Sample, float], *, is_last: bool = False) -> None:
+        if self._exporter is not None:
+            self._exporter.put(samples, is_last=is_last)
         for sample, value in samples.items():
             change = value - self._published.get(sample, 0.0)
             if not change:

@@ -15,6 +15,7 @@ from microturn.sessions.inputs import TextInput, TokenInput
 from microturn.sessions.session import Session
 from microturn.sessions.turn import Status, Turn
 from microturn.settings import Settings
+from microturn.telemetry.latencies import latencies_of
 from microturn.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -116,17 +117,19 @@ class Recorder:
             self._time(turn, status)
 
     def _time(self, turn: Turn, status: Status) -> None:
-        timing_ms = status.timing_ms
-        self.metrics.turn_seconds.observe(timing_ms["total"] / 1e3)
+        timing_ms, latencies = status.timing_ms, latencies_of(turn, status)
+        self.metrics.turn_seconds.observe(latencies.total_s)
         phases = self.metrics.turn_phase_seconds
         phases.observe(timing_ms["queue"] / 1e3, "queue")
         if turn.restore_s:
             phases.observe(turn.restore_s, "restore")
         if turn.num_computed:
             phases.observe(timing_ms["prefill"] / 1e3, "prefill")
-        if turn.first_token_s is not None:
+        if latencies.first_token_s is not None:
             phases.observe(timing_ms["decode"] / 1e3, "decode")
-            self.metrics.first_token_seconds.observe(turn.first_token_s - turn.request.arrived_s)
+            self.metrics.first_token_seconds.observe(latencies.first_token_s)
+        if latencies.output_token_s is not None:
+            self.metrics.output_token_seconds.observe(latencies.output_token_s)
 
     def _line_of(self, turn: Turn, answer: Status | MicroturnError) -> dict[str, Any]:
         line: dict[str, Any] = {"session": str(turn.request.session_id), "traceparent": turn.options.traceparent}

@@ -19,12 +19,18 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from microturn.errors import MicroturnError
+from microturn.sessions.options import TurnOptions
 from microturn.sessions.turn import Status, Turn
+from microturn.telemetry.otlp import Attribute, attributes_of, nanoseconds
 
 _INTERNAL, _SERVER = 1, 2
 _ERROR = 2
 _SAMPLED = 1
 _PHASES = ("queue", "restore", "prefill", "decode")
+_DEFAULTS = TurnOptions()
+# Options that OpenTelemetry calls as we do: whole numbers, and those that it has as fractions.
+_WHOLE = ("max_tokens", "seed")
+_FRACTIONS = ("temperature", "top_k", "top_p", "presence_penalty", "frequency_penalty")
 
 
 @dataclass(frozen=True)
@@ -48,12 +54,13 @@ def is_sampled(turn: Turn) -> bool:
     return traceparent is not None and bool(int(traceparent[-2:], 16) & _SAMPLED)
 
 
-def spans_of(answered: AnsweredTurn, unix_offset_s: float) -> list[dict[str, Any]]:
+def spans_of(answered: AnsweredTurn, unix_offset_s: float, model: str) -> list[dict[str, Any]]:
     """The spans of a sampled turn.
 
     Args:
         answered: the turn with its answer.
         unix_offset_s: added to its times to get seconds since 1970.
+        model: whose it is.
     """
     turn, answer = answered.turn, answered.answer
     _, trace_id, parent_id, _ = turn.request.options["traceparent"].split("-")
@@ -67,15 +74,15 @@ def spans_of(answered: AnsweredTurn, unix_offset_s: float) -> list[dict[str, Any
             "parentSpanId": turn_id,
             "name": name,
             "kind": _INTERNAL,
-            "startTimeUnixNano": _nanoseconds(begun_s + unix_offset_s),
-            "endTimeUnixNano": _nanoseconds(ended_s + unix_offset_s),
+            "startTimeUnixNano": nanoseconds(begun_s + unix_offset_s),
+            "endTimeUnixNano": nanoseconds(ended_s + unix_offset_s),
         }
 
     whole = span("turn", arrived_s, answered.sent_s) | {
         "spanId": turn_id,
         "parentSpanId": parent_id,
         "kind": _SERVER,
-        "attributes": [_attribute(f"microturn.{name}", value) for name, value in _described(turn, answer).items()],
+        "attributes": attributes_of(_described(turn, answer) | gen_ai_of(model) | _described_as_gen_ai(turn, answer)),
     }
     if isinstance(answer, MicroturnError):
         whole["status"] = {"code": _ERROR, "message": str(answer)}
@@ -86,17 +93,32 @@ def spans_of(answered: AnsweredTurn, unix_offset_s: float) -> list[dict[str, Any
     return [whole, *(span(name, *times_s) for name, times_s in parts if times_s[1] > times_s[0])]
 
 
-def _described(turn: Turn, answer: Status | MicroturnError) -> dict[str, str | int]:
-    known: dict[str, str | int] = {"session": str(turn.request.session_id)}
+def gen_ai_of(model: str) -> dict[str, Attribute]:
+    """What OpenTelemetry's conventions for generative AI want of every span and metric."""
+    return {"gen_ai.operation.name": "chat", "gen_ai.provider.name": "microturn", "gen_ai.request.model": model}
+
+
+def _described(turn: Turn, answer: Status | MicroturnError) -> dict[str, Attribute]:
+    known: dict[str, Attribute] = {"session": str(turn.request.session_id)}
     if isinstance(answer, MicroturnError):
-        return known | {"code": answer.code}
-    is_repetition = {"replayed": "true"} if answer.replayed else {}
-    return known | {"turn": answer.turn, "finish_reason": answer.finish_reason, **answer.usage, **is_repetition}
+        known |= {"code": answer.code}
+    else:
+        is_repetition = {"replayed": "true"} if answer.replayed else {}
+        known |= {"turn": answer.turn, "finish_reason": answer.finish_reason, **answer.usage, **is_repetition}
+    return {f"microturn.{name}": value for name, value in known.items()}
 
 
-def _attribute(key: str, value: str | int) -> dict[str, Any]:
-    return {"key": key, "value": {"stringValue": value} if isinstance(value, str) else {"intValue": str(value)}}
-
-
-def _nanoseconds(time_s: float) -> str:
-    return str(int(time_s * 1e9))
+def _described_as_gen_ai(turn: Turn, answer: Status | MicroturnError) -> dict[str, Attribute]:
+    """By OpenTelemetry's conventions for generative AI: what is not the default of a request, and its response."""
+    known: dict[str, Attribute] = {"gen_ai.conversation.id": str(turn.request.session_id)}
+    for name in (*_WHOLE, *_FRACTIONS):
+        value = getattr(turn.options, name)
+        if value != getattr(_DEFAULTS, name):
+            known[f"gen_ai.request.{name}"] = value if name in _WHOLE else float(value)
+    if isinstance(answer, MicroturnError):
+        return known | {"error.type": answer.code}
+    return known | {
+        "gen_ai.response.finish_reasons": [answer.finish_reason],
+        "gen_ai.usage.input_tokens": answer.usage["input_tokens"],
+        "gen_ai.usage.output_tokens": answer.usage["output_tokens"],
+    }

@@ -1,4 +1,4 @@
-"""Exports an engine's telemetry: metrics to Triton, spans to a collector."""
+"""Exports an engine's telemetry: metrics to Triton and a collector, spans to a collector."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from microturn.sessions.turn import Status, Turn
 from microturn.settings import Settings
 from microturn.telemetry.families import Sample
 from microturn.telemetry.log_lines import LogThread
+from microturn.telemetry.metric_exporter import MetricExporter
+from microturn.telemetry.otlp import find_collector
 from microturn.telemetry.publisher import Publisher
-from microturn.telemetry.span_exporter import open_exporter
+from microturn.telemetry.span_exporter import SpanExporter
 from microturn.telemetry.spans import AnsweredTurn, is_sampled
 from microturn.triton.responses import Responses
 from microturn.triton.sequence_slots import SequenceSlots
@@ -49,11 +51,16 @@ class Reporting:
         self._slots = slots
         self._log = log
         service = {f"microturn.{name}": value for name, value in about.items()}
-        self._spans = open_exporter(settings.otlp_endpoint, service)
+        traces = find_collector("traces", settings.otlp_endpoint, service)
+        self._spans = None if traces is None else SpanExporter(traces, about["model_name"])
         self._responses: Responses | None = None
         metrics = engine.recorder.metrics
         metrics.sequence_slots_limit.set(slots.num_slots)
-        self._publisher = Publisher(metrics, self._measure, family_type, labels={"model": model}, info=about)
+        to = find_collector("metrics", settings.otlp_endpoint, service)
+        self._metrics = None if to is None else MetricExporter(to, metrics, about["model_name"])
+        self._publisher = Publisher(
+            metrics, self._measure, family_type, labels={"model": model}, info=about, exporter=self._metrics
+        )
 
     def watch(self, responses: Responses) -> None:
         """Sets the responses whose withheld answers are counted."""
@@ -67,14 +74,19 @@ class Reporting:
             answer: how it ended.
             begun_s: when sending began, by the engine's clock.
         """
-        if self._spans is not None and is_sampled(turn):
+        if not is_sampled(turn):
+            return
+        if self._spans is not None:
             self._spans.put(AnsweredTurn(turn, answer, begun_s, self._engine.clock()))
+        if self._metrics is not None and not isinstance(answer, MicroturnError):
+            self._metrics.exemplify(turn, answer)
 
     def stop(self) -> None:
         """Ends the threads."""
         self._publisher.stop()
-        if self._spans is not None:
-            self._spans.stop()
+        for exporter in (self._spans, self._metrics):
+            if exporter is not None:
+                exporter.stop()
 
     def _measure(self) -> dict[Sample, float]:
         metrics = self._engine.recorder.metrics

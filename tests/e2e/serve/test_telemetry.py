@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -39,7 +39,11 @@ def served(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> It
     """A tiny model with a pool for a few sessions, host memory behind it, and a collector."""
     settings = {"kv_tokens": 3008, "max_context": 3000, "host_tier_bytes": 1 << 30, "otlp_endpoint": collector.endpoint}
     model = write_tiny_model(tmp_path_factory.mktemp("tiny") / MODEL_NAME)
-    with servers_of(model, partial(tmp_path_factory.mktemp, "run"), **settings) as start:
+    with (
+        pytest.MonkeyPatch.context() as variables,
+        servers_of(model, partial(tmp_path_factory.mktemp, "run"), **settings) as start,
+    ):
+        variables.setenv("OTEL_METRIC_EXPORT_INTERVAL", "1000")
         served = start()
         served.wait_until_ready(120)
         yield served
@@ -51,6 +55,15 @@ def living(page: Page) -> float:
 
 def ended(page: Page, *reasons: str) -> float:
     return sum(page.sum("microturn_sessions_ended_total", reason=reason) for reason in reasons)
+
+
+def settled(served: Served, condition: Callable[[Page], bool]) -> Page:
+    """A page of which a condition is true, with all else of the same moment.
+
+    An update is many messages, and a page may be read in the middle of them: the next heartbeat ends it.
+    """
+    beat = scrape_until(served.metrics_url, condition).sum("microturn_heartbeat_timestamp_seconds")
+    return scrape_until(served.metrics_url, lambda page: page.sum("microturn_heartbeat_timestamp_seconds") > beat)
 
 
 def test_the_page_has_all_metrics_from_the_start(served: Served) -> None:
@@ -74,7 +87,7 @@ def test_counters_add_up_after_sessions_of_all_kinds(served: Served) -> None:
     def is_quiet(page: Page) -> bool:
         return living(page) == 0 and ended(page, "expired") == ended(before, "expired") + 2
 
-    page = scrape_until(served.metrics_url, is_quiet)
+    page = settled(served, is_quiet)
     assert page.sum("microturn_sessions_opened_total") == ended(
         page, "closed", "replaced", "moved", "expired", "stopped", "failed"
     )
@@ -229,6 +242,38 @@ def test_a_turn_joins_the_trace_of_its_client(served: Served, collector: Collect
     assert all(abs(one.ended_ns - next_one.begun_ns) < 10_000 for one, next_one in pairwise(in_order))
     decode_ms = (spans["decode"].ended_ns - spans["decode"].begun_ns) / 1e6
     assert decode_ms == pytest.approx(end.status.timing_ms.decode, abs=0.01)
+
+
+def test_a_collector_gets_the_numbers_of_the_page(served: Served, collector: Collector) -> None:
+    """Histograms were counters there, and no value led to a trace."""
+    before = scrape(served.metrics_url).sum("microturn_sessions_opened_total")
+    trace_id, span_id = secrets.token_hex(16), secrets.token_hex(8)
+    with Client(served.address) as client, client.session() as session:
+        for _ in session.turn([5], traceparent=f"00-{trace_id}-{span_id}-01", **GENERATE):
+            pass
+
+    def exemplars(metrics: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+        (point,) = metrics["gen_ai.server.time_to_first_token"]["histogram"]["dataPoints"]
+        return point["exemplars"]
+
+    name = "microturn_turn_first_token_seconds"
+    page = settled(served, lambda page: page.sum("microturn_sessions_opened_total") > before)
+    num_turns = page.sum(f"{name}_count")
+
+    def point(metrics: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
+        (found,) = metrics[name]["histogram"]["dataPoints"]
+        return found
+
+    seen: list[str] = []
+
+    def has_come(metrics: dict[str, dict[str, Any]]) -> bool:
+        if metrics:
+            exemplars = point(metrics, "gen_ai.server.time_to_first_token")["exemplars"]
+            seen.extend(exemplar["traceId"] for exemplar in exemplars)
+        return trace_id in seen and int(point(metrics, name)["count"]) == num_turns
+
+    collector.wait_for_metrics(has_come)
+    assert point(collector.metrics, name)["sum"] == pytest.approx(page.sum(f"{name}_sum"))
 
 
 def test_a_dead_model_process_shows_and_the_next_one_counts_from_zero(served: Served) -> None:

@@ -47,6 +47,9 @@ def test_a_turn_is_counted_with_its_time_and_its_tokens(driver: FakeDriver) -> N
     assert sums == {"queue": pytest.approx(0.05), "decode": pytest.approx(0.03)}
     assert counted.turn_phase_seconds.count("restore") == 0
     assert counted.first_token_seconds.count() == 1
+    between = counted.output_token_seconds
+    assert between.samples()["microturn_turn_output_token_seconds_sum", ()] == pytest.approx(0.01)
+    assert between.count() == 1
     assert counted.step_seconds.count() == counted.step_rows.count() == 4
     assert counted.step_tokens.samples()["microturn_step_tokens_sum", ()] == 6
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socketserver
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -13,8 +13,9 @@ import pytest
 
 from microturn.errors import ContextFull, InvalidArgument
 from microturn.sessions.turn import Turn
-from microturn.telemetry import span_exporter
-from microturn.telemetry.span_exporter import SpanExporter, open_exporter
+from microturn.telemetry import otlp, span_exporter
+from microturn.telemetry.otlp import find_collector
+from microturn.telemetry.span_exporter import SpanExporter
 from microturn.telemetry.spans import AnsweredTurn, is_sampled, spans_of
 from support.collector import Collector, running_collector
 from support.fake_runner import FakeDriver
@@ -25,7 +26,7 @@ TRACE_ID, PARENT_ID = "ab" * 16, "cd" * 8
 @pytest.fixture
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
     monkeypatch.setattr(span_exporter, "_PAUSE_S", 0.01)
-    monkeypatch.setattr(span_exporter, "_RETRY_PAUSES_S", (0.01, 0.01))
+    monkeypatch.setattr(otlp, "_RETRY_PAUSES_S", (0.01, 0.01))
     with running_collector() as collector:
         yield collector
 
@@ -41,6 +42,12 @@ def answered(*, flags: str = "01", **options: Any) -> AnsweredTurn:
     driver.clock.now_s += 0.03
     driver.run()
     return AnsweredTurn(turn, answer.status, driver.clock(), driver.clock() + 0.005)
+
+
+def exporter_to(endpoint: str, service: Mapping[str, str] | None = None) -> SpanExporter:
+    found = find_collector("traces", endpoint, service or {})
+    assert found is not None
+    return SpanExporter(found, "tiny")
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
@@ -66,7 +73,7 @@ def times_ms(span: dict[str, Any], since: AnsweredTurn) -> tuple[float, float]:
 
 def test_the_parts_of_a_turn_follow_each_other() -> None:
     turn = answered()
-    whole, *parts = spans_of(turn, unix_offset_s=0.0)
+    whole, *parts = spans_of(turn, unix_offset_s=0.0, model="tiny")
     assert (whole["name"], whole["traceId"], whole["parentSpanId"]) == ("turn", TRACE_ID, PARENT_ID)
     assert times_ms(whole, turn) == pytest.approx((0, 95), abs=0.01)
     assert [part["name"] for part in parts] == ["queue", "decode", "send"]
@@ -80,7 +87,7 @@ def test_the_parts_of_a_turn_follow_each_other() -> None:
 def test_a_refused_turn_is_a_span_with_its_error() -> None:
     turn = answered().turn
     error = ContextFull("too much")
-    whole, send = spans_of(AnsweredTurn(Turn(turn.request), error, 1001.0, 1001.5), unix_offset_s=0.0)
+    whole, send = spans_of(AnsweredTurn(Turn(turn.request), error, 1001.0, 1001.5), unix_offset_s=0.0, model="tiny")
     assert whole["status"] == {"code": 2, "message": "CONTEXT_FULL: too much"}
     assert send["name"] == "send"
 
@@ -97,9 +104,8 @@ def test_a_turn_without_a_trace_is_not_sampled() -> None:
 
 
 def test_spans_arrive(collector: Collector) -> None:
-    exporter = open_exporter(collector.endpoint, {"microturn.model_name": "tiny"})
-    assert exporter is not None
-    turn = answered()
+    exporter = exporter_to(collector.endpoint, {"microturn.model_name": "tiny"})
+    turn = answered(temperature=0.5, seed=7)
     exporter.put(turn)
     exporter.put(turn)
     spans = collector.wait_for(8)
@@ -113,6 +119,17 @@ def test_spans_arrive(collector: Collector) -> None:
         "microturn.output_tokens": 2,
         "microturn.computed_tokens": 3,
         "microturn.cached_tokens": 0,
+        # OpenTelemetry's own names, for tools that know them.
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "microturn",
+        "gen_ai.request.model": "tiny",
+        "gen_ai.conversation.id": "7",
+        "gen_ai.request.max_tokens": 2,
+        "gen_ai.request.seed": 7,
+        "gen_ai.request.temperature": 0.5,
+        "gen_ai.response.finish_reasons": ["length"],
+        "gen_ai.usage.input_tokens": 2,
+        "gen_ai.usage.output_tokens": 2,
     }
     assert whole.resource["service.name"] == "microturn"
     assert whole.resource["microturn.model_name"] == "tiny"
@@ -120,7 +137,7 @@ def test_spans_arrive(collector: Collector) -> None:
 
 
 def test_what_waits_is_sent_at_the_end(collector: Collector) -> None:
-    exporter = SpanExporter(f"{collector.endpoint}/v1/traces", {}, {})
+    exporter = exporter_to(collector.endpoint)
     exporter.put(answered())
     exporter.stop()
     assert len(collector.spans) == 4
@@ -128,7 +145,7 @@ def test_what_waits_is_sent_at_the_end(collector: Collector) -> None:
 
 def test_a_collector_that_is_away_for_a_moment_loses_nothing(collector: Collector) -> None:
     collector.answers = [503, 429]
-    exporter = SpanExporter(f"{collector.endpoint}/v1/traces", {}, {})
+    exporter = exporter_to(collector.endpoint)
     exporter.put(answered())
     assert len(collector.wait_for(4)) == 4
     exporter.stop()
@@ -140,7 +157,7 @@ def test_what_is_lost_is_counted(
     collector: Collector, caplog: pytest.LogCaptureFixture, answers: list[int], num_requests: int
 ) -> None:
     collector.answers = answers
-    exporter = SpanExporter(f"{collector.endpoint}/v1/traces", {}, {})
+    exporter = exporter_to(collector.endpoint)
     exporter.put(answered())
     wait_until(lambda: exporter.num_dropped == 1)
     exporter.put(answered())
@@ -153,10 +170,10 @@ def test_what_is_lost_is_counted(
 def test_what_answers_need_not_speak_http(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """The gRPC port of a collector answers in HTTP/2: the thread ended there, and counted nothing of what it lost."""
     monkeypatch.setattr(span_exporter, "_PAUSE_S", 0.01)
-    monkeypatch.setattr(span_exporter, "_RETRY_PAUSES_S", (0.01, 0.01))
+    monkeypatch.setattr(otlp, "_RETRY_PAUSES_S", (0.01, 0.01))
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), SpeaksHttp2) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        exporter = SpanExporter(f"http://127.0.0.1:{server.server_address[1]}/v1/traces", {}, {})
+        exporter = exporter_to(f"http://127.0.0.1:{server.server_address[1]}")
         exporter.put(answered())
         wait_until(lambda: exporter.num_dropped == 1)
         exporter.put(answered())
@@ -169,7 +186,7 @@ def test_what_answers_need_not_speak_http(monkeypatch: pytest.MonkeyPatch, caplo
 def test_nobody_waits_for_a_collector_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(span_exporter, "_MAX_WAITING", 3)
     monkeypatch.setattr(span_exporter, "_PAUSE_S", 3600.0)
-    exporter = SpanExporter("http://127.0.0.1:9/v1/traces", {}, {})
+    exporter = exporter_to("http://127.0.0.1:9")
     turn = answered()
     for _ in range(10):
         exporter.put(turn)
@@ -183,8 +200,7 @@ def test_opentelemetrys_own_variables_are_read(collector: Collector, monkeypatch
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "Authorization=Basic%20abc,x-team=voice")
     monkeypatch.setenv("OTEL_SERVICE_NAME", "talks")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=test")
-    exporter = open_exporter("", {})
-    assert exporter is not None
+    exporter = exporter_to("")
     exporter.put(answered())
     (span, *_) = collector.wait_for(4)
     exporter.stop()
@@ -193,9 +209,19 @@ def test_opentelemetrys_own_variables_are_read(collector: Collector, monkeypatch
     assert collector.headers["x-team"] == "voice"
 
 
-def test_spans_go_nowhere_unless_somebody_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"):
+@pytest.mark.parametrize("signal", ["traces", "metrics"])
+def test_telemetry_goes_nowhere_unless_somebody_says_where(signal: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT"):
         monkeypatch.delenv(name, raising=False)
-    assert open_exporter("", {}) is None
-    with pytest.raises(InvalidArgument, match="spans go to an address"):
-        open_exporter("localhost:4318", {})
+    assert find_collector(signal, "", {}) is None
+    with pytest.raises(InvalidArgument, match=f"{signal} go to an address"):
+        find_collector(signal, "localhost:4318", {})
+    found = find_collector(signal, "http://here:4318/", {})
+    assert found is not None
+    assert found.url == f"http://here:4318/v1/{signal}"
+    monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT", "http://there/all")
+    found = find_collector(signal, "", {})
+    assert found is not None
+    assert found.url == "http://there/all"
+    monkeypatch.setenv(f"OTEL_{signal.upper()}_EXPORTER", "none")
+    assert find_collector(signal, "http://here:4318/", {}) is None
