@@ -14,6 +14,8 @@ from load_tests.load.plans import PLANS
 from load_tests.load.run import run_load
 from load_tests.load.shapes import SHAPES
 
+_ENTRANCE = ("--tls-ca", "--tls-name", "--token-file")
+
 
 def main() -> int:
     """Runs a load test, or searches the capacity; the exit code says whether all that must hold held."""
@@ -26,8 +28,10 @@ def main() -> int:
     parser.add_argument("--web-port", type=int, default=0, help="opens Locust's page on this port and waits there")
     parser.add_argument("--model", default="smollm2-135m", help="a directory or an embedded model (%(default)s)")
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--host", default="", help="HOST:PORT of a server that runs already; else one is started")
+    parser.add_argument("--host", default="", help="a server that runs already; https://… is TLS; else one is started")
     parser.add_argument("--metrics-url", default="", help="of that server")
+    for option in _ENTRANCE:
+        parser.add_argument(option, default="", help="of that server, where it is an edge: see locust --help")
     parser.add_argument("--out", type=Path, help="folder for what is written (out/load/NAME)")
     parser.add_argument("--min-on-time", type=float, help="share of turns on time; else as the scenario says")
     parser.add_argument("--max-errors", type=float, help="share of requests that may fail; likewise")
@@ -53,6 +57,7 @@ def main() -> int:
         given.shape,
         given.processes,
         given.web_port,
+        tuple(f"{option}={value}" for option in _ENTRANCE if (value := vars(given)[option[2:].replace("-", "_")])),
     )
     return run_load(given.what, run, given.model, given.settings, given.host, given.metrics_url)
 

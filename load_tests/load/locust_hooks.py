@@ -25,12 +25,14 @@ from tqdm import tqdm
 
 from load_tests.load.agreement import compare
 from load_tests.load.person import Person
+from load_tests.load.plans import MIX
 from load_tests.load.record import Record
 from load_tests.load.recorder import Recorder
-from load_tests.load.report import progress_line, report
+from load_tests.load.report import mix_line, progress_line, report
 from load_tests.load.server_metrics import Buckets, counts_between, scrape
 from load_tests.load.shapes import SHAPES
 from load_tests.load.slow_reader import SlowReader
+from load_tests.load.target import add_target_options
 from load_tests.load.thresholds import Thresholds
 
 # The server gives its figures about once a second, one after the other; after the second beat of its heart all are new.
@@ -57,11 +59,16 @@ def _add_options(parser: LocustArgumentParser) -> None:
     ours.add_argument("--max-errors", type=float, default=limits.max_errors, help="share of requests that may fail")
     ours.add_argument("--max-p99-ms", type=float, default=limits.max_p99_ms, help="of turns; 0 for any")
     ours.add_argument("--shape", choices=sorted(SHAPES), default="ramp", help="how shapefile.py lets users come and go")
+    add_target_options(parser)
 
 
 def _begin_process(environment: Environment, **_: Any) -> None:
     """A process of a run begins: a worker, the master, or the only one."""
     runner = environment.runner
+    if {people.__name__ for people in environment.user_classes} > set(MIX):  # all that the file has: nobody was named
+        environment.user_classes = [people for people in environment.user_classes if people.__name__ in MIX]
+        for people in environment.user_classes:
+            people.weight = MIX[people.__name__]
     if not isinstance(runner, MasterRunner):
         recorder = Recorder(environment)
         Person.recorder = SlowReader.recorder = recorder
@@ -142,6 +149,7 @@ class Judge:
         self._merged = Record()
         self._num_last_reports = 0
         self._before = self._scrape()
+        print(mix_line(self._environment.user_classes), flush=True)
 
     def _take_in(self, data: dict[str, Any], **_: Any) -> None:
         self._merged.merge(Record.from_json(data["microturn"]))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +30,7 @@ class LocustRun:
         shape: of `SHAPES`, or empty for all users at once.
         num_processes: of Locust; with more than one a master and so many workers.
         web_port: of Locust's page on loopback; 0 for none.
+        more: options that Locust is given besides.
     """
 
     people: Sequence[str]
@@ -38,6 +41,7 @@ class LocustRun:
     shape: str = ""
     num_processes: int = 1
     web_port: int = 0
+    more: tuple[str, ...] = ()
 
     @property
     def report_path(self) -> Path:
@@ -52,8 +56,13 @@ class LocustRun:
             metrics_url: of its metrics; empty to leave them out.
         """
         self.report_path.unlink(missing_ok=True)
+        used_s, begun_s = _used_by_children_s(), time.monotonic()
         exit_code = self._run(self.command(address, metrics_url))
+        cores = (_used_by_children_s() - used_s) / (time.monotonic() - begun_s)
         written = json.loads(self.report_path.read_text()) if self.report_path.exists() else {}
+        if seconds := written.get("seconds"):
+            num_users = sum(second["num_users"] for second in seconds) / len(seconds)
+            written["load_generator"] = {"cores": round(cores, 3), "users_per_core": round(num_users / cores, 1)}
         return exit_code or (0 if written else 1), written
 
     def _run(self, command: Sequence[str]) -> int:
@@ -77,7 +86,7 @@ class LocustRun:
         command += ["--report", str(out_dir / "report.json"), "--metrics-url", metrics_url]
         limits = self.thresholds
         command += ["--min-on-time", str(limits.min_on_time), "--max-errors", str(limits.max_errors)]
-        command += ["--max-p99-ms", str(limits.max_p99_ms)]
+        command += ["--max-p99-ms", str(limits.max_p99_ms), *self.more]
         if self.run_s:
             command += ["--run-time", f"{self.run_s}s"]
         if self.shape:
@@ -87,3 +96,9 @@ class LocustRun:
         if self.web_port:
             return [*command, "--web-host", "127.0.0.1", "--web-port", str(self.web_port), "--class-picker"]
         return [*command, "--headless", "--only-summary", "--loglevel", "WARNING"]
+
+
+def _used_by_children_s() -> float:
+    """Processor time of all children that have ended, and theirs."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime

@@ -18,6 +18,7 @@ from load_tests.load.player import Player
 from load_tests.load.record import Answered
 from load_tests.load.recorder import Recorder
 from load_tests.load.schedule import Schedule, phase
+from load_tests.load.target import target_of
 from microturn_client import Client, MicroturnError, Session, SessionOptions, Tokens, Turn, TurnEnd, TurnOptions
 
 # A turn without an end for so long has failed.
@@ -48,7 +49,16 @@ class Person(User):
         self.index = self.recorder.next_index()
         self.chance = random.Random(f"{self.scenario}.{self.index}")
         assert self.host is not None
-        self.client = Client(self.host, recovery=None, timeout_s=TURN_TIMEOUT_S)
+        assert self.environment.parsed_options is not None
+        to = target_of(self.host, self.environment.parsed_options)
+        self.client = Client(
+            to.address,
+            token=to.token,
+            credentials=to.credentials,
+            channel_options=to.channel_options,
+            recovery=None,
+            timeout_s=TURN_TIMEOUT_S,
+        )
         self.session: Session | None = None
         self.player = Player(TOKEN_S)
         self.recorder.num_users += 1

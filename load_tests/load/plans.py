@@ -13,7 +13,7 @@ class Plan:
 
     Attributes:
         purpose: what a run of it shows.
-        people: classes of `scenarios.py`, in equal numbers.
+        people: classes of `scenarios.py`, in equal numbers; none stands for `MIX`.
         num_users: how many there are unless told; few enough for two cores and the embedded model.
         thresholds: unless told.
     """
@@ -24,7 +24,16 @@ class Plan:
     thresholds: Thresholds
 
 
+# Of a hundred people where nobody says who comes: what a product's users do, guessed; a herd is a test of its own.
+MIX = {"Chat": 30, "Beat": 30, "BargeIn": 15, "Churn": 10, "LongSession": 10, "SlowReader": 5}
+
 PLANS = {
+    "mix": Plan(
+        "people of all kinds who use a product together",
+        (),
+        8,
+        Thresholds(min_on_time=0.95),
+    ),
     "beat": Plan("turns every 200 ms meet their beat", ("Beat",), 4, Thresholds()),
     "chat": Plan("who waits for each answer gets it", ("Chat",), 4, Thresholds()),
     "churn": Plan("sessions that vanish leave nothing behind", ("Churn",), 4, Thresholds(min_on_time=0.95)),

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from load_tests.load.agreement import Row
 from load_tests.load.histogram import Histogram
 from load_tests.load.record import Record, Scene
 from load_tests.load.thresholds import Thresholds
+
+if TYPE_CHECKING:  # Locust replaces threads and sockets as it is imported
+    from locust import User
 
 _PERCENTILES = (50, 90, 99, 99.9)
 
@@ -69,6 +72,13 @@ def by_users(record: Record) -> dict[str, dict[str, float]]:
 def _times(histogram: Histogram) -> dict[str, float]:
     percentiles = {f"p{percent:g}": round(histogram.percentile(percent), 2) for percent in _PERCENTILES}
     return {"num": histogram.num, "mean": round(histogram.mean, 2), **percentiles, "max": round(histogram.max_ms, 2)}
+
+
+def mix_line(people: Sequence[type[User]]) -> str:
+    """Who comes, and in what shares."""
+    whole = sum(one.weight for one in people)
+    shares = (f"{one.__name__} {one.weight / whole:.0%}" for one in sorted(people, key=lambda one: -one.weight))
+    return f"people: {', '.join(shares)}"
 
 
 def progress_line(record: Record, num_users: int) -> str:

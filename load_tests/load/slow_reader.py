@@ -17,6 +17,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import serialize_byte_tensor
 
 from load_tests.load.recorder import Recorder
+from load_tests.load.target import target_of
 from load_tests.load.words import words
 
 _SMALL_WINDOW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024))
@@ -33,7 +34,10 @@ class SlowReader(User):
         """Comes."""
         self.scenario = type(self).__name__
         self.chance = random.Random(f"{self.scenario}.{self.recorder.next_index()}")
-        self.channel = grpc.insecure_channel(self.host, options=_SMALL_WINDOW)
+        assert self.host is not None
+        assert self.environment.parsed_options is not None
+        self.target = target_of(self.host, self.environment.parsed_options)
+        self.channel = self.target.channel(_SMALL_WINDOW)
         self.recorder.num_users += 1
 
     def on_stop(self) -> None:
@@ -55,7 +59,8 @@ class SlowReader(User):
         request.raw_input_contents.append(serialize_byte_tensor(text).item())
         self.recorder.num_sessions += 1
         try:
-            for response in service_pb2_grpc.GRPCInferenceServiceStub(self.channel).ModelStreamInfer(iter([request])):
+            triton = service_pb2_grpc.GRPCInferenceServiceStub(self.channel)
+            for response in triton.ModelStreamInfer(iter([request]), metadata=self.target.metadata):
                 if response.error_message:
                     self._fail(response.error_message.split(":")[0], RuntimeError(response.error_message))
                     return
