@@ -1,8 +1,13 @@
-"""Drains an engine: its turns end, then its sessions are saved, then as much of their KV as there is time for.
+"""Drains an engine: sessions go elsewhere one by one with their KV, while the others go on; the rest is saved last.
 
-    0 ────────────── turns ─────────── 60 % ── ids and state of all ──▶ ── KV, the last active first ── 95 % ── timeout
+    0 ── one by one, those that rest: saved with their KV, and ended ── 60 % ── ids and state of the others ──▶
+      ── their KV, the last active first ── 95 % ── timeout
 
-A session that is saved without its KV continues after its KV has been recomputed.
+A session whose turn comes while it is saved waits for that, and is told to go elsewhere then. Were all refused first,
+their clients would take them up elsewhere before their KV is there.
+
+Sessions that do not rest before 60 %, or for which there is no time, are saved without KV first, so that none is lost.
+Such a one continues after its KV has been recomputed.
 """
 
 from __future__ import annotations
@@ -17,8 +22,10 @@ from functools import partial
 from microturn.admin.kv import collect_kv
 from microturn.engine.engine import Engine
 from microturn.engine.maintenance import Maintenance
-from microturn.errors import FailedPrecondition, MicroturnError
+from microturn.errors import DeadlineExceeded, FailedPrecondition, MicroturnError
+from microturn.offload.copies import Copying, KVCopy
 from microturn.sessions.session import Session
+from microturn.sessions.turn import SessionId
 from microturn.snapshots.directory import SnapshotDirectory
 from microturn.snapshots.session_state import snapshot_of
 from microturn.snapshots.snapshot import Snapshot
@@ -26,7 +33,7 @@ from microturn.snapshots.snapshot import Snapshot
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.02
-# Shares of the timeout: for running turns, and when to stop writing KV.
+# Shares of the timeout: for sessions that go one by one and for running turns, and when to stop writing KV.
 _SHARE_OF_TURNS = 0.6
 _SHARE_UNTIL_KV_ENDS = 0.95
 
@@ -54,6 +61,9 @@ def drain(engine: Engine, timeout_s: float) -> Drained:
         timeout_s: of the whole drain.
     """
     begun_s = time.monotonic()
+    moved: list[bool] = []
+    if engine.snapshots is not None:
+        moved = _hand_over_all(engine, engine.snapshots, until_s=begun_s + _SHARE_OF_TURNS * timeout_s)
     engine.call(Maintenance.drain)
     turns_until_s = begun_s + _SHARE_OF_TURNS * timeout_s
     while time.monotonic() < turns_until_s and engine.call(lambda sessions: sessions.is_busy):
@@ -66,7 +76,60 @@ def drain(engine: Engine, timeout_s: float) -> Drained:
         until_s = begun_s + _SHARE_UNTIL_KV_ENDS * timeout_s
         num_with_kv = _save_kv(engine, engine.snapshots, saved, until_s=until_s)
     engine.call(Maintenance.stop)
-    return Drained(len(saved), len(resting) - len(saved), num_with_kv)
+    return Drained(len(moved) + len(saved), len(resting) - len(saved), sum(moved) + num_with_kv)
+
+
+def _hand_over_all(engine: Engine, snapshots: SnapshotDirectory, *, until_s: float) -> list[bool]:
+    """Saves sessions that rest and ends them here, until none is left, the time is over, or one cannot be saved.
+
+    Returns:
+        Of each session that went, whether with its KV.
+    """
+    moved: list[bool] = []
+    bytes_per_s = math.inf
+    engine.call(Maintenance.leave)
+    while time.monotonic() < until_s:
+        num_before = len(moved)
+        for session_id in engine.call(lambda sessions: sessions.living):
+            held = engine.call(partial(Maintenance.hold, session_id=session_id))
+            if held is None:
+                continue
+            copy, copying = held
+            num_bytes, begun_s = 0 if copying is None else copying.num_bytes, time.monotonic()
+            try:
+                kv = _kv_in_time(engine, session_id, copying, max_bytes=bytes_per_s * (until_s - begun_s))
+                snapshot = snapshot_of(copy, engine.environment, epoch=copy.epoch, expires_s=snapshots.expires_s)
+                snapshots.save(snapshot, kv, until_s=until_s)
+            except MicroturnError as error:
+                log.warning("session %s, and those behind it, are not handed over one by one: %s", session_id, error)
+                engine.call(partial(Maintenance.let_go, session_id=session_id))
+                return moved
+            if engine.call(partial(Maintenance.hand_over, copy=copy)):
+                moved.append(kv is not None)
+            else:
+                snapshots.remove(session_id)  # it was closed
+            if num_bytes:
+                bytes_per_s = num_bytes / (time.monotonic() - begun_s)
+        if len(moved) == num_before and not engine.call(lambda sessions: sessions.is_busy):
+            break
+        time.sleep(_POLL_S)
+    return moved
+
+
+def _kv_in_time(engine: Engine, session_id: SessionId, copying: Copying | None, *, max_bytes: float) -> KVCopy | None:
+    """A session's KV; None if it has none that can be read.
+
+    Raises:
+        DeadlineExceeded: it has more than `max_bytes`.
+    """
+    try:
+        kv = collect_kv(engine, session_id, copying, max_bytes=max_bytes)
+    except FailedPrecondition as error:
+        log.warning("session %s is saved without its KV: %s", session_id, error)
+        return None
+    if kv is None and copying is not None:
+        raise DeadlineExceeded(f"there is no time for {copying.num_bytes} bytes of KV")
+    return kv
 
 
 def _save(

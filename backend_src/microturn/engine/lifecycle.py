@@ -4,6 +4,7 @@
     parked ─── a turn: its input is appended ────────────────▶ running; turns that come meanwhile are queued
     running ── finished, failed, cancelled, late, interrupted ─▶ running, with the next turn of the queue; else parked
     running ── nobody hears its numbered turn any more ──────▶ paused and parked; running again when somebody does
+    parked ─── held: it is being saved, and turns that come are queued ─▶ handed over to another server; else parked
     parked ─── silence ──▶ expired          parked, after END ──▶ closed          any ── replaced by START ──▶ closed
 
 Every turn that is accepted here is answered exactly once, by a status or by an error, and only the turn that runs may
@@ -139,7 +140,7 @@ class Lifecycle:
 
     def advance(self, session: Session) -> None:
         """Begins the turns that wait, up to one that has something to compute; else parks or ends the session."""
-        while session.queued and session.running is None:
+        while session.queued and session.running is None and not session.is_held:
             turn = session.queued.popleft()
             try:
                 check_time(turn, self._clock())
@@ -150,6 +151,8 @@ class Lifecycle:
             self._begin_behind(session, turn)
         if session.running is not None:
             self.attend(session)
+            return
+        if session.queued:  # it is held
             return
         with aftermath():
             if session.is_closing:

@@ -140,6 +140,46 @@ class Maintenance:
             raise FailedPrecondition(f"session '{copy.id}' has a turn: try again")
         self._lifecycle.end(session, "moved", _moved())
 
+    # ---- the server stops ----------------------------------------------------------------------------------------
+
+    def leave(self) -> None:
+        """Opens and restores no more sessions; those that live go on until they are handed over."""
+        self._request_handler.is_leaving = True
+
+    @property
+    def living(self) -> list[SessionId]:
+        """The ids of the sessions that live, the last active first."""
+        by_activity = sorted(self._sessions, key=lambda session: session.last_activity_s, reverse=True)
+        return [session.id for session in by_activity]
+
+    def hold(self, session_id: SessionId) -> tuple[Session, Copying | None] | None:
+        """A session as it rests, of an epoch of its own, and its KV as it begins to be copied; from now on turns wait.
+
+        None if it has a turn, is closing, or is not here.
+        """
+        session = self._sessions.find(session_id)
+        if session is None or session.running is not None or session.is_closing:
+            return None
+        copy = session.at_rest(self._environment.new_table(session.window))
+        copy.epoch = next_epoch(session.epoch)
+        session.is_held = True
+        return copy, self.copies.begin(session)
+
+    def hand_over(self, copy: Session) -> bool:
+        """Ends a held session whose copy can be taken up elsewhere; False if it has ended by itself meanwhile."""
+        session = self._sessions.find(copy.id)
+        if session is None or not session.is_held:
+            return False
+        self._lifecycle.end(session, "moved", _moved())
+        return True
+
+    def let_go(self, session_id: SessionId) -> None:
+        """A held session goes on here."""
+        session = self._sessions.find(session_id)
+        if session is not None:
+            session.is_held = False
+            self._lifecycle.advance(session)
+
     def drain(self) -> None:
         """Takes no more turns; those that are here go on."""
         self._request_handler.is_draining = True

@@ -29,6 +29,7 @@ class RequestHandler:
     """Accepts turns, or refuses them.
 
     Attributes:
+        is_leaving: whether the server opens and restores no more sessions.
         is_draining: whether the server accepts no more turns.
 
     Args:
@@ -53,13 +54,18 @@ class RequestHandler:
         self._runner = runner
         self._sessions = sessions
         self._lifecycle = lifecycle
+        self.is_leaving = False
         self.is_draining = False
         self._environment = environment
         self._recorder = recorder
 
     def is_refused(self, request: TurnRequest) -> bool:
         """Whether it is known already that a turn will be refused, so that nothing need be fetched for it."""
-        return self.is_draining or request.refusal is not None
+        return self._goes_elsewhere(request) or request.refusal is not None
+
+    def _goes_elsewhere(self, request: TurnRequest) -> bool:
+        """Whether a server that stops takes a turn no more; while it hands sessions over, those that live go on."""
+        return self.is_draining or (self.is_leaving and self._sessions.find(request.session_id) is None)
 
     def receive(self, turn: Turn) -> None:
         """Accepts a turn, or answers why not."""
@@ -125,7 +131,7 @@ class RequestHandler:
         Raises:
             MicroturnError: why the turn must not run.
         """
-        if self.is_draining:
+        if self._goes_elsewhere(request):
             raise Unavailable("the server is stopping: come back, or go elsewhere, with START and resume")
         if request.options.get("tenant") is not None and not self._settings.max_sessions_per_tenant:
             raise InvalidArgument(f"'{TENANT_HEADER}' is not read here: set max_sessions_per_tenant")

@@ -59,6 +59,7 @@ class Session:
         queued: turns that wait behind it.
         num_turns: turns that the history is made of; the number of the next.
         is_closing: END has come; no turn is taken any more.
+        is_held: it is being saved to go on elsewhere; its turns wait.
     """
 
     id: SessionId
@@ -89,6 +90,7 @@ class Session:
     queued: deque[Turn] = field(default_factory=deque)
     num_turns: int = 0
     is_closing: bool = False
+    is_held: bool = False
 
     @property
     def context(self) -> Context:

@@ -72,13 +72,18 @@ class SnapshotDirectory:
         """Whether a snapshot has expired."""
         return header.expires_s <= self._now()
 
-    def save(self, snapshot: Snapshot) -> None:
+    def save(self, snapshot: Snapshot, kv: KVCopy | None = None, *, until_s: float = math.inf) -> None:
         """Saves a session, replacing an older copy.
 
+        Args:
+            snapshot: of the session.
+            kv: its KV; None to leave it out.
+            until_s: deadline of writing KV, by `time.monotonic`.
+
         Raises:
-            ResourceExhausted, FailedPrecondition: as `write_snapshot`.
+            ResourceExhausted, DeadlineExceeded, FailedPrecondition: as `write_snapshot`.
         """
-        write_snapshot(self._file_of(snapshot.header.session_id, _SAVED), snapshot)
+        write_snapshot(self._file_of(snapshot.header.session_id, _SAVED), snapshot, kv, until_s=until_s)
 
     def add_kv(self, snapshot: Snapshot, kv: KVCopy, *, until_s: float = math.inf) -> bool:
         """Saves a session again, with its KV.

@@ -1,4 +1,5 @@
-"""Thirty sessions on three real servers behind the real Envoy, while one server is stopped, one killed and one added.
+"""Sessions on three real servers behind the real Envoy, while one server is stopped, one killed and one added, or all
+are replaced one after the other.
 
 Each session says something every second. Whatever happens to its server, it hears what it would have heard undisturbed:
 every token once, from the whole context.
@@ -7,18 +8,20 @@ every token once, from the whole context.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import signal
 import statistics
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
 import pytest
 
-from microturn_client import AsyncClient, AsyncSession, Recovery
+from microturn_client import AsyncClient, AsyncSession, Recovery, TurnEnd
 from support.certificates import Authority
 from support.edge import Edge, TokenIssuer
 from support.heard import Heard
@@ -35,76 +38,112 @@ PATIENT = Recovery(give_up_after_s=120.0, give_up_opening_s=60.0)
 
 @dataclass
 class HeardInTime(Heard):
-    """What one session heard; also when each answer had come, and how long it took."""
+    """What one session heard; also when each answer had come, how long it took, and what was computed for it."""
 
     waited_s: list[tuple[float, float]] = field(default_factory=list)
+    num_computed: list[int] = field(default_factory=list)
 
 
-@pytest.fixture(scope="module")
-def servers(start_tiny: Start, tmp_path_factory: pytest.TempPathFactory) -> list[Served]:
-    """Three that take part from the start and one that joins, with one directory of snapshots."""
-    snapshots: Path = tmp_path_factory.mktemp("snapshots")
-    started = [
-        start_tiny(f"--snapshot-dir={snapshots}", "--drain-notice-s=2", "--grace-s=60", "--set", "num_threads=1")
-        for _ in range(4)
-    ]
-    for server in started:
-        server.wait_until_ready(120)
-    return started
+class Replicas:
+    """Servers with one directory of snapshots."""
+
+    def __init__(self, start_tiny: Start, snapshots: Path) -> None:
+        self.started: list[Served] = []
+        self._start = start_tiny
+        self._options = [f"--snapshot-dir={snapshots}", "--drain-notice-s=2", "--grace-s=60", "--set=num_threads=1"]
+        self._options += ["--set=kv_tokens=65536"]  # all sessions have room on any of them
+
+    def start(self, number: int) -> list[Served]:
+        new = [self._start(*self._options) for _ in range(number)]
+        self.started += new
+        for server in new:
+            server.wait_until_ready(120)
+        return new
+
+
+@pytest.fixture
+def replicas(start_tiny: Start, tmp_path: Path, edge: Edge) -> Iterator[Replicas]:
+    """Gone at the end, also for Envoy: it keeps servers that are no longer listed as long as they are healthy."""
+    replicas = Replicas(start_tiny, tmp_path)
+    yield replicas
+    for server in replicas.started:
+        server.close()
+    edge.serve([])
+    edge.wait_for_healthy(0)
 
 
 def said(session: int, number: int) -> list[int]:
     return random.Random(f"{session} {number}").choices(range(100, 400), k=8)
 
 
-async def talk(
-    session: AsyncSession, which: int, heard: HeardInTime, before_turn: Callable[[int], Awaitable[None]]
-) -> None:
+# Waits until a session's turn of this number is due; False where it says no more.
+BeforeTurn = Callable[[int], Awaitable[bool]]
+
+
+async def talk(session: AsyncSession, which: int, heard: HeardInTime, before_turn: BeforeTurn) -> None:
     async with session:
-        for number in range(NUM_TURNS):
-            await before_turn(number)
+        for number in itertools.count():
+            if not await before_turn(number):
+                return
             asked_s = time.monotonic()
             turn = session.turn(said(which, number), **TURN)
             heard.begin_turn()
             async for event in turn:
                 heard.take(event)
+                if isinstance(event, TurnEnd):
+                    heard.num_computed.append(event.status.usage.computed_tokens)
             heard.waited_s.append((time.monotonic(), time.monotonic() - asked_s))
 
 
-async def talk_all(
-    client: AsyncClient, heard: list[HeardInTime], before_turn: Callable[[int], Awaitable[None]]
-) -> None:
+async def talk_all(client: AsyncClient, heard: list[HeardInTime], before_turn: BeforeTurn) -> None:
     """All sessions side by side; half of them sample."""
     async with asyncio.TaskGroup() as tasks:
-        for which in range(NUM_SESSIONS):
+        for which, one in enumerate(heard):
             sampling = {"temperature": 0.9, "seed": which} if which % 2 else {}
             session = client.session(idle_timeout_s=300, **sampling)
-            tasks.create_task(talk(session, which, heard[which], before_turn))
+            tasks.create_task(talk(session, which, one, before_turn))
+
+
+async def talk_undisturbed(address: str, num_sessions: int, num_turns: int) -> list[HeardInTime]:
+    """On one server, without a beat."""
+
+    async def at_once(number: int) -> bool:
+        return number < num_turns
+
+    heard = [HeardInTime() for _ in range(num_sessions)]
+    async with AsyncClient(address, timeout_s=120, recovery=PATIENT) as client:
+        await talk_all(client, heard, at_once)
+    return heard
+
+
+@asynccontextmanager
+async def client_of(edge: Edge, authority: Authority, issuer: TokenIssuer) -> AsyncIterator[AsyncClient]:
+    tls = grpc.ssl_channel_credentials(authority.certificate.read_bytes())
+    credentials = grpc.composite_channel_credentials(tls, grpc.access_token_call_credentials(issuer.issue("a tenant")))
+    async with AsyncClient(edge.address, timeout_s=120, recovery=PATIENT, credentials=credentials) as client:
+        yield client
 
 
 async def test_sessions_outlive_their_servers(
-    servers: list[Served], edge: Edge, authority: Authority, issuer: TokenIssuer
+    replicas: Replicas, edge: Edge, authority: Authority, issuer: TokenIssuer
 ) -> None:
-    async def at_once(_number: int) -> None:
-        pass
-
-    undisturbed, heard = ([HeardInTime() for _ in range(NUM_SESSIONS)] for _ in range(2))
-    async with AsyncClient(servers[0].address, timeout_s=120, recovery=PATIENT) as client:
-        await talk_all(client, undisturbed, at_once)
-
+    servers = replicas.start(4)
+    undisturbed = await talk_undisturbed(servers[0].address, NUM_SESSIONS, NUM_TURNS)
+    heard = [HeardInTime() for _ in range(NUM_SESSIONS)]
     stopped, killed, stays, added = servers
     edge.serve([stopped, killed, stays])
     edge.wait_for_healthy(3)
     begin_s = time.monotonic() + BEAT_S
     is_stopped, is_killed = asyncio.Event(), asyncio.Event()
 
-    async def on_the_beat(number: int) -> None:
+    async def on_the_beat(number: int) -> bool:
         await asyncio.sleep(begin_s + number * BEAT_S - time.monotonic() + 0.8 * BEAT_S * random.random())
         # However slow the machine: each session speaks between the stop and the kill, and behind the kill.
         if number == KILLED_AT - 1:
             await is_stopped.wait()
         if number == KILLED_AT + 1:
             await is_killed.wait()
+        return number < NUM_TURNS
 
     async def all_have_heard(num_answers: int) -> None:
         while any(len(one.context_lens) < num_answers for one in heard):
@@ -125,9 +164,7 @@ async def test_sessions_outlive_their_servers(
         edge.serve([stays, added])
         return stopped_s, killed_s
 
-    tls = grpc.ssl_channel_credentials(authority.certificate.read_bytes())
-    credentials = grpc.composite_channel_credentials(tls, grpc.access_token_call_credentials(issuer.issue("a tenant")))
-    async with AsyncClient(edge.address, timeout_s=120, recovery=PATIENT, credentials=credentials) as client:
+    async with client_of(edge, authority, issuer) as client:
         disturbing = asyncio.create_task(disturb())
         await talk_all(client, heard, on_the_beat)
         stopped_s, killed_s = await disturbing
@@ -143,3 +180,49 @@ async def test_sessions_outlive_their_servers(
             assert not any("opened anew" in event.reason for event in events)
         p50_s, longest_s = statistics.median(took_s), max(took_s)
         print(f"{name}: {len(events)} moved; a turn took {p50_s:.3f} s (p50), {longest_s:.3f} s at most")
+
+
+async def test_all_servers_are_replaced_and_nothing_is_computed_again(
+    replicas: Replicas, edge: Edge, authority: Authority, issuer: TokenIssuer
+) -> None:
+    """A rollout: one after the other is stopped, and another takes its place, while sixty sessions go on."""
+    servers = replicas.start(3)
+    edge.serve(servers)
+    edge.wait_for_healthy(3)
+    heard = [HeardInTime() for _ in range(60)]
+    begin_s = time.monotonic() + BEAT_S
+    last_turn = 2**30
+    moved_by_stop: list[int] = []
+
+    async def on_the_beat(number: int) -> bool:
+        await asyncio.sleep(begin_s + number * BEAT_S - time.monotonic() + 0.8 * BEAT_S * random.random())
+        return number <= last_turn
+
+    async def roll_out() -> None:
+        nonlocal last_turn
+        while any(len(one.context_lens) < 2 for one in heard):
+            await asyncio.sleep(0.05)
+        for place, old in enumerate(list(servers)):
+            num_before = sum(len(one.resumed) for one in heard)
+            old.process.send_signal(signal.SIGTERM)
+            assert await asyncio.to_thread(old.wait_for_exit, 120) == 0
+            (servers[place],) = await asyncio.to_thread(replicas.start, 1)
+            edge.serve(servers)
+            await asyncio.to_thread(edge.wait_for_healthy, 3)
+            moved_by_stop.append(sum(len(one.resumed) for one in heard) - num_before)
+        # So many more that each has spoken since, all of them the same number.
+        last_turn = max(len(one.answers) for one in heard) + 2
+
+    async with client_of(edge, authority, issuer) as client:
+        rollout = asyncio.create_task(roll_out())
+        await talk_all(client, heard, on_the_beat)
+        await rollout
+
+    undisturbed = await talk_undisturbed(servers[0].address, len(heard), last_turn + 1)
+    for one, alone in zip(heard, undisturbed, strict=True):
+        one.check_same(alone)
+        # Eight tokens and four answers a turn; the very last token goes through the model with what follows it.
+        assert one.num_computed == [11, *[12] * last_turn]
+    assert all(moved_by_stop), moved_by_stop
+    took_s = [took_s for one in heard for _, took_s in one.waited_s]
+    print(f"moved: {moved_by_stop}; a turn took {statistics.median(took_s):.3f} s (p50), {max(took_s):.3f} s at most")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -39,6 +40,47 @@ def fill(driver: ThreadedDriver) -> None:
         if driver.engine.settings.disk_tier_dir:
             while any(session["kv"] == "host" for session in driver.engine.call(Maintenance.describe)):
                 time.sleep(0.01)
+
+
+def before_kv(monkeypatch: pytest.MonkeyPatch, happens: Callable[[Any], None]) -> None:
+    """What happens before KV is written, given its session's id."""
+    save, add_kv = SnapshotDirectory.save, SnapshotDirectory.add_kv
+
+    def save_then(self: SnapshotDirectory, snapshot: Any, kv: Any = None, **kwargs: Any) -> None:
+        if kv is not None:
+            happens(snapshot.header.session_id)
+        save(self, snapshot, kv, **kwargs)
+
+    def add_then(self: SnapshotDirectory, snapshot: Any, *args: Any, **kwargs: Any) -> bool:
+        happens(snapshot.header.session_id)
+        return add_kv(self, snapshot, *args, **kwargs)
+
+    monkeypatch.setattr(SnapshotDirectory, "save", save_then)
+    monkeypatch.setattr(SnapshotDirectory, "add_kv", add_then)
+
+
+class Halt:
+    """A drain that stands still as it writes the KV of one session."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, driver: ThreadedDriver, session_id: int) -> None:
+        self._has_come, self._may_go = threading.Event(), threading.Event()
+
+        def halt(found: Any) -> None:
+            if found == session_id:
+                self._has_come.set()
+                assert self._may_go.wait(30)
+
+        before_kv(monkeypatch, halt)
+        self.drained: list[Drained] = []
+        self._thread = threading.Thread(target=lambda: self.drained.append(drain(driver.engine, 30)))
+
+    def __enter__(self) -> None:
+        self._thread.start()
+        assert self._has_come.wait(30)
+
+    def __exit__(self, *_: object) -> None:
+        self._may_go.set()
+        self._thread.join()
 
 
 def with_kv(tmp_path: Path) -> set[int]:
@@ -86,13 +128,7 @@ def test_the_last_active_go_first_and_those_that_do_not_fit_the_time_stay_withou
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A disk on which the KV of a session takes 0.4 s, and 0.95 s are there."""
-    add_kv = SnapshotDirectory.add_kv
-
-    def add_slowly(self: SnapshotDirectory, *args: Any, **kwargs: Any) -> bool:
-        time.sleep(0.4)
-        return add_kv(self, *args, **kwargs)
-
-    monkeypatch.setattr(SnapshotDirectory, "add_kv", add_slowly)
+    before_kv(monkeypatch, lambda _: time.sleep(0.4))
     before = start()
     fill(before)
     begun_s = time.monotonic()
@@ -109,17 +145,15 @@ def test_the_last_active_go_first_and_those_that_do_not_fit_the_time_stay_withou
 def test_on_a_full_disk_the_sessions_stay_saved(
     start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    add_kv = SnapshotDirectory.add_kv
+    def take_one(session_id: Any) -> None:
+        if session_id != NUM_SESSIONS - 1:
+            raise ResourceExhausted("no room")
 
-    def add_one(self: SnapshotDirectory, snapshot: Any, *args: Any, **kwargs: Any) -> bool:
-        if snapshot.header.session_id == NUM_SESSIONS - 1:
-            return add_kv(self, snapshot, *args, **kwargs)
-        raise ResourceExhausted("no room")
-
-    monkeypatch.setattr(SnapshotDirectory, "add_kv", add_one)
+    before_kv(monkeypatch, take_one)
     before = start()
     fill(before)
     assert drain(before.engine, 10) == Drained(saved=5, failed=0, with_kv=1)
+    assert "session 3, and those behind it, are not handed over one by one: RESOURCE_EXHAUSTED: no room" in caplog.text
     assert "session 3, and those that were active before it, is saved without KV" in caplog.text
     check_all_go_on(start(), {4})
 
@@ -136,3 +170,85 @@ def test_kv_that_cannot_be_read_is_left_out(start: Start, tmp_path: Path, caplog
     assert drain(second.engine, 10) == Drained(saved=5, failed=0, with_kv=0)
     assert "session 4 is saved without its KV" in caplog.text
     check_all_go_on(start(), set())
+
+
+def test_a_turn_that_comes_while_its_session_is_saved_finds_the_kv_elsewhere(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All were refused before any KV was saved: whose turn came in that time was taken up elsewhere without it."""
+    before = start()
+    fill(before)
+    halt = Halt(monkeypatch, before, NUM_SESSIONS - 1)
+    with halt:
+        late = before.ask(NUM_SESSIONS - 1, [50], max_tokens=3)
+        # Others live as before, and are saved with what they say now.
+        history = [0, *range(40)]
+        history += [*expected_tokens(history, 2), 50]
+        assert before.ask(0, [50], max_tokens=3).wait().token_ids == expected_tokens(history, 3)
+        # But nobody opens a session here.
+        assert before.ask(99, [1], start=True).wait().code == "UNAVAILABLE"
+        assert not late.is_done
+    assert late.wait().code == "UNAVAILABLE"
+    assert halt.drained == [Drained(saved=5, failed=0, with_kv=5)]
+    after = start()
+    history += [*expected_tokens(history, 3), 51]
+    answer = after.ask(0, [51], max_tokens=3, start=True, resume=True).wait()
+    assert (answer.token_ids, answer.status.usage["computed_tokens"]) == (expected_tokens(history, 3), 4)
+    answer = after.ask(NUM_SESSIONS - 1, [50], max_tokens=3, start=True, resume=True).wait()
+    assert answer.status.usage["computed_tokens"] == 4
+
+
+def test_who_has_gone_elsewhere_is_told_so(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = start()
+    fill(before)
+    with Halt(monkeypatch, before, 0):  # the last
+        for resume in (False, True):
+            options = {"start": True, "resume": True} if resume else {}
+            assert before.ask(NUM_SESSIONS - 1, [50], **options).wait().code == "UNAVAILABLE"
+
+
+def test_who_closes_a_session_while_it_is_saved_closes_it_elsewhere(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = start()
+    fill(before)
+    halt = Halt(monkeypatch, before, 2)
+    with halt:
+        ended = before.ask(2, [], end=True)
+    assert ended.wait().code == "UNAVAILABLE"  # its client closes it where it is then
+    assert halt.drained == [Drained(saved=5, failed=0, with_kv=5)]
+    assert start().ask(2, [], start=True, resume=True, end=True).wait().status.finish_reason == "closed"
+
+
+def test_a_session_that_ends_while_it_is_saved_does_not_come_back(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = start()
+    fill(before)
+    halt = Halt(monkeypatch, before, 2)
+    with halt:
+        # An END whose turn is refused closes its session all the same.
+        assert before.ask(2, [], end=True, turn=77).wait().code == "FAILED_PRECONDITION"
+    assert halt.drained == [Drained(saved=4, failed=0, with_kv=4)]
+    assert SnapshotDirectory(tmp_path / "sessions", ttl_s=60).find(2) is None
+
+
+def test_a_session_that_cannot_be_saved_goes_on_until_the_end(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Any) -> None:
+        raise ResourceExhausted("no room")
+
+    before_kv(monkeypatch, fail)
+    before = start()
+    fill(before)
+    before.engine.call(Maintenance.leave)
+    held = before.engine.call(lambda sessions: sessions.hold(4))
+    assert held is not None
+    waiting = before.ask(4, [50], max_tokens=3)
+    before.engine.call(lambda sessions: sessions.copies.end(held[1]))
+    before.engine.call(lambda sessions: sessions.let_go(4))
+    history = [4, *range(40)]
+    history += [*expected_tokens(history, 2), 50]
+    assert waiting.wait().token_ids == expected_tokens(history, 3)
+    assert drain(before.engine, 10) == Drained(saved=5, failed=0, with_kv=0)
+    check = start().ask(4, [51], max_tokens=1, start=True, resume=True).wait()
+    assert check.token_ids == expected_tokens([*history, *expected_tokens(history, 3), 51], 1)
