@@ -103,6 +103,9 @@ def draw(path: Path, fleet: Fleet, courses: Mapping[str, Course]) -> None:
     waiting.set(xlabel="minutes", ylabel="sessions that wait", yscale="symlog", ylim=(0, None))
     missed.set(xlabel="beats that a moved session misses", ylabel="of those moved, %", xscale="log", ylim=(0, 102))
     missed.xaxis.set_major_formatter("{x:g}")
-    for axes in (load, waiting, missed):
+    for axes in (load, waiting):
         axes.legend(frameon=False, fontsize=8)
+    missed.legend(
+        frameon=False, fontsize=8, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.2)
+    )  # lines are all over it
     save(figure, path)
