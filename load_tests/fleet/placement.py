@@ -1,8 +1,8 @@
 """Where Envoy puts streams that name no server, as `deploy/envoy/envoy.yaml` has it.
 
-Of two replicas drawn by chance the one with fewer streams (the power of two choices: M. Mitzenmacher, 2001). Each edge
-knows its own streams only. A full replica is not drawn as long as another has room. The slow start of a replica that
-has just come is left out.
+Of five replicas drawn by chance the one with the fewest streams (the power of choices: M. Mitzenmacher, 2001). Each
+edge knows its own streams only. A full replica is not drawn as long as another has room. The slow start of a replica
+that has just come is left out.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
+
+# choice_count
+_NUM_DRAWN = 5
 
 
 class Placement:
@@ -43,9 +46,9 @@ class Placement:
 
     def _place_at_once(self, edges: Ints) -> Ints:
         has_room = self.alive & (self.load() < self._capacity)
-        drawn = self._random.choice(np.flatnonzero(has_room if has_room.any() else self.alive), (2, len(edges)))
-        one, other = self._streams[edges, drawn]
-        chosen: Ints = np.where(other < one, drawn[1], drawn[0])
+        places = np.flatnonzero(has_room if has_room.any() else self.alive)
+        drawn = self._random.choice(places, (_NUM_DRAWN, len(edges)))
+        chosen: Ints = drawn[self._streams[edges, drawn].argmin(axis=0), np.arange(len(edges))]
         np.add.at(self._streams, (edges, chosen), 1)
         return chosen
 

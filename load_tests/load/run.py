@@ -70,7 +70,8 @@ def _complete(
     picture = run.out_dir / "load.png"
     draw_run(picture, f"{name}: {run.num_users} people", report["seconds"])
     print_summary(report)
-    print("load generator:", ", ".join(f"{what} {value}" for what, value in report["load_generator"].items()))
+    if "load_generator" in report:
+        print("load generator:", ", ".join(f"{what} {value}" for what, value in report["load_generator"].items()))
     print(warning(cores.others_share))
     print(*(f"written: {run.out_dir / file}" for file in ("report.json", "load.png", "locust.html")), sep="\n")
 

@@ -67,10 +67,12 @@ def target_of(host: str, options: argparse.Namespace) -> Target:
         options: of the command line.
 
     Raises:
-        ValueError: there is no such form of an address.
+        ValueError: there is no such form of an address, or a token would be sent in plain text.
         OSError: a file cannot be read.
     """
     scheme, address = _parts_of(host, has_ca=bool(options.tls_ca))
+    if options.token_file and scheme != _TLS:
+        raise ValueError(f"a token is not sent to {address} in plain text: --host https://…")
     authorities = Path(options.tls_ca).read_bytes() if options.tls_ca else None
     return Target(
         address,

@@ -15,7 +15,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -44,7 +45,7 @@ class Drained:
 
     Attributes:
         saved: number of saved sessions.
-        failed: number of lost sessions.
+        failed: number of sessions that could not be saved.
         with_kv: number of sessions saved with their KV.
     """
 
@@ -54,7 +55,7 @@ class Drained:
 
 
 def drain(engine: Engine, timeout_s: float) -> Drained:
-    """Refuses new turns, saves every session to the snapshot directory, and stops the engine.
+    """Saves every session to the snapshot directory while those behind it go on, and stops the engine.
 
     Args:
         engine: runs in its own thread.
@@ -80,40 +81,69 @@ def drain(engine: Engine, timeout_s: float) -> Drained:
 
 
 def _hand_over_all(engine: Engine, snapshots: SnapshotDirectory, *, until_s: float) -> list[bool]:
-    """Saves sessions that rest and ends them here, until none is left, the time is over, or one cannot be saved.
+    """Saves sessions that rest and ends them here, until none is left, the time is over, or the disk takes no more.
 
     Returns:
         Of each session that went, whether with its KV.
     """
     moved: list[bool] = []
-    bytes_per_s = math.inf
+    stay: set[SessionId] = set()
+    speed = _WriteSpeed()
     engine.call(Maintenance.leave)
     while time.monotonic() < until_s:
-        num_before = len(moved)
-        for session_id in engine.call(lambda sessions: sessions.living):
-            held = engine.call(partial(Maintenance.hold, session_id=session_id))
-            if held is None:
-                continue
-            copy, copying = held
-            num_bytes, begun_s = 0 if copying is None else copying.num_bytes, time.monotonic()
-            try:
-                kv = _kv_in_time(engine, session_id, copying, max_bytes=bytes_per_s * (until_s - begun_s))
+        held = engine.call(partial(Maintenance.hold_next, but=stay))
+        if held is None:
+            if not engine.call(lambda sessions: sessions.is_busy):
+                break
+            time.sleep(_POLL_S)
+            continue
+        copy, copying = held
+        is_last = False
+        try:
+            with speed.measured(0 if copying is None else copying.num_bytes):
+                kv = _kv_in_time(engine, copy.id, copying, max_bytes=speed.bytes_until(until_s))
                 snapshot = snapshot_of(copy, engine.environment, epoch=copy.epoch, expires_s=snapshots.expires_s)
                 snapshots.save(snapshot, kv, until_s=until_s)
-            except MicroturnError as error:
-                log.warning("session %s, and those behind it, are not handed over one by one: %s", session_id, error)
-                engine.call(partial(Maintenance.let_go, session_id=session_id))
-                return moved
+        except DeadlineExceeded as error:
+            log.info("session %s is saved last: %s", copy.id, error)
+        except MicroturnError as error:
+            log.warning("session %s, and those behind it, are not handed over one by one: %s", copy.id, error)
+            is_last = True
+        except Exception:  # memory, or a device: the others may still be saved
+            log.exception("session %s is not handed over", copy.id)
+        else:
             if engine.call(partial(Maintenance.hand_over, copy=copy)):
                 moved.append(kv is not None)
             else:
-                snapshots.remove(session_id)  # it was closed
-            if num_bytes:
-                bytes_per_s = num_bytes / (time.monotonic() - begun_s)
-        if len(moved) == num_before and not engine.call(lambda sessions: sessions.is_busy):
+                snapshots.remove(copy.id)  # it was closed
+            continue
+        stay.add(copy.id)
+        engine.call(partial(Maintenance.let_go, session_id=copy.id))
+        if is_last:
             break
-        time.sleep(_POLL_S)
     return moved
+
+
+class _WriteSpeed:
+    """How fast KV is written, by large pieces: of small ones it says how long a file takes."""
+
+    _LARGE = 64 << 20
+
+    def __init__(self) -> None:
+        self._num_bytes, self._took_s = 0, 0.0
+
+    def bytes_until(self, until_s: float) -> float:
+        """What can be written in time; no limit before anything is known."""
+        return self._num_bytes / self._took_s * (until_s - time.monotonic()) if self._num_bytes else math.inf
+
+    @contextmanager
+    def measured(self, num_bytes: int) -> Iterator[None]:
+        """Takes the time of a block that writes so much."""
+        begun_s = time.monotonic()
+        yield
+        if num_bytes >= self._LARGE:
+            self._num_bytes += num_bytes
+            self._took_s += time.monotonic() - begun_s
 
 
 def _kv_in_time(engine: Engine, session_id: SessionId, copying: Copying | None, *, max_bytes: float) -> KVCopy | None:

@@ -13,6 +13,7 @@ Files are written and read in the caller's thread; the engine thread only copies
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -42,6 +43,7 @@ class Operations:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._draining = threading.Lock()
         self._operations = {
             "list": self._list,
             "export": self._export,
@@ -115,7 +117,12 @@ class Operations:
         return self._engine.call(admit)
 
     def _drain(self, request: Mapping[str, Any]) -> dict[str, int]:
-        return asdict(drain(self._engine, _seconds(request, "timeout_s")))
+        if not self._draining.acquire(blocking=False):
+            raise FailedPrecondition("a drain is under way")
+        try:
+            return asdict(drain(self._engine, _seconds(request, "timeout_s")))
+        finally:
+            self._draining.release()
 
 
 def _claim(path: Path) -> Path:

@@ -5,6 +5,7 @@ All of it on the engine's thread, between two steps: see `Engine.call`.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 from microturn.engine.gauges import Gauges
@@ -99,7 +100,8 @@ class Maintenance:
 
     def measure(self) -> dict[Sample, float]:
         """All metrics as of now."""
-        return self._gauges.read(is_draining=self._request_handler.is_draining)
+        handler = self._request_handler
+        return self._gauges.read(is_draining=handler.is_leaving or handler.is_draining)
 
     def copy(self, name: str) -> Session:
         """A session as of its last committed point, of an epoch of its own.
@@ -146,29 +148,32 @@ class Maintenance:
         """Opens and restores no more sessions; those that live go on until they are handed over."""
         self._request_handler.is_leaving = True
 
-    @property
-    def living(self) -> list[SessionId]:
-        """The ids of the sessions that live, the last active first."""
-        by_activity = sorted(self._sessions, key=lambda session: session.last_activity_s, reverse=True)
-        return [session.id for session in by_activity]
+    def hold_next(self, but: Container[SessionId] = ()) -> tuple[Session, Copying | None] | None:
+        """Holds a session that rests, the last active first: from now on its turns wait.
 
-    def hold(self, session_id: SessionId) -> tuple[Session, Copying | None] | None:
-        """A session as it rests, of an epoch of its own, and its KV as it begins to be copied; from now on turns wait.
+        Args:
+            but: ids that are left out.
 
-        None if it has a turn, is closing, or is not here.
+        Returns:
+            The session as it is, of an epoch of its own, and its KV as it begins to be copied; None if none rests.
         """
-        session = self._sessions.find(session_id)
-        if session is None or session.running is not None or session.is_closing:
+        resting = [session for session in self._sessions if session.rests and session.id not in but]
+        if not resting:
             return None
+        session = max(resting, key=lambda session: session.last_activity_s)
         copy = session.at_rest(self._environment.new_table(session.window))
         copy.epoch = next_epoch(session.epoch)
+        copying = self.copies.begin(session)
         session.is_held = True
-        return copy, self.copies.begin(session)
+        return copy, copying
 
     def hand_over(self, copy: Session) -> bool:
         """Ends a held session whose copy can be taken up elsewhere; False if it has ended by itself meanwhile."""
         session = self._sessions.find(copy.id)
         if session is None or not session.is_held:
+            return False
+        if session.is_closing and not session.queued:  # END came, and its turn did not wait so long
+            self.let_go(session.id)
             return False
         self._lifecycle.end(session, "moved", _moved())
         return True

@@ -13,7 +13,7 @@ _MARGIN_S = 0.5
 
 
 def save_sessions(admin_socket: Path, timeout_s: float) -> bool:
-    """Drains the engine: running turns may end, then every session is saved and further turns are refused.
+    """Drains the engine: sessions are saved one by one while the others go on, then what is left.
 
     Args:
         admin_socket: the engine's.

@@ -113,6 +113,11 @@ class Session:
         return "parked" if self.running is None or self.running.is_paused else "running"
 
     @property
+    def rests(self) -> bool:
+        """Whether it has no turn, not even a paused one, goes on, and is not held."""
+        return self.running is None and not self.is_closing and not self.is_held
+
+    @property
     def kv_place(self) -> str:
         """Where its KV is, as operators are told; `tokens` is nowhere: it is computed (again) with the next turn."""
         if not self.kv_len:
@@ -174,6 +179,7 @@ class Session:
             results=self.results.copy(),
             running=None,
             queued=deque(),
+            is_held=False,
             num_turns=self.num_turns if self.running is None else self.running.number,
         )
 
@@ -286,7 +292,7 @@ class Session:
         """Asserts that KV, context and turns agree."""
         self.table.check_integrity()
         assert max(self.table.kv_len, self.kv_len) <= max(0, len(self.context) - 1), "KV beyond the context"
-        assert self.running is not None or not self.queued, "a queued turn, and none runs"
+        assert self.running is not None or self.is_held or not self.queued, "a queued turn, and none runs"
         assert self.window or len(self.context) <= self.max_context, "a context beyond its limit"
         assert self.window or not self.context.num_forgotten, "forgotten without a window"
         assert self.context.first_kept <= self.least_rewind, "what a rewind can reach is forgotten"

@@ -21,12 +21,13 @@ class Latencies(NamedTuple):
     output_token_s: float | None
 
 
-def latencies_of(turn: Turn, status: Status) -> Latencies:
-    """Those of a turn with its status."""
+def latencies_of(turn: Turn, status: Status) -> Latencies | None:
+    """Those of a turn with its status; None of one that did nothing here, counted only, or was cancelled."""
+    if status.finish_reason == "cancelled" or turn.options.count_only or not (turn.num_input or turn.num_output):
+        return None
     total_s, decode_s = status.timing_ms["total"] / 1e3, status.timing_ms["decode"] / 1e3
     if turn.first_token_s is None:
         return Latencies(total_s, None, None)
     num_later = turn.num_output - 1
-    return Latencies(
-        total_s, turn.first_token_s - turn.request.arrived_s, decode_s / num_later if num_later > 0 else None
-    )
+    first_token_s = turn.first_token_s - turn.request.arrived_s
+    return Latencies(total_s, first_token_s, decode_s / num_later if num_later > 0 else None)

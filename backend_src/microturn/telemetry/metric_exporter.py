@@ -19,7 +19,7 @@ from microturn.telemetry.batch_thread import BatchThread
 from microturn.telemetry.families import Family, Histogram, Sample
 from microturn.telemetry.latencies import latencies_of
 from microturn.telemetry.metrics import Metrics
-from microturn.telemetry.otlp import Collector, attributes_of, is_refusal, nanoseconds
+from microturn.telemetry.otlp import Collector, attributes_of, has_no_place_for_it, nanoseconds
 from microturn.telemetry.spans import gen_ai_of
 
 log = logging.getLogger(__name__)
@@ -27,12 +27,15 @@ log = logging.getLogger(__name__)
 # OpenTelemetry's own default.
 _INTERVAL_MS = "60000"
 _PAUSE_S = 0.1
+_PATIENCE_S = 5.0
+# Of those that wait the last one is sent.
+_MAX_WAITING = 8
 _CUMULATIVE = 2
 _UNITS = {"_seconds": "s", "_bytes": "By"}
 
 
 class MetricExporter:
-    """Sends metrics every minute, or every OTEL_METRIC_EXPORT_INTERVAL ms.
+    """Sends metrics every minute, or every OTEL_METRIC_EXPORT_INTERVAL ms, but no more often than they are published.
 
     Args:
         collector: where to.
@@ -61,7 +64,11 @@ class MetricExporter:
         self._next_s = time.monotonic()
         self._is_refused = False
         self._updates = BatchThread(
-            "microturn-otlp-metrics", self._send_last, pause_s=_PAUSE_S, max_waiting=1, max_at_once=1
+            "microturn-otlp-metrics",
+            self._send_last,
+            pause_s=_PAUSE_S,
+            max_waiting=_MAX_WAITING,
+            max_at_once=_MAX_WAITING,
         )
 
     def put(self, samples: Mapping[Sample, float], *, is_last: bool = False) -> None:
@@ -73,16 +80,18 @@ class MetricExporter:
 
     def exemplify(self, turn: Turn, status: Status) -> None:
         """Notes a sampled turn, whose trace the next update names with the time that it took."""
-        assert turn.options.traceparent is not None
-        _, trace_id, span_id, _ = turn.options.traceparent.split("-")
+        latencies = latencies_of(turn, status)
+        if latencies is None:
+            return
+        _, trace_id, span_id, _ = turn.request.options["traceparent"].split("-")
         found = {"timeUnixNano": nanoseconds(time.time()), "traceId": trace_id, "spanId": span_id}
-        for family, value in zip(self._latencies, latencies_of(turn, status), strict=True):
+        for family, value in zip(self._latencies, latencies, strict=True):
             if value is not None:
                 self._exemplars[family.name] = found | {"asDouble": value}
 
     def stop(self) -> None:
-        """Sends what is queued, without retry, and ends the thread."""
-        self._updates.close()
+        """Sends what is queued, without retry; a collector that does not answer is not waited for."""
+        self._updates.close(_PATIENCE_S)
 
     def _send_last(self, updates: Sequence[Mapping[Sample, float]]) -> None:
         if self._is_refused:
@@ -95,13 +104,13 @@ class MetricExporter:
         if trouble is None:
             return
         # Numbers are totals, so the next update has what this one had.
-        self._is_refused = is_refusal(trouble)
+        self._is_refused = has_no_place_for_it(trouble)
         log.warning("%s %s: %s", to.url, "takes no metrics" if self._is_refused else "did not take metrics", trouble)
 
     def _metrics_of(self, samples: Mapping[Sample, float]) -> Iterator[dict[str, Any]]:
         for family in self._families:
             exemplar = self._exemplars.pop(family.name, None)
-            unit = next((unit for end, unit in _UNITS.items() if family.name.endswith(end)), "1")
+            unit = next((unit for end, unit in _UNITS.items() if family.name.endswith(end)), "")
             data = self._data_of(family, samples, exemplar)
             name = family.name.removesuffix("_total")
             yield {"name": name, "description": family.meaning, "unit": unit, **data}

@@ -38,7 +38,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.heartbeat = Gauge("microturn_heartbeat_timestamp_seconds", "When the engine last gave its figures.")
-        self.draining = Gauge("microturn_draining", "1 while the server takes no more turns because it stops.")
+        self.draining = Gauge("microturn_draining", "1 while the server hands its sessions over because it stops.")
 
         self.sessions = Gauge(
             "microturn_sessions",

@@ -24,6 +24,7 @@ _TIMEOUT_S = 10.0
 # Covers the restart of a collector; a longer outage is not worth the memory.
 _RETRY_PAUSES_S = (0.5, 2.0)
 _TRY_AGAIN = frozenset({429, 502, 503, 504})
+_NO_PLACE = frozenset({404, 405, 415})
 
 Attribute = str | int | float | Sequence[str]
 
@@ -62,7 +63,8 @@ class Collector:
                 trouble = error
             if isinstance(trouble, urllib.error.HTTPError):
                 trouble.close()
-            if pause_s is None or is_refusal(trouble) or is_closing.wait(pause_s):
+            is_refused = isinstance(trouble, urllib.error.HTTPError) and trouble.code not in _TRY_AGAIN
+            if pause_s is None or is_refused or is_closing.wait(pause_s):
                 break
         return trouble
 
@@ -72,9 +74,9 @@ class Collector:
             response.read()
 
 
-def is_refusal(trouble: Exception) -> bool:
-    """Whether the collector answered, and will not answer otherwise."""
-    return isinstance(trouble, urllib.error.HTTPError) and trouble.code not in _TRY_AGAIN
+def has_no_place_for_it(trouble: Exception) -> bool:
+    """Whether the collector takes no such telemetry at all; of other refusals the cause may pass."""
+    return isinstance(trouble, urllib.error.HTTPError) and trouble.code in _NO_PLACE
 
 
 def find_collector(signal: str, endpoint: str, service: Mapping[str, str]) -> Collector | None:

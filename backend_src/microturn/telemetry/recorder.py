@@ -15,7 +15,7 @@ from microturn.sessions.inputs import TextInput, TokenInput
 from microturn.sessions.session import Session
 from microturn.sessions.turn import Status, Turn
 from microturn.settings import Settings
-from microturn.telemetry.latencies import latencies_of
+from microturn.telemetry.latencies import Latencies, latencies_of
 from microturn.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -113,11 +113,12 @@ class Recorder:
             metrics.turn_tokens.add(kind, by=status.usage.get(f"{kind}_tokens", 0))
         if turn.checkpoint is not None and turn.num_computed and turn.len_before > 1 and not turn.num_cached:
             metrics.kv_restores.add("tokens", "false")
-        if turn.num_input or turn.num_output:
-            self._time(turn, status)
+        latencies = latencies_of(turn, status)
+        if latencies is not None:
+            self._time(turn, status, latencies)
 
-    def _time(self, turn: Turn, status: Status) -> None:
-        timing_ms, latencies = status.timing_ms, latencies_of(turn, status)
+    def _time(self, turn: Turn, status: Status, latencies: Latencies) -> None:
+        timing_ms = status.timing_ms
         self.metrics.turn_seconds.observe(latencies.total_s)
         phases = self.metrics.turn_phase_seconds
         phases.observe(timing_ms["queue"] / 1e3, "queue")

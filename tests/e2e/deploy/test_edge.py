@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import statistics
 import time
+import urllib.request
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from microturn_client import AsyncClient, Client, MicroturnError, PermissionDenied, Recovery, Unavailable
 from support.certificates import Authority
-from support.edge import Edge, TokenIssuer
+from support.edge import DEPLOY, Edge, TokenIssuer
 from support.programs import CERTIFICATES, EDGE, printed_by, programs_for
 from support.served import Served, Start
 
@@ -223,3 +225,26 @@ def _start(sequence_id: int) -> service_pb2.ModelInferRequest:
     request.inputs.add(name="input_ids", datatype="INT32", shape=[1, 0])
     request.raw_input_contents.append(b"")
     return request
+
+
+def test_an_edge_that_is_short_of_memory_refuses_sessions_and_is_not_started_again(
+    door: Door, tmp_path: Path, authority: Authority, issuer: TokenIssuer
+) -> None:
+    """It refused whoever asked whether it is ready too, and was killed with all its streams."""
+    (tmp_path / "secrets").mkdir()
+    authority.issue(tmp_path / "secrets")
+    (tmp_path / "secrets" / "jwks.json").write_text(issuer.jwks())
+    text = (DEPLOY / "envoy" / "envoy.yaml").read_text()
+    assert text.count("max_heap_size_bytes: 805306368") == 1
+    with closing(
+        Edge(tmp_path, text.replace("max_heap_size_bytes: 805306368", "max_heap_size_bytes: 1000000"))
+    ) as edge:
+        edge.serve([door.served])
+        deadline_s = time.monotonic() + 30
+        while "envoy_overload_envoy_overload_actions_stop_accepting_requests_active{} 1" not in edge.stats():
+            assert time.monotonic() < deadline_s, [line for line in edge.stats().splitlines() if "overload" in line]
+            time.sleep(0.1)
+        with urllib.request.urlopen(f"http://{edge.metrics_address}/ready", timeout=5) as ready:
+            assert ready.status == 200
+        with Client(edge.address, credentials=door.credentials(), recovery=HASTY) as client, pytest.raises(Unavailable):
+            client.session().append("Hello")

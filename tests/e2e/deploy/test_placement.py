@@ -83,7 +83,7 @@ async def test_sessions_go_where_there_are_few(edge: Edge, servers: list[Served]
     sessions = await opened(client, 12)
     places = Counter(map(place, sessions))
     assert len(places) == 3
-    assert max(places.values()) - min(places.values()) <= 3, places
+    assert max(places.values()) - min(places.values()) <= 3, places  # by chance more of it, once in 25,000 times
     await close(sessions)
 
 

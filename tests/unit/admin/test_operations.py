@@ -321,6 +321,20 @@ def test_turns_that_come_while_a_drain_waits_are_told_to_come_back(start: Start,
     assert codes - {None} == {"UNAVAILABLE"}
 
 
+def test_one_drain_at_a_time(start: Start, tmp_path: Path) -> None:
+    """Two that saved the same session: what one had handed over the other removed."""
+    driver = start(snapshots=SnapshotDirectory(tmp_path, ttl_s=60), max_context=100_000, num_pages=30_000)
+    operations = Operations(driver.engine)
+    running = driver.ask(1, [8], start=True, max_tokens=90_000)
+    assert running.begun.wait(10)
+    draining = threading.Thread(target=lambda: operations.answer({"op": "drain", "timeout_s": 1}))
+    draining.start()
+    time.sleep(0.2)
+    with pytest.raises(FailedPrecondition, match="a drain is under way"):
+        operations.answer({"op": "drain", "timeout_s": 1})
+    draining.join()
+
+
 def test_a_session_that_is_closing_is_not_saved(start: Start, tmp_path: Path) -> None:
     driver = start(snapshots=SnapshotDirectory(tmp_path, ttl_s=60), max_context=100_000, num_pages=30_000)
     running = driver.ask(1, [8], start=True, max_tokens=90_000)

@@ -29,7 +29,7 @@ def placed(num_edges: int, num_replicas: int, num_streams: int, capacity: int = 
     return placement, placement.place(random.integers(num_edges, size=num_streams))
 
 
-def test_of_two_replicas_the_emptier_one_is_taken() -> None:
+def test_of_those_drawn_the_emptiest_is_taken() -> None:
     placement, chosen = placed(1, 100, 10_000)
     load = placement.load()
     assert np.array_equal(load, np.bincount(chosen, minlength=100))
@@ -45,7 +45,7 @@ def test_who_is_lost_or_full_is_not_drawn() -> None:
     edges = np.zeros(900, np.int64)
     chosen = placement.place(edges)
     assert not {2, 7} & set(chosen)
-    assert placement.load().max() == 50  # all that live are full, and exactly so
+    assert placement.load().max() <= 51  # all that live are full; one more by two at the same instant
     placement.place(edges[:18])  # there is no room: they are somewhere all the same
     assert placement.load().sum() == 918
     placement.end(edges, chosen)

@@ -37,6 +37,12 @@ def test_what_is_no_address_is_refused(host: str) -> None:
         target(host)
 
 
+def test_a_token_is_not_sent_in_plain_text(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("abc")
+    with pytest.raises(ValueError, match="in plain text"):
+        target("http://edge:8443", token_file=str(tmp_path / "token"))
+
+
 def test_who_names_authorities_wants_tls(tmp_path: Path) -> None:
     (tmp_path / "ca.crt").write_text("-----BEGIN CERTIFICATE-----")
     (tmp_path / "token").write_text("abc\n")

@@ -112,6 +112,37 @@ def test_a_turn_of_one_token_has_no_time_between_two(
     assert (point["count"], point["exemplars"]) == ("0", [])
 
 
+def test_a_turn_that_is_asked_for_again_is_no_exemplar(
+    exporter: MetricExporter, driver: FakeDriver, collector: Collector
+) -> None:
+    """It has no options of its own, and every one of them was an error in the log."""
+    trace = f"00-{TRACE_ID}-{PARENT_ID}-01"
+    for _ in range(2):
+        answer, turn = driver.post(7, [5, 6], start=True, max_tokens=1, turn=0, traceparent=trace)
+        driver.run()
+    assert answer.status.replayed
+    exporter.exemplify(turn, answer.status)
+    exporter.put(driver.engine.recorder.metrics.samples())
+    collector.wait_for_metrics(bool)
+    point = point_of(collector, "microturn_turn_seconds")
+    assert (point["count"], point["exemplars"]) == ("1", [])
+
+
+@pytest.mark.parametrize("code", [401, 500])
+def test_a_refusal_that_may_pass_does_not_end_the_export(
+    exporter: MetricExporter, driver: FakeDriver, collector: Collector, code: int
+) -> None:
+    collector.answers = [code]
+    samples = driver.engine.recorder.metrics.samples()
+    exporter.put(samples)
+    deadline_s = time.monotonic() + 30
+    while collector.answers:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    exporter.put(samples, is_last=True)
+    collector.wait_for_metrics(bool)
+
+
 def test_updates_come_at_their_interval_and_at_the_end(
     exporter: MetricExporter, driver: FakeDriver, collector: Collector
 ) -> None:
