@@ -91,7 +91,11 @@ def _hand_over_all(engine: Engine, snapshots: SnapshotDirectory, *, until_s: flo
     speed = _WriteSpeed()
     engine.call(Maintenance.leave)
     while time.monotonic() < until_s:
-        held = engine.call(partial(Maintenance.hold_next, but=stay))
+        try:
+            held = engine.call(partial(Maintenance.hold_next, but=stay))
+        except Exception:  # no memory for a copy: the tokens of all can still be saved
+            log.exception("no further session is handed over")
+            break
         if held is None:
             if not engine.call(lambda sessions: sessions.is_busy):
                 break

@@ -151,14 +151,12 @@ class Lifecycle:
             self._begin_behind(session, turn)
         if session.running is not None:
             self.attend(session)
-            return
-        if session.queued:  # it is held
-            return
-        with aftermath():
-            if session.is_closing:
-                self._sessions.end(session)
-            else:
-                self._sessions.park(session)
+        elif not session.queued:  # else it is held
+            with aftermath():
+                if session.is_closing:
+                    self._sessions.end(session)
+                else:
+                    self._sessions.park(session)
 
     def _begin_behind(self, session: Session, turn: Turn) -> None:
         """Begins a turn whose input is appended, on what the turns before it left; a fault of that undoes it."""
