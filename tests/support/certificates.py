@@ -24,11 +24,11 @@ class Authority:
             *("-subj", "/CN=test authority", "-keyout", str(directory / "ca.key"), "-out", str(self.certificate)),
         )
 
-    def issue(self, target: Path) -> tuple[Path, Path]:
-        """Writes `tls.crt` and `tls.key` for loopback into a directory that exists, and returns their paths."""
+    def issue(self, target: Path, name: str = "IP:127.0.0.1") -> tuple[Path, Path]:
+        """Writes `tls.crt` and `tls.key` for a name into a directory that exists, and returns their paths."""
         request, certificate, key = target / "tls.csr", target / "tls.crt", target / "tls.key"
         extensions = target / "tls.ext"
-        extensions.write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
+        extensions.write_text(f"subjectAltName={name}\n")
         _openssl(
             *("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=test server"),
             *("-keyout", str(key), "-out", str(request)),

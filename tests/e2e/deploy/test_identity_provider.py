@@ -29,7 +29,7 @@ def provider(tmp_path: Path, authority: Authority, issuer: TokenIssuer) -> Itera
     published = tmp_path / "published"
     published.mkdir()
     (published / "jwks.json").write_text(issuer.jwks())
-    certificate, key = authority.issue(tmp_path)
+    certificate, key = authority.issue(tmp_path, "DNS:localhost")
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(certificate, key)
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(published))) as server:
