@@ -15,8 +15,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -62,11 +61,12 @@ def drain(engine: Engine, timeout_s: float) -> Drained:
         timeout_s: of the whole drain.
     """
     begun_s = time.monotonic()
+    turns_until_s = begun_s + _SHARE_OF_TURNS * timeout_s
+    speed = _WriteSpeed()
     moved: list[bool] = []
     if engine.snapshots is not None:
-        moved = _hand_over_all(engine, engine.snapshots, until_s=begun_s + _SHARE_OF_TURNS * timeout_s)
+        moved = _hand_over_all(engine, engine.snapshots, speed, until_s=turns_until_s)
     engine.call(Maintenance.drain)
-    turns_until_s = begun_s + _SHARE_OF_TURNS * timeout_s
     while time.monotonic() < turns_until_s and engine.call(lambda sessions: sessions.is_busy):
         time.sleep(_POLL_S)
     resting = engine.call(Maintenance.quiesce)
@@ -75,12 +75,12 @@ def drain(engine: Engine, timeout_s: float) -> Drained:
     if engine.snapshots is not None:
         saved = _save(engine, engine.snapshots, resting, until_s=begun_s + timeout_s)
         until_s = begun_s + _SHARE_UNTIL_KV_ENDS * timeout_s
-        num_with_kv = _save_kv(engine, engine.snapshots, saved, until_s=until_s)
+        num_with_kv = _save_kv(engine, engine.snapshots, speed, saved, until_s=until_s)
     engine.call(Maintenance.stop)
     return Drained(len(moved) + len(saved), len(resting) - len(saved), sum(moved) + num_with_kv)
 
 
-def _hand_over_all(engine: Engine, snapshots: SnapshotDirectory, *, until_s: float) -> list[bool]:
+def _hand_over_all(engine: Engine, snapshots: SnapshotDirectory, speed: _WriteSpeed, *, until_s: float) -> list[bool]:
     """Saves sessions that rest and ends them here, until none is left, the time is over, or the disk takes no more.
 
     Returns:
@@ -88,7 +88,6 @@ def _hand_over_all(engine: Engine, snapshots: SnapshotDirectory, *, until_s: flo
     """
     moved: list[bool] = []
     stay: set[SessionId] = set()
-    speed = _WriteSpeed()
     engine.call(Maintenance.leave)
     while time.monotonic() < until_s:
         try:
@@ -102,12 +101,12 @@ def _hand_over_all(engine: Engine, snapshots: SnapshotDirectory, *, until_s: flo
             time.sleep(_POLL_S)
             continue
         copy, copying = held
-        is_last = False
+        begun_s, is_last = time.monotonic(), False
         try:
-            with speed.measured(0 if copying is None else copying.num_bytes):
-                kv = _kv_in_time(engine, copy.id, copying, max_bytes=speed.bytes_until(until_s))
-                snapshot = snapshot_of(copy, engine.environment, epoch=copy.epoch, expires_s=snapshots.expires_s)
-                snapshots.save(snapshot, kv, until_s=until_s)
+            kv = _kv_in_time(engine, copy.id, copying, max_bytes=speed.bytes_until(until_s))
+            snapshot = snapshot_of(copy, engine.environment, epoch=copy.epoch, expires_s=snapshots.expires_s)
+            snapshots.save(snapshot, kv, until_s=until_s)
+            speed.note(kv, begun_s)
         except DeadlineExceeded as error:
             log.info("session %s is saved last: %s", copy.id, error)
         except MicroturnError as error:
@@ -140,13 +139,10 @@ class _WriteSpeed:
         """What can be written in time; no limit before anything is known."""
         return self._num_bytes / self._took_s * (until_s - time.monotonic()) if self._num_bytes else math.inf
 
-    @contextmanager
-    def measured(self, num_bytes: int) -> Iterator[None]:
-        """Takes the time of a block that writes so much."""
-        begun_s = time.monotonic()
-        yield
-        if num_bytes >= self._LARGE:
-            self._num_bytes += num_bytes
+    def note(self, kv: KVCopy | None, begun_s: float) -> None:
+        """KV has been written, if there was any, since this time by `time.monotonic`."""
+        if kv is not None and kv.pages.num_bytes >= self._LARGE:
+            self._num_bytes += kv.pages.num_bytes
             self._took_s += time.monotonic() - begun_s
 
 
@@ -186,17 +182,22 @@ def _save(
 
 
 def _save_kv(
-    engine: Engine, snapshots: SnapshotDirectory, saved: Sequence[tuple[Session, Snapshot]], *, until_s: float
+    engine: Engine,
+    snapshots: SnapshotDirectory,
+    speed: _WriteSpeed,
+    saved: Sequence[tuple[Session, Snapshot]],
+    *,
+    until_s: float,
 ) -> int:
     """Adds the KV of sessions to their snapshots, as far as the measured write speed allows in time."""
-    num_saved, bytes_per_s = 0, math.inf
+    num_saved = 0
     for session, snapshot in sorted(saved, key=lambda one: one[0].last_activity_s, reverse=True):
         begun_s = time.monotonic()
         if begun_s >= until_s:
             break
         try:
             copying = engine.call(partial(Maintenance.begin_copying, session_id=session.id))
-            kv = collect_kv(engine, session.id, copying, max_bytes=bytes_per_s * (until_s - begun_s))
+            kv = collect_kv(engine, session.id, copying, max_bytes=speed.bytes_until(until_s))
             if kv is None:
                 continue
             num_saved += snapshots.add_kv(snapshot, kv, until_s=until_s)
@@ -206,5 +207,5 @@ def _save_kv(
             log.warning("session %s, and those that were active before it, is saved without KV: %s", session.id, error)
             break
         else:
-            bytes_per_s = kv.pages.num_bytes / (time.monotonic() - begun_s)
+            speed.note(kv, begun_s)
     return num_saved

@@ -115,6 +115,9 @@ class Maintenance:
         session = self._sessions.find(self._sessions.id_named(name))
         if session is None or session.is_closing:
             raise NotFound(f"no session '{name}' is here")
+        return self._resting(session)
+
+    def _resting(self, session: Session) -> Session:
         copy = session.at_rest(self._environment.new_table(session.window))
         copy.epoch = next_epoch(session.epoch)
         return copy
@@ -161,11 +164,9 @@ class Maintenance:
         if not resting:
             return None
         session = max(resting, key=lambda session: session.last_activity_s)
-        copy = session.at_rest(self._environment.new_table(session.window))
-        copy.epoch = next_epoch(session.epoch)
-        copying = self.copies.begin(session)
+        held = self._resting(session), self.copies.begin(session)
         session.is_held = True
-        return copy, copying
+        return held
 
     def hand_over(self, copy: Session) -> bool:
         """Ends a held session whose copy can be taken up elsewhere; False if it has ended by itself meanwhile."""
@@ -205,10 +206,7 @@ class Maintenance:
                 session.queued.popleft().fail(_going_away())
             if session.running is not None:
                 self._lifecycle.fail(session, session.running, _going_away())
-        resting = [session.at_rest(self._environment.new_table(session.window)) for session in self._sessions]
-        for session in resting:
-            session.epoch = next_epoch(session.epoch)
-        return resting
+        return [self._resting(session) for session in self._sessions]
 
     def stop(self) -> None:
         """Stops the engine once this task is done; its turns end with UNAVAILABLE."""

@@ -51,6 +51,11 @@ def take_turn(driver: FakeDriver, num_tokens: int) -> tuple[Turn, Status]:
     return turn, answer.status
 
 
+def export(exporter: MetricExporter, driver: FakeDriver, collector: Collector) -> None:
+    exporter.put(driver.engine.recorder.metrics.samples())
+    collector.wait_for_metrics(bool)
+
+
 def point_of(collector: Collector, name: str) -> dict[str, Any]:
     """Of a histogram without labels."""
     data = collector.metrics[name]["histogram"]
@@ -86,8 +91,7 @@ def test_three_have_the_names_of_the_conventions_and_the_trace_of_a_turn(
     exporter: MetricExporter, driver: FakeDriver, collector: Collector
 ) -> None:
     exporter.exemplify(*take_turn(driver, num_tokens=4))
-    exporter.put(driver.engine.recorder.metrics.samples())
-    collector.wait_for_metrics(bool)
+    export(exporter, driver, collector)
     for ours, theirs, value in (
         ("microturn_turn_seconds", "gen_ai.server.request.duration", 0.09),
         ("microturn_turn_first_token_seconds", "gen_ai.server.time_to_first_token", 0.06),
@@ -106,8 +110,7 @@ def test_a_turn_of_one_token_has_no_time_between_two(
     exporter: MetricExporter, driver: FakeDriver, collector: Collector
 ) -> None:
     exporter.exemplify(*take_turn(driver, num_tokens=1))
-    exporter.put(driver.engine.recorder.metrics.samples())
-    collector.wait_for_metrics(bool)
+    export(exporter, driver, collector)
     point = point_of(collector, "microturn_turn_output_token_seconds")
     assert (point["count"], point["exemplars"]) == ("0", [])
 
@@ -122,8 +125,7 @@ def test_a_turn_that_is_asked_for_again_is_no_exemplar(
         driver.run()
     assert answer.status.replayed
     exporter.exemplify(turn, answer.status)
-    exporter.put(driver.engine.recorder.metrics.samples())
-    collector.wait_for_metrics(bool)
+    export(exporter, driver, collector)
     point = point_of(collector, "microturn_turn_seconds")
     assert (point["count"], point["exemplars"]) == ("1", [])
 
