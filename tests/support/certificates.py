@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import grpc
+
 from support.needed import needed
 
 
@@ -23,6 +25,11 @@ class Authority:
             *("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "1"),
             *("-subj", "/CN=test authority", "-keyout", str(directory / "ca.key"), "-out", str(self.certificate)),
         )
+
+    def credentials(self, token: str = "") -> grpc.ChannelCredentials:
+        """Of a client that believes this authority alone, with a bearer token unless it is empty."""
+        tls = grpc.ssl_channel_credentials(self.certificate.read_bytes())
+        return grpc.composite_channel_credentials(tls, grpc.access_token_call_credentials(token)) if token else tls
 
     def issue(self, target: Path, name: str = "IP:127.0.0.1") -> tuple[Path, Path]:
         """Writes `tls.crt` and `tls.key` for a name into a directory that exists, and returns their paths."""

@@ -34,9 +34,8 @@ class Door:
     served: Served
 
     def credentials(self, token: str | None = None, authority: Authority | None = None) -> grpc.ChannelCredentials:
-        tls = grpc.ssl_channel_credentials((authority or self.authority).certificate.read_bytes())
         token = self.issuer.issue("a tenant") if token is None else token
-        return grpc.composite_channel_credentials(tls, grpc.access_token_call_credentials(token)) if token else tls
+        return (authority or self.authority).credentials(token)
 
     def error(self, credentials: grpc.ChannelCredentials | None) -> MicroturnError:
         """What a first turn ends with."""

@@ -10,7 +10,6 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import grpc
 import pytest
 
 from microturn_client import Client, PermissionDenied, Recovery
@@ -50,11 +49,9 @@ def test_tokens_of_an_identity_provider_are_checked_by_its_keys(
     authority.issue(tmp_path / "edge" / "secrets")
     values = f"issuer={NAME},audiences[0]={AUDIENCE},jwksUri={provider},trustedCa={authority.certificate}"
     config = envoy_of("--set", ",".join(f"edge.tokens.{value}" for value in values.split(",")))
-    tls = grpc.ssl_channel_credentials(authority.certificate.read_bytes())
 
     def client_with(token: str) -> Client:
-        credentials = grpc.composite_channel_credentials(tls, grpc.access_token_call_credentials(token))
-        return Client(edge.address, credentials=credentials, recovery=HASTY)
+        return Client(edge.address, credentials=authority.credentials(token), recovery=HASTY)
 
     with closing(Edge(tmp_path / "edge", config)) as edge:
         edge.serve([served])

@@ -32,8 +32,7 @@ def servers(start_tiny: Start) -> list[Served]:
 
 @pytest.fixture
 def credentials(authority: Authority, issuer: TokenIssuer) -> grpc.ChannelCredentials:
-    tls = grpc.ssl_channel_credentials(authority.certificate.read_bytes())
-    return grpc.composite_channel_credentials(tls, grpc.access_token_call_credentials(issuer.issue("a tenant")))
+    return authority.credentials(issuer.issue("a tenant"))
 
 
 @pytest.fixture

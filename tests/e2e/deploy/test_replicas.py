@@ -18,7 +18,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import grpc
 import pytest
 
 from microturn_client import AsyncClient, AsyncSession, Recovery, TurnEnd
@@ -118,8 +117,7 @@ async def talk_undisturbed(address: str, num_sessions: int, num_turns: int) -> l
 
 @asynccontextmanager
 async def client_of(edge: Edge, authority: Authority, issuer: TokenIssuer) -> AsyncIterator[AsyncClient]:
-    tls = grpc.ssl_channel_credentials(authority.certificate.read_bytes())
-    credentials = grpc.composite_channel_credentials(tls, grpc.access_token_call_credentials(issuer.issue("a tenant")))
+    credentials = authority.credentials(issuer.issue("a tenant"))
     async with AsyncClient(edge.address, timeout_s=120, recovery=PATIENT, credentials=credentials) as client:
         yield client
 
