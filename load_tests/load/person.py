@@ -51,14 +51,7 @@ class Person(User):
         assert self.host is not None
         assert self.environment.parsed_options is not None
         to = target_of(self.host, self.environment.parsed_options)
-        self.client = Client(
-            to.address,
-            token=to.token,
-            credentials=to.credentials,
-            channel_options=to.channel_options,
-            recovery=None,
-            timeout_s=TURN_TIMEOUT_S,
-        )
+        self.client = Client(to.address, recovery=None, timeout_s=TURN_TIMEOUT_S, **to.options)
         self.session: Session | None = None
         self.player = Player(TOKEN_S)
         self.recorder.num_users += 1

@@ -20,7 +20,7 @@ from load_tests.load.recorder import Recorder
 from load_tests.load.target import target_of
 from load_tests.load.words import words
 
-_SMALL_WINDOW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024))
+_SMALL_WINDOW = {"grpc.http2.bdp_probe": 0, "grpc.http2.lookahead_bytes": 1024}
 _NUM_TOKENS = 100
 _READ_EVERY_S = 0.1
 
@@ -36,8 +36,7 @@ class SlowReader(User):
         self.chance = random.Random(f"{self.scenario}.{self.recorder.next_index()}")
         assert self.host is not None
         assert self.environment.parsed_options is not None
-        self.target = target_of(self.host, self.environment.parsed_options)
-        self.channel = self.target.channel(_SMALL_WINDOW)
+        self.channel = target_of(self.host, self.environment.parsed_options).channel(_SMALL_WINDOW)
         self.recorder.num_users += 1
 
     def on_stop(self) -> None:
@@ -59,8 +58,7 @@ class SlowReader(User):
         request.raw_input_contents.append(serialize_byte_tensor(text).item())
         self.recorder.num_sessions += 1
         try:
-            triton = service_pb2_grpc.GRPCInferenceServiceStub(self.channel)
-            for response in triton.ModelStreamInfer(iter([request]), metadata=self.target.metadata):
+            for response in service_pb2_grpc.GRPCInferenceServiceStub(self.channel).ModelStreamInfer(iter([request])):
                 if response.error_message:
                     self._fail(response.error_message.split(":")[0], RuntimeError(response.error_message))
                     return

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import grpc
+
+from microturn_gateway.server_access import ServerAccess
 
 if TYPE_CHECKING:  # Locust replaces threads and sockets as it is imported
     from locust.argument_parser import LocustArgumentParser
@@ -23,32 +26,18 @@ class Target:
 
     Attributes:
         address: ``host:port``.
-        credentials: of TLS; None is plain text.
-        token: bearer token; None for none.
-        tls_name: the name in its certificate, where that is not the address's.
+        options: what `Client` takes besides.
     """
 
     address: str
-    credentials: grpc.ChannelCredentials | None
-    token: str | None
-    tls_name: str | None
+    options: dict[str, Any]
 
-    @property
-    def channel_options(self) -> dict[str, int | str]:
-        """Of a channel to it."""
-        return {"grpc.ssl_target_name_override": self.tls_name} if self.tls_name else {}
-
-    @property
-    def metadata(self) -> list[tuple[str, str]]:
-        """Of a call that the client library does not make."""
-        return [("authorization", f"Bearer {self.token}")] if self.token else []
-
-    def channel(self, options: tuple[tuple[str, int | str], ...]) -> grpc.Channel:
+    def channel(self, options: Mapping[str, int | str]) -> grpc.Channel:
         """A channel of one's own."""
-        options = (*options, *self.channel_options.items())
-        if self.credentials is None:
-            return grpc.insecure_channel(self.address, options=options)
-        return grpc.secure_channel(self.address, self.credentials, options=options)
+        own = [*options.items(), *self.options.get("channel_options", {}).items()]
+        if "credentials" not in self.options:
+            return grpc.insecure_channel(self.address, options=own)
+        return grpc.secure_channel(self.address, self.options["credentials"], options=own)
 
 
 def add_target_options(parser: LocustArgumentParser) -> None:
@@ -73,13 +62,13 @@ def target_of(host: str, options: argparse.Namespace) -> Target:
     scheme, address = _parts_of(host, has_ca=bool(options.tls_ca))
     if options.token_file and scheme != _TLS:
         raise ValueError(f"a token is not sent to {address} in plain text: --host https://…")
-    authorities = Path(options.tls_ca).read_bytes() if options.tls_ca else None
-    return Target(
-        address,
-        grpc.ssl_channel_credentials(authorities) if scheme == _TLS else None,
-        Path(options.token_file).read_text().strip() if options.token_file else None,
-        options.tls_name or None,
+    access = ServerAccess(
+        uses_tls=scheme == _TLS,
+        tls_ca=Path(options.tls_ca) if options.tls_ca else None,
+        tls_name=options.tls_name or None,
+        token_file=Path(options.token_file) if options.token_file else None,
     )
+    return Target(address, access.client_options())
 
 
 def _parts_of(host: str, *, has_ca: bool) -> tuple[str, str]:
