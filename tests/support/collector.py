@@ -35,6 +35,7 @@ class Collector:
     Attributes:
         endpoint: where exporters find it.
         metrics: as they came last, by name.
+        exemplars: trace and metric of all that have ever come; each comes once.
         headers: of the last request, by their names in small letters.
         answers: what the next requests are answered with; 200 when there are no more.
     """
@@ -42,6 +43,7 @@ class Collector:
     endpoint: str = ""
     spans: list[Span] = field(default_factory=list)
     metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
+    exemplars: set[tuple[str, str]] = field(default_factory=set)
     headers: dict[str, str] = field(default_factory=dict)
     answers: list[int] = field(default_factory=list)
     num_requests: int = 0
@@ -55,7 +57,7 @@ class Collector:
 
     def wait_for_metrics(self, condition: Callable[[dict[str, dict[str, Any]]], bool], timeout_s: float = 60.0) -> None:
         deadline_s = time.monotonic() + timeout_s
-        while not condition(self.metrics):
+        while not (self.metrics and condition(self.metrics)):
             assert time.monotonic() < deadline_s, sorted(self.metrics)
             time.sleep(0.02)
 
@@ -63,6 +65,12 @@ class Collector:
         for of_resource in json.loads(body)["resourceMetrics"]:
             for scope in of_resource["scopeMetrics"]:
                 assert scope["scope"]["name"] == "microturn"
+                self.exemplars |= {
+                    (exemplar["traceId"], metric["name"])
+                    for metric in scope["metrics"]
+                    for point in metric.get("histogram", {}).get("dataPoints", [])
+                    for exemplar in point["exemplars"]
+                }
                 self.metrics = {metric["name"]: metric for metric in scope["metrics"]}
 
     def take(self, body: bytes) -> None:
