@@ -149,7 +149,7 @@ class Backend:
 
         def do(maintenance: Maintenance) -> Any:
             result = task(maintenance)
-            self.oracle.stop_tasks(getattr(task, "__name__", ""))
+            self.oracle.hear_task(task, result)
             return result
 
         self.engine._inbox.put(partial(self.engine._do, do, done))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from microturn.engine.engine import Engine
@@ -90,12 +91,22 @@ class Oracle:
         except AssertionError as error:
             raise Broken("answer", str(error)) from error
 
-    def stop_tasks(self, name: str) -> None:
-        """Somebody who looks after the server does something with all sessions."""
-        if name == "drain":
-            self.plain.is_draining = True
-        elif name == "quiesce":
-            self.plain.quiesce()
+    def hear_task(self, task: Callable[..., Any], result: Any) -> None:
+        """Somebody who looks after the server has done something with sessions."""
+        call = task if isinstance(task, partial) else partial(task)
+        match call.func.__name__:
+            case "leave":
+                self.plain.is_leaving = True
+            case "hold_next" if result is not None:
+                self.plain.hold(result[0].id)
+            case "hand_over" if result:
+                self.plain.hand_over(call.keywords["copy"].id)
+            case "let_go":
+                self.plain.let_go(call.keywords["session_id"])
+            case "drain":
+                self.plain.is_draining = True
+            case "quiesce":
+                self.plain.quiesce()
 
     # ---- what the engine hears -----------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ class PlainEngine:
     Attributes:
         sessions: those that live.
         saved: those that rest in files, to be taken up again.
+        is_leaving: sessions go elsewhere one by one; those that live here go on until then.
         is_draining: no turn is taken any more.
         num_coming: how many sessions are being looked for, each of which has a place.
 
@@ -44,6 +45,7 @@ class PlainEngine:
         self.sessions: dict[SessionId, PlainSession] = {}
         self.limits = limits or Limits(max_sessions=MAX_SESSIONS)
         self.saved: dict[SessionId, PlainSession] = {}
+        self.is_leaving = False
         self.is_draining = False
         self.num_coming: Callable[[], int] = lambda: 0
         self._clock = LatestClock(clock)
@@ -118,6 +120,24 @@ class PlainEngine:
             self.sessions[session_id].close(at_once=at_once)
             self._forget_closed()
 
+    def hold(self, session_id: SessionId) -> None:
+        """A session is being saved: its turns wait."""
+        self.sessions[session_id].is_held = True
+
+    def hand_over(self, session_id: SessionId) -> None:
+        """It is saved, and ends here."""
+        session = self.sessions[session_id]
+        session.undo_all(Ending(code="UNAVAILABLE"))
+        self.saved[session_id] = session
+        self._end(session_id, "NOT_FOUND")
+
+    def let_go(self, session_id: SessionId) -> None:
+        """It goes on here."""
+        if session_id in self.sessions:
+            self.sessions[session_id].is_held = False
+            self.sessions[session_id].advance()
+            self._forget_closed()
+
     def quiesce(self) -> None:
         """What is not done is undone, and every session is saved."""
         for session in self.sessions.values():
@@ -140,7 +160,7 @@ class PlainEngine:
 
     def _receive(self, turn: PlainTurn) -> None:
         ask = turn.ask
-        if self.is_draining:
+        if self.is_draining or (self.is_leaving and ask.session_id not in self.sessions):
             raise Refused("UNAVAILABLE")
         if ask.refusal:
             raise Refused(ask.refusal)

@@ -41,6 +41,7 @@ class PlainSession:
         told: what the turns that have ended left.
         open: the turns that have not ended, the running one first.
         results: numbered turns that ended well, the last few.
+        is_held: it is being saved to go on elsewhere, and no turn is begun.
     """
 
     defaults: Ask
@@ -52,6 +53,7 @@ class PlainSession:
     open: list[PlainTurn] = field(default_factory=list)
     results: dict[int, PlainTurn] = field(default_factory=dict)
     is_closing: bool = False
+    is_held: bool = False
 
     def __post_init__(self) -> None:
         self.told = Told(sight=Sight(self.limits, self.limits.window if self.defaults.is_windowed else None))
@@ -64,8 +66,17 @@ class PlainSession:
     @property
     def now(self) -> Told:
         """What it is made of, with the running turn's input and what was answered so far."""
-        runs = self.open and self.open[0].told is not None
-        return self.open[0].left if runs else self.told
+        return self.open[0].left if self.runs else self.told
+
+    @property
+    def runs(self) -> bool:
+        """Whether its first open turn has begun."""
+        return bool(self.open) and self.open[0].told is not None
+
+    @property
+    def queued(self) -> list[PlainTurn]:
+        """The open turns that have not begun."""
+        return self.open[1:] if self.runs else self.open
 
     # ---- turns come ------------------------------------------------------------------------------------------------
 
@@ -103,9 +114,9 @@ class PlainSession:
             raise Refused("FAILED_PRECONDITION", turn=self.next_number)
         if len(turn.ask.given) > self.limits.max_context:
             raise Refused("CONTEXT_FULL")
-        if turn.interrupts and self.open:
+        if turn.interrupts and self.runs:
             self._interrupt(turn)
-        elif len(self.open) > self.limits.max_queued:
+        elif len(self.queued) >= self.limits.max_queued:
             raise Refused("RESOURCE_EXHAUSTED", retry_after_ms=200)
         else:
             self.accept(turn)
@@ -113,7 +124,7 @@ class PlainSession:
 
     @property
     def next_number(self) -> int:
-        return self.now.num_turns + sum(not turn.ask.is_keepalive for turn in self.open[1:])
+        return self.now.num_turns + sum(not turn.ask.is_keepalive for turn in self.queued)
 
     def accept(self, turn: PlainTurn) -> None:
         self._touch(max(self.last_activity_s, turn.arrived_s))
@@ -132,7 +143,7 @@ class PlainSession:
     def close(self, *, at_once: bool) -> None:
         """END came with a turn that is refused."""
         self.is_closing = True
-        if at_once and self.open:
+        if at_once and self.runs:
             self._end_open(*self._append_queued())
 
     # ---- turns run -------------------------------------------------------------------------------------------------
@@ -141,6 +152,8 @@ class PlainSession:
         """Begins the turns whose time has come, up to one that has something to compute."""
         while self.open:
             turn = self.open[0]
+            if turn.told is None and self.is_held:
+                return
             if turn.told is None:
                 try:
                     turn.check_time(self.clock())
@@ -164,7 +177,7 @@ class PlainSession:
         Returns:
             Whether the turn failed with the pass.
         """
-        if not self.open:
+        if not self.runs:
             return False
         turn = self.open[0]
         turn.num_answered = turn.turn.num_output
@@ -181,7 +194,7 @@ class PlainSession:
     @property
     def is_paused(self) -> bool:
         """Whether it would generate for nobody."""
-        if not self.open or self.is_closing or any(turn.recorders for turn in self.open):
+        if not self.runs or self.is_closing or any(turn.recorders for turn in self.open):
             return False
         return bool(self.open[0].ask.max_tokens) and not self.open[0].ask.end
 
@@ -201,9 +214,9 @@ class PlainSession:
     def end_late_turns(self) -> None:
         """Deadlines pass."""
         now_s = self.clock()
-        for turn in [turn for turn in self.open[1:] if turn.is_late(now_s)]:
+        for turn in [turn for turn in self.queued if turn.is_late(now_s)]:
             self._drop(turn, Ending(code="DEADLINE_EXCEEDED"))
-        if self.open and self.open[0].is_late(now_s):
+        if self.runs and self.open[0].is_late(now_s):
             self._finish("deadline")
             self.advance()
 

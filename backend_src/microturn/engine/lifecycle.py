@@ -238,13 +238,13 @@ class Lifecycle:
             if session.running is not turn:
                 session.queued.remove(turn)
                 turn.fail(too_late())
-                continue
-            try:
-                self.finish(session, turn, "deadline")
-            except Exception as error:
-                self.fail(session, turn, error)
             else:
-                self.advance(session)
+                try:
+                    self.finish(session, turn, "deadline")
+                except Exception as error:
+                    self.fail(session, turn, error)
+                    continue
+            self.advance(session)
 
     def fail_all(self, error: MicroturnError) -> None:
         """Answers every turn with an error; nothing can be done with the sessions after that."""

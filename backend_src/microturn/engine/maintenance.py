@@ -173,9 +173,6 @@ class Maintenance:
         session = self._sessions.find(copy.id)
         if session is None or not session.is_held:
             return False
-        if session.is_closing and not session.queued:  # END came, and its turn did not wait so long
-            self.let_go(session.id)
-            return False
         self._lifecycle.end(session, "moved", _moved())
         return True
 
