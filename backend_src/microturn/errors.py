@@ -27,12 +27,12 @@ class MicroturnError(Exception):
 
     Args:
         message: one sentence that says what is wrong and what to do.
-        details: machine-readable extras for the wire, such as ``retry_after_ms=200``.
+        details: machine-readable extras for the wire, such as ``retry_after_ms=200``; a text has no spaces.
     """
 
     code: ClassVar[str]
 
-    def __init__(self, message: str, **details: int) -> None:
+    def __init__(self, message: str, **details: int | str) -> None:
         super().__init__(message)
         self.details = details
 
@@ -79,6 +79,11 @@ class Unavailable(MicroturnError):
 
 class InternalError(MicroturnError):
     code = "INTERNAL"
+
+
+def error_of(code: str, message: str) -> MicroturnError:
+    """The exception of a code on the wire; InternalError for one that is not known."""
+    return next((kind for kind in MicroturnError.__subclasses__() if kind.code == code), InternalError)(message)
 
 
 def reason_of(error: Exception) -> str:

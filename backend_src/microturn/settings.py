@@ -70,6 +70,13 @@ class Settings:
         snapshot_dir: directory where live sessions are saved when the server stops, and restored from; empty is none.
         snapshot_ttl_s: how long a saved session can be restored.
         admin_socket: the path of the admin socket; empty is none.
+        peer_address: ``host:port`` on which this server takes sessions from others of its model; empty is nowhere.
+        peers: where the others take sessions, ``host:port``, separated by commas; of a name with several addresses each
+            is a server, and this one may be among them. A server that stops hands its sessions over to them.
+        peer_key_file: a file with the secret that all of them share; only on loopback none is needed.
+        edge_address: ``host:port`` by which Envoy reaches this server, for clients of sessions that are handed over to
+            it; empty where there is no such edge.
+        moves_per_minute: sessions that this server moves to emptier ones at most; 0 is none. Needs an `edge_address`.
         host_tier_bytes: host memory for the KV of parked sessions that no longer fit the pool; with 0 it is dropped and
             recomputed. On a CPU the pool is host memory itself: raise `kv_tokens` first, and this only where
             `disk_tier_dir` is set. With a GPU all of it is allocated and pinned at the start.
@@ -104,6 +111,11 @@ class Settings:
     snapshot_dir: str = ""
     snapshot_ttl_s: float = 3600.0
     admin_socket: str = ""
+    peer_address: str = ""
+    peers: str = ""
+    peer_key_file: str = ""
+    edge_address: str = ""
+    moves_per_minute: int = 60
     host_tier_bytes: int = 0
     disk_tier_dir: str = ""
     disk_tier_bytes: int = 0
@@ -136,6 +148,7 @@ class Settings:
             "max_queued_turns",
             "host_tier_bytes",
             "disk_tier_bytes",
+            "moves_per_minute",
         ):
             least = int(name in at_least_one)
             if getattr(self, name) < least:

@@ -51,9 +51,11 @@ class MicroturnError(Exception):
         code: the code of the wire contract.
         message: one sentence that says what to do.
         details: numbers that the server added, such as ``retry_after_ms``, ``turn`` or ``position``.
+        route: to the server where the session lives now, if another one said so.
     """
 
     code: ClassVar[ErrorCode]
+    route: str | None = None
 
     def __init__(self, message: str, details: Mapping[str, int] | None = None) -> None:
         super().__init__(message, details)
@@ -166,7 +168,7 @@ _WIRE_CODES: Mapping[str, type[MicroturnError]] = {
 }
 
 _WIRE_MESSAGE = re.compile(
-    r"(?P<code>[A-Z_]+): (?P<message>.*?)(?: \[(?P<details>\w+=-?\d+(?: \w+=-?\d+)*)\])?",
+    r"(?P<code>[A-Z_]+): (?P<message>.*?)(?: \[(?P<details>(?:\w+=-?\d+|route=[^\s\]]+)(?: \w+=-?\d+)*)\])?",
     re.DOTALL,
 )
 
@@ -214,14 +216,17 @@ _GRPC_STATUS: Mapping[str, type[MicroturnError]] = {
 
 
 def from_wire(text: str) -> MicroturnError:
-    """The exception for the error message of a response: ``CODE: sentence [name=number …]`` or Triton's own words."""
+    """The exception for the error message of a response: ``CODE: sentence [name=value …]`` or Triton's own words."""
     match = _WIRE_MESSAGE.fullmatch(text)
     if match is not None and match["code"] in _WIRE_CODES:
-        pairs = (pair.split("=") for pair in (match["details"] or "").split())
-        return _WIRE_CODES[match["code"]](match["message"], {name: int(number) for name, number in pairs})
-    for phrase, error in _TRITON_PHRASES:
+        details = dict(pair.split("=", 1) for pair in (match["details"] or "").split())
+        route = details.pop("route", None)
+        error = _WIRE_CODES[match["code"]](match["message"], {name: int(number) for name, number in details.items()})
+        error.route = route
+        return error
+    for phrase, kind in _TRITON_PHRASES:
         if phrase in text:
-            return error(text)
+            return kind(text)
     return InternalError(text)
 
 

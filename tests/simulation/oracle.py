@@ -97,7 +97,7 @@ class Oracle:
         match call.func.__name__:
             case "leave":
                 self.plain.is_leaving = True
-            case "hold_next" if result is not None:
+            case "hold" if result is not None:
                 self.plain.hold(result[0].id)
             case "hand_over" if result:
                 self.plain.hand_over(call.keywords["copy"].id)

@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from microturn.admin.address import socket_address
-from microturn.errors import InternalError, MicroturnError, Unavailable
-
-_ERRORS = {error.code: error for error in MicroturnError.__subclasses__()}
+from microturn.errors import Unavailable, error_of
 
 
 def ask(socket_path: Path, op: str, patience_s: float, **arguments: Any) -> Any:
@@ -41,5 +39,5 @@ def ask(socket_path: Path, op: str, patience_s: float, **arguments: Any) -> Any:
         raise Unavailable(f"the server on {socket_path} went away before it had answered")
     reply = json.loads(line)
     if "error" in reply:
-        raise _ERRORS.get(reply["error"]["code"], InternalError)(reply["error"]["message"])
+        raise error_of(reply["error"]["code"], reply["error"]["message"])
     return reply["result"]

@@ -46,7 +46,13 @@ def add_sessions_arguments(parser: argparse.ArgumentParser) -> None:
     )
     importing.add_argument("file", metavar="FILE", type=Path, help="what export wrote")
     importing.set_defaults(act=_import)
-    for action in (listing, export, importing):
+    moving = actions.add_parser("move", help="hand a session over to another server, with its KV", allow_abbrev=False)
+    moving.add_argument("id", metavar="ID", help="the session")
+    moving.add_argument(
+        "--to", metavar="HOST:PORT", help="the other server's --peer-port (default: of the emptiest of its peers)"
+    )
+    moving.set_defaults(act=_move)
+    for action in (listing, export, importing, moving):
         action.add_argument(
             "--socket",
             metavar="PATH",
@@ -107,6 +113,11 @@ def _export(arguments: argparse.Namespace, socket: Path) -> None:
 def _import(arguments: argparse.Namespace, socket: Path) -> None:
     done = ask(socket, "import", _PATIENCE_S, path=str(arguments.file.absolute()))
     print(f"{done['id']}: {_tokens(done)}; clients go on with START and resume")
+
+
+def _move(arguments: argparse.Namespace, socket: Path) -> None:
+    done = ask(socket, "move", _PATIENCE_S, id=arguments.id, **({"to": arguments.to} if arguments.to else {}))
+    print(f"{done['id']}: {_tokens(done)} to {done['to']}")
 
 
 def _tokens(done: Mapping[str, Any]) -> str:

@@ -1,10 +1,11 @@
 """Drains an engine: sessions go elsewhere one by one with their KV, while the others go on; the rest is saved last.
 
-    0 ── one by one, those that rest: saved with their KV, and ended ── 60 % ── ids and state of the others ──▶
+    0 ── one by one, those that rest: handed over with their KV ── 60 % ── ids and state of the others are saved ──▶
       ── their KV, the last active first ── 95 % ── timeout
 
-A session whose turn comes while it is saved waits for that, and is told to go elsewhere then. Were all refused first,
-their clients would take them up elsewhere before their KV is there.
+A session goes to another server, else to the snapshot directory, else to another server without its KV. One whose turn
+comes meanwhile has it wait for that, and is told to go elsewhere then. Were all refused first, their clients would take
+them up elsewhere before their KV is there.
 
 Sessions that do not rest before 60 %, or for which there is no time, are saved without KV first, so that none is lost.
 Such a one continues after its KV has been recomputed.
@@ -15,11 +16,13 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
+from microturn.admin.hand_over import hand_over, kv_if_readable, send_to_peer
 from microturn.admin.kv import collect_kv
+from microturn.admin.peers import Peer, Peers
 from microturn.engine.engine import Engine
 from microturn.engine.maintenance import Maintenance
 from microturn.errors import DeadlineExceeded, FailedPrecondition, MicroturnError
@@ -33,6 +36,8 @@ from microturn.snapshots.snapshot import Snapshot
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.02
+# How long it is relied on what other servers said of themselves.
+_ASK_AGAIN_S = 1.0
 # Shares of the timeout: for sessions that go one by one and for running turns, and when to stop writing KV.
 _SHARE_OF_TURNS = 0.6
 _SHARE_UNTIL_KV_ENDS = 0.95
@@ -46,26 +51,31 @@ class Drained:
         saved: number of saved sessions.
         failed: number of sessions that could not be saved.
         with_kv: number of sessions saved with their KV.
+        moved: number of saved sessions that live on another server already.
     """
 
     saved: int
     failed: int
     with_kv: int
+    moved: int = 0
 
 
-def drain(engine: Engine, timeout_s: float) -> Drained:
-    """Saves every session to the snapshot directory while those behind it go on, and stops the engine.
+def drain(engine: Engine, timeout_s: float, peers: Peers | None = None) -> Drained:
+    """Hands every session over, or saves it, while those behind it go on, and stops the engine.
 
     Args:
         engine: runs in its own thread.
         timeout_s: of the whole drain.
+        peers: the other servers; None if there are none.
     """
     begun_s = time.monotonic()
     turns_until_s = begun_s + _SHARE_OF_TURNS * timeout_s
     speed = _WriteSpeed()
-    moved: list[bool] = []
+    to_peers = [] if peers is None else [_ToPeers(engine, peers), _ToPeers(engine, peers, with_kv=False)]
+    ways: list[_Way] = [*to_peers]
     if engine.snapshots is not None:
-        moved = _hand_over_all(engine, engine.snapshots, speed, until_s=turns_until_s)
+        ways.insert(min(1, len(ways)), _ToDirectory(engine, engine.snapshots, speed, until_s=turns_until_s))
+    moved = _hand_over_all(engine, ways, until_s=turns_until_s) if ways else []
     engine.call(Maintenance.drain)
     while time.monotonic() < turns_until_s and engine.call(lambda sessions: sessions.is_busy):
         time.sleep(_POLL_S)
@@ -77,11 +87,17 @@ def drain(engine: Engine, timeout_s: float) -> Drained:
         until_s = begun_s + _SHARE_UNTIL_KV_ENDS * timeout_s
         num_with_kv = _save_kv(engine, engine.snapshots, speed, saved, until_s=until_s)
     engine.call(Maintenance.stop)
-    return Drained(len(moved) + len(saved), len(resting) - len(saved), sum(moved) + num_with_kv)
+    num_elsewhere = sum(way.num_moved for way in to_peers)
+    return Drained(len(moved) + len(saved), len(resting) - len(saved), sum(moved) + num_with_kv, num_elsewhere)
 
 
-def _hand_over_all(engine: Engine, snapshots: SnapshotDirectory, speed: _WriteSpeed, *, until_s: float) -> list[bool]:
-    """Saves sessions that rest and ends them here, until none is left, the time is over, or the disk takes no more.
+# Hands a session over; returns whether with its KV, or None if it had a turn, or has ended. Where it raises, the
+# session goes on here: DeadlineExceeded is of this session, any other MicroturnError of all that would go this way.
+_Way = Callable[[SessionId], bool | None]
+
+
+def _hand_over_all(engine: Engine, ways: list[_Way], *, until_s: float) -> list[bool]:
+    """Hands over sessions that rest, until none is left, the time is over, or no way is.
 
     Returns:
         Of each session that went, whether with its KV.
@@ -89,42 +105,118 @@ def _hand_over_all(engine: Engine, snapshots: SnapshotDirectory, speed: _WriteSp
     moved: list[bool] = []
     stay: set[SessionId] = set()
     engine.call(Maintenance.leave)
-    while time.monotonic() < until_s:
-        try:
-            held = engine.call(partial(Maintenance.hold_next, but=stay))
-        except Exception:  # no memory for a copy: the tokens of all can still be saved
-            log.exception("no further session is handed over")
-            break
-        if held is None:
+    while ways and time.monotonic() < until_s:
+        session_id = engine.call(partial(Maintenance.next_resting, but=stay))
+        if session_id is None:
             if not engine.call(lambda sessions: sessions.is_busy):
                 break
             time.sleep(_POLL_S)
             continue
-        copy, copying = held
-        begun_s, is_last = time.monotonic(), False
-        try:
-            kv = _kv_in_time(engine, copy.id, copying, max_bytes=speed.bytes_until(until_s))
-            snapshot = snapshot_of(copy, engine.environment, epoch=copy.epoch, expires_s=snapshots.expires_s)
-            snapshots.save(snapshot, kv, until_s=until_s)
-            speed.note(kv, begun_s)
-        except DeadlineExceeded as error:
-            log.info("session %s is saved last: %s", copy.id, error)
-        except MicroturnError as error:
-            log.warning("session %s, and those behind it, are not handed over one by one: %s", copy.id, error)
-            is_last = True
-        except Exception:  # memory, or a device: the others may still be saved
-            log.exception("session %s is not handed over", copy.id)
-        else:
-            if engine.call(partial(Maintenance.hand_over, copy=copy)):
-                moved.append(kv is not None)
+        for way in list(ways):
+            try:
+                with_kv = way(session_id)
+            except DeadlineExceeded as error:
+                log.info("session %s: %s", session_id, error)
+            except MicroturnError as error:
+                log.warning("session %s, and those behind it, are not handed over %s: %s", session_id, way, error)
+                ways.remove(way)
+            except Exception:  # memory, or a device: the others may still go
+                log.exception("session %s is not handed over %s", session_id, way)
             else:
-                snapshots.remove(copy.id)  # it was closed
-            continue
-        stay.add(copy.id)
-        engine.call(partial(Maintenance.let_go, session_id=copy.id))
-        if is_last:
-            break
+                if with_kv is not None:
+                    moved.append(with_kv)
+                break
+        else:
+            stay.add(session_id)
     return moved
+
+
+class _ToPeers:
+    """A way to other servers, by the network.
+
+    Attributes:
+        num_moved: sessions that went.
+
+    Args:
+        engine: runs in its own thread.
+        peers: the other servers.
+        with_kv: otherwise KV is computed again there.
+    """
+
+    def __init__(self, engine: Engine, peers: Peers, *, with_kv: bool = True) -> None:
+        self._engine = engine
+        self._peers = peers
+        self._with_kv = with_kv
+        self.num_moved = 0
+        self._others: list[Peer] = []
+        self._asked_s = -math.inf
+
+    def __str__(self) -> str:
+        return "to another server" + (" with KV" if self._with_kv else "")
+
+    def __call__(self, session_id: SessionId) -> bool | None:
+        if time.monotonic() >= self._asked_s + _ASK_AGAIN_S:
+            self._others = self._peers.others(self._engine.environment.model_fingerprint)
+            self._asked_s = time.monotonic()
+        while self._others:
+            peer = min(self._others, key=lambda peer: peer.share)
+            self._others.remove(peer)
+            try:
+                with self._peers.connect(peer.address) as connection:
+                    sent = send_to_peer(self._engine, session_id, connection, with_kv=self._with_kv)
+            except DeadlineExceeded:
+                self._others.append(peer)
+                raise
+            except MicroturnError as error:
+                log.info("session %s: %s", session_id, error)
+                continue
+            self._others.append(replace(peer, num_sessions=peer.num_sessions + 1))
+            if sent is None:
+                return None
+            self.num_moved += 1
+            return sent.kv_len > 0
+        raise DeadlineExceeded("no other server takes it now")
+
+
+class _ToDirectory:
+    """A way by a file, which any server may take up.
+
+    Args:
+        engine: runs in its own thread.
+        snapshots: where to.
+        speed: of writing.
+        until_s: deadline by `time.monotonic`.
+    """
+
+    def __init__(self, engine: Engine, snapshots: SnapshotDirectory, speed: _WriteSpeed, *, until_s: float) -> None:
+        self._engine = engine
+        self._snapshots = snapshots
+        self._speed = speed
+        self._until_s = until_s
+
+    def __str__(self) -> str:
+        return "by the snapshot directory"
+
+    def __call__(self, session_id: SessionId) -> bool | None:
+        has_kv = False
+
+        def write(copy: Session, copying: Copying | None) -> None:
+            nonlocal has_kv
+            begun_s = time.monotonic()
+            max_bytes = self._speed.bytes_until(self._until_s)
+            kv = kv_if_readable(self._engine, copy.id, copying, max_bytes=max_bytes)
+            if kv is None and copying is not None and copying.num_bytes > max_bytes:
+                raise DeadlineExceeded(f"there is no time for {copying.num_bytes} bytes of KV")
+            expires_s = self._snapshots.expires_s
+            snapshot = snapshot_of(copy, self._engine.environment, epoch=copy.epoch, expires_s=expires_s)
+            self._snapshots.save(snapshot, kv, until_s=self._until_s)
+            self._speed.note(kv, begun_s)
+            has_kv = kv is not None
+
+        has_gone = hand_over(self._engine, session_id, write)
+        if has_gone is False:
+            self._snapshots.remove(session_id)  # it was closed
+        return has_kv if has_gone else None
 
 
 class _WriteSpeed:
@@ -144,22 +236,6 @@ class _WriteSpeed:
         if kv is not None and kv.pages.num_bytes >= self._LARGE:
             self._num_bytes += kv.pages.num_bytes
             self._took_s += time.monotonic() - begun_s
-
-
-def _kv_in_time(engine: Engine, session_id: SessionId, copying: Copying | None, *, max_bytes: float) -> KVCopy | None:
-    """A session's KV; None if it has none that can be read.
-
-    Raises:
-        DeadlineExceeded: it has more than `max_bytes`.
-    """
-    try:
-        kv = collect_kv(engine, session_id, copying, max_bytes=max_bytes)
-    except FailedPrecondition as error:
-        log.warning("session %s is saved without its KV: %s", session_id, error)
-        return None
-    if kv is None and copying is not None:
-        raise DeadlineExceeded(f"there is no time for {copying.num_bytes} bytes of KV")
-    return kv
 
 
 def _save(

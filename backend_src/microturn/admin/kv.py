@@ -31,11 +31,23 @@ def collect_kv(
     try:
         if copying.num_bytes > max_bytes:
             return None
-        while not engine.call(lambda sessions: sessions.copies.advance(copying)):
-            copying.settle()
+        _copy(engine, copying)
     finally:
-        engine.call(lambda sessions: sessions.copies.end(copying))
+        if copying.is_open:
+            engine.call(lambda sessions: sessions.copies.end(copying))
     try:
         return engine.copies.finish(copying)
     except (OSError, DamagedFile) as error:
         raise FailedPrecondition(f"the KV of session '{session_id}' cannot be read, try again: {error}") from error
+
+
+def copy_kv(engine: Engine, copying: Copying) -> KVCopy:
+    """The KV of a copy from the pool, once it is complete. The copy goes on sharing its pages: the caller ends it."""
+    _copy(engine, copying)
+    return engine.copies.finish(copying)
+
+
+def _copy(engine: Engine, copying: Copying) -> None:
+    while not copying.is_complete:
+        copying.settle()
+        engine.call(lambda sessions: sessions.copies.advance(copying))

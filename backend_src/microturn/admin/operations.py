@@ -5,6 +5,7 @@
 | `list` | | the live sessions |
 | `export` | `id`, `path`, `move`, `kv`, `ttl_s` | the file's session: `id`, `context_len`, `kv_len`, `epoch` |
 | `import` | `path` | the same |
+| `move` | `id`, `to` | the same; without `to` the server with the most room is found |
 | `drain` | `timeout_s` | numbers of sessions `saved`, `failed`, and saved `with_kv` |
 
 Files are written and read in the caller's thread; the engine thread only copies or adds a session.
@@ -17,14 +18,24 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from microturn.admin.drain import drain
+from microturn.admin.hand_over import send_to_peer
 from microturn.admin.kv import collect_kv
+from microturn.admin.peers import Peers, read_address
 from microturn.engine.engine import Engine
 from microturn.engine.maintenance import Maintenance
-from microturn.errors import FailedPrecondition, InvalidArgument, MicroturnError, NotFound, did_you_mean
+from microturn.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    MicroturnError,
+    NotFound,
+    Unavailable,
+    did_you_mean,
+)
 from microturn.offload.copies import Copying
 from microturn.sessions.session import Session
 from microturn.snapshots.file import UnreadableSnapshot, claim, read_snapshot, write_snapshot
@@ -39,15 +50,18 @@ class Operations:
 
     Args:
         engine: runs in its own thread. A drain saves its sessions to its snapshot directory.
+        peers: the other servers, which sessions are moved to; None if there are none.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, peers: Peers | None = None) -> None:
         self._engine = engine
+        self._peers = peers
         self._draining = threading.Lock()
         self._operations = {
             "list": self._list,
             "export": self._export,
             "import": self._import,
+            "move": self._move,
             "drain": self._drain,
         }
 
@@ -116,11 +130,34 @@ class Operations:
 
         return self._engine.call(admit)
 
+    def _move(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        if self._peers is None:
+            raise FailedPrecondition("this server knows no other: start it with --peer-port and the setting 'peers'")
+        copy = self._engine.call(partial(Maintenance.copy, name=_text(request, "id")))
+        to = request.get("to")
+        if to is None:
+            others = self._peers.others(self._engine.environment.model_fingerprint)
+            if not others:
+                raise Unavailable("no other server of this model takes sessions now")
+            address = others[0].address
+        else:
+            try:
+                address = read_address(_text(request, "to"))
+            except ValueError as error:
+                raise InvalidArgument(
+                    f"'to' is where another server takes sessions, its --peer-port: {error}"
+                ) from error
+        with self._peers.connect(address) as connection:
+            sent = send_to_peer(self._engine, copy.id, connection)
+        if sent is None:
+            raise NotFound(f"session '{copy.id}' has ended")
+        return {**_told(sent.session, sent.kv_len), "to": f"{address[0]}:{address[1]}"}
+
     def _drain(self, request: Mapping[str, Any]) -> dict[str, int]:
         if not self._draining.acquire(blocking=False):
             raise FailedPrecondition("a drain is under way")
         try:
-            return asdict(drain(self._engine, _seconds(request, "timeout_s")))
+            return asdict(drain(self._engine, _seconds(request, "timeout_s"), self._peers))
         finally:
             self._draining.release()
 

@@ -6,6 +6,7 @@ All of it on the engine's thread, between two steps: see `Engine.call`.
 from __future__ import annotations
 
 from collections.abc import Container
+from dataclasses import dataclass
 from typing import Any
 
 from microturn.engine.gauges import Gauges
@@ -20,6 +21,23 @@ from microturn.sessions.table import SessionTable
 from microturn.sessions.turn import SessionId
 from microturn.snapshots.arrivals import Arrivals
 from microturn.telemetry.families import Sample
+
+
+@dataclass(frozen=True)
+class Load:
+    """How much is on a server.
+
+    Attributes:
+        num_sessions: that live here, or are about to.
+        max_sessions: that may.
+        free_bytes: of the pool of KV.
+        is_leaving: whether it opens and restores no more sessions.
+    """
+
+    num_sessions: int
+    max_sessions: int
+    free_bytes: int
+    is_leaving: bool
 
 
 class Maintenance:
@@ -127,6 +145,21 @@ class Maintenance:
         session = self._sessions.find(session_id)
         return None if session is None else self.copies.begin(session)
 
+    def lives(self, session_id: SessionId) -> bool:
+        """Whether a session is here."""
+        return self._sessions.find(session_id) is not None
+
+    @property
+    def load(self) -> Load:
+        """How much is here."""
+        handler = self._request_handler
+        return Load(
+            num_sessions=self._sessions.num_places,
+            max_sessions=self._environment.settings.max_sessions,
+            free_bytes=self._environment.pool.num_free * self._bytes_per_page,
+            is_leaving=handler.is_leaving or handler.is_draining,
+        )
+
     def bump_epoch(self, copy: Session) -> None:
         """Raises the epoch of a session that goes on here after a copy of it was saved: the copy is out of date."""
         session = self._sessions.find(copy.id)
@@ -143,45 +176,61 @@ class Maintenance:
         # Every turn that changes something is activity, and one that came back to where it was has changed nothing.
         if session is None or session.state != "parked" or session.last_activity_s != copy.last_activity_s:
             raise FailedPrecondition(f"session '{copy.id}' has a turn: try again")
-        self._lifecycle.end(session, "moved", _moved())
+        self._lifecycle.move(session)
 
-    # ---- the server stops ----------------------------------------------------------------------------------------
+    # ---- sessions are handed over --------------------------------------------------------------------------------
 
     def leave(self) -> None:
         """Opens and restores no more sessions; those that live go on until they are handed over."""
         self._request_handler.is_leaving = True
 
-    def hold_next(self, but: Container[SessionId] = ()) -> tuple[Session, Copying | None] | None:
-        """Holds a session that rests, the last active first: from now on its turns wait.
+    def next_resting(self, but: Container[SessionId] = ()) -> SessionId | None:
+        """The session that rests and was active last, other than those named; None if none rests."""
+        resting = [session for session in self._sessions if session.rests and session.id not in but]
+        return max(resting, key=lambda session: session.last_activity_s).id if resting else None
+
+    def hold(self, session_id: SessionId, before: Copying | None = None) -> tuple[Session, Copying | None] | None:
+        """Holds a session that rests: from now on its turns wait, until `hand_over` or `let_go`.
 
         Args:
-            but: ids that are left out.
+            session_id: of the session.
+            before: an earlier copy of its KV: see `KVCopies.begin`.
 
         Returns:
-            The session as it is, of an epoch of its own, and its KV as it begins to be copied; None if none rests.
+            The session as it is, of an epoch of its own, and its KV as it begins to be copied, the first share of pages
+            already; None if it does not rest, or is not here.
         """
-        resting = [session for session in self._sessions if session.rests and session.id not in but]
-        if not resting:
+        session = self._sessions.find(session_id)
+        if session is None or not session.rests:
             return None
-        session = max(resting, key=lambda session: session.last_activity_s)
-        held = self._resting(session), self.copies.begin(session)
+        copy, copying = self._resting(session), self.copies.begin(session, before)
+        if copying is not None and self.copies.advance(copying):
+            self.copies.end(copying)
         session.is_held = True
-        return held
+        return copy, copying
 
-    def hand_over(self, copy: Session) -> bool:
-        """Ends a held session whose copy can be taken up elsewhere; False if it has ended by itself meanwhile."""
+    def hand_over(self, copy: Session, route: str | None = None) -> bool:
+        """Ends a held session whose copy can be taken up elsewhere; False if it has ended by itself meanwhile.
+
+        Args:
+            copy: what `hold` returned.
+            route: to the server that has it; None where it is not known which one will.
+        """
         session = self._sessions.find(copy.id)
         if session is None or not session.is_held:
             return False
-        self._lifecycle.end(session, "moved", _moved())
+        self._lifecycle.move(session, route)
         return True
 
     def let_go(self, session_id: SessionId) -> None:
-        """A held session goes on here."""
+        """A held session goes on here; its copy is out of date."""
         session = self._sessions.find(session_id)
         if session is not None:
+            session.epoch = next_epoch(session.epoch)
             session.is_held = False
             self._lifecycle.advance(session)
+
+    # ---- the server stops ----------------------------------------------------------------------------------------
 
     def drain(self) -> None:
         """Takes no more turns; those that are here go on."""
@@ -208,10 +257,6 @@ class Maintenance:
     def stop(self) -> None:
         """Stops the engine once this task is done; its turns end with UNAVAILABLE."""
         self.is_stopped = True
-
-
-def _moved() -> Unavailable:
-    return Unavailable("the session was moved to another server, nothing was appended: go on there")
 
 
 def _going_away() -> Unavailable:

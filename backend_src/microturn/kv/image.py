@@ -139,9 +139,19 @@ class KVImage:
 
     def first(self, num_pages: int, new_image: Callable[[int], KVImage]) -> KVImage:
         """A copy of the first pages in a new image; waits for the store transfer."""
-        self.store_transfer.wait()
         image = new_image(num_pages)
-        for source, target in zip(self.blocks, image.blocks, strict=False):
-            for part, first_pages in zip(source, target, strict=True):
-                first_pages.copy_(part[: len(first_pages)])
+        image.fill(0, self, num_pages)
         return image
+
+    def fill(self, first: int, source: KVImage, num_pages: int) -> None:
+        """Copies the first pages of another image, of the same parts, to index `first` on; waits for its transfer."""
+        source.store_transfer.wait()
+        there, here = source._layout.num_pages, self._layout.num_pages
+        at = 0
+        while at < num_pages:
+            from_block, from_page = divmod(at, there)
+            to_block, to_page = divmod(first + at, here)
+            length = min(num_pages - at, there - from_page, here - to_page)
+            for part, target in zip(source.blocks[from_block], self.blocks[to_block], strict=True):
+                target[to_page : to_page + length].copy_(part[from_page : from_page + length])
+            at += length

@@ -56,6 +56,8 @@ def run_serve(arguments: argparse.Namespace) -> int:
             settings["check_dir"] = str(default_cache_dir().absolute() / "checks")
         if options.snapshot_dir is not None:
             settings["snapshot_dir"] = _snapshot_dir(options.snapshot_dir, repository)
+        if options.peer_port is not None:
+            settings |= _as_peer(options, options.peer_port, engine_settings)
         _supervise(options, server, repository, settings)
     except ServeError as error:
         console.say(f"error: {error}")
@@ -87,6 +89,14 @@ def _snapshot_dir(directory: Path, repository: ModelRepository) -> str:
     if not repository.takes("snapshot_dir"):
         raise ServeError("--snapshot-dir: the model of this repository saves no sessions")
     return str(directory)
+
+
+def _as_peer(options: ServeOptions, peer_port: int, settings: Settings) -> dict[str, str]:
+    """What the engine needs to take sessions; an edge in front of a server reaches it where it listens by default."""
+    as_peer = {"peer_address": f"{options.host}:{peer_port}"}
+    if not settings.edge_address and options.host != "0.0.0.0":
+        as_peer["edge_address"] = f"{options.host}:{options.grpc_port}"
+    return as_peer
 
 
 def is_text(log_format: str) -> bool:
@@ -124,7 +134,8 @@ def _supervise(
             console.say("starting Triton" + (f" with {settings['model_dir']}" if "model_dir" in settings else ""))
             return ServerTree(command, environment, run, lock, log)
 
-        save = None if options.snapshot_dir is None else partial(save_sessions, admin_socket)
+        saves = options.snapshot_dir is not None or options.peer_port is not None
+        save = partial(save_sessions, admin_socket) if saves else None
         Supervisor(options, start_server, health, log, save).run()
 
 

@@ -15,7 +15,12 @@ from microturn.serve.errors import ServeError
 DEFAULT_MODEL = "smollm2-135m"
 
 # Settings that the supervisor needs too have an option.
-_OWN_OPTION = {"model_dir": "--model", "snapshot_dir": "--snapshot-dir", "admin_socket": "--admin-socket"}
+_OWN_OPTION = {
+    "model_dir": "--model",
+    "snapshot_dir": "--snapshot-dir",
+    "admin_socket": "--admin-socket",
+    "peer_address": "--peer-port",
+}
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,7 @@ class ServeOptions:
         exposes_embedded_triton: whether the host may be other than loopback with the server inside the wheel
             nvidia-pytriton.
         http_port: of Triton's HTTP API; None leaves that closed.
+        peer_port: where sessions of other servers are taken; None leaves that closed.
         run_dir: where the run directory is made; None is the system's temporary directory.
         admin_socket: where the admin socket is; None is in the run directory.
         snapshot_dir: where live sessions are saved on a stop, and found again; None is nowhere.
@@ -53,6 +59,7 @@ class ServeOptions:
     metrics_port: int
     health_port: int
     http_health_port: int | None
+    peer_port: int | None
     run_dir: Path | None
     admin_socket: Path | None
     snapshot_dir: Path | None
@@ -72,6 +79,7 @@ class ServeOptions:
             "--metrics-port": self.metrics_port,
             "--health-port": self.health_port,
             "--http-health-port": self.http_health_port,
+            "--peer-port": self.peer_port,
         }
         return {option: port for option, port in ports.items() if port is not None}
 
@@ -118,6 +126,11 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--health-port", type=_port, default=8003, help="gRPC health service (default: %(default)s)")
     where.add_argument(
         "--http-health-port", type=_port, help="health over HTTP, by which Envoy places sessions (default: closed)"
+    )
+    where.add_argument(
+        "--peer-port",
+        type=_port,
+        help="take sessions from other servers of the model, which the setting 'peers' names (default: closed)",
     )
     where.add_argument("--run-dir", metavar="DIR", type=Path, help="where to make the temporary run directory")
     where.add_argument(

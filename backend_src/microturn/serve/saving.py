@@ -29,5 +29,6 @@ def save_sessions(admin_socket: Path, timeout_s: float) -> bool:
         return False
     lost = f", {done['failed']} are lost" if done["failed"] else ""
     with_kv = f", {done['with_kv']} of them with their KV" if done["with_kv"] else ""
-    console.say(f"saved {done['saved']} sessions{with_kv}{lost}")
+    moved = f", {done['moved']} of them on other servers" if done["moved"] else ""
+    console.say(f"saved {done['saved']} sessions{with_kv}{moved}{lost}")
     return True

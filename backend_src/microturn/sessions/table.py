@@ -10,7 +10,7 @@ from itertools import count
 from typing import Protocol
 from weakref import ReferenceType, ref
 
-from microturn.errors import Expired, InvalidArgument, MicroturnError, NotFound, ResourceExhausted
+from microturn.errors import Expired, InvalidArgument, MicroturnError, NotFound, ResourceExhausted, Unavailable
 from microturn.sessions.accounts import Accounts, ByteLimits
 from microturn.sessions.ownership import KeyHash, check_owner, is_owner
 from microturn.sessions.session import Session
@@ -29,6 +29,7 @@ class _Ended:
     message: str
     key: KeyHash
     epoch: int
+    route: str | None
 
 
 class SessionWatcher(Protocol):
@@ -88,7 +89,8 @@ class SessionTable:
         ended = self._ended.get(session_id)
         if ended is None or not ended.key.matches(request.options.get("session_key")):
             raise NotFound(f"no session '{session_id}' is here: open one with START")
-        raise ended.error(ended.message)
+        # One that comes back by START was looked for already: where it was moved to, it is no more.
+        raise moved(ended.route) if ended.route is not None and not request.start else ended.error(ended.message)
 
     def find_owned(self, request: TurnRequest) -> Session | None:
         """The living session that a request names, if it may speak for it."""
@@ -162,12 +164,13 @@ class SessionTable:
         for watcher in self.watchers:
             watcher.session_opened(session)
 
-    def end(self, session: Session, reason: str = "closed") -> None:
+    def end(self, session: Session, reason: str = "closed", route: str | None = None) -> None:
         """Takes a session out and gives up its KV.
 
         Args:
             session: one that lives.
             reason: `closed`, `replaced`, `moved`, `expired` or `failed`.
+            route: of the server that it was moved to, if that is known.
         """
         assert session.running is None, "a running turn is ended first"
         del self._sessions[session.id]
@@ -175,7 +178,7 @@ class SessionTable:
         self.unpark(session)
         self.accounts.close(session)
         session.drop_kv()
-        self._ended[session.id] = _ended(session, reason)
+        self._ended[session.id] = _ended(session, reason, route)
         if len(self._ended) > NUM_ENDED_REMEMBERED:
             self._ended.popitem(last=False)
         for watcher in self.watchers:
@@ -234,7 +237,17 @@ class SessionTable:
         heapq.heappush(self._expiries, (at_s, next(self._entry_numbers), ref(session)))
 
 
-def _ended(session: Session, reason: str) -> _Ended:
+def moved(route: str | None = None) -> Unavailable:
+    """What a turn is told whose session goes on elsewhere.
+
+    Args:
+        route: what the client's `x-session-route` leads there by; None where it is not known.
+    """
+    details = {} if route is None else {"route": route}
+    return Unavailable("the session was moved to another server, nothing was appended: go on there", **details)
+
+
+def _ended(session: Session, reason: str, route: str | None) -> _Ended:
     named, anew = f"session '{session.id}'", "open a new one with START"
     match reason:
         case "expired":
@@ -245,4 +258,4 @@ def _ended(session: Session, reason: str) -> _Ended:
             message = f"{named} was closed, since it failed here: {anew}"
         case _:
             message = f"{named} was closed: {anew}"
-    return _Ended(Expired if reason == "expired" else NotFound, message, session.key, session.epoch)
+    return _Ended(Expired if reason == "expired" else NotFound, message, session.key, session.epoch, route)

@@ -1,5 +1,6 @@
 """Restores saved sessions on START. A requested session has its place among the sessions at once, is read and claimed
-on a background thread, and is live when that is done.
+on a background thread, and is live when that is done. One that is not saved may live on another server: its client is
+sent there. And takes sessions that another server hands over.
 
 All methods run on the engine thread and access no file there.
 """
@@ -10,7 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from microturn.errors import FailedPrecondition
+from microturn.errors import FailedPrecondition, NotFound
 from microturn.kv.image import PagePart
 from microturn.kv.stored import StoredKV
 from microturn.offload.background import Background
@@ -18,7 +19,7 @@ from microturn.offload.file_thread import Outcome
 from microturn.offload.storage import Storage
 from microturn.sessions.environment import SessionEnvironment
 from microturn.sessions.session import Session
-from microturn.sessions.table import SessionTable
+from microturn.sessions.table import SessionTable, moved
 from microturn.sessions.turn import SessionId, TurnRequest
 from microturn.settings import Settings
 from microturn.snapshots.directory import SnapshotDirectory
@@ -31,6 +32,8 @@ log = logging.getLogger(__name__)
 _PURGE_S = 600.0
 
 OnDone = Callable[[Exception | None], None]
+# The route to the server on which a session lives, other than this one; None if there is none.
+FindElsewhere = Callable[[SessionId], str | None]
 
 
 @dataclass(eq=False)
@@ -61,6 +64,7 @@ class Arrivals:
         storage: takes the KV in their snapshots.
         page_parts: of a page in this server.
         files: runs the work on the directory.
+        find_elsewhere: asks the other servers for a session; None if there are none. May block.
     """
 
     def __init__(
@@ -72,6 +76,7 @@ class Arrivals:
         storage: Storage,
         page_parts: Sequence[PagePart],
         files: Background,
+        find_elsewhere: FindElsewhere | None = None,
     ) -> None:
         self._settings = settings
         self._sessions = sessions
@@ -82,6 +87,7 @@ class Arrivals:
         )
         self._storage = storage
         self._files = files
+        self._find_elsewhere = find_elsewhere
         self._pending: dict[SessionId, _Pending] = {}
         self._is_closed = False
         self._next_purge_s = environment.clock()
@@ -95,17 +101,22 @@ class Arrivals:
     # ---- START ---------------------------------------------------------------------------------------------------
 
     def may_come(self, request: TurnRequest) -> bool:
-        """Whether a turn asks for a session that is not live and may be saved."""
+        """Whether a turn asks for a session that is not live and may be saved, or live elsewhere."""
         session_id = request.session_id
-        is_known = self._sessions.find(session_id) is not None
-        return request.start and not is_known and (self._directory is not None or session_id in self._pending)
+        if not request.start or self._sessions.find(session_id) is not None:
+            return False
+        return self._directory is not None or session_id in self._pending or self._may_be_elsewhere(request)
+
+    def _may_be_elsewhere(self, request: TurnRequest) -> bool:
+        return self._find_elsewhere is not None and not request.opens
 
     def ask(self, request: TurnRequest, on_done: OnDone) -> None:
         """Looks for the session of a START and restores it.
 
         Args:
             request: of a session that `may_come`. One request at a time, until `on_done` is called or it is given up.
-            on_done: called with None when the session is live or there is none, else with the error.
+            on_done: called with None when the session is live or there is none, else with the error: Unavailable with
+                a route where it lives elsewhere.
 
         Raises:
             ResourceExhausted: there is no room for it.
@@ -134,15 +145,27 @@ class Arrivals:
             on_done(error)
 
     def _look(self, request: TurnRequest, pending: _Pending) -> None:
-        assert self._restorer is not None
         newest_epoch = self._sessions.newest_epoch(request.session_id)
         restorer = self._restorer
 
+        def restore() -> RestoredSession | None:
+            return None if restorer is None else restorer.restore(request, newest_epoch, pending.is_wanted)
+
         def work() -> RestoredSession | None:
-            return restorer.restore(request, newest_epoch, pending.is_wanted)
+            if self._find_elsewhere is None or request.opens:
+                return restore()
+            try:
+                restored = restore()
+            except NotFound:  # another server was faster
+                restored = None
+            route = self._find_elsewhere(request.session_id) if restored is None and pending.is_wanted() else None
+            if route is not None:
+                raise moved(route)
+            return restored
 
         def end(outcome: Outcome[RestoredSession | None]) -> None:
             if outcome.value is not None and self._is_closed:
+                assert restorer is not None
                 restorer.put_back(outcome.value)  # no turn is served any more that this could delay
             elif outcome.value is not None:
                 self._add(outcome.value)
@@ -159,15 +182,34 @@ class Arrivals:
             FailedPrecondition: it is live here, is being restored, or is out of date.
             ResourceExhausted: there is no room for it.
         """
-        session_id = header.session_id
-        if self._sessions.find(session_id) is not None:
-            raise FailedPrecondition(f"session '{session_id}' is live here: close it first")
-        if session_id in self._pending:
-            raise FailedPrecondition(f"session '{session_id}' is being restored: try again")
-        check_up_to_date(header, self._sessions.newest_epoch(session_id))
+        if self._sessions.find(header.session_id) is not None:
+            raise FailedPrecondition(f"session '{header.session_id}' is live here: close it first")
+        self._check_admission(session, header)
+        self._expect(header.session_id, header.tenant, None)
+
+    def receive(self, taken: RestoredSession, header: Header) -> None:
+        """Makes a session live that another server hands over.
+
+        An older copy of it that lives here gives way: its server was not told that an earlier hand-over had succeeded.
+
+        Raises:
+            FailedPrecondition: it is live here, is being restored, or is out of date.
+            ResourceExhausted: there is no room for it.
+        """
+        older = self._sessions.find(header.session_id)
+        if older is not None and (not older.rests or older.epoch >= header.epoch):
+            raise FailedPrecondition(f"session '{header.session_id}' is live here")
+        if older is not None:
+            self._sessions.end(older, "replaced")
+        self._check_admission(taken.session, header)
+        self._add(taken)
+
+    def _check_admission(self, session: Session, header: Header) -> None:
+        if header.session_id in self._pending:
+            raise FailedPrecondition(f"session '{header.session_id}' is being restored: try again")
+        check_up_to_date(header, self._sessions.newest_epoch(header.session_id))
         self._sessions.check_room(self._settings, header.tenant)
         self._check(session)
-        self._expect(session_id, header.tenant, None)
 
     def admit(self, taken: RestoredSession) -> None:
         """Makes a reserved session live after it has been claimed."""

@@ -22,7 +22,7 @@ import secrets
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import safetensors.torch
 import torch
@@ -69,7 +69,7 @@ def write_snapshot(path: Path, snapshot: Snapshot, kv: KVCopy | None = None, *, 
         DeadlineExceeded: writing the KV took too long. An existing file is unchanged.
         FailedPrecondition: the file cannot be written for another reason.
     """
-    content = _sealed(snapshot, kv)
+    content = sealed(snapshot, kv)
     num_bytes = len(content) + (0 if kv is None else kv.pages.num_bytes)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
@@ -99,11 +99,26 @@ def read_snapshot(path: Path) -> Snapshot:
         OSError: the file is missing or cannot be read.
     """
     with path.open("rb") as file:
-        text = _read_header_bytes(file)
-        header = _read_header(text)
-        entries, kv = _read_entries(text)
-        end = os.fstat(file.fileno()).st_size
-        data = file.read((end if kv is None else min(end, kv.start)) - file.tell())
+        return read_from(file, os.fstat(file.fileno()).st_size)
+
+
+class Readable(Protocol):
+    """What a snapshot is read from."""
+
+    def read(self, num_bytes: int, /) -> bytes: ...
+
+
+def read_from(file: Readable, num_bytes: int) -> Snapshot:
+    """Reads a snapshot up to its KV, as `read_snapshot`; the stream is then at the KV.
+
+    Args:
+        file: at the snapshot's beginning; it need not be seekable.
+        num_bytes: of the snapshot with its KV.
+    """
+    text = _read_header_bytes(file)
+    header = _read_header(text)
+    entries, kv = _read_entries(text)
+    data = file.read((num_bytes if kv is None else min(num_bytes, kv.start)) - LENGTH_BYTES - len(text))
     found = _CHECKSUM.search(text)
     if found is None:
         raise UnreadableSnapshot("it has no checksum")
@@ -165,8 +180,14 @@ def _write_pages(file: BinaryIO, pages: KVImage, until_s: float) -> None:
                 num_synced = num_written
 
 
-def _sealed(snapshot: Snapshot, kv: KVCopy | None) -> bytearray:
-    """The bytes of the file before the KV."""
+def sealed(snapshot: Snapshot, kv: KVCopy | None, *, is_checked: bool = True) -> bytearray:
+    """The bytes of the file before the KV.
+
+    Args:
+        snapshot: a session.
+        kv: what follows.
+        is_checked: see `kv_part.add_to_header`.
+    """
     state = json.dumps(snapshot.state).encode()
     state += b" " * (-(len(state) + sum(tensor.nbytes for tensor in snapshot.tensors.values())) % ALIGNMENT)
     metadata = {
@@ -179,7 +200,7 @@ def _sealed(snapshot: Snapshot, kv: KVCopy | None) -> bytearray:
     if kv is not None:
         data_start = LENGTH_BYTES + int.from_bytes(content[:LENGTH_BYTES], "little")
         header, data = json.loads(content[LENGTH_BYTES:data_start]), content[data_start:]
-        add_to_header(header, kv, len(data))
+        add_to_header(header, kv, len(data), is_checked=is_checked)
         content = bytearray(header_bytes(header)) + data
     # A client's strings in the header cannot match this: quotes within a string are escaped.
     found = _CHECKSUM.search(content)
@@ -188,7 +209,7 @@ def _sealed(snapshot: Snapshot, kv: KVCopy | None) -> bytearray:
     return content
 
 
-def _read_header_bytes(file: BinaryIO) -> bytes:
+def _read_header_bytes(file: Readable) -> bytes:
     """Reads the header of a file; the file position is then at its data."""
     length = int.from_bytes(file.read(LENGTH_BYTES), "little")
     text = file.read(min(length, MAX_HEADER_BYTES))

@@ -38,7 +38,8 @@ class KVPart:
         tensors: type and shape of each, in the order of `KVTensors.page_parts`.
         start: offset of the first tensor in the file.
         num_bytes: of all tensors.
-        checksum: of these bytes.
+        checksum: of these bytes; empty where they were not to be kept.
+        num_before: pages of the table that come before these, and are elsewhere.
     """
 
     layout: str
@@ -47,6 +48,7 @@ class KVPart:
     start: int
     num_bytes: int
     checksum: str
+    num_before: int = 0
 
     @classmethod
     def of_header(cls, header: Mapping[str, Any], data_start: int) -> Self | None:
@@ -70,11 +72,12 @@ class KVPart:
         tensors = tuple((entry["dtype"], tuple(entry["shape"])) for entry in entries)
         table = {**said["table"], "tracks": tuple(map(_track_of, said["table"]["tracks"]))}
         layout = said.get("layout", _FIRST_LAYOUT)
-        return cls(layout, TableState(**table), tensors, data_start + start, end - start, said["checksum"])
+        where = data_start + start, end - start
+        return cls(layout, TableState(**table), tensors, *where, said["checksum"], said.get("num_before", 0))
 
     def is_of(self, parts: Sequence[PagePart]) -> bool:
         """Whether it can be loaded into pages with these parts unchanged."""
-        num_pages = self.state.num_pages
+        num_pages = self.state.num_pages - self.num_before
         expected = tuple((DTYPE_NAMES[part.dtype], (num_pages, *part.shape)) for part in parts)
         num_bytes = num_pages * sum(part.num_bytes for part in parts)
         return (self.layout, self.tensors, self.num_bytes) == (_LAYOUT, expected, num_bytes)
@@ -84,20 +87,23 @@ def _track_of(said: Mapping[str, Any]) -> Track | StateTrack:
     return StateTrack(**{**said, "older": tuple(said["older"])}) if "older" in said else Track(**said)
 
 
-def add_to_header(header: dict[str, Any], kv: KVCopy, data_len: int) -> None:
+def add_to_header(header: dict[str, Any], kv: KVCopy, data_len: int, *, is_checked: bool = True) -> None:
     """Adds to a header what `KVPart.of_header` reads.
 
     Args:
         header: of the file.
         kv: the KV that will follow.
         data_len: bytes of the tensors before the KV.
+        is_checked: with a checksum, which takes as long as to copy the pages several times.
     """
     entries = tensor_entries(kv.pages, PREFIX + "{}", data_len)
     said = {
         "layout": _LAYOUT,
         "table": asdict(kv.state),
         "num_tensors": len(entries),
-        "checksum": checksum_of(kv.pages),
+        "checksum": checksum_of(kv.pages) if is_checked else "",
     }
+    if kv.num_before:
+        said["num_before"] = kv.num_before
     header["__metadata__"][_METADATA] = json.dumps(said)
     header.update(entries)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from microturn.errors import Expired, FailedPrecondition
 from microturn.kv.image import PagePart
+from microturn.offload.incoming import KVSource
 from microturn.sessions.environment import SessionEnvironment
 from microturn.sessions.ownership import check_owner, is_owner
 from microturn.sessions.session import Session
@@ -31,17 +32,17 @@ class RestoredSession:
 
     Attributes:
         session: the session.
-        kv: the KV in its snapshot, if it can be used here.
-        path: of its claimed snapshot.
+        kv: its KV, if that can be used here.
+        path: of its claimed snapshot; None of one that another server has sent.
     """
 
     session: Session
-    kv: ClaimedKV | None
-    path: Path
+    kv: KVSource | None
+    path: Path | None = None
 
     def drop_content(self) -> None:
         """Truncates the snapshot to its header, unless KV is still to be read from it."""
-        if self.kv is None:
+        if self.kv is None and self.path is not None:
             drop_content(self.path)
 
 
@@ -129,7 +130,7 @@ def restored_session(
     """The session of a claimed snapshot, with its KV if that can be used."""
     part, kv = snapshot.kv, None
     if part is not None:
-        trouble = _trouble_with(part, session, page_parts)
+        trouble = "its first pages are missing" if part.num_before else trouble_with(part, session, page_parts)
         try:
             kv = ClaimedKV(path, part) if trouble is None else None
         except OSError as error:
@@ -139,8 +140,14 @@ def restored_session(
     return RestoredSession(session, kv, path)
 
 
-def _trouble_with(part: KVPart, session: Session, page_parts: Sequence[PagePart]) -> str | None:
-    """The reason why saved KV cannot be used for a session here; None if it can."""
+def trouble_with(part: KVPart, session: Session, page_parts: Sequence[PagePart]) -> str | None:
+    """The reason why KV from elsewhere cannot be used for a session here; None if it can.
+
+    Args:
+        part: says what it is.
+        session: as restored.
+        page_parts: of a page here.
+    """
     if not part.is_of(page_parts):
         return "it was saved with another kv_dtype or page_size"
     is_of_table = part.state.cut(0) == session.table.save()

@@ -18,6 +18,7 @@ import torch
 import triton_python_backend_utils as pb_utils  # noqa: TID251
 from transformers.utils.logging import disable_progress_bar
 
+from microturn.admin.fleet import Fleet
 from microturn.admin.operations import Operations
 from microturn.admin.socket_server import AdminSocket
 from microturn.engine.engine import Engine
@@ -59,15 +60,18 @@ class TritonPythonModel:
             settings = asked.within_slots(num_slots)
             if settings.max_sessions < asked.max_sessions:
                 log.warning("max_sessions is %d: there are %d sequence slots", settings.max_sessions, num_slots)
-            engine = start_engine(settings)
+            self._fleet = Fleet.of(settings)
+            peers = None if self._fleet is None else self._fleet.peers
+            engine = start_engine(settings, None if peers is None else peers.find)
             slots = SlotKeeper(pb_utils, num_slots, args["model_name"], int(args["model_version"]))
             engine.watch_sessions(slots.slots)
             self._reporting = Reporting(
                 engine, settings, self._log, pb_utils.MetricFamily, args["model_name"], about, slots.slots
             )
-            self._admin = (
-                AdminSocket(Path(settings.admin_socket), Operations(engine).answer) if settings.admin_socket else None
-            )
+            operations = Operations(engine, peers)
+            self._admin = AdminSocket(Path(settings.admin_socket), operations.answer) if settings.admin_socket else None
+            if self._fleet is not None:
+                self._fleet.join(engine)
         except MicroturnError as error:
             self._log.close()
             raise pb_utils.TritonModelException(str(error)) from error
@@ -98,6 +102,8 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         """Ends running turns and the threads."""
+        if self._fleet is not None:
+            self._fleet.leave()
         if self._admin is not None:
             self._admin.close()
         self._engine.stop()

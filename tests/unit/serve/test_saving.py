@@ -25,7 +25,7 @@ def test_what_was_saved_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[str
 
     def answer(request: Any) -> Any:
         asked.append(request)
-        return {"saved": 4, "failed": 0, "with_kv": 3}
+        return {"saved": 4, "failed": 0, "with_kv": 3, "moved": 0}
 
     assert drain(tmp_path / "s", answer)
     assert asked == [{"op": "drain", "timeout_s": 3}]
@@ -33,7 +33,7 @@ def test_what_was_saved_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[str
 
 
 def test_what_was_lost_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert drain(tmp_path / "s", lambda _: {"saved": 3, "failed": 1, "with_kv": 0})
+    assert drain(tmp_path / "s", lambda _: {"saved": 3, "failed": 1, "with_kv": 0, "moved": 0})
     assert capfd.readouterr().err == "microturn: saved 3 sessions, 1 are lost\n"
 
 

@@ -1,0 +1,98 @@
+"""This server among others of its model: where it takes their sessions, and how it gives them its own."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import Self
+
+from microturn.admin.peer_server import PeerServer, route_to
+from microturn.admin.peers import Address, Peers, read_address
+from microturn.admin.rebalancer import Rebalancer
+from microturn.engine.engine import Engine
+from microturn.errors import InvalidArgument
+from microturn.settings import Settings
+
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+class Fleet:
+    """What a server has to do with the others.
+
+    Attributes:
+        peers: the other servers.
+
+    Args:
+        settings: of this server, with a `peer_address`.
+
+    Raises:
+        InvalidArgument: they do not go together, or the key cannot be read.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._instance = secrets.token_hex(8)
+        self._address = _address("peer_address", settings.peer_address)
+        self._key = _read_key(settings.peer_key_file)
+        if not self._key and self._address[0] not in _LOOPBACK:
+            raise InvalidArgument(
+                f"peer_address {settings.peer_address} can be reached from other machines: name a peer_key_file, "
+                "with a secret that all servers share"
+            )
+        addresses = [_address("peers", one) for one in settings.peers.split(",") if one.strip()]
+        self.peers = Peers(addresses, self._key, self._instance)
+        self._server: PeerServer | None = None
+        self._rebalancer: Rebalancer | None = None
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self | None:
+        """The fleet that settings name; None if this server is alone.
+
+        Raises:
+            InvalidArgument: as `Fleet`.
+        """
+        if settings.peer_address:
+            return cls(settings)
+        if settings.peers:
+            raise InvalidArgument(
+                "setting 'peers' needs a peer_address (--peer-port), where this server takes sessions"
+            )
+        return None
+
+    def join(self, engine: Engine) -> None:
+        """Takes sessions for an engine from now on, and evens them out.
+
+        Raises:
+            InvalidArgument: the port is in use.
+        """
+        route = route_to(self._settings.edge_address)
+        self._server = PeerServer(self._address, self._key, self._instance, route, engine)
+        if self._settings.moves_per_minute and route is not None:
+            self._rebalancer = Rebalancer(engine, self.peers, self._settings.moves_per_minute)
+
+    def leave(self) -> None:
+        """Takes and gives no more."""
+        if self._rebalancer is not None:
+            self._rebalancer.close()
+        if self._server is not None:
+            self._server.close()
+        self.peers.close()
+
+
+def _address(setting: str, text: str) -> Address:
+    try:
+        return read_address(text)
+    except ValueError as error:
+        raise InvalidArgument(f"setting '{setting}': {error}") from error
+
+
+def _read_key(path: str) -> str:
+    if not path:
+        return ""
+    try:
+        key = Path(path).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"peer_key_file {path} cannot be read: {error}") from error
+    if len(key) < 16:
+        raise InvalidArgument(f"peer_key_file {path} has a secret of {len(key)} characters: 16 are the least")
+    return key

@@ -1,0 +1,204 @@
+"""Where other servers hand their sessions over: HTTP on a port of its own.
+
+| request | body | answer |
+| --- | --- | --- |
+| `GET /load` | | how much is here: see `peers.Peer` |
+| `POST /find` | `{"id": …}` | `{"route": …}`, null where the session is not here |
+| `PUT /kv/NAME` | KV of a session that goes on there: a header with a `KVPart`, the pages | `{}` |
+| `PUT /sessions/NAME` | a snapshot, without what was sent as `/kv/NAME` | `{"route": …}`: the session lives here |
+
+An error is `{"error": {"code": …, "message": …}}`. Each request brings the key that all servers share, if there is one.
+"""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import json
+import logging
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BufferedIOBase
+from typing import Any
+
+from microturn.admin.received import Receiver
+from microturn.engine.engine import Engine
+from microturn.errors import InternalError, InvalidArgument, MicroturnError, PermissionDenied
+from microturn.sessions.turn import SessionId
+
+log = logging.getLogger(__name__)
+
+_SILENCE_S = 30.0
+# How long it takes at most to stop.
+_POLL_S = 0.1
+_MAX_JSON_BYTES = 1 << 16
+_PIECE_BYTES = 1 << 20
+
+
+def route_to(edge_address: str) -> str | None:
+    """What `x-session-route` says of a server: Envoy's word for the address by which it reaches it.
+
+    Args:
+        edge_address: ``host:port``; empty where sessions are reached otherwise.
+    """
+    return base64.b64encode(edge_address.encode()).decode() if edge_address else None
+
+
+class PeerServer:
+    """Takes sessions, with a thread per connection.
+
+    Args:
+        address: host and port to listen on.
+        key: what each request must bring; empty asks for none.
+        instance: names this process among the others.
+        route: see `route_to`.
+        engine: gets the sessions.
+
+    Raises:
+        InvalidArgument: the port is in use.
+    """
+
+    def __init__(self, address: tuple[str, int], key: str, instance: str, route: str | None, engine: Engine) -> None:
+        try:
+            self._server = _Server(address, _Handler)
+        except OSError as error:
+            raise InvalidArgument(f"peer_address: cannot listen on {address[0]}:{address[1]}: {error}") from error
+        self._server.key, self._server.instance, self._server.route = key, instance, route
+        self._server.engine, self._server.receiver = engine, Receiver(engine)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(_POLL_S,), name="microturn-peers")
+        self._thread.daemon = True
+        self._thread.start()
+
+    def close(self) -> None:
+        """Takes no more sessions."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    key: str
+    instance: str
+    route: str | None
+    engine: Engine
+    receiver: Receiver
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    timeout = _SILENCE_S
+    server: _Server
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def do_POST(self) -> None:
+        self._answer()
+
+    def do_PUT(self) -> None:
+        self._answer()
+
+    def _answer(self) -> None:
+        told: Mapping[str, Any]
+        body = _Body(self.rfile, int(self.headers.get("content-length", 0)))
+        try:
+            self._check_key()
+            told = self._told(body)
+            status = HTTPStatus.OK
+        except MicroturnError as error:
+            told, status = {"error": {"code": error.code, "message": error.args[0]}}, HTTPStatus.CONFLICT
+        except OSError:
+            self.close_connection = True  # the other server has gone
+            return
+        except Exception as error:
+            log.exception("a request of another server failed")
+            told = {"error": {"code": InternalError.code, "message": str(error)}}
+            status = HTTPStatus.INTERNAL_SERVER_ERROR
+        if not body.skip():
+            self.close_connection = True
+            return
+        self._send(status, told)
+
+    def _check_key(self) -> None:
+        said = self.headers.get("authorization", "").encode()
+        if self.server.key and not hmac.compare_digest(said, f"Bearer {self.server.key}".encode()):
+            raise PermissionDenied("another server asks with another key: all read the same peer_key_file")
+
+    def _told(self, body: _Body) -> Mapping[str, Any]:
+        server = self.server
+        place, _, name = self.path.removeprefix("/").partition("/")
+        match self.command, place:
+            case "GET", "load":
+                load = server.engine.call(lambda sessions: sessions.load)
+                model = server.engine.environment.model_fingerprint
+                return {**asdict(load), "instance": server.instance, "model": model}
+            case "POST", "find":
+                session_id = _id_in(body)
+                lives = server.engine.call(lambda sessions: sessions.lives(session_id))
+                return {"route": server.route if lives else None}
+            case "PUT", "kv":
+                server.receiver.take_ahead(name, body)
+                return {}
+            case "PUT", "sessions":
+                server.receiver.take(name, body, body.num_left)
+                return {"route": server.route}
+            case _:
+                raise InvalidArgument(f"there is no {self.command} {self.path} here")
+
+    def _send(self, status: HTTPStatus, told: Mapping[str, Any]) -> None:
+        body = json.dumps(told).encode()
+        self.send_response(status)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing: it is asked every second."""
+
+
+class _Body:
+    """The body of a request as a stream that ends with it.
+
+    Attributes:
+        num_left: bytes that have not been read.
+    """
+
+    def __init__(self, stream: BufferedIOBase, num_bytes: int) -> None:
+        self.num_left = num_bytes
+        self._stream = stream
+
+    def read(self, num_bytes: int) -> bytes:
+        piece = self._stream.read(min(num_bytes, self.num_left))
+        self.num_left -= len(piece)
+        return piece
+
+    def readinto(self, buffer: memoryview) -> int:
+        num_read = self._stream.readinto(buffer[: self.num_left])
+        self.num_left -= num_read
+        return num_read
+
+    def skip(self) -> bool:
+        """Reads what is left: otherwise the answer would be lost. False where the other has gone."""
+        try:
+            while self.num_left and self.read(_PIECE_BYTES):
+                pass
+        except OSError:
+            return False
+        return not self.num_left
+
+
+def _id_in(body: _Body) -> SessionId:
+    try:
+        said = json.loads(body.read(_MAX_JSON_BYTES))
+    except ValueError:
+        said = None
+    if not isinstance(said, dict) or not isinstance(said.get("id"), str | int):
+        raise InvalidArgument('a question is {"id": the session}')
+    session_id: SessionId = said["id"]
+    return session_id

@@ -1,0 +1,220 @@
+"""Sessions that another server hands over, with their KV: read from a stream, and made live here.
+
+    KV of a session that still runs there ── ahead ──┐
+    the session, and the KV that has come since ─────┴──▶ lives here; its KV is loaded with its next turn
+
+The KV stays in host memory until then. There is a limit for all of it; a session whose KV exceeds that is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from microturn.engine.engine import Engine
+from microturn.errors import InvalidArgument, ResourceExhausted
+from microturn.kv.image import KVImage
+from microturn.kv.page_table import TableState
+from microturn.offload.image_file import LENGTH_BYTES, MAX_HEADER_BYTES
+from microturn.snapshots.file import Readable, UnreadableSnapshot, read_from
+from microturn.snapshots.kv_part import KVPart
+from microturn.snapshots.restoring import RestoredSession, trouble_with
+from microturn.snapshots.session_state import restore_session
+
+# Of the bytes of the pool: what may wait in host memory to be loaded.
+_SHARE_OF_POOL = 0.5
+# KV that was sent ahead is dropped when its session has not followed.
+_AHEAD_S = 60.0
+
+
+class Stream(Readable, Protocol):
+    """What a session with its KV is read from."""
+
+    def readinto(self, buffer: memoryview, /) -> int: ...
+
+
+class ReceivedKV:
+    """A `KVSource` in host memory.
+
+    Args:
+        state: of the page table that the pages belong to.
+        pieces: images, and how many of the first pages of each count, in the order of the table.
+        room: gets the memory back.
+    """
+
+    def __init__(self, state: TableState, pieces: Sequence[tuple[KVImage, int]], room: _Room) -> None:
+        self._state = state
+        self._pieces = list(pieces)
+        self._room = room
+
+    @property
+    def state(self) -> TableState:
+        return self._state
+
+    def read(self, pages: KVImage) -> None:
+        """Copies the pages."""
+        first = 0
+        for image, num_pages in self._pieces:
+            pages.fill(first, image, num_pages)
+            first += num_pages
+
+    def drop(self) -> None:
+        self._room.give_back(sum(image.num_bytes for image, _ in self._pieces))
+        self._pieces.clear()
+
+
+class _Room:
+    """Counts the host memory of KV that waits. For one session's there is always room."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._used_bytes = 0
+        self._lock = threading.Lock()
+
+    def take(self, num_bytes: int) -> None:
+        """Raises ResourceExhausted where there is none."""
+        with self._lock:
+            if self._used_bytes and self._used_bytes + num_bytes > self._max_bytes:
+                raise ResourceExhausted(
+                    f"{self._used_bytes} bytes of KV wait here already, of at most {self._max_bytes}: send it later, "
+                    "elsewhere, or the session without it"
+                )
+            self._used_bytes += num_bytes
+
+    def give_back(self, num_bytes: int) -> None:
+        with self._lock:
+            self._used_bytes -= num_bytes
+
+
+@dataclass
+class _Ahead:
+    """KV that was sent ahead of its session."""
+
+    part: KVPart
+    image: KVImage
+    received_s: float = field(default_factory=time.monotonic)
+
+
+class Receiver:
+    """Takes sessions from other servers; callable in any thread.
+
+    Args:
+        engine: runs in its own thread.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        kv = engine.runner.kv
+        self._parts = kv.page_parts
+        self._room = _Room(int(_SHARE_OF_POOL * engine.environment.pool.num_pages * kv.bytes_per_page))
+        self._ahead: dict[str, _Ahead] = {}
+        self._lock = threading.Lock()
+
+    def take_ahead(self, transfer: str, stream: Stream) -> None:
+        """Reads KV whose session will follow.
+
+        Args:
+            transfer: names it.
+            stream: at a header with a `KVPart`; the KV follows.
+
+        Raises:
+            InvalidArgument: it is not KV that can be used here.
+            ResourceExhausted: there is no room for it.
+        """
+        self._drop_old()
+        part = _read_part(stream)
+        if not part.is_of(self._parts):
+            raise InvalidArgument("the KV is of another model, kv_dtype or page_size")
+        image = self._read_kv(part, stream)
+        with self._lock:
+            self._ahead[transfer] = _Ahead(part, image)
+
+    def take(self, transfer: str, stream: Stream, num_bytes: int) -> None:
+        """Reads a session and makes it live; its client is expected with START and resume.
+
+        Args:
+            transfer: names the KV that was sent ahead; empty where none was.
+            stream: at a snapshot, whose KV is without what was sent ahead.
+            num_bytes: of the snapshot.
+
+        Raises:
+            InvalidArgument: it is not a session.
+            FailedPrecondition: it is of another model, or lives here.
+            ResourceExhausted: there is no room for it.
+        """
+        with self._lock:
+            ahead = self._ahead.pop(transfer, None)
+        pieces = [] if ahead is None else [(ahead.image, 0)]
+        kv: ReceivedKV | None = None
+        try:
+            try:
+                snapshot = read_from(stream, num_bytes)
+            except UnreadableSnapshot as error:
+                raise InvalidArgument(f"the session cannot be read: {error}") from error
+            session = restore_session(snapshot, self._engine.environment)
+            part = snapshot.kv
+            if part is not None:
+                if (trouble := trouble_with(part, session, self._parts)) is not None:
+                    raise InvalidArgument(f"the KV of session '{session.id}' cannot be used here: {trouble}")
+                if part.num_before > (0 if ahead is None else ahead.part.state.num_pages):
+                    raise InvalidArgument(f"KV of session '{session.id}' was sent ahead and is not here any more")
+                pieces = [(image, part.num_before) for image, _ in pieces]
+                pieces.append((self._read_kv(part, stream), part.state.num_pages - part.num_before))
+                kv = ReceivedKV(part.state, pieces, self._room)
+            taken = RestoredSession(session, kv)
+            self._engine.call(lambda sessions: sessions.arrivals.receive(taken, snapshot.header))
+        except BaseException:
+            self._give_back(pieces)
+            raise
+        if kv is None:
+            self._give_back(pieces)
+
+    def _read_kv(self, part: KVPart, stream: Stream) -> KVImage:
+        self._room.take(part.num_bytes)
+        try:
+            image = KVImage(self._parts, part.state.num_pages - part.num_before)
+            for piece in image.contents():
+                _read_into(stream, piece)
+        except BaseException:
+            self._room.give_back(part.num_bytes)
+            raise
+        return image
+
+    def _give_back(self, pieces: Sequence[tuple[KVImage, int]]) -> None:
+        self._room.give_back(sum(image.num_bytes for image, _ in pieces))
+
+    def _drop_old(self) -> None:
+        with self._lock:
+            due = [name for name, one in self._ahead.items() if one.received_s < time.monotonic() - _AHEAD_S]
+            dropped = [self._ahead.pop(name) for name in due]
+        self._give_back([(one.image, 0) for one in dropped])
+
+
+def _read_part(stream: Stream) -> KVPart:
+    """The description of KV at the beginning of a stream.
+
+    Raises:
+        InvalidArgument: there is none.
+    """
+    length = int.from_bytes(stream.read(LENGTH_BYTES), "little")
+    try:
+        header: Mapping[str, Any] = json.loads(stream.read(min(length, MAX_HEADER_BYTES)))
+        part = KVPart.of_header(header, 0)
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise InvalidArgument(f"this is not KV: {error!r}") from error
+    if part is None:
+        raise InvalidArgument("this is not KV: nothing says what it is")
+    return part
+
+
+def _read_into(stream: Stream, piece: memoryview) -> None:
+    num_read = 0
+    while num_read < len(piece):
+        num = stream.readinto(piece[num_read:])
+        if not num:
+            raise InvalidArgument(f"the stream ended after {num_read} of {len(piece)} bytes of KV")
+        num_read += num
