@@ -25,7 +25,7 @@ from microturn.sessions.inputs import TokenInput, TurnInput
 from microturn.sessions.options import parse_parameters
 from microturn.sessions.turn import SessionId, Status, Turn, TurnOutput, TurnRequest
 from microturn.settings import Settings
-from microturn.snapshots.arrivals import FindElsewhere
+from microturn.snapshots.arrivals import Fetch
 from microturn.snapshots.directory import SnapshotDirectory
 from microturn.text.codec import Piece
 from microturn.text.grammar import Grammars
@@ -134,7 +134,7 @@ class Driver:
         prepare_text: Any = None,
         grammars: Grammars | None = None,
         new_background: NewBackground = BackgroundThreads,
-        find_elsewhere: FindElsewhere | None = None,
+        fetch: Fetch | None = None,
         **settings: Any,
     ) -> None:
         self.clock = clock or Clock()
@@ -152,7 +152,7 @@ class Driver:
             prepare_text=prepare_text,
             grammars=grammars,
             new_background=new_background,
-            find_elsewhere=find_elsewhere,
+            fetch=fetch,
             clock=self.clock,
         )
 

@@ -8,7 +8,7 @@ comes meanwhile has it wait for that, and is told to go elsewhere then. Were all
 them up elsewhere before their KV is there.
 
 Sessions that do not rest before 60 %, or for which there is no time, are saved without KV first, so that none is lost.
-Such a one continues after its KV has been recomputed.
+Such a one continues after its KV has been recomputed. Where there are other servers it is offered to them first.
 """
 
 from __future__ import annotations
@@ -80,6 +80,9 @@ def drain(engine: Engine, timeout_s: float, peers: Peers | None = None) -> Drain
     while time.monotonic() < turns_until_s and engine.call(lambda sessions: sessions.is_busy):
         time.sleep(_POLL_S)
     resting = engine.call(Maintenance.quiesce)
+    if peers is not None and resting:
+        moved += _hand_over_all(engine, [*to_peers], until_s=begun_s + _SHARE_UNTIL_KV_ENDS * timeout_s)
+        resting = engine.call(Maintenance.quiesce)
     saved: list[tuple[Session, Snapshot]] = []
     num_with_kv = 0
     if engine.snapshots is not None:

@@ -40,7 +40,7 @@ class Fleet:
                 "with a secret that all servers share"
             )
         addresses = [_address("peers", one) for one in settings.peers.split(",") if one.strip()]
-        self.peers = Peers(addresses, self._key, self._instance)
+        self.peers = Peers(addresses, self._key, self._instance, self._address[1])
         self._server: PeerServer | None = None
         self._rebalancer: Rebalancer | None = None
 
@@ -66,7 +66,7 @@ class Fleet:
             InvalidArgument: the port is in use.
         """
         route = route_to(self._settings.edge_address)
-        self._server = PeerServer(self._address, self._key, self._instance, route, engine)
+        self._server = PeerServer(self._address, self._key, self._instance, route, engine, self.peers)
         if self._settings.moves_per_minute and route is not None:
             self._rebalancer = Rebalancer(engine, self.peers, self._settings.moves_per_minute)
 

@@ -3,7 +3,8 @@
 | request | body | answer |
 | --- | --- | --- |
 | `GET /load` | | how much is here: see `peers.Peer` |
-| `POST /find` | `{"id": …}` | `{"route": …}`, null where the session is not here |
+| `POST /find` | `{"id": …}` | `{"lives": …, "route": …}`: whether the session is here, and what leads here |
+| `POST /give` | `{"id": …, "port": …, "session_key": …, "tenant": …}` | `{}`: it is at that port of the asker now |
 | `PUT /kv/NAME` | KV of a session that goes on there: a header with a `KVPart`, the pages | `{}` |
 | `PUT /sessions/NAME` | a snapshot, without what was sent as `/kv/NAME` | `{"route": …}`: the session lives here |
 
@@ -17,6 +18,7 @@ import hmac
 import json
 import logging
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from http import HTTPStatus
@@ -24,9 +26,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BufferedIOBase
 from typing import Any
 
+from microturn.admin.hand_over import send_to_peer
+from microturn.admin.peers import Address, Peers
 from microturn.admin.received import Receiver
 from microturn.engine.engine import Engine
-from microturn.errors import InternalError, InvalidArgument, MicroturnError, PermissionDenied
+from microturn.errors import InternalError, InvalidArgument, MicroturnError, NotFound, PermissionDenied
 from microturn.sessions.turn import SessionId
 
 log = logging.getLogger(__name__)
@@ -56,18 +60,22 @@ class PeerServer:
         instance: names this process among the others.
         route: see `route_to`.
         engine: gets the sessions.
+        peers: the other servers.
 
     Raises:
         InvalidArgument: the port is in use.
     """
 
-    def __init__(self, address: tuple[str, int], key: str, instance: str, route: str | None, engine: Engine) -> None:
+    def __init__(
+        self, address: Address, key: str, instance: str, route: str | None, engine: Engine, peers: Peers
+    ) -> None:
         try:
             self._server = _Server(address, _Handler)
         except OSError as error:
             raise InvalidArgument(f"peer_address: cannot listen on {address[0]}:{address[1]}: {error}") from error
         self._server.key, self._server.instance, self._server.route = key, instance, route
-        self._server.engine, self._server.receiver = engine, Receiver(engine)
+        self._server.begun_s = time.monotonic()
+        self._server.engine, self._server.peers, self._server.receiver = engine, peers, Receiver(engine)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(_POLL_S,), name="microturn-peers")
         self._thread.daemon = True
         self._thread.start()
@@ -85,7 +93,9 @@ class _Server(ThreadingHTTPServer):
     key: str
     instance: str
     route: str | None
+    begun_s: float
     engine: Engine
+    peers: Peers
     receiver: Receiver
 
 
@@ -136,11 +146,15 @@ class _Handler(BaseHTTPRequestHandler):
             case "GET", "load":
                 load = server.engine.call(lambda sessions: sessions.load)
                 model = server.engine.environment.model_fingerprint
-                return {**asdict(load), "instance": server.instance, "model": model}
+                age_s = time.monotonic() - server.begun_s
+                return {**asdict(load), "instance": server.instance, "model": model, "age_s": age_s}
             case "POST", "find":
-                session_id = _id_in(body)
+                session_id, _ = _question_in(body)
                 lives = server.engine.call(lambda sessions: sessions.lives(session_id))
-                return {"route": server.route if lives else None}
+                return {"lives": lives, "route": server.route}
+            case "POST", "give":
+                self._give(*_question_in(body))
+                return {}
             case "PUT", "kv":
                 server.receiver.take_ahead(name, body)
                 return {}
@@ -149,6 +163,13 @@ class _Handler(BaseHTTPRequestHandler):
                 return {"route": server.route}
             case _:
                 raise InvalidArgument(f"there is no {self.command} {self.path} here")
+
+    def _give(self, session_id: SessionId, said: Mapping[str, Any]) -> None:
+        engine = self.server.engine
+        engine.call(lambda sessions: sessions.check_owner(session_id, said.get("session_key"), said.get("tenant")))
+        with self.server.peers.connect((self.client_address[0], int(said.get("port", 0)))) as connection:
+            if send_to_peer(engine, session_id, connection) is None:
+                raise NotFound(f"session '{session_id}' has ended")
 
     def _send(self, status: HTTPStatus, told: Mapping[str, Any]) -> None:
         body = json.dumps(told).encode()
@@ -193,12 +214,12 @@ class _Body:
         return not self.num_left
 
 
-def _id_in(body: _Body) -> SessionId:
+def _question_in(body: _Body) -> tuple[SessionId, Mapping[str, Any]]:
+    """What is asked, and of which session."""
     try:
         said = json.loads(body.read(_MAX_JSON_BYTES))
     except ValueError:
         said = None
     if not isinstance(said, dict) or not isinstance(said.get("id"), str | int):
         raise InvalidArgument('a question is {"id": the session}')
-    session_id: SessionId = said["id"]
-    return session_id
+    return said["id"], said

@@ -13,10 +13,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from microturn.errors import MicroturnError, Unavailable, error_of
+from microturn.errors import MicroturnError, PermissionDenied, Unavailable, error_of
 from microturn.offload.copies import KVCopy
 from microturn.offload.image_file import header_bytes
-from microturn.sessions.turn import SessionId
+from microturn.sessions.table import moved
+from microturn.sessions.turn import TurnRequest
 from microturn.snapshots.file import sealed
 from microturn.snapshots.kv_part import add_to_header
 from microturn.snapshots.snapshot import Snapshot
@@ -26,6 +27,9 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Address = tuple[str, int]
 Piece = bytes | bytearray | memoryview
+
+# Within so long the edge has found a new server in the DNS, and seen that it is healthy.
+SETTLED_S = 5.0
 
 _QUESTION_S = 1.0
 _SESSION_S = 30.0
@@ -56,6 +60,7 @@ class Peer:
         is_leaving: whether it takes no more sessions.
         instance: names its process.
         model: fingerprint of its model.
+        age_s: since when it takes sessions.
     """
 
     address: Address
@@ -65,6 +70,7 @@ class Peer:
     is_leaving: bool
     instance: str
     model: str
+    age_s: float
 
     @property
     def share(self) -> float:
@@ -79,24 +85,51 @@ class Peers:
         addresses: each ``host:port``; of a name with several addresses each is a server. This one may be among them.
         key: that all servers share; empty where they need none.
         instance: names this process.
+        port: where this server takes sessions.
     """
 
-    def __init__(self, addresses: Iterable[Address], key: str, instance: str) -> None:
+    def __init__(self, addresses: Iterable[Address], key: str, instance: str, port: int) -> None:
         self._addresses = tuple(addresses)
         self._key = key
         self._instance = instance
+        self._port = port
         self._threads = ThreadPoolExecutor(_NUM_ASKED_AT_ONCE, "microturn-peers")
 
     def others(self, model: str) -> list[Peer]:
-        """The other servers of a model that answer and take sessions, the emptiest first."""
+        """The other servers of a model that answer and take sessions, the emptiest first.
+
+        Those that have just come are left out, unless there are no others: the edge may not know them yet.
+        """
         found = self._ask_all(self._load_of)
         others = [peer for peer in found if peer.instance != self._instance and peer.model == model]
-        return sorted((peer for peer in others if not peer.is_leaving), key=lambda peer: peer.share)
+        others = sorted((peer for peer in others if not peer.is_leaving), key=lambda peer: peer.share)
+        return [peer for peer in others if peer.age_s >= SETTLED_S] or others
 
-    def find(self, session_id: SessionId) -> str | None:
-        """The route to the server on which a session lives; None where it lives on none of them, this one included."""
-        routes = self._ask_all(lambda address: self._ask(address, "POST", "/find", {"id": session_id})["route"])
-        return next((route for route in routes if route is not None), None)
+    def fetch(self, request: TurnRequest) -> None:
+        """Has a session handed over to this server that lives on another one; does nothing where it lives on none.
+
+        Args:
+            request: what its client comes back with; it must be the session's owner.
+
+        Raises:
+            Unavailable: it lives on another server and stays there; with the route to it, if there is one.
+            PermissionDenied: it is another client's.
+        """
+        asked: dict[str, Any] = {"id": request.session_id}
+        places = self._ask_all(lambda address: (address, self._ask(address, "POST", "/find", asked)))
+        place = next((place for place in places if place[1]["lives"]), None)
+        if place is None:
+            return
+        address, found = place
+        options = request.options
+        asked |= {"port": self._port, "session_key": options.get("session_key"), "tenant": options.get("tenant")}
+        try:
+            self._ask(address, "POST", "/give", asked, timeout_s=_SESSION_S)
+        except PermissionDenied:
+            raise
+        except MicroturnError as error:
+            log.info("session %s stays where it is: %s", request.session_id, error)
+            raise moved(found["route"]) from error
 
     @contextmanager
     def connect(self, address: Address) -> Iterator[PeerConnection]:
@@ -114,8 +147,10 @@ class Peers:
     def _load_of(self, address: Address) -> Peer:
         return Peer(address=address, **self._ask(address, "GET", "/load"))
 
-    def _ask(self, address: Address, method: str, path: str, question: Any = None) -> Any:
-        connection = PeerConnection(address, self._key, _QUESTION_S)
+    def _ask(
+        self, address: Address, method: str, path: str, question: Any = None, timeout_s: float = _QUESTION_S
+    ) -> Any:
+        connection = PeerConnection(address, self._key, timeout_s)
         try:
             return connection.ask(method, path, [] if question is None else [json.dumps(question).encode()])
         finally:

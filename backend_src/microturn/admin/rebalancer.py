@@ -11,7 +11,7 @@ import math
 import threading
 
 from microturn.admin.hand_over import send_to_peer
-from microturn.admin.peers import Peer, Peers
+from microturn.admin.peers import SETTLED_S, Peer, Peers
 from microturn.engine.engine import Engine
 from microturn.engine.maintenance import Load, Maintenance
 from microturn.errors import MicroturnError, Unavailable
@@ -65,7 +65,7 @@ class Rebalancer:
         if load.is_leaving or load.num_sessions < 2:
             return False
         others = self._peers.others(self._engine.environment.model_fingerprint)
-        if not others or not has_too_many(load, others):
+        if not others or others[0].age_s < SETTLED_S or not has_too_many(load, others):
             return False
         session_id = self._engine.call(Maintenance.next_resting)
         if session_id is None:

@@ -25,7 +25,7 @@ from microturn.model.cpu import loading as cpu_loading
 from microturn.model.fingerprint import model_fingerprint
 from microturn.model.loaded import Loaded
 from microturn.settings import Settings
-from microturn.snapshots.arrivals import FindElsewhere
+from microturn.snapshots.arrivals import Fetch
 from microturn.snapshots.directory import SnapshotDirectory
 from microturn.text.model_text import ModelText
 from microturn.text.session_text import SessionText
@@ -52,7 +52,7 @@ class Prepared:
     num_threads: int
 
 
-def start_engine(settings: Settings, find_elsewhere: FindElsewhere | None = None) -> Engine:
+def start_engine(settings: Settings, fetch: Fetch | None = None) -> Engine:
     """Loads a model and runs its engine, both on one new thread.
 
     Each thread that computes gets an OpenMP team of its own, and a second team makes the runtime wait passively: a step
@@ -60,7 +60,7 @@ def start_engine(settings: Settings, find_elsewhere: FindElsewhere | None = None
 
     Args:
         settings: how to run.
-        find_elsewhere: asks the other servers for a session; None if there are none.
+        fetch: brings sessions from other servers; None if there are none.
 
     Raises:
         InvalidArgument: as `load_engine`.
@@ -69,7 +69,7 @@ def start_engine(settings: Settings, find_elsewhere: FindElsewhere | None = None
 
     def live() -> None:
         try:
-            engine = load_engine(settings, find_elsewhere)
+            engine = load_engine(settings, fetch)
         except BaseException as error:
             loaded.set_exception(error)
             return
@@ -80,14 +80,14 @@ def start_engine(settings: Settings, find_elsewhere: FindElsewhere | None = None
     return loaded.result()
 
 
-def load_engine(settings: Settings, find_elsewhere: FindElsewhere | None = None) -> Engine:
+def load_engine(settings: Settings, fetch: Fetch | None = None) -> Engine:
     """Loads a model and builds an engine over it, with the arguments of `start_engine`; the same thread should run it.
 
     Raises:
         InvalidArgument: when the model cannot be loaded or served, or the settings do not fit it.
     """
     snapshots = _open_snapshots(settings)
-    return build(prepare(settings), settings, snapshots, find_elsewhere)
+    return build(prepare(settings), settings, snapshots, fetch)
 
 
 def prepare(settings: Settings) -> Prepared:
@@ -114,7 +114,7 @@ def build(
     prepared: Prepared,
     settings: Settings,
     snapshots: SnapshotDirectory | None = None,
-    find_elsewhere: FindElsewhere | None = None,
+    fetch: Fetch | None = None,
 ) -> Engine:
     """An engine over a model that was prepared with the same settings.
 
@@ -134,7 +134,7 @@ def build(
         model_fingerprint=model_fingerprint(settings.model_dir, loaded.weights),
         snapshots=snapshots,
         step_time=StepTimeModel(prepared.passes),
-        find_elsewhere=find_elsewhere,
+        fetch=fetch,
     )
     kv = loaded.runner.kv
     log.info(

@@ -16,6 +16,7 @@ from microturn.engine.request_handler import RequestHandler
 from microturn.errors import FailedPrecondition, NotFound, Unavailable
 from microturn.offload.copies import Copying, KVCopies
 from microturn.sessions.environment import SessionEnvironment, next_epoch
+from microturn.sessions.ownership import denied
 from microturn.sessions.session import Session
 from microturn.sessions.table import SessionTable
 from microturn.sessions.turn import SessionId
@@ -148,6 +149,19 @@ class Maintenance:
     def lives(self, session_id: SessionId) -> bool:
         """Whether a session is here."""
         return self._sessions.find(session_id) is not None
+
+    def check_owner(self, session_id: SessionId, key: str | None, tenant: str | None) -> None:
+        """Checks that a client may have a session.
+
+        Raises:
+            NotFound: it is not here.
+            PermissionDenied: it is another client's.
+        """
+        session = self._sessions.find(session_id)
+        if session is None:
+            raise NotFound(f"no session '{session_id}' is here")
+        if session.tenant != tenant or not session.key.matches(key):
+            raise denied()
 
     @property
     def load(self) -> Load:

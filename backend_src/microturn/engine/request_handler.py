@@ -16,7 +16,7 @@ from microturn.sessions.inputs import EmbedInput, TextInput, TokenInput, least_i
 from microturn.sessions.intake import check_number
 from microturn.sessions.options import TENANT_HEADER, SessionOptions
 from microturn.sessions.session import Session
-from microturn.sessions.table import SessionTable
+from microturn.sessions.table import SessionTable, moved
 from microturn.sessions.turn import Turn, TurnRequest
 from microturn.settings import Settings
 from microturn.telemetry.recorder import Recorder
@@ -132,6 +132,9 @@ class RequestHandler:
             MicroturnError: why the turn must not run.
         """
         if self._goes_elsewhere(request):
+            route = self._sessions.route_of(request)
+            if route is not None:
+                raise moved(route)
             raise Unavailable("the server is stopping: come back, or go elsewhere, with START and resume")
         if request.options.get("tenant") is not None and not self._settings.max_sessions_per_tenant:
             raise InvalidArgument(f"'{TENANT_HEADER}' is not read here: set max_sessions_per_tenant")

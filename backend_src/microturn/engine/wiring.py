@@ -30,7 +30,7 @@ from microturn.sessions.accounts import ID_BYTES, ByteLimits
 from microturn.sessions.environment import SessionEnvironment
 from microturn.sessions.table import SessionTable
 from microturn.settings import Settings
-from microturn.snapshots.arrivals import Arrivals, FindElsewhere
+from microturn.snapshots.arrivals import Arrivals, Fetch
 from microturn.snapshots.directory import SnapshotDirectory
 from microturn.telemetry.recorder import Recorder
 from microturn.text.codec import CodecFactory, PrepareText
@@ -51,7 +51,7 @@ def build_engine(
     prepare_text: PrepareText | None = None,
     grammars: Grammars | None = None,
     new_background: NewBackground = BackgroundThreads,
-    find_elsewhere: FindElsewhere | None = None,
+    fetch: Fetch | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Engine:
     """Builds an engine, which serves once a thread calls its `run`.
@@ -69,7 +69,7 @@ def build_engine(
         prepare_text: tokenizes long text before its turn; None leaves all text to the codecs.
         grammars: of the model; None refuses what needs them.
         new_background: makes the threads for saved sessions, for text and for grammars.
-        find_elsewhere: asks the other servers for a session; None if there are none.
+        fetch: brings sessions from other servers; None if there are none.
         clock: seconds, monotonic.
 
     Raises:
@@ -130,7 +130,7 @@ def build_engine(
     files = new_background(inbox.put, name="microturn-snapshots", num_threads=4)
     texts = new_background(inbox.put, name="microturn-text", num_threads=1)
     compiling = new_background(inbox.put, name="microturn-grammars", num_threads=1)
-    arrivals = Arrivals(settings, sessions, environment, snapshots, storage, kv.page_parts, files, find_elsewhere)
+    arrivals = Arrivals(settings, sessions, environment, snapshots, storage, kv.page_parts, files, fetch)
     request_handler = RequestHandler(settings, runner, sessions, lifecycle, environment, recorder)
     preparation = Preparation(
         settings,

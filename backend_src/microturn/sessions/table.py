@@ -92,6 +92,11 @@ class SessionTable:
         # One that comes back by START was looked for already: where it was moved to, it is no more.
         raise moved(ended.route) if ended.route is not None and not request.start else ended.error(ended.message)
 
+    def route_of(self, request: TurnRequest) -> str | None:
+        """The route to the server that a request's session was moved to; None where it was not, or is another's."""
+        ended = self._ended.get(request.session_id)
+        return ended.route if ended is not None and ended.key.matches(request.options.get("session_key")) else None
+
     def find_owned(self, request: TurnRequest) -> Session | None:
         """The living session that a request names, if it may speak for it."""
         session = self._sessions.get(request.session_id)

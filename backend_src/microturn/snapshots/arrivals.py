@@ -1,6 +1,6 @@
 """Restores saved sessions on START. A requested session has its place among the sessions at once, is read and claimed
-on a background thread, and is live when that is done. One that is not saved may live on another server: its client is
-sent there. And takes sessions that another server hands over.
+on a background thread, and is live when that is done. One that is not saved may live on another server, which is asked
+for it. And takes sessions that another server hands over.
 
 All methods run on the engine thread and access no file there.
 """
@@ -19,7 +19,7 @@ from microturn.offload.file_thread import Outcome
 from microturn.offload.storage import Storage
 from microturn.sessions.environment import SessionEnvironment
 from microturn.sessions.session import Session
-from microturn.sessions.table import SessionTable, moved
+from microturn.sessions.table import SessionTable
 from microturn.sessions.turn import SessionId, TurnRequest
 from microturn.settings import Settings
 from microturn.snapshots.directory import SnapshotDirectory
@@ -32,8 +32,9 @@ log = logging.getLogger(__name__)
 _PURGE_S = 600.0
 
 OnDone = Callable[[Exception | None], None]
-# The route to the server on which a session lives, other than this one; None if there is none.
-FindElsewhere = Callable[[SessionId], str | None]
+# Has the session that a request resumes handed over from another server, if it lives on one. Raises Unavailable, with
+# the route to it, where it must stay there. May block.
+Fetch = Callable[[TurnRequest], None]
 
 
 @dataclass(eq=False)
@@ -43,10 +44,12 @@ class _Pending:
     Attributes:
         tenant: the tenant that it counts for.
         on_done: called with the outcome; None if no client waits.
+        may_come: whether another server may hand it over.
     """
 
     tenant: str | None
     on_done: OnDone | None
+    may_come: bool = False
 
     def is_wanted(self) -> bool:
         """Whether a client waits; callable in any thread."""
@@ -64,7 +67,7 @@ class Arrivals:
         storage: takes the KV in their snapshots.
         page_parts: of a page in this server.
         files: runs the work on the directory.
-        find_elsewhere: asks the other servers for a session; None if there are none. May block.
+        fetch: see `Fetch`; None if there are no other servers.
     """
 
     def __init__(
@@ -76,7 +79,7 @@ class Arrivals:
         storage: Storage,
         page_parts: Sequence[PagePart],
         files: Background,
-        find_elsewhere: FindElsewhere | None = None,
+        fetch: Fetch | None = None,
     ) -> None:
         self._settings = settings
         self._sessions = sessions
@@ -87,7 +90,7 @@ class Arrivals:
         )
         self._storage = storage
         self._files = files
-        self._find_elsewhere = find_elsewhere
+        self._fetch = fetch
         self._pending: dict[SessionId, _Pending] = {}
         self._is_closed = False
         self._next_purge_s = environment.clock()
@@ -108,7 +111,7 @@ class Arrivals:
         return self._directory is not None or session_id in self._pending or self._may_be_elsewhere(request)
 
     def _may_be_elsewhere(self, request: TurnRequest) -> bool:
-        return self._find_elsewhere is not None and not request.opens
+        return self._fetch is not None and not request.opens
 
     def ask(self, request: TurnRequest, on_done: OnDone) -> None:
         """Looks for the session of a START and restores it.
@@ -127,7 +130,9 @@ class Arrivals:
             pending.on_done = lambda _: self._ask_again(request, on_done)
             return
         self._sessions.check_room(self._settings, request.options.get("tenant"))
-        self._look(request, self._expect(session_id, request.options.get("tenant"), on_done))
+        pending = self._expect(session_id, request.options.get("tenant"), on_done)
+        pending.may_come = self._may_be_elsewhere(request)
+        self._look(request, pending)
 
     def give_up(self, session_id: SessionId) -> None:
         """Withdraws a request: its client has gone."""
@@ -152,15 +157,14 @@ class Arrivals:
             return None if restorer is None else restorer.restore(request, newest_epoch, pending.is_wanted)
 
         def work() -> RestoredSession | None:
-            if self._find_elsewhere is None or request.opens:
+            if self._fetch is None or not pending.may_come:
                 return restore()
             try:
                 restored = restore()
             except NotFound:  # another server was faster
                 restored = None
-            route = self._find_elsewhere(request.session_id) if restored is None and pending.is_wanted() else None
-            if route is not None:
-                raise moved(route)
+            if restored is None and pending.is_wanted():
+                self._fetch(request)
             return restored
 
         def end(outcome: Outcome[RestoredSession | None]) -> None:
@@ -201,7 +205,12 @@ class Arrivals:
             raise FailedPrecondition(f"session '{header.session_id}' is live here")
         if older is not None:
             self._sessions.end(older, "replaced")
-        self._check_admission(taken.session, header)
+        pending = self._pending.get(header.session_id)
+        if pending is not None and pending.may_come:  # it has been asked for, and has its place
+            check_up_to_date(header, self._sessions.newest_epoch(header.session_id))
+            self._check(taken.session)
+        else:
+            self._check_admission(taken.session, header)
         self._add(taken)
 
     def _check_admission(self, session: Session, header: Header) -> None:

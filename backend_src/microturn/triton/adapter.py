@@ -62,7 +62,7 @@ class TritonPythonModel:
                 log.warning("max_sessions is %d: there are %d sequence slots", settings.max_sessions, num_slots)
             self._fleet = Fleet.of(settings)
             peers = None if self._fleet is None else self._fleet.peers
-            engine = start_engine(settings, None if peers is None else peers.find)
+            engine = start_engine(settings, None if peers is None else peers.fetch)
             slots = SlotKeeper(pb_utils, num_slots, args["model_name"], int(args["model_version"]))
             engine.watch_sessions(slots.slots)
             self._reporting = Reporting(

@@ -1,5 +1,5 @@
 """Sessions on three real servers behind the real Envoy, while one server is stopped, one killed and one added, or all
-are replaced one after the other.
+are replaced one after the other, or a fourth joins. The servers hand sessions over to each other by the network.
 
 Each session says something every second. Whatever happens to its server, it hears what it would have heard undisturbed:
 every token once, from the whole context.
@@ -16,17 +16,18 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 
+from microturn.serve.child import free_ports
 from microturn_client import AsyncClient, AsyncSession, Recovery, TurnEnd
 from support.certificates import Authority
 from support.edge import Edge, TokenIssuer
 from support.heard import Heard
+from support.scrape import scrape
 from support.served import Served, Start
 
-NUM_SESSIONS = 30
+NUM_SESSIONS = 60
 NUM_TURNS = 14
 BEAT_S = 1.0
 STOPPED_AT, KILLED_AT, ADDED_AT = 2, 7, 10
@@ -44,16 +45,18 @@ class HeardInTime(Heard):
 
 
 class Replicas:
-    """Servers with one directory of snapshots."""
+    """Servers that know each other."""
 
-    def __init__(self, start_tiny: Start, snapshots: Path) -> None:
+    def __init__(self, start_tiny: Start) -> None:
         self.started: list[Served] = []
         self._start = start_tiny
-        self._options = [f"--snapshot-dir={snapshots}", "--drain-notice-s=2", "--grace-s=60", "--set=num_threads=1"]
+        self._peer_ports = free_ports(8)
+        peers = ",".join(f"127.0.0.1:{port}" for port in self._peer_ports)
+        self._options = [f"--set=peers={peers}", "--drain-notice-s=2", "--grace-s=60", "--set=num_threads=1"]
         self._options += ["--set=kv_tokens=65536"]  # all sessions have room on any of them
 
     def start(self, number: int) -> list[Served]:
-        new = [self._start(*self._options) for _ in range(number)]
+        new = [self._start(*self._options, f"--peer-port={self._peer_ports.pop()}") for _ in range(number)]
         self.started += new
         for server in new:
             server.wait_until_ready(120)
@@ -61,9 +64,9 @@ class Replicas:
 
 
 @pytest.fixture
-def replicas(start_tiny: Start, tmp_path: Path, edge: Edge) -> Iterator[Replicas]:
+def replicas(start_tiny: Start, edge: Edge) -> Iterator[Replicas]:
     """Gone at the end, also for Envoy: it keeps servers that are no longer listed as long as they are healthy."""
-    replicas = Replicas(start_tiny, tmp_path)
+    replicas = Replicas(start_tiny)
     yield replicas
     for server in replicas.started:
         server.close()
@@ -125,10 +128,10 @@ async def client_of(edge: Edge, authority: Authority, issuer: TokenIssuer) -> As
 async def test_sessions_outlive_their_servers(
     replicas: Replicas, edge: Edge, authority: Authority, issuer: TokenIssuer
 ) -> None:
-    servers = replicas.start(4)
+    servers = replicas.start(3)
     undisturbed = await talk_undisturbed(servers[0].address, NUM_SESSIONS, NUM_TURNS)
     heard = [HeardInTime() for _ in range(NUM_SESSIONS)]
-    stopped, killed, stays, added = servers
+    stopped, killed, stays = servers
     edge.serve([stopped, killed, stays])
     edge.wait_for_healthy(3)
     begin_s = time.monotonic() + BEAT_S
@@ -159,7 +162,7 @@ async def test_sessions_outlive_their_servers(
         killed.process.kill()
         is_killed.set()
         await all_have_heard(ADDED_AT)
-        edge.serve([stays, added])
+        edge.serve([stays, *await asyncio.to_thread(replicas.start, 1)])
         return stopped_s, killed_s
 
     async with client_of(edge, authority, issuer) as client:
@@ -224,3 +227,53 @@ async def test_all_servers_are_replaced_and_nothing_is_computed_again(
     assert all(moved_by_stop), moved_by_stop
     took_s = [took_s for one in heard for _, took_s in one.waited_s]
     print(f"moved: {moved_by_stop}; a turn took {statistics.median(took_s):.3f} s (p50), {max(took_s):.3f} s at most")
+
+
+async def test_a_server_that_joins_gets_its_share(
+    replicas: Replicas, edge: Edge, authority: Authority, issuer: TokenIssuer
+) -> None:
+    """Sixty sessions are on three servers; a fourth has as many within a minute, and they compute nothing again."""
+    servers = replicas.start(3)
+    edge.serve(servers)
+    edge.wait_for_healthy(3)
+    heard = [HeardInTime() for _ in range(60)]
+    begin_s = time.monotonic() + BEAT_S
+    last_turn = 2**30
+    joined_s = even_s = 0.0
+
+    def num_sessions() -> list[int]:
+        return [int(scrape(server.metrics_url).sum("microturn_sessions")) for server in servers]
+
+    async def on_the_beat(number: int) -> bool:
+        await asyncio.sleep(begin_s + number * BEAT_S - time.monotonic() + 0.8 * BEAT_S * random.random())
+        return number <= last_turn
+
+    async def join() -> None:
+        nonlocal last_turn, joined_s, even_s
+        while any(len(one.context_lens) < 2 for one in heard):
+            await asyncio.sleep(0.05)
+        servers.extend(await asyncio.to_thread(replicas.start, 1))
+        edge.serve(servers)
+        joined_s = time.monotonic()
+        counts = await asyncio.to_thread(num_sessions)
+        while max(counts) > 1.15 * sum(counts) / 4 or sum(counts) < 60:
+            assert time.monotonic() < joined_s + 60, counts
+            await asyncio.sleep(0.2)
+            counts = await asyncio.to_thread(num_sessions)
+        even_s = time.monotonic()
+        last_turn = max(len(one.answers) for one in heard) + 2
+        print(f"sessions on each: {counts}")
+
+    async with client_of(edge, authority, issuer) as client:
+        joining = asyncio.create_task(join())
+        await talk_all(client, heard, on_the_beat)
+        await joining
+
+    undisturbed = await talk_undisturbed(servers[0].address, len(heard), last_turn + 1)
+    for one, alone in zip(heard, undisturbed, strict=True):
+        one.check_same(alone)
+        assert one.num_computed == [11, *[12] * last_turn]
+    took_s = [took_s for one in heard for at_s, took_s in one.waited_s if at_s > joined_s]
+    num_moved = sum(len(one.resumed) for one in heard)
+    print(f"even after {even_s - joined_s:.1f} s, {num_moved} sessions moved; ", end="")
+    print(f"a turn took {statistics.median(took_s):.3f} s (p50), {max(took_s):.3f} s at most")

@@ -153,7 +153,10 @@ def test_on_a_full_disk_the_sessions_stay_saved(
     before = start()
     fill(before)
     assert drain(before.engine, 10) == Drained(saved=5, failed=0, with_kv=1)
-    assert "session 3, and those behind it, are not handed over by the snapshot directory: RESOURCE_EXHAUSTED" in caplog.text
+    assert (
+        "session 3, and those behind it, are not handed over by the snapshot directory: RESOURCE_EXHAUSTED"
+        in caplog.text
+    )
     assert "session 3, and those that were active before it, is saved without KV" in caplog.text
     check_all_go_on(start(), {4})
 

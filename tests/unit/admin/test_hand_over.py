@@ -59,8 +59,9 @@ def free_port() -> int:
 
 
 @pytest.fixture
-def start_servers() -> Iterator[StartServers]:
+def start_servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[StartServers]:
     with starting_engines() as start, ExitStack() as stack:
+        monkeypatch.setattr("microturn.admin.rebalancer.SETTLED_S", 0.0)
 
         def start_servers(number: int, *, key_file: str = "", moves: int = 0, **settings: Any) -> list[Server]:
             ports = [free_port() for _ in range(number)]
@@ -75,7 +76,7 @@ def start_servers() -> Iterator[StartServers]:
                         moves_per_minute=moves,
                     )
                 )
-                driver = start(**{"max_context": 4096, "num_pages": 8192, **settings}, find_elsewhere=fleet.peers.find)
+                driver = start(**{"max_context": 4096, "num_pages": 8192, **settings}, fetch=fleet.peers.fetch)
                 servers.append(Server(driver, fleet, port))
                 stack.callback(fleet.leave)
             return servers
@@ -204,16 +205,48 @@ def test_turns_that_come_meanwhile_are_told_the_way(two: list[Server], monkeypat
     go_on(there, 1, history, **RESUME)
 
 
-def test_who_comes_to_a_third_server_is_told_the_way(start_servers: StartServers) -> None:
+def test_a_session_comes_where_its_client_is(start_servers: StartServers) -> None:
     here, there, third = start_servers(3)
-    open_session(here, 1)
+    history = open_session(here, 1)
     here.do("move", id="1", to=there.address)
-    for server in (here, third):
-        answer = server.driver.ask(1, [7], max_tokens=3, session_key="ours", **RESUME).wait()
-        assert str(answer.error).endswith(f"[route={there.route}]")
+    for server in (third, here, there):
+        stranger = server.driver.ask(1, [7], max_tokens=3, session_key="another", **RESUME).wait()
+        assert stranger.code == "PERMISSION_DENIED"
+        answer = go_on(server, 1, history, **RESUME)
+        history += [7, *answer.token_ids]
+        assert answer.status.usage["computed_tokens"] == 4
+        assert [len(one.ids()) for one in (here, there, third)] == [int(one is server) for one in (here, there, third)]
     assert third.driver.ask(2, [7], max_tokens=3, **RESUME).wait().code == "NOT_FOUND"
-    there.fleet.leave()  # as if it had died: here is known where the session was, which leads nowhere
+    there.fleet.leave()  # as if it had died: here is remembered where the session was, which leads nowhere
     assert here.driver.ask(1, [7], max_tokens=3, session_key="ours", **RESUME).wait().code == "NOT_FOUND"
+
+
+def test_a_session_comes_to_a_server_whose_last_place_it_has(start_servers: StartServers) -> None:
+    here, there = start_servers(2, max_sessions=1)
+    history = open_session(here, 1)
+    go_on(there, 1, history, **RESUME)
+    assert here.ids() == set()
+
+
+def test_a_client_is_sent_to_a_session_that_cannot_come(start_servers: StartServers) -> None:
+    """Its turn runs: it waits to be heard again, which can happen there only."""
+    here, there = start_servers(2)
+    history = open_session(here, 1)
+    running = here.driver.ask(1, [7], max_tokens=3500, session_key="ours")
+    assert running.begun.wait(10)
+    answer = there.driver.ask(1, [7], max_tokens=3, session_key="ours", **RESUME).wait()
+    assert str(answer.error).endswith(f"[route={here.route}]")
+    assert running.wait().token_ids[:3] == expected_tokens([*history, 7], 3)
+
+
+def test_a_server_that_leaves_says_the_way_to_its_sessions(two: list[Server]) -> None:
+    here, there = two
+    open_session(here, 1)
+    here.driver.engine.call(Maintenance.leave)
+    here.do("move", id="1")
+    for values in ({}, RESUME):
+        answer = here.driver.ask(1, [7], max_tokens=3, session_key="ours", **values).wait()
+        assert str(answer.error).endswith(f"[route={there.route}]")
 
 
 def test_a_session_goes_there_and_back(two: list[Server]) -> None:
@@ -262,7 +295,7 @@ def test_a_full_server_refuses_and_the_session_goes_on_here(
     history = open_session(here, 1)
     if limit == "max_sessions":
         open_session(there, 2)
-    with pytest.raises(ResourceExhausted, match="127.0.0.1"):
+    with pytest.raises(ResourceExhausted, match=there.address):
         here.do("move", id="1", to=there.address)
     go_on(here, 1, history)
 
@@ -290,9 +323,10 @@ def test_a_copy_that_was_left_behind_gives_way(two: list[Server], monkeypatch: p
         send(self, *args)
         raise Unavailable("no answer")
 
-    with monkeypatch.context() as patch, pytest.raises(Unavailable):
+    with monkeypatch.context() as patch:
         patch.setattr(PeerConnection, "send", lose_answer)
-        here.do("move", id="1")
+        with pytest.raises(Unavailable):
+            here.do("move", id="1")
     assert there.ids() == {1}
     history += [7, *go_on(here, 1, history).token_ids]
     here.do("move", id="1")
@@ -317,12 +351,13 @@ def test_what_waits_in_memory_is_counted(two: list[Server], monkeypatch: pytest.
     monkeypatch.setattr(received, "_AHEAD_S", 0.0)
     history = open_session(here, 2, 200)
 
-    def vanish(self: PeerConnection, *_: Any) -> str:
+    def vanish(*_: Any) -> str:
         raise Unavailable("gone")
 
-    with monkeypatch.context() as patch, pytest.raises(Unavailable):
+    with monkeypatch.context() as patch:
         patch.setattr(PeerConnection, "send", vanish)
-        here.do("move", id="2")
+        with pytest.raises(Unavailable):
+            here.do("move", id="2")
     assert room._used_bytes > 0
     here.do("move", id="2")
     go_on(there, 2, history, **RESUME)
@@ -362,9 +397,11 @@ def test_only_who_has_the_key_is_heard(start_servers: StartServers, tmp_path: Pa
     go_on(there, 1, history, **RESUME)
     port = int(there.address.rpartition(":")[2])
     for key in ("", "another secret of a fleet"):
-        with pytest.raises(PermissionDenied, match="peer_key_file"):
-            with closing(PeerConnection(("127.0.0.1", port), key, 5.0)) as connection:
-                connection.ask("GET", "/load", [])
+        with (
+            closing(PeerConnection(("127.0.0.1", port), key, 5.0)) as connection,
+            pytest.raises(PermissionDenied, match="peer_key_file"),
+        ):
+            connection.ask("GET", "/load", [])
 
 
 @pytest.mark.parametrize(
@@ -425,6 +462,16 @@ def test_a_server_that_leaves_is_given_nothing(start_servers: StartServers) -> N
     assert here.do("move", id="1")["to"] == third.address
 
 
+def test_a_turn_that_takes_too_long_is_undone_and_its_session_moves(two: list[Server]) -> None:
+    here, there = two
+    history = open_session(here, 1)
+    running = here.driver.ask(1, [7], max_tokens=4000, session_key="ours")
+    assert running.begun.wait(10)
+    assert drain(here.driver.engine, 0.5, here.fleet.peers) == Drained(saved=1, failed=0, with_kv=1, moved=1)
+    assert running.wait().code == "UNAVAILABLE"
+    go_on(there, 1, history, **RESUME)
+
+
 # ---- sessions are evened out ---------------------------------------------------------------------------------------
 
 
@@ -452,3 +499,18 @@ def test_no_more_are_moved_than_may_be(start_servers: StartServers, monkeypatch:
     begun_s = time.monotonic()
     threading.Event().wait(1.0)
     assert 1 <= len(there.ids()) <= 2 + (time.monotonic() - begun_s) * 300 / 60
+
+
+def test_a_server_that_has_just_come_is_given_nothing_while_there_are_others(
+    start_servers: StartServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The edge may not know it yet, and clients would look for their sessions elsewhere."""
+    here, second, third = start_servers(3)
+    monkeypatch.setattr("microturn.admin.peers.SETTLED_S", 100.0)
+    server = second.fleet._server
+    assert server is not None
+    server._server.begun_s -= 100.0
+    for number in range(4):
+        open_session(here, number)
+        assert here.do("move", id=str(number))["to"] == second.address
+    assert third.ids() == set()
