@@ -36,6 +36,9 @@ from microturn.snapshots.snapshot import Snapshot
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.02
+# How long clients are told where their sessions live now. One whose stream just ends looks for its session elsewhere, and
+# that has to be fetched from where it is.
+_TELLING_S = 2.0
 # How long it is relied on what other servers said of themselves.
 _ASK_AGAIN_S = 1.0
 # Shares of the timeout: for sessions that go one by one and for running turns, and when to stop writing KV.
@@ -89,8 +92,10 @@ def drain(engine: Engine, timeout_s: float, peers: Peers | None = None) -> Drain
         saved = _save(engine, engine.snapshots, resting, until_s=begun_s + timeout_s)
         until_s = begun_s + _SHARE_UNTIL_KV_ENDS * timeout_s
         num_with_kv = _save_kv(engine, engine.snapshots, speed, saved, until_s=until_s)
-    engine.call(Maintenance.stop)
     num_elsewhere = sum(way.num_moved for way in to_peers)
+    if num_elsewhere:
+        time.sleep(max(0.0, min(_TELLING_S, begun_s + timeout_s - time.monotonic())))
+    engine.call(Maintenance.stop)
     return Drained(len(moved) + len(saved), len(resting) - len(saved), sum(moved) + num_with_kv, num_elsewhere)
 
 

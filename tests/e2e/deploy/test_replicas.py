@@ -125,6 +125,21 @@ async def client_of(edge: Edge, authority: Authority, issuer: TokenIssuer) -> As
         yield client
 
 
+def took(heard: list[HeardInTime], since_s: float = 0.0) -> str:
+    """How long turns took, those in which a session moved and the others."""
+    moved, others = [], []
+    for one in heard:
+        for at_s, took_s in one.waited_s:
+            has_moved = any(at_s - took_s <= moved_s <= at_s for moved_s, _ in one.resumed)
+            if at_s >= since_s:
+                (moved if has_moved else others).append(took_s)
+    return "; ".join(
+        f"{name} {statistics.median(all_s):.3f} s (p50), {sorted(all_s)[int(0.99 * len(all_s))]:.3f} s (p99), "
+        f"{max(all_s):.3f} s at most"
+        for name, all_s in (("a turn in which a session moved took", moved), ("another", others))
+    )
+
+
 async def test_sessions_outlive_their_servers(
     replicas: Replicas, edge: Edge, authority: Authority, issuer: TokenIssuer
 ) -> None:
@@ -225,8 +240,7 @@ async def test_all_servers_are_replaced_and_nothing_is_computed_again(
         # Eight tokens and four answers a turn; the very last token goes through the model with what follows it.
         assert one.num_computed == [11, *[12] * last_turn]
     assert all(moved_by_stop), moved_by_stop
-    took_s = [took_s for one in heard for _, took_s in one.waited_s]
-    print(f"moved: {moved_by_stop}; a turn took {statistics.median(took_s):.3f} s (p50), {max(took_s):.3f} s at most")
+    print(f"moved: {moved_by_stop}; {took(heard)}")
 
 
 async def test_a_server_that_joins_gets_its_share(
@@ -256,7 +270,7 @@ async def test_a_server_that_joins_gets_its_share(
         edge.serve(servers)
         joined_s = time.monotonic()
         counts = await asyncio.to_thread(num_sessions)
-        while max(counts) > 1.15 * sum(counts) / 4 or sum(counts) < 60:
+        while max(counts) > 1.15 * 60 / 4 or sum(counts) != 60:  # one is counted twice while it moves
             assert time.monotonic() < joined_s + 60, counts
             await asyncio.sleep(0.2)
             counts = await asyncio.to_thread(num_sessions)
@@ -273,7 +287,5 @@ async def test_a_server_that_joins_gets_its_share(
     for one, alone in zip(heard, undisturbed, strict=True):
         one.check_same(alone)
         assert one.num_computed == [11, *[12] * last_turn]
-    took_s = [took_s for one in heard for at_s, took_s in one.waited_s if at_s > joined_s]
     num_moved = sum(len(one.resumed) for one in heard)
-    print(f"even after {even_s - joined_s:.1f} s, {num_moved} sessions moved; ", end="")
-    print(f"a turn took {statistics.median(took_s):.3f} s (p50), {max(took_s):.3f} s at most")
+    print(f"even after {even_s - joined_s:.1f} s, {num_moved} sessions moved; {took(heard, joined_s)}")

@@ -62,6 +62,7 @@ def free_port() -> int:
 def start_servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[StartServers]:
     with starting_engines() as start, ExitStack() as stack:
         monkeypatch.setattr("microturn.admin.rebalancer.SETTLED_S", 0.0)
+        monkeypatch.setattr("microturn.admin.drain._TELLING_S", 0.0)
 
         def start_servers(number: int, *, key_file: str = "", moves: int = 0, **settings: Any) -> list[Server]:
             ports = [free_port() for _ in range(number)]
