@@ -1,111 +1,20 @@
-"""Tests of hand-over between servers: engines on threads of their own, real sockets."""
+"""Tests of admin.hand_over: sessions move from one server to another."""
 
 from __future__ import annotations
 
-import json
-import random
-import socket
-import threading
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from microturn.admin import hand_over, received
-from microturn.admin.drain import Drained, drain
-from microturn.admin.fleet import Fleet
-from microturn.admin.operations import Operations
-from microturn.admin.peer_server import route_to
 from microturn.admin.peers import PeerConnection
 from microturn.engine.maintenance import Maintenance
-from microturn.errors import InvalidArgument, MicroturnError, NotFound, PermissionDenied, ResourceExhausted, Unavailable
-from microturn.settings import Settings
-from microturn.snapshots.directory import SnapshotDirectory
+from microturn.errors import InvalidArgument, MicroturnError, NotFound, ResourceExhausted, Unavailable
 from support.fake_runner import expected_tokens
+from support.fleet_servers import Server, StartServers, free_port, go_on, no_room, open_session
 from support.snapshots import RESUME
-from support.threads import Answer, ThreadedDriver, starting_engines
-
-
-class Server:
-    """One of several servers, which know each other."""
-
-    def __init__(self, driver: ThreadedDriver, fleet: Fleet, port: int) -> None:
-        self.driver = driver
-        self.fleet = fleet
-        self.address = f"127.0.0.1:{port}"
-        self.route = route_to(f"10.0.0.1:{port}")
-        fleet.join(driver.engine)
-
-    def ids(self) -> set[Any]:
-        return {session["id"] for session in self.driver.engine.call(Maintenance.describe)}
-
-    def do(self, op: str, **arguments: Any) -> Any:
-        return Operations(self.driver.engine, self.fleet.peers).answer({"op": op, **arguments})
-
-
-StartServers = Callable[..., list[Server]]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-@pytest.fixture
-def start_servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[StartServers]:
-    with starting_engines() as start, ExitStack() as stack:
-        monkeypatch.setattr("microturn.admin.rebalancer.SETTLED_S", 0.0)
-        monkeypatch.setattr("microturn.admin.drain._TELLING_S", 0.0)
-
-        def start_servers(number: int, *, key_file: str = "", moves: int = 0, **settings: Any) -> list[Server]:
-            ports = [free_port() for _ in range(number)]
-            servers = []
-            for port in ports:
-                fleet = Fleet(
-                    Settings(
-                        peer_address=f"127.0.0.1:{port}",
-                        peers=",".join(f"127.0.0.1:{other}" for other in ports),
-                        peer_key_file=key_file,
-                        edge_address=f"10.0.0.1:{port}",
-                        moves_per_minute=moves,
-                    )
-                )
-                driver = start(**{"max_context": 4096, "num_pages": 8192, **settings}, fetch=fleet.peers.fetch)
-                servers.append(Server(driver, fleet, port))
-                stack.callback(fleet.leave)
-            return servers
-
-        yield start_servers
-
-
-@pytest.fixture
-def two(start_servers: StartServers) -> list[Server]:
-    return start_servers(2)
-
-
-def open_session(server: Server, session_id: int, length: int = 40) -> list[int]:
-    """A session with so many tokens of input; its history."""
-    given = random.Random(session_id).choices(range(90), k=length)
-    answer = server.driver.ask(session_id, given, start=True, max_tokens=2, session_key="ours").wait()
-    return [*given, *answer.token_ids]
-
-
-def go_on(server: Server, session_id: int, history: list[int], **values: Any) -> Answer:
-    """A turn on a server where a session should live; checks its tokens."""
-    answer = server.driver.ask(session_id, [7], max_tokens=3, session_key="ours", **values).wait()
-    assert answer.error is None
-    assert answer.token_ids == expected_tokens([*history, 7], 3)
-    return answer
-
-
-# ---- a session is moved --------------------------------------------------------------------------------------------
+from support.threads import Answer
 
 
 @pytest.mark.parametrize("length", [1, 40, 3000])
@@ -282,10 +191,6 @@ def test_a_session_goes_on_here_where_it_cannot_move(two: list[Server], start_se
     assert there.ids() == set()
 
 
-def no_room(*_: Any) -> None:
-    raise ResourceExhausted("no room")
-
-
 @pytest.mark.parametrize("limit", ["max_sessions", "bytes"])
 def test_a_full_server_refuses_and_the_session_goes_on_here(
     start_servers: StartServers, monkeypatch: pytest.MonkeyPatch, limit: str
@@ -365,153 +270,3 @@ def test_what_waits_in_memory_is_counted(two: list[Server], monkeypatch: pytest.
     while room._used_bytes and time.monotonic() < until_s:
         time.sleep(0.01)
     assert room._used_bytes == 0
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "body", "code"),
-    [
-        ("GET", "/", b"", "INVALID_ARGUMENT"),
-        ("POST", "/find", b"[]", "INVALID_ARGUMENT"),
-        ("POST", "/find", b'{"id": [1]}', "INVALID_ARGUMENT"),
-        ("POST", "/find", b"x" * 200_000, "INVALID_ARGUMENT"),
-        ("PUT", "/kv/1", b"", "INVALID_ARGUMENT"),
-        ("PUT", "/kv/1", b"\xff" * 5_000_000, "INVALID_ARGUMENT"),
-        ("PUT", "/kv/1", (2).to_bytes(8, "little") + b"{}", "INVALID_ARGUMENT"),
-        ("PUT", "/sessions/", b"", "INVALID_ARGUMENT"),
-        ("PUT", "/sessions/1", b"\x00" * 5_000_000, "INVALID_ARGUMENT"),
-    ],
-)
-def test_what_is_no_session_is_refused(two: list[Server], method: str, path: str, body: bytes, code: str) -> None:
-    request = urllib.request.Request(f"http://{two[0].address}{path}", body or None, method=method)
-    with pytest.raises(urllib.error.HTTPError) as caught:
-        urllib.request.urlopen(request, timeout=10)
-    assert json.loads(caught.value.read())["error"]["code"] == code
-    assert two[0].ids() == set()
-
-
-def test_only_who_has_the_key_is_heard(start_servers: StartServers, tmp_path: Path) -> None:
-    key_file = tmp_path / "key"
-    key_file.write_text("a secret of the fleet\n")
-    here, there = start_servers(2, key_file=str(key_file))
-    history = open_session(here, 1)
-    here.do("move", id="1")
-    go_on(there, 1, history, **RESUME)
-    port = int(there.address.rpartition(":")[2])
-    for key in ("", "another secret of a fleet"):
-        with (
-            closing(PeerConnection(("127.0.0.1", port), key, 5.0)) as connection,
-            pytest.raises(PermissionDenied, match="peer_key_file"),
-        ):
-            connection.ask("GET", "/load", [])
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"peer_address": "0.0.0.0:5000"}, "peer_key_file"),
-        ({"peer_address": "here"}, "not host:port"),
-        ({"peer_address": "127.0.0.1:5000", "peers": "a:b"}, "setting 'peers'"),
-        ({"peer_address": "127.0.0.1:5000", "peer_key_file": "/nowhere"}, "cannot be read"),
-        ({"peers": "127.0.0.1:5000"}, "needs a peer_address"),
-    ],
-)
-def test_settings_that_do_not_go_together_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidArgument, match=message):
-        Fleet.of(Settings(**settings))
-
-
-# ---- a server stops ------------------------------------------------------------------------------------------------
-
-
-def test_a_server_that_stops_hands_its_sessions_to_the_emptiest(start_servers: StartServers) -> None:
-    here, second, third = start_servers(3)
-    histories = {number: open_session(here, number) for number in range(10)}
-    histories |= {number: open_session(second, number) for number in range(10, 14)}
-    assert drain(here.driver.engine, 30, here.fleet.peers) == Drained(saved=10, failed=0, with_kv=10, moved=10)
-    assert (len(second.ids()), len(third.ids())) == (7, 7)
-    for number, history in histories.items():
-        server = second if number in second.ids() else third
-        computed = go_on(server, number, history, **RESUME).status.usage["computed_tokens"]
-        assert computed == 4
-
-
-def test_what_no_server_takes_is_saved(start_servers: StartServers, tmp_path: Path) -> None:
-    directory = SnapshotDirectory(tmp_path, ttl_s=60)
-    here, there = start_servers(2, max_sessions=3, snapshots=directory)
-    histories = {number: open_session(here, number) for number in (1, 2, 3)}
-    open_session(there, 4)
-    assert drain(here.driver.engine, 30, here.fleet.peers) == Drained(saved=3, failed=0, with_kv=3, moved=2)
-    (left,) = histories.keys() - there.ids()
-    there.driver.ask(4, [], end=True, session_key="ours").wait()
-    assert go_on(there, left, histories[left], **RESUME).status.usage["computed_tokens"] == 4
-
-
-def test_kv_that_nobody_has_room_for_is_computed_again(
-    start_servers: StartServers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(received._Room, "take", no_room)
-    here, there = start_servers(2)
-    history = open_session(here, 1)
-    assert drain(here.driver.engine, 30, here.fleet.peers) == Drained(saved=1, failed=0, with_kv=0, moved=1)
-    assert go_on(there, 1, history, **RESUME).status.usage["computed_tokens"] == len(history) + 3
-
-
-def test_a_server_that_leaves_is_given_nothing(start_servers: StartServers) -> None:
-    here, leaving, third = start_servers(3)
-    leaving.driver.engine.call(Maintenance.leave)
-    open_session(here, 1)
-    assert here.do("move", id="1")["to"] == third.address
-
-
-def test_a_turn_that_takes_too_long_is_undone_and_its_session_moves(two: list[Server]) -> None:
-    here, there = two
-    history = open_session(here, 1)
-    running = here.driver.ask(1, [7], max_tokens=4000, session_key="ours")
-    assert running.begun.wait(10)
-    assert drain(here.driver.engine, 0.5, here.fleet.peers) == Drained(saved=1, failed=0, with_kv=1, moved=1)
-    assert running.wait().code == "UNAVAILABLE"
-    go_on(there, 1, history, **RESUME)
-
-
-# ---- sessions are evened out ---------------------------------------------------------------------------------------
-
-
-def test_a_newcomer_gets_its_share(start_servers: StartServers) -> None:
-    servers = start_servers(3, moves=6000)
-    histories = {number: open_session(servers[0], number) for number in range(30)}
-    until_s = time.monotonic() + 30
-    counts: list[int] = []
-    while counts != [10, 10, 10] and time.monotonic() < until_s:
-        time.sleep(0.05)
-        counts = [len(server.ids()) for server in servers]
-    assert counts == [10, 10, 10]
-    time.sleep(0.5)
-    assert [len(server.ids()) for server in servers] == counts  # none goes to and fro
-    for number, history in histories.items():
-        (server,) = (server for server in servers if number in server.ids())
-        assert go_on(server, number, history, **RESUME).status.usage["computed_tokens"] == 4
-
-
-def test_no_more_are_moved_than_may_be(start_servers: StartServers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("microturn.admin.rebalancer._PAUSE_S", 0.05)
-    here, there = start_servers(2, moves=300)
-    for number in range(20):
-        open_session(here, number)
-    begun_s = time.monotonic()
-    threading.Event().wait(1.0)
-    assert 1 <= len(there.ids()) <= 2 + (time.monotonic() - begun_s) * 300 / 60
-
-
-def test_a_server_that_has_just_come_is_given_nothing_while_there_are_others(
-    start_servers: StartServers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The edge may not know it yet, and clients would look for their sessions elsewhere."""
-    here, second, third = start_servers(3)
-    monkeypatch.setattr("microturn.admin.peers.SETTLED_S", 100.0)
-    server = second.fleet._server
-    assert server is not None
-    server._server.begun_s -= 100.0
-    for number in range(4):
-        open_session(here, number)
-        assert here.do("move", id=str(number))["to"] == second.address
-    assert third.ids() == set()

@@ -1,0 +1,110 @@
+"""Tests of servers that stop or join: sessions go to the others, and are evened out."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from microturn.admin import received
+from microturn.admin.drain import Drained, drain
+from microturn.engine.maintenance import Maintenance
+from microturn.snapshots.directory import SnapshotDirectory
+from support.fleet_servers import Server, StartServers, go_on, no_room, open_session
+from support.snapshots import RESUME
+
+
+def test_a_server_that_stops_hands_its_sessions_to_the_emptiest(start_servers: StartServers) -> None:
+    here, second, third = start_servers(3)
+    histories = {number: open_session(here, number) for number in range(10)}
+    histories |= {number: open_session(second, number) for number in range(10, 14)}
+    assert drain(here.driver.engine, 30, here.fleet.peers) == Drained(saved=10, failed=0, with_kv=10, moved=10)
+    assert (len(second.ids()), len(third.ids())) == (7, 7)
+    for number, history in histories.items():
+        server = second if number in second.ids() else third
+        computed = go_on(server, number, history, **RESUME).status.usage["computed_tokens"]
+        assert computed == 4
+
+
+def test_what_no_server_takes_is_saved(start_servers: StartServers, tmp_path: Path) -> None:
+    directory = SnapshotDirectory(tmp_path, ttl_s=60)
+    here, there = start_servers(2, max_sessions=3, snapshots=directory)
+    histories = {number: open_session(here, number) for number in (1, 2, 3)}
+    open_session(there, 4)
+    assert drain(here.driver.engine, 30, here.fleet.peers) == Drained(saved=3, failed=0, with_kv=3, moved=2)
+    (left,) = histories.keys() - there.ids()
+    there.driver.ask(4, [], end=True, session_key="ours").wait()
+    assert go_on(there, left, histories[left], **RESUME).status.usage["computed_tokens"] == 4
+
+
+def test_kv_that_nobody_has_room_for_is_computed_again(
+    start_servers: StartServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(received._Room, "take", no_room)
+    here, there = start_servers(2)
+    history = open_session(here, 1)
+    assert drain(here.driver.engine, 30, here.fleet.peers) == Drained(saved=1, failed=0, with_kv=0, moved=1)
+    assert go_on(there, 1, history, **RESUME).status.usage["computed_tokens"] == len(history) + 3
+
+
+def test_a_server_that_leaves_is_given_nothing(start_servers: StartServers) -> None:
+    here, leaving, third = start_servers(3)
+    leaving.driver.engine.call(Maintenance.leave)
+    open_session(here, 1)
+    assert here.do("move", id="1")["to"] == third.address
+
+
+def test_a_turn_that_takes_too_long_is_undone_and_its_session_moves(two: list[Server]) -> None:
+    here, there = two
+    history = open_session(here, 1)
+    running = here.driver.ask(1, [7], max_tokens=4000, session_key="ours")
+    assert running.begun.wait(10)
+    assert drain(here.driver.engine, 0.5, here.fleet.peers) == Drained(saved=1, failed=0, with_kv=1, moved=1)
+    assert running.wait().code == "UNAVAILABLE"
+    go_on(there, 1, history, **RESUME)
+
+
+# ---- sessions are evened out ---------------------------------------------------------------------------------------
+
+
+def test_a_newcomer_gets_its_share(start_servers: StartServers) -> None:
+    servers = start_servers(3, moves=6000)
+    histories = {number: open_session(servers[0], number) for number in range(30)}
+    until_s = time.monotonic() + 30
+    counts: list[int] = []
+    while counts != [10, 10, 10] and time.monotonic() < until_s:
+        time.sleep(0.05)
+        counts = [len(server.ids()) for server in servers]
+    assert counts == [10, 10, 10]
+    time.sleep(0.5)
+    assert [len(server.ids()) for server in servers] == counts  # none goes to and fro
+    for number, history in histories.items():
+        (server,) = (server for server in servers if number in server.ids())
+        assert go_on(server, number, history, **RESUME).status.usage["computed_tokens"] == 4
+
+
+def test_no_more_are_moved_than_may_be(start_servers: StartServers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("microturn.admin.rebalancer._PAUSE_S", 0.05)
+    here, there = start_servers(2, moves=300)
+    for number in range(20):
+        open_session(here, number)
+    begun_s = time.monotonic()
+    threading.Event().wait(1.0)
+    assert 1 <= len(there.ids()) <= 2 + (time.monotonic() - begun_s) * 300 / 60
+
+
+def test_a_server_that_has_just_come_is_given_nothing_while_there_are_others(
+    start_servers: StartServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The edge may not know it yet, and clients would look for their sessions elsewhere."""
+    here, second, third = start_servers(3)
+    monkeypatch.setattr("microturn.admin.peers.SETTLED_S", 100.0)
+    server = second.fleet._server
+    assert server is not None
+    server._server.begun_s -= 100.0
+    for number in range(4):
+        open_session(here, number)
+        assert here.do("move", id=str(number))["to"] == second.address
+    assert third.ids() == set()
