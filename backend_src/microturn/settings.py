@@ -69,6 +69,8 @@ class Settings:
             libraries and processor does not repeat them; empty repeats them at every start, as loading for a GPU does.
         snapshot_dir: directory where live sessions are saved when the server stops, and restored from; empty is none.
         snapshot_ttl_s: how long a saved session can be restored.
+        snapshot_every_s: how often live sessions are saved as well, with the KV that has come since, so that they go on
+            elsewhere if the server dies; 0 is only when it stops.
         admin_socket: the path of the admin socket; empty is none.
         peer_address: ``host:port`` on which this server takes sessions from others of its model; empty is nowhere.
         peers: where the others take sessions, ``host:port``, separated by commas; of a name with several addresses each
@@ -110,6 +112,7 @@ class Settings:
     check_dir: str = ""
     snapshot_dir: str = ""
     snapshot_ttl_s: float = 3600.0
+    snapshot_every_s: float = 0.0
     admin_socket: str = ""
     peer_address: str = ""
     peers: str = ""
@@ -157,6 +160,8 @@ class Settings:
             raise InvalidArgument("setting 'otlp_endpoint' is an address such as http://127.0.0.1:4318")
         if not 0 < self.idle_timeout_s <= MAX_IDLE_TIMEOUT_S:
             raise InvalidArgument(f"setting 'idle_timeout_s' is above 0 and at most {MAX_IDLE_TIMEOUT_S:g}")
+        if not 0 <= self.snapshot_every_s < math.inf:
+            raise InvalidArgument("setting 'snapshot_every_s' is at least 0, in seconds")
         if not 0 < self.snapshot_ttl_s < math.inf:
             raise InvalidArgument("setting 'snapshot_ttl_s' is above 0, in seconds")
 

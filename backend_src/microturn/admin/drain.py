@@ -36,8 +36,8 @@ from microturn.snapshots.snapshot import Snapshot
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.02
-# How long clients are told where their sessions live now. One whose stream just ends looks for its session elsewhere, and
-# that has to be fetched from where it is.
+# How long clients are told where their sessions live now. One whose stream just ends looks for its session elsewhere,
+# and that has to be fetched from where it is.
 _TELLING_S = 2.0
 # How long it is relied on what other servers said of themselves.
 _ASK_AGAIN_S = 1.0

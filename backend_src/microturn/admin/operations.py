@@ -26,6 +26,7 @@ from microturn.admin.drain import drain
 from microturn.admin.hand_over import send_to_peer
 from microturn.admin.kv import collect_kv
 from microturn.admin.peers import Peers, read_address
+from microturn.admin.saver import Saver
 from microturn.engine.engine import Engine
 from microturn.engine.maintenance import Maintenance
 from microturn.errors import (
@@ -51,11 +52,13 @@ class Operations:
     Args:
         engine: runs in its own thread. A drain saves its sessions to its snapshot directory.
         peers: the other servers, which sessions are moved to; None if there are none.
+        saver: saves sessions while they go on; None if nothing does.
     """
 
-    def __init__(self, engine: Engine, peers: Peers | None = None) -> None:
+    def __init__(self, engine: Engine, peers: Peers | None = None, saver: Saver | None = None) -> None:
         self._engine = engine
         self._peers = peers
+        self._saver = saver
         self._draining = threading.Lock()
         self._operations = {
             "list": self._list,
@@ -157,6 +160,8 @@ class Operations:
         if not self._draining.acquire(blocking=False):
             raise FailedPrecondition("a drain is under way")
         try:
+            if self._saver is not None:
+                self._saver.close()  # nothing may be written behind what is saved last
             return asdict(drain(self._engine, _seconds(request, "timeout_s"), self._peers))
         finally:
             self._draining.release()

@@ -105,8 +105,8 @@ class Peers:
         others = sorted((peer for peer in others if not peer.is_leaving), key=lambda peer: peer.share)
         return [peer for peer in others if peer.age_s >= SETTLED_S] or others
 
-    def fetch(self, request: TurnRequest) -> None:
-        """Has a session handed over to this server that lives on another one; does nothing where it lives on none.
+    def fetch(self, request: TurnRequest) -> bool:
+        """Has a session handed over to this server; returns whether it lived on another one.
 
         Args:
             request: what its client comes back with; it must be the session's owner.
@@ -119,7 +119,7 @@ class Peers:
         places = self._ask_all(lambda address: (address, self._ask(address, "POST", "/find", asked)))
         place = next((place for place in places if place[1]["lives"]), None)
         if place is None:
-            return
+            return False
         address, found = place
         options = request.options
         asked |= {"port": self._port, "session_key": options.get("session_key"), "tenant": options.get("tenant")}
@@ -130,6 +130,7 @@ class Peers:
         except MicroturnError as error:
             log.info("session %s stays where it is: %s", request.session_id, error)
             raise moved(found["route"]) from error
+        return True
 
     @contextmanager
     def connect(self, address: Address) -> Iterator[PeerConnection]:

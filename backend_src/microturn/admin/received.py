@@ -8,21 +8,20 @@ The KV stays in host memory until then. There is a limit for all of it; a sessio
 
 from __future__ import annotations
 
-import json
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from microturn.engine.engine import Engine
 from microturn.errors import InvalidArgument, ResourceExhausted
 from microturn.kv.image import KVImage
 from microturn.kv.page_table import TableState
-from microturn.offload.image_file import LENGTH_BYTES, MAX_HEADER_BYTES
 from microturn.snapshots.file import Readable, UnreadableSnapshot, read_from
+from microturn.snapshots.kv_files import read_part
 from microturn.snapshots.kv_part import KVPart
-from microturn.snapshots.restoring import RestoredSession, trouble_with
+from microturn.snapshots.restoring import RestoredSession, check_kv
 from microturn.snapshots.session_state import restore_session
 
 # Of the bytes of the pool: what may wait in host memory to be loaded.
@@ -126,7 +125,10 @@ class Receiver:
             ResourceExhausted: there is no room for it.
         """
         self._drop_old()
-        part = _read_part(stream)
+        try:
+            part = read_part(stream)
+        except ValueError as error:
+            raise InvalidArgument(str(error)) from error
         if not part.is_of(self._parts):
             raise InvalidArgument("the KV is of another model, kv_dtype or page_size")
         image = self._read_kv(part, stream)
@@ -158,8 +160,10 @@ class Receiver:
             session = restore_session(snapshot, self._engine.environment)
             part = snapshot.kv
             if part is not None:
-                if (trouble := trouble_with(part, session, self._parts)) is not None:
-                    raise InvalidArgument(f"the KV of session '{session.id}' cannot be used here: {trouble}")
+                try:
+                    check_kv(part, session, self._parts)
+                except ValueError as error:
+                    raise InvalidArgument(f"the KV of session '{session.id}' cannot be used here: {error}") from error
                 if part.num_before > (0 if ahead is None else ahead.part.state.num_pages):
                     raise InvalidArgument(f"KV of session '{session.id}' was sent ahead and is not here any more")
                 pieces = [(image, part.num_before) for image, _ in pieces]
@@ -192,23 +196,6 @@ class Receiver:
             due = [name for name, one in self._ahead.items() if one.received_s < time.monotonic() - _AHEAD_S]
             dropped = [self._ahead.pop(name) for name in due]
         self._give_back([(one.image, 0) for one in dropped])
-
-
-def _read_part(stream: Stream) -> KVPart:
-    """The description of KV at the beginning of a stream.
-
-    Raises:
-        InvalidArgument: there is none.
-    """
-    length = int.from_bytes(stream.read(LENGTH_BYTES), "little")
-    try:
-        header: Mapping[str, Any] = json.loads(stream.read(min(length, MAX_HEADER_BYTES)))
-        part = KVPart.of_header(header, 0)
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
-        raise InvalidArgument(f"this is not KV: {error!r}") from error
-    if part is None:
-        raise InvalidArgument("this is not KV: nothing says what it is")
-    return part
 
 
 def _read_into(stream: Stream, piece: memoryview) -> None:

@@ -23,7 +23,7 @@ from microturn.kv.prefix_cache import PrefixCache
 from microturn.sessions.deadlines import Deadlines, check_time, too_late
 from microturn.sessions.intake import append_input, append_queued, roll_back_input
 from microturn.sessions.session import Session
-from microturn.sessions.table import SessionTable, moved
+from microturn.sessions.table import SessionTable
 from microturn.sessions.turn import Turn, TurnOutput
 from microturn.telemetry.recorder import Recorder
 
@@ -251,15 +251,10 @@ class Lifecycle:
         for session in self._sessions:
             self._fail_turns(session, error)
 
-    def end(self, session: Session, reason: str, error: MicroturnError) -> None:
-        """Ends a session, whatever it does; its turns are answered with an error."""
+    def end(self, session: Session, reason: str, error: MicroturnError, route: str | None = None) -> None:
+        """Ends a session as `SessionTable.end` does, whatever it does; its turns are answered with an error."""
         self._fail_turns(session, error)
-        self._sessions.end(session, reason)
-
-    def move(self, session: Session, route: str | None = None) -> None:
-        """Ends a session that goes on elsewhere: on the server that this route leads to, if it is known."""
-        self._fail_turns(session, moved(route))
-        self._sessions.end(session, "moved", route)
+        self._sessions.end(session, reason, route)
 
     def _fail_turns(self, session: Session, error: MicroturnError) -> None:
         for turn in session.open_turns:

@@ -5,23 +5,43 @@ All of it on the engine's thread, between two steps: see `Engine.call`.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from microturn.engine.described import described
 from microturn.engine.gauges import Gauges
 from microturn.engine.lifecycle import Lifecycle
 from microturn.engine.preparation import Preparation
 from microturn.engine.request_handler import RequestHandler
 from microturn.errors import FailedPrecondition, NotFound, Unavailable
+from microturn.kv.page_table import TableState
 from microturn.offload.copies import Copying, KVCopies
 from microturn.sessions.environment import SessionEnvironment, next_epoch
 from microturn.sessions.ownership import denied
 from microturn.sessions.session import Session
-from microturn.sessions.table import SessionTable
+from microturn.sessions.table import SessionTable, moved
 from microturn.sessions.turn import SessionId
 from microturn.snapshots.arrivals import Arrivals
 from microturn.telemetry.families import Sample
+
+# What a session's turns have left: their number, and the length of the context.
+Mark = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Saving:
+    """A session that is saved while it goes on.
+
+    Attributes:
+        copy: of it, of an epoch of its own.
+        copying: its KV, as it begins to be copied.
+        mark: of the point that is saved.
+    """
+
+    copy: Session
+    copying: Copying | None
+    mark: Mark
 
 
 @dataclass(frozen=True)
@@ -87,35 +107,8 @@ class Maintenance:
     def describe(self) -> list[dict[str, Any]]:
         """The living sessions, the oldest first, as `json.dumps` takes them."""
         now_s = self._environment.clock()
-        return [
-            {
-                "id": session.id,
-                "context_len": len(session.context),
-                "kv_len": session.kv_len,
-                "num_pages": session.table.num_pages,
-                "kv": session.kv_place,
-                "bytes": self._bytes_of(session),
-                "state": session.state,
-                "num_turns": session.num_turns,
-                "num_queued": len(session.queued),
-                "age_s": round(now_s - session.opened_s, 3),
-                "idle_s": round(now_s - session.last_activity_s, 3) if session.running is None else 0.0,
-                "expires_in_s": round(session.expires_s - now_s, 3) if session.running is None else None,
-            }
-            for session in sorted(self._sessions, key=lambda session: session.opened_s)
-        ]
-
-    def _bytes_of(self, session: Session) -> dict[str, int]:
-        """What a session takes, by tier. What it shares counts in full, and KV on its way back in both places."""
-        num_bytes = {
-            "device": len(session.table.pages) * self._bytes_per_page,
-            "host": 0,
-            "disk": 0,
-            "inputs": session.context.num_bytes,
-        }
-        if session.stored is not None and session.kv_place in num_bytes:
-            num_bytes[session.kv_place] += session.stored.image.num_bytes
-        return num_bytes
+        sessions = sorted(self._sessions, key=lambda session: session.opened_s)
+        return [described(session, now_s, self._bytes_per_page) for session in sessions]
 
     def measure(self) -> dict[Sample, float]:
         """All metrics as of now."""
@@ -151,12 +144,7 @@ class Maintenance:
         return self._sessions.find(session_id) is not None
 
     def check_owner(self, session_id: SessionId, key: str | None, tenant: str | None) -> None:
-        """Checks that a client may have a session.
-
-        Raises:
-            NotFound: it is not here.
-            PermissionDenied: it is another client's.
-        """
+        """Raises NotFound where a session is not here, PermissionDenied where it is another client's."""
         session = self._sessions.find(session_id)
         if session is None:
             raise NotFound(f"no session '{session_id}' is here")
@@ -180,6 +168,29 @@ class Maintenance:
         if session is not None:
             session.epoch = max(session.epoch, copy.epoch)
 
+    def changed(self, marks: Mapping[SessionId, Mark]) -> list[SessionId]:
+        """The sessions that have had a turn since they were marked by `begin_saving`, those without a mark first."""
+        begun = [session for session in self._sessions if session.committed_len]
+        changed = [session for session in begun if marks.get(session.id) != _mark_of(session)]
+        return [session.id for session in sorted(changed, key=lambda session: session.id in marks)]
+
+    def begin_saving(self, session_id: SessionId, before: TableState | None) -> Saving | None:
+        """Begins to save a session that goes on here, as of its last committed point; None if it is not here.
+
+        Args:
+            session_id: of the session.
+            before: of its KV as it was saved last; None if it was not, or all of it is to be copied.
+        """
+        session = self._sessions.find(session_id)
+        if session is None or session.is_closing or session.is_held:
+            return None
+        copy = self._resting(session)
+        session.epoch = copy.epoch
+        num_before = 0 if before is None else self.copies.num_unchanged(session, before)
+        copying = self.copies.begin(session, num_before)
+        session.kv_floor = session.kv_len
+        return Saving(copy, copying, _mark_of(session))
+
     def release_moved(self, copy: Session) -> None:
         """Ends a session whose copy lives on elsewhere. A turn that is paused is done again there, if it is asked for.
 
@@ -190,7 +201,7 @@ class Maintenance:
         # Every turn that changes something is activity, and one that came back to where it was has changed nothing.
         if session is None or session.state != "parked" or session.last_activity_s != copy.last_activity_s:
             raise FailedPrecondition(f"session '{copy.id}' has a turn: try again")
-        self._lifecycle.move(session)
+        self._lifecycle.end(session, "moved", moved())
 
     # ---- sessions are handed over --------------------------------------------------------------------------------
 
@@ -208,7 +219,7 @@ class Maintenance:
 
         Args:
             session_id: of the session.
-            before: an earlier copy of its KV: see `KVCopies.begin`.
+            before: an earlier copy of its KV, complete and not ended: what it has of it still is not copied again.
 
         Returns:
             The session as it is, of an epoch of its own, and its KV as it begins to be copied, the first share of pages
@@ -217,7 +228,8 @@ class Maintenance:
         session = self._sessions.find(session_id)
         if session is None or not session.rests:
             return None
-        copy, copying = self._resting(session), self.copies.begin(session, before)
+        num_before = 0 if before is None else self.copies.num_kept(session, before)
+        copy, copying = self._resting(session), self.copies.begin(session, num_before)
         if copying is not None and self.copies.advance(copying):
             self.copies.end(copying)
         session.is_held = True
@@ -233,7 +245,7 @@ class Maintenance:
         session = self._sessions.find(copy.id)
         if session is None or not session.is_held:
             return False
-        self._lifecycle.move(session, route)
+        self._lifecycle.end(session, "moved", moved(route), route)
         return True
 
     def let_go(self, session_id: SessionId) -> None:
@@ -277,3 +289,8 @@ def _going_away() -> Unavailable:
     return Unavailable(
         "the server is stopping, nothing was appended: come back, or go elsewhere, with START and resume"
     )
+
+
+def _mark_of(session: Session) -> Mark:
+    turn = session.running
+    return session.num_turns if turn is None else turn.number, session.committed_len

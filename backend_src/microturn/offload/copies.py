@@ -100,14 +100,26 @@ class KVCopies:
         """The pages that each copy shares."""
         return (copying.held for copying in self._open)
 
-    def begin(self, session: Session, before: Copying | None = None) -> Copying | None:
+    def num_kept(self, session: Session, before: Copying) -> int:
+        """Pages of an earlier copy, complete and not ended, that a copy now would begin with unchanged."""
+        whole = before.held[: before.state.whole().num_pages]
+        return 0 if session.stored is not None else _num_equal(whole, session.table.used_pages)
+
+    def num_unchanged(self, session: Session, before: TableState) -> int:
+        """Pages of an earlier copy that a copy now would begin with unchanged, by what was cut since: `kv_floor`."""
+        whole = before.cut(session.kv_floor).whole()
+        now = session.table.save()
+        is_same = session.stored is None and whole.tracks == now.tracks and whole.kv_len <= now.kv_len
+        return whole.num_pages if is_same else 0
+
+    def begin(self, session: Session, num_before: int = 0) -> Copying | None:
         """Begins to copy the KV of a session as of its last committed point; returns None if it has none.
 
         The caller calls `advance` until it returns True, with `Copying.settle` in between, always `end`, then `finish`.
 
         Args:
             session: whose.
-            before: an earlier copy of the session, complete and not ended; what has not changed since is left out.
+            num_before: first pages that are left out, since they are in an earlier copy.
         """
         state = session.table.save() if session.stored is None else session.stored.state
         state = state.cut(min(session.kv_len, max(0, session.committed_len - 1)))  # a lost copy has none
@@ -115,9 +127,8 @@ class KVCopies:
             return None
         if session.stored is not None:
             return Copying(state, state.num_pages * self._kv.bytes_per_page, self._storage.reader(session.stored.image))
-        pages = session.table.used_pages[: state.num_pages]
-        num_before = 0 if before is None else _num_equal(before.held[: before.state.whole().num_pages], pages)
-        held = pages[num_before:]
+        num_before = min(num_before, state.num_pages)
+        held = session.table.used_pages[num_before : state.num_pages]
         image = self._kv.new_image(len(held))
         num_early = min(state.num_rewritten, len(held))
         copying = Copying(

@@ -1,8 +1,7 @@
 """A session: one growing sequence, its KV, and the turns that it has.
 
-A session is *running* while it has a turn, *parked* while it has none (`lifecycle` draws the states). Parked sessions
-keep their pages as long as no running one needs them. A session without its pages has a copy of them elsewhere
-(`tiers`), or is computed again from its context when its next turn comes.
+It is *running* while it has a turn, *parked* while it has none (`lifecycle` draws the states), and keeps its pages as
+long as no running one needs them. Then it has a copy elsewhere (`tiers`), or is computed again with its next turn.
 """
 
 from __future__ import annotations
@@ -33,8 +32,7 @@ class Session:
         history: its tokens and its text.
         table: its pages. The last token of a context is never in the cache: its KV comes with the next forward pass,
             so that there is always a token to generate from.
-        stored: its KV while that is outside the pool. Then the table is empty; or its pages are being filled, and hold
-            nothing of use until this is None again.
+        stored: its KV while that is outside the pool; the table is empty or being filled until this is None again.
         defaults: turn options that START set.
         seed: of the sampling, unless a turn brings its own.
         max_context: tokens it may hold; with a window those that it may hold at once.
@@ -60,6 +58,7 @@ class Session:
         num_turns: turns that the history is made of; the number of the next.
         is_closing: END has come; no turn is taken any more.
         is_held: it is being saved to go on elsewhere; its turns wait.
+        kv_floor: KV from here on may be another than was saved of the session that goes on.
     """
 
     id: SessionId
@@ -91,6 +90,7 @@ class Session:
     num_turns: int = 0
     is_closing: bool = False
     is_held: bool = False
+    kv_floor: int = 0
 
     @property
     def context(self) -> Context:
@@ -197,8 +197,8 @@ class Session:
     def cut_kv(self, context_len: int) -> None:
         """Gives up what was made of all behind a length: the KV, that of the last token before it too, and counts."""
         self.counts.cut(context_len)
-        kv_len = max(0, context_len - 1)
-        self.give_up_pages(kv_len)
+        self.give_up_pages(kv_len := max(0, context_len - 1))
+        self.kv_floor = min(self.kv_floor, kv_len)
         if self.stored is not None:
             self.stored.cut(kv_len)
             if not self.stored.kv_len:
@@ -250,8 +250,8 @@ class Session:
     def evict(self) -> None:
         """Gives up what no token will see any more, wherever the running turn ends or is undone.
 
-        Of layers with a window of their own it keeps what a cut back into the last answer needs: what is played to a
-        listener lags behind what is generated. A cut further back has everything computed again.
+        Of layers with a window of their own it keeps what a cut back into the last answer needs: what is heard lags
+        behind what is generated. A cut further back has everything computed again.
         """
         if self.stored is None and self.table.slides:
             has_answer = self.running is None and self.window is None

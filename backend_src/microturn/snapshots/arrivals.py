@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from microturn.errors import FailedPrecondition, NotFound
+from microturn.errors import FailedPrecondition
 from microturn.kv.image import PagePart
 from microturn.kv.stored import StoredKV
 from microturn.offload.background import Background
@@ -32,9 +32,9 @@ log = logging.getLogger(__name__)
 _PURGE_S = 600.0
 
 OnDone = Callable[[Exception | None], None]
-# Has the session that a request resumes handed over from another server, if it lives on one. Raises Unavailable, with
-# the route to it, where it must stay there. May block.
-Fetch = Callable[[TurnRequest], None]
+# Has the session that a request resumes handed over from another server; returns whether it lives on one. Raises
+# Unavailable, with the route to it, where it must stay there. May block.
+Fetch = Callable[[TurnRequest], bool]
 
 
 @dataclass(eq=False)
@@ -157,15 +157,9 @@ class Arrivals:
             return None if restorer is None else restorer.restore(request, newest_epoch, pending.is_wanted)
 
         def work() -> RestoredSession | None:
-            if self._fetch is None or not pending.may_come:
-                return restore()
-            try:
-                restored = restore()
-            except NotFound:  # another server was faster
-                restored = None
-            if restored is None and pending.is_wanted():
-                self._fetch(request)
-            return restored
+            # One that lives is newer than what is saved of it.
+            has_come = self._fetch is not None and pending.may_come and self._fetch(request)
+            return None if has_come else restore()
 
         def end(outcome: Outcome[RestoredSession | None]) -> None:
             if outcome.value is not None and self._is_closed:

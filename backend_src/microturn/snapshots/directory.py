@@ -4,6 +4,7 @@
     <digest of the id>.claimed      was restored: its header, with the epoch that a copy must exceed, and its KV until
                                     that is read
     <digest of the id>.damaged      could not be read; kept for inspection
+    <digest of the id>.kv/          the KV of a session that was saved while it goes on: see `kv_files`
 
 Several servers may share a directory: a rename decides which server gets a session.
 """
@@ -15,8 +16,11 @@ import json
 import logging
 import math
 import os
+import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -31,6 +35,7 @@ from microturn.snapshots.file import (
     read_snapshot,
     write_snapshot,
 )
+from microturn.snapshots.kv_files import KVFiles, write_kv_file
 from microturn.snapshots.snapshot import Header, Snapshot
 
 log = logging.getLogger(__name__)
@@ -38,6 +43,7 @@ log = logging.getLogger(__name__)
 Found = TypeVar("Found")
 
 _SAVED, _CLAIMED, _DAMAGED = ".snapshot", ".claimed", ".damaged"
+KV_SUFFIX = ".kv"
 
 
 class SnapshotDirectory:
@@ -84,6 +90,35 @@ class SnapshotDirectory:
             ResourceExhausted, DeadlineExceeded, FailedPrecondition: as `write_snapshot`.
         """
         write_snapshot(self._file_of(snapshot.header.session_id, _SAVED), snapshot, kv, until_s=until_s)
+        self._remove_kv(snapshot.header.session_id)
+
+    def save_next(self, snapshot: Snapshot, kv: KVCopy | None, before: KVFiles | None) -> KVFiles | None:
+        """Saves a session that goes on, replacing the copy that was saved last.
+
+        Args:
+            snapshot: of the session.
+            kv: its KV, without the pages that `before` has; None to leave it out.
+            before: files with its first pages; None if there are none.
+
+        Returns:
+            The files with its KV.
+
+        Raises:
+            ResourceExhausted, FailedPrecondition: as `write_snapshot`; the last copy can be restored.
+        """
+        session_id, files = snapshot.header.session_id, None
+        if kv is not None:
+            name = str(snapshot.header.epoch)
+            kept = () if before is None else before.cut(kv.num_before)
+            directory = self._file_of(session_id, KV_SUFFIX)
+            if not all((directory / one).exists() for one, _ in kept):
+                raise FailedPrecondition(f"files with the KV of session '{session_id}' have been removed")
+            write_kv_file(directory, name, kv)
+            files = KVFiles(kv.state, (*kept, (name, kv.pages.num_pages)))
+            snapshot = replace(snapshot, state={**snapshot.state, **files.as_entry()})
+        write_snapshot(self._file_of(session_id, _SAVED), snapshot)
+        self._remove_kv(session_id, but=() if files is None else [name for name, _ in files.files])
+        return files
 
     def add_kv(self, snapshot: Snapshot, kv: KVCopy, *, until_s: float = math.inf) -> bool:
         """Saves a session again, with its KV.
@@ -179,6 +214,9 @@ class SnapshotDirectory:
         """
         for file in self._path.iterdir():
             is_unfinished = file.name.startswith(".") and f"{_SAVED}." in file.name
+            if file.suffix == KV_SUFFIX:
+                self._purge_kv(file)
+                continue
             if file.suffix not in (_SAVED, _CLAIMED, _DAMAGED) and not is_unfinished:
                 continue
             try:
@@ -191,6 +229,17 @@ class SnapshotDirectory:
     def remove(self, session_id: SessionId) -> None:
         """Removes the snapshot of a session."""
         self._file_of(session_id, _SAVED).unlink(missing_ok=True)
+        self._remove_kv(session_id)
+
+    def _remove_kv(self, session_id: SessionId, but: Container[str] = ()) -> None:
+        """Removes a session's KV in files of its own, other than those named."""
+        directory = self._file_of(session_id, KV_SUFFIX)
+        with suppress(OSError):  # there is none; or it is removed when it is old enough
+            for file in list(directory.iterdir()):
+                if file.name not in but:
+                    file.unlink(missing_ok=True)
+            if not but:
+                directory.rmdir()
 
     def _purge(self, file: Path) -> None:
         found = file.stat()
@@ -201,6 +250,12 @@ class SnapshotDirectory:
         # Meanwhile the session may have been saved again under the same name.
         if expires_s <= self._now() and file.stat().st_ino == found.st_ino:
             file.unlink(missing_ok=True)
+
+    def _purge_kv(self, directory: Path) -> None:
+        """Removes KV to which nothing was added for so long that no snapshot of it can be restored."""
+        with suppress(FileNotFoundError):
+            if directory.stat().st_mtime + 2 * self.ttl_s <= self._now():
+                shutil.rmtree(directory, ignore_errors=True)
 
     def _file_of(self, session_id: SessionId, suffix: str) -> Path:
         # As JSON, 5 and "5" are different ids; as a digest any id is a valid file name.

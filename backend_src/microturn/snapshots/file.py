@@ -69,16 +69,30 @@ def write_snapshot(path: Path, snapshot: Snapshot, kv: KVCopy | None = None, *, 
         DeadlineExceeded: writing the KV took too long. An existing file is unchanged.
         FailedPrecondition: the file cannot be written for another reason.
     """
-    content = sealed(snapshot, kv)
-    num_bytes = len(content) + (0 if kv is None else kv.pages.num_bytes)
+    write_atomically(path, sealed(snapshot, kv), None if kv is None else kv.pages, until_s=until_s)
+
+
+def write_atomically(path: Path, head: bytes | bytearray, pages: KVImage | None, *, until_s: float = math.inf) -> None:
+    """Writes a file with mode 0600, replacing an existing one, and syncs it.
+
+    Args:
+        path: of the file.
+        head: its first bytes.
+        pages: what follows.
+        until_s: deadline of writing the pages, by `time.monotonic`.
+
+    Raises:
+        ResourceExhausted, DeadlineExceeded, FailedPrecondition: as `write_snapshot`.
+    """
+    num_bytes = len(head) + (0 if pages is None else pages.num_bytes)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         try:
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
-                if kv is not None:
-                    _write_pages(file, kv.pages, until_s)
+                file.write(head)
+                if pages is not None:
+                    _write_pages(file, pages, until_s)
                 file.flush()
                 os.fsync(descriptor)
             temporary.rename(path)

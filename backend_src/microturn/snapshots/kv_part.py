@@ -70,10 +70,9 @@ class KVPart:
         if not isinstance(start, int) or not isinstance(end, int) or not 0 <= start <= end:
             raise ValueError("KV in no place")
         tensors = tuple((entry["dtype"], tuple(entry["shape"])) for entry in entries)
-        table = {**said["table"], "tracks": tuple(map(_track_of, said["table"]["tracks"]))}
         layout = said.get("layout", _FIRST_LAYOUT)
         where = data_start + start, end - start
-        return cls(layout, TableState(**table), tensors, *where, said["checksum"], said.get("num_before", 0))
+        return cls(layout, table_of(said["table"]), tensors, *where, said["checksum"], said.get("num_before", 0))
 
     def is_of(self, parts: Sequence[PagePart]) -> bool:
         """Whether it can be loaded into pages with these parts unchanged."""
@@ -81,6 +80,11 @@ class KVPart:
         expected = tuple((DTYPE_NAMES[part.dtype], (num_pages, *part.shape)) for part in parts)
         num_bytes = num_pages * sum(part.num_bytes for part in parts)
         return (self.layout, self.tensors, self.num_bytes) == (_LAYOUT, expected, num_bytes)
+
+
+def table_of(said: Mapping[str, Any]) -> TableState:
+    """A table's state as `dataclasses.asdict` gives it, from JSON."""
+    return TableState(**{**said, "tracks": tuple(map(_track_of, said["tracks"]))})
 
 
 def _track_of(said: Mapping[str, Any]) -> Track | StateTrack:

@@ -12,13 +12,15 @@ from pathlib import Path
 
 from microturn.errors import Expired, FailedPrecondition
 from microturn.kv.image import PagePart
+from microturn.kv.page_table import TableState
 from microturn.offload.incoming import KVSource
 from microturn.sessions.environment import SessionEnvironment
 from microturn.sessions.ownership import check_owner, is_owner
 from microturn.sessions.session import Session
 from microturn.sessions.turn import TurnRequest
 from microturn.snapshots.claimed_kv import ClaimedKV, drop_content
-from microturn.snapshots.directory import SnapshotDirectory
+from microturn.snapshots.directory import KV_SUFFIX, SnapshotDirectory
+from microturn.snapshots.kv_files import FiledKV, KVFiles
 from microturn.snapshots.kv_part import KVPart
 from microturn.snapshots.session_state import check_model, restore_session
 from microturn.snapshots.snapshot import Header, Snapshot
@@ -128,29 +130,50 @@ def restored_session(
     session: Session, snapshot: Snapshot, path: Path, page_parts: Sequence[PagePart]
 ) -> RestoredSession:
     """The session of a claimed snapshot, with its KV if that can be used."""
-    part, kv = snapshot.kv, None
-    if part is not None:
-        trouble = "its first pages are missing" if part.num_before else trouble_with(part, session, page_parts)
-        try:
-            kv = ClaimedKV(path, part) if trouble is None else None
-        except OSError as error:
-            trouble = str(error)
-        if trouble is not None:
-            log.warning("the KV of session %s is recomputed: %s", session.id, trouble)
+    try:
+        kv = _kv_of(session, snapshot, path, page_parts)
+    except (OSError, ValueError, TypeError, LookupError) as error:
+        log.warning("the KV of session %s is recomputed: %s", session.id, error)
+        kv = None
     return RestoredSession(session, kv, path)
 
 
-def trouble_with(part: KVPart, session: Session, page_parts: Sequence[PagePart]) -> str | None:
-    """The reason why KV from elsewhere cannot be used for a session here; None if it can.
+def _kv_of(session: Session, snapshot: Snapshot, path: Path, page_parts: Sequence[PagePart]) -> KVSource | None:
+    """The KV of a claimed snapshot, or of the files beside it; None if there is none.
+
+    Raises:
+        ValueError, TypeError, LookupError: it cannot be used here.
+        OSError: it is no longer there.
+    """
+    files, part = KVFiles.of_state(snapshot.state), snapshot.kv
+    if files is not None:
+        check_table(files.state, session)
+        return FiledKV(path.with_suffix(KV_SUFFIX), files)
+    if part is None:
+        return None
+    if part.num_before:
+        raise ValueError("its first pages are missing")
+    check_kv(part, session, page_parts)
+    return ClaimedKV(path, part)
+
+
+def check_kv(part: KVPart, session: Session, page_parts: Sequence[PagePart]) -> None:
+    """Checks that KV from elsewhere can be used for a session here.
 
     Args:
         part: says what it is.
         session: as restored.
         page_parts: of a page here.
+
+    Raises:
+        ValueError: it cannot.
     """
     if not part.is_of(page_parts):
-        return "it was saved with another kv_dtype or page_size"
-    is_of_table = part.state.cut(0) == session.table.save()
-    if not is_of_table or not 0 < part.state.kv_len < len(session.context):
-        return "it is not that of the session's tokens"
-    return None
+        raise ValueError("it was saved with another kv_dtype or page_size")
+    check_table(part.state, session)
+
+
+def check_table(state: TableState, session: Session) -> None:
+    """Checks that a table is one of a session; raises ValueError."""
+    if state.cut(0) != session.table.save() or not 0 < state.kv_len < len(session.context):
+        raise ValueError("it is not that of the session's tokens")

@@ -20,6 +20,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from microturn.admin.fleet import Fleet
 from microturn.admin.operations import Operations
+from microturn.admin.saver import Saver
 from microturn.admin.socket_server import AdminSocket
 from microturn.engine.engine import Engine
 from microturn.engine.loading import start_engine
@@ -68,7 +69,12 @@ class TritonPythonModel:
             self._reporting = Reporting(
                 engine, settings, self._log, pb_utils.MetricFamily, args["model_name"], about, slots.slots
             )
-            operations = Operations(engine, peers)
+            self._saver = (
+                Saver(engine, engine.snapshots, settings.snapshot_every_s)
+                if engine.snapshots is not None and settings.snapshot_every_s
+                else None
+            )
+            operations = Operations(engine, peers, self._saver)
             self._admin = AdminSocket(Path(settings.admin_socket), operations.answer) if settings.admin_socket else None
             if self._fleet is not None:
                 self._fleet.join(engine)
@@ -107,6 +113,8 @@ class TritonPythonModel:
         if self._admin is not None:
             self._admin.close()
         self._engine.stop()
+        if self._saver is not None:
+            self._saver.close()
         self._slots.stop()
         self._response_thread.stop()
         self._reporting.stop()

@@ -1,0 +1,162 @@
+"""KV in files of its own, beside the snapshot of a session that goes on: each has the pages that have come since.
+
+    <digest of the id>.snapshot    the session, without KV, and how many pages of which files make it up
+    <digest of the id>.kv/EPOCH    pages: a header with a `KVPart`, then their tensors
+
+A file is never changed, and named by the epoch of the snapshot that it was written for. When there are many, the next
+one has all pages, and the others are removed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from microturn.errors import FailedPrecondition
+from microturn.kv.image import KVImage, PagePart
+from microturn.kv.page_table import TableState
+from microturn.offload.copies import KVCopy
+from microturn.offload.image_file import (
+    LENGTH_BYTES,
+    MAX_HEADER_BYTES,
+    DamagedFile,
+    header_bytes,
+    read_tensors,
+)
+from microturn.snapshots.file import Readable, write_atomically
+from microturn.snapshots.kv_part import KVPart, add_to_header, table_of
+
+log = logging.getLogger(__name__)
+
+# Then the next file has all pages: reading takes an open, and each file has some pages that count no more.
+MAX_FILES = 32
+_ENTRY = "kv_files"
+
+
+@dataclass(frozen=True)
+class KVFiles:
+    """The files that make up a session's KV.
+
+    Attributes:
+        state: of the page table that the pages belong to.
+        files: name, and how many of its first pages count, in the order of the table.
+    """
+
+    state: TableState
+    files: tuple[tuple[str, int], ...]
+
+    def cut(self, num_pages: int) -> tuple[tuple[str, int], ...]:
+        """The files of the first pages."""
+        left: list[tuple[str, int]] = []
+        for name, number in self.files:
+            if num_pages > 0:
+                left.append((name, min(number, num_pages)))
+            num_pages -= number
+        return tuple(left)
+
+    def as_entry(self) -> dict[str, Any]:
+        """What is added to a snapshot's state; see `of_state`."""
+        return {_ENTRY: {"table": asdict(self.state), "files": self.files}}
+
+    @classmethod
+    def of_state(cls, state: Any) -> KVFiles | None:
+        """The files that a snapshot's state names; None if none.
+
+        Raises:
+            ValueError, TypeError, LookupError: it does not name them as `as_entry` does.
+        """
+        if _ENTRY not in state:
+            return None
+        said = state[_ENTRY]
+        files = tuple((str(name), int(number)) for name, number in said["files"])
+        if any(not name.isdecimal() for name, _ in files):
+            raise ValueError("a file of another directory")
+        return cls(table_of(said["table"]), files)
+
+
+class FiledKV:
+    """A `KVSource`: the KV of a claimed snapshot in its files.
+
+    Args:
+        directory: of the files.
+        files: which.
+    """
+
+    def __init__(self, directory: Path, files: KVFiles) -> None:
+        self._directory = directory
+        self._files = files
+
+    @property
+    def state(self) -> TableState:
+        return self._files.state
+
+    def read(self, pages: KVImage) -> None:
+        """Reads the pages.
+
+        Raises:
+            DamagedFile: they differ from what was written.
+            OSError: they cannot be read.
+        """
+        first = 0
+        for name, num_pages in self._files.files:
+            pages.fill(first, _read_file(self._directory / name, pages.parts), num_pages)
+            first += num_pages
+
+    def drop(self) -> None:
+        for name, _ in self._files.files:
+            with suppress(OSError):  # it is removed when it is old enough
+                (self._directory / name).unlink(missing_ok=True)
+
+
+def write_kv_file(directory: Path, name: str, kv: KVCopy) -> None:
+    """Writes pages into a new file.
+
+    Args:
+        directory: of the files; it is made.
+        name: of the new file.
+        kv: the pages.
+
+    Raises:
+        ResourceExhausted, FailedPrecondition: as `file.write_snapshot`.
+    """
+    header: dict[str, Any] = {"__metadata__": {}}
+    add_to_header(header, kv, 0)
+    try:
+        directory.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise FailedPrecondition(f"cannot make {directory}: {error.strerror}") from error
+    write_atomically(directory / name, header_bytes(header), kv.pages)
+
+
+def read_part(stream: Readable) -> KVPart:
+    """The description of pages at the beginning of a file or a stream.
+
+    Raises:
+        ValueError: there is none.
+    """
+    length = int.from_bytes(stream.read(LENGTH_BYTES), "little")
+    try:
+        part = KVPart.of_header(json.loads(stream.read(min(length, MAX_HEADER_BYTES))), 0)
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise ValueError(f"this is not KV: {error!r}") from error
+    if part is None:
+        raise ValueError("this is not KV: nothing says what it is")
+    return part
+
+
+def _read_file(path: Path, parts: Sequence[PagePart]) -> KVImage:
+    with path.open("rb", buffering=0) as file:
+        try:
+            part = read_part(file)
+        except ValueError as error:
+            raise DamagedFile(str(error)) from error
+        if not part.is_of(parts):
+            raise DamagedFile("its pages are others")
+        image = KVImage(parts, part.state.num_pages - part.num_before)
+        read_tensors(file, image, part.checksum)
+    return image
