@@ -52,8 +52,8 @@ ENV PATH=/opt/microturn/bin:${PATH} \
     HF_HUB_OFFLINE=1
 WORKDIR /var/cache/microturn
 USER 1000:1000
-# Triton's gRPC and metrics; the supervisor's health by gRPC, and by HTTP.
-EXPOSE 8001 8002 8003 8004
+# Triton's gRPC and metrics; the supervisor's health by gRPC, and by HTTP; sessions of other servers, with --peer-port.
+EXPOSE 8001 8002 8003 8004 8005
 # A first start compiles kernels and probes the model.
 HEALTHCHECK --interval=5s --timeout=5s --start-period=10m CMD ["microturn", "health"]
 ENTRYPOINT ["microturn", "serve", "--host=0.0.0.0", "--http-health-port=8004", "--model=/model"]

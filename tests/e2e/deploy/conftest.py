@@ -10,6 +10,8 @@ import pytest
 
 from support.certificates import Authority
 from support.edge import Edge, TokenIssuer
+from support.replicated import Replicas
+from support.served import Start
 
 
 @pytest.fixture(scope="module")
@@ -31,3 +33,14 @@ def edge(tmp_path_factory: pytest.TempPathFactory, authority: Authority, issuer:
     (directory / "secrets" / "jwks.json").write_text(issuer.jwks())
     with closing(Edge(directory)) as edge:
         yield edge
+
+
+@pytest.fixture
+def replicas(start_tiny: Start, edge: Edge) -> Iterator[Replicas]:
+    """Gone at the end, also for Envoy: it keeps servers that are no longer listed as long as they are healthy."""
+    replicas = Replicas(start_tiny)
+    yield replicas
+    for server in replicas.started:
+        server.close()
+    edge.serve([])
+    edge.wait_for_healthy(0)

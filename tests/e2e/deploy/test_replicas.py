@@ -8,136 +8,19 @@ every token once, from the whole context.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import random
 import signal
 import statistics
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 
-import pytest
-
-from microturn.serve.child import free_ports
-from microturn_client import AsyncClient, AsyncSession, Recovery, TurnEnd
 from support.certificates import Authority
 from support.edge import Edge, TokenIssuer
-from support.heard import Heard
+from support.replicated import BEAT_S, HeardInTime, Replicas, client_of, talk_all, talk_undisturbed, took
 from support.scrape import scrape
-from support.served import Served, Start
 
 NUM_SESSIONS = 60
 NUM_TURNS = 14
-BEAT_S = 1.0
 STOPPED_AT, KILLED_AT, ADDED_AT = 2, 7, 10
-TURN = {"max_tokens": 4, "ignore_eos": True}
-# What a shared machine may take; what it takes is printed.
-PATIENT = Recovery(give_up_after_s=120.0, give_up_opening_s=60.0)
-
-
-@dataclass
-class HeardInTime(Heard):
-    """What one session heard; also when each answer had come, how long it took, and what was computed for it."""
-
-    waited_s: list[tuple[float, float]] = field(default_factory=list)
-    num_computed: list[int] = field(default_factory=list)
-
-
-class Replicas:
-    """Servers that know each other."""
-
-    def __init__(self, start_tiny: Start) -> None:
-        self.started: list[Served] = []
-        self._start = start_tiny
-        self._peer_ports = free_ports(8)
-        peers = ",".join(f"127.0.0.1:{port}" for port in self._peer_ports)
-        self._options = [f"--set=peers={peers}", "--drain-notice-s=2", "--grace-s=60", "--set=num_threads=1"]
-        self._options += ["--set=kv_tokens=65536"]  # all sessions have room on any of them
-
-    def start(self, number: int) -> list[Served]:
-        new = [self._start(*self._options, f"--peer-port={self._peer_ports.pop()}") for _ in range(number)]
-        self.started += new
-        for server in new:
-            server.wait_until_ready(120)
-        return new
-
-
-@pytest.fixture
-def replicas(start_tiny: Start, edge: Edge) -> Iterator[Replicas]:
-    """Gone at the end, also for Envoy: it keeps servers that are no longer listed as long as they are healthy."""
-    replicas = Replicas(start_tiny)
-    yield replicas
-    for server in replicas.started:
-        server.close()
-    edge.serve([])
-    edge.wait_for_healthy(0)
-
-
-def said(session: int, number: int) -> list[int]:
-    return random.Random(f"{session} {number}").choices(range(100, 400), k=8)
-
-
-# Waits until a session's turn of this number is due; False where it says no more.
-BeforeTurn = Callable[[int], Awaitable[bool]]
-
-
-async def talk(session: AsyncSession, which: int, heard: HeardInTime, before_turn: BeforeTurn) -> None:
-    async with session:
-        for number in itertools.count():
-            if not await before_turn(number):
-                return
-            asked_s = time.monotonic()
-            turn = session.turn(said(which, number), **TURN)
-            heard.begin_turn()
-            async for event in turn:
-                heard.take(event)
-                if isinstance(event, TurnEnd):
-                    heard.num_computed.append(event.status.usage.computed_tokens)
-            heard.waited_s.append((time.monotonic(), time.monotonic() - asked_s))
-
-
-async def talk_all(client: AsyncClient, heard: list[HeardInTime], before_turn: BeforeTurn) -> None:
-    """All sessions side by side; half of them sample."""
-    async with asyncio.TaskGroup() as tasks:
-        for which, one in enumerate(heard):
-            sampling = {"temperature": 0.9, "seed": which} if which % 2 else {}
-            session = client.session(idle_timeout_s=300, **sampling)
-            tasks.create_task(talk(session, which, one, before_turn))
-
-
-async def talk_undisturbed(address: str, num_sessions: int, num_turns: int) -> list[HeardInTime]:
-    """On one server, without a beat."""
-
-    async def at_once(number: int) -> bool:
-        return number < num_turns
-
-    heard = [HeardInTime() for _ in range(num_sessions)]
-    async with AsyncClient(address, timeout_s=120, recovery=PATIENT) as client:
-        await talk_all(client, heard, at_once)
-    return heard
-
-
-@asynccontextmanager
-async def client_of(edge: Edge, authority: Authority, issuer: TokenIssuer) -> AsyncIterator[AsyncClient]:
-    credentials = authority.credentials(issuer.issue("a tenant"))
-    async with AsyncClient(edge.address, timeout_s=120, recovery=PATIENT, credentials=credentials) as client:
-        yield client
-
-
-def took(heard: list[HeardInTime], since_s: float = 0.0) -> str:
-    """How long turns took, those in which a session moved and the others."""
-    moved, others = [], []
-    for one in heard:
-        for at_s, took_s in one.waited_s:
-            has_moved = any(at_s - took_s <= moved_s <= at_s for moved_s, _ in one.resumed)
-            if at_s >= since_s:
-                (moved if has_moved else others).append(took_s)
-    return "; ".join(
-        f"{name} {statistics.median(all_s):.3f} s (p50), {sorted(all_s)[int(0.99 * len(all_s))]:.3f} s (p99), "
-        f"{max(all_s):.3f} s at most"
-        for name, all_s in (("a turn in which a session moved took", moved), ("another", others))
-    )
 
 
 async def test_sessions_outlive_their_servers(
