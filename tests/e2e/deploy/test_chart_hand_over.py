@@ -116,7 +116,7 @@ def test_settings_that_the_chart_makes_are_not_set_beside_it(name: str) -> None:
 
 
 def test_live_sessions_are_saved_where_the_values_say_so() -> None:
-    often = ("--set", "snapshots.enabled=true,snapshots.everySeconds=2.5")
+    often = ("--set", "snapshots.enabled=true", "--set-json", "snapshots.everySeconds=2.5")
     assert Settings.from_strings(options_of(server_of(*often)).settings).snapshot_every_s == 2.5
     assert Settings.from_strings(options_of(server_of(*PRODUCTION)).settings).snapshot_every_s == 10
     assert (
