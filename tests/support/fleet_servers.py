@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -13,15 +12,16 @@ from microturn.admin.operations import Operations
 from microturn.admin.peer_server import route_to
 from microturn.engine.maintenance import Maintenance
 from microturn.errors import ResourceExhausted
+from microturn.serve.child import free_ports
 from microturn.settings import Settings
 from support.fake_runner import expected_tokens
-from support.threads import Answer, ThreadedDriver, starting_engines
+from support.threads import Answer, Threaded, ThreadedDriver, starting_engines
 
 
 class Server:
     """One of several servers, which know each other."""
 
-    def __init__(self, driver: ThreadedDriver, fleet: Fleet, port: int) -> None:
+    def __init__(self, driver: Threaded, fleet: Fleet, port: int) -> None:
         self.driver = driver
         self.fleet = fleet
         self.address = f"127.0.0.1:{port}"
@@ -38,20 +38,13 @@ class Server:
 StartServers = Callable[..., list[Server]]
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @contextmanager
-def starting_servers() -> Iterator[StartServers]:
+def starting_servers(make: Callable[..., Threaded] = ThreadedDriver) -> Iterator[StartServers]:
     """Gives what starts servers, so many at once; they end with the block."""
-    with starting_engines() as start, ExitStack() as stack:
+    with starting_engines(make) as start, ExitStack() as stack:
 
         def start_servers(number: int, *, key_file: str = "", moves: int = 0, **settings: Any) -> list[Server]:
-            ports = [free_port() for _ in range(number)]
+            ports = free_ports(number)
             servers = []
             for port in ports:
                 fleet = Fleet(

@@ -1,4 +1,4 @@
-"""An engine on its own thread, over a `FakeRunner` and the real clock."""
+"""An engine on its own thread, over a `FakeRunner` or a model, and the real clock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from microturn.sessions.inputs import TokenInput
 from microturn.sessions.options import parse_parameters
 from microturn.sessions.turn import SessionId, Turn, TurnRequest
-from support.driver import Recorder
+from support.driver import Driver, Recorder
 from support.fake_runner import FakeDriver
 
 THREAD_NAME = "microturn-engine"
@@ -42,11 +42,8 @@ class Answer(Recorder):
         return self
 
 
-class ThreadedDriver(FakeDriver):
+class Threaded(Driver):
     """An engine that runs by itself; `begin` starts its thread."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(clock=time.monotonic, **kwargs)
 
     def begin(self) -> None:
         threading.Thread(target=self.engine.run, name=THREAD_NAME, daemon=True).start()
@@ -74,13 +71,20 @@ class ThreadedDriver(FakeDriver):
         return answer
 
 
-@contextmanager
-def starting_engines() -> Iterator[Callable[..., ThreadedDriver]]:
-    """Gives what starts engines, and stops them all at the end."""
-    drivers: list[ThreadedDriver] = []
+class ThreadedDriver(Threaded, FakeDriver):
+    """One over a `FakeRunner`."""
 
-    def start(**kwargs: Any) -> ThreadedDriver:
-        drivers.append(ThreadedDriver(**kwargs))
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(clock=time.monotonic, **kwargs)
+
+
+@contextmanager
+def starting_engines(make: Callable[..., Threaded] = ThreadedDriver) -> Iterator[Callable[..., Any]]:
+    """Gives what starts engines, and stops them all at the end."""
+    drivers: list[Threaded] = []
+
+    def start(**kwargs: Any) -> Threaded:
+        drivers.append(make(**kwargs))
         drivers[-1].begin()
         return drivers[-1]
 

@@ -11,8 +11,9 @@ from microturn.admin import hand_over, received
 from microturn.admin.peers import PeerConnection
 from microturn.engine.maintenance import Maintenance
 from microturn.errors import InvalidArgument, MicroturnError, NotFound, ResourceExhausted, Unavailable
+from microturn.serve.child import free_ports
 from support.fake_runner import expected_tokens
-from support.fleet_servers import Server, StartServers, free_port, go_on, no_room, open_session
+from support.fleet_servers import Server, StartServers, go_on, no_room, open_session
 from support.snapshots import RESUME
 from support.threads import Answer
 
@@ -175,7 +176,7 @@ def test_a_session_goes_on_here_where_it_cannot_move(two: list[Server], start_se
     history = open_session(here, 1)
     (alone,) = start_servers(1)
     for arguments, error in (
-        ({"to": f"127.0.0.1:{free_port()}"}, Unavailable),  # nobody listens
+        ({"to": f"127.0.0.1:{free_ports(1)[0]}"}, Unavailable),  # nobody listens
         ({"to": "nowhere"}, InvalidArgument),
         ({"to": "127.0.0.1:0"}, InvalidArgument),
         ({"to": here.address}, MicroturnError),  # itself
