@@ -193,19 +193,26 @@ class Cuts:
                 self._add(turn, turn.result, was_to_generate=False)
                 turn.has_input_there()
             turn.redo()
+        if cut.number is not None:
+            self._transcript.add_point(cut.number + 1)
         self._outbox.put_first([*again, *self._held])
-        self._held = []
-        self._is_blocked = False
+        self._held, self._is_blocked = [], False
 
     def write_down(self, turn: PendingTurn) -> None:
         """Notes what a turn that has ended well has done to the context."""
         status = turn.result
         assert status is not None
-        if turn.is_passing or turn.options.get("count_only"):
+        if turn.is_passing:
             return
         if status.finish_reason == "cancelled":
             self._outbox.is_void(turn)
             return
+        if not turn.options.get("count_only"):
+            self._write_down(turn, status)
+        if turn.number is not None and not turn.is_cut:
+            self._transcript.add_point(turn.number + 1)
+
+    def _write_down(self, turn: PendingTurn, status: Status) -> None:
         rewind_to = turn.options.get("rewind_to")
         if isinstance(rewind_to, int) and not turn.is_cut:
             self.forget_behind(rewind_to)

@@ -126,6 +126,14 @@ class Entries:
         """All token ids, as in ``Entry``."""
         return self._ids[:]
 
+    def end_of(self, num_entries: int) -> int:
+        """Absolute position behind so many of the first entries."""
+        return self._ends[num_entries - 1] if num_entries else self.start
+
+    def is_settled(self, num_entries: int) -> bool:
+        """Whether no text is held behind so many of the first entries."""
+        return not num_entries or bool(self._settled[num_entries - 1])
+
     @property
     def has_unknown(self) -> bool:
         """Whether the server did not say what an input became."""
@@ -184,13 +192,13 @@ class Entries:
 
     def tail(self, first: int) -> Entries:
         """A copy of the entries from this index on."""
-        copy = Entries(self._ends[first - 1] if first else self.start)
+        copy = Entries(self.end_of(first))
         for entry in self.between(first, len(self)):
             copy.append(entry)
         return copy
 
     def _entry(self, index: int) -> Entry:
-        start = self._ends[index - 1] if index else self.start
+        start = self.end_of(index)
         at, output_at, end = start - self.start, self._output_starts[index] - self.start, self._ends[index] - self.start
         input_ids = self._ids[at:output_at]
         text_start = self._text_ends[index - 1] if index else 0

@@ -1,4 +1,7 @@
-"""Tells a session that was opened anew all that it knew, and says whether it knows it again exactly."""
+"""Tells a session what it does not know: one that was opened anew all, one that was saved some turns ago the rest.
+
+Says whether the session knows it exactly then.
+"""
 
 from __future__ import annotations
 
@@ -16,30 +19,42 @@ class Replay:
     """The turns of one replay.
 
     Attributes:
-        num_turns: how many they are.
+        first_number: that the server gives the first of them; 0 opens the session anew.
+        num_tokens: how many tokens it is about.
 
     Args:
-        transcript: what the session knew.
+        transcript: what the session is to know.
+        first_number: see above.
+        num_known: how many turns of the transcript the session knows already.
         is_said_again: its turns are said as they were said, roles and texts included; else by their ids alone.
     """
 
-    def __init__(self, transcript: Transcript, *, is_said_again: bool = True) -> None:
+    def __init__(
+        self, transcript: Transcript, *, first_number: int = 0, num_known: int = 0, is_said_again: bool = True
+    ) -> None:
+        self.first_number = first_number
         self._transcript = transcript
+        self._num_known = num_known
         self._is_said_again = is_said_again
-        self._pieces = transcript.as_said() if is_said_again else transcript.as_ids()
+        self._pieces = transcript.as_said(num_known) if is_said_again else transcript.as_ids()
         self._told = array("i")
         self._next = 0
-        self.num_turns = len(self._pieces)
+        self.num_tokens = len(transcript.ids(num_known))
 
     @property
-    def is_at_start(self) -> bool:
-        """Whether the next turn is the first."""
-        return self._next == 0
+    def is_anew(self) -> bool:
+        """Whether the session is opened anew."""
+        return self.first_number == 0
+
+    @property
+    def next_number(self) -> int:
+        """Number of the next turn."""
+        return self.first_number + self._next
 
     @property
     def is_done(self) -> bool:
         """Whether all is told."""
-        return self._next == self.num_turns
+        return self._next == len(self._pieces)
 
     def next_turn(self) -> PendingTurn:
         """The turn to be taken next."""
@@ -60,13 +75,23 @@ class Replay:
     @property
     def is_right(self) -> bool:
         """Once all is told: whether the session has the same tokens as before."""
-        return self._told == self._transcript.ids()
+        return self._told == self._transcript.ids(self._num_known)
 
     @property
     def is_exact(self) -> bool:
         """Once all is told: whether it will go on as it would have gone on before."""
         return self.is_right and self._is_said_again and not self._transcript.is_torn
 
-    def by_ids(self) -> Replay | None:
-        """Another try, after one that did not come out right; None after the last."""
+    @property
+    def what(self) -> str:
+        """Once all is told: what happened, in words."""
+        if self.is_anew:
+            return f"the session was opened anew with {self.num_tokens} tokens"
+        return f"the server's session was behind by {self.num_tokens} tokens, and was told them again"
+
+    @property
+    def another(self) -> Replay | None:
+        """Another try, after one that did not come out right: all anew, then all by ids; None after the last."""
+        if not self.is_anew:
+            return Replay(self._transcript)
         return Replay(self._transcript, is_said_again=False) if self._is_said_again else None

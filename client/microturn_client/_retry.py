@@ -31,8 +31,8 @@ class Recovery:
             one may be dead, or an answer lost, without anybody saying so. It doubles with each time. A server that is
             only slow has the turn already, and goes on with it.
         max_transcript_bytes: how much of a session is kept here, to open it anew where no server has it any more: four
-            bytes a token, the text as it was sent and answered, embeddings whole, seventeen bytes a turn, four more for
-            each token of an answer and 24 for each answer, also of what a window has evicted. One that has grown beyond
+            bytes a token, the text as it was sent and answered, embeddings whole, 25 bytes a turn, four more for each
+            token of an answer and 24 for each answer, also of what a window has evicted. One that has grown beyond
             that is not replayed, and its older half is forgotten.
     """
 

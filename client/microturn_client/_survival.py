@@ -1,10 +1,14 @@
 """A session that outlives its stream and its server: goes on where it still lives, or opens it anew and tells it all.
 
     OPEN ──the stream broke, or the server takes no turns──► BROKEN ──a while later──► RESUMING ──it lives──► OPEN
-                                                              ▲  ▲                        │
-                                                              │  └──no answer either──────┤
-                                                              │                           ▼ it is gone
+                                                              ▲  ▲                      │  │
+                                                              │  └──no answer either────┤  │ it is behind: catching up
+                                                              │              it is gone ▼  ▼
                                                               └────────────────────── REPLAYING ──all told──► OPEN
+
+A restored session may be some turns behind. If the number of its next turn and the length of its context are those of
+a point of the transcript, it is told what comes after that point, else it is opened anew. A turn that is refused for a
+gap says the number alone, so an empty turn asks for both.
 
 A stream may also die without a word, and an answer be lost on one that lives. So where nothing comes, the session is
 gone on with on a new stream, and on another after twice that time. A server that is only slow has the turns by their
@@ -59,6 +63,7 @@ class Survival:
         self._patience = Patience(recovery)
         self._retry_at = math.inf
         self._has_opened = self._must_learn = is_attached
+        self._must_ask = False  # since turns may have other numbers there than here
         self._is_gone = False
         self._probe: PendingTurn | None = None
         self._replay: Replay | None = None
@@ -126,17 +131,23 @@ class Survival:
         turn.num_faults += isinstance(error, InternalError)
         if turn.number is not None and isinstance(error, FailedPrecondition) and "turn" in error.details:
             # A gap is the outbox's to mend, but for a session of another past.
+            if is_resuming and core.transcript.has_point(error.details["turn"]):
+                self._must_ask = True
+                self._leave_stream(core, retry_at=core.clock())
+                return True
             remedy = Remedy.REOPEN if is_resuming else Remedy.TELL
         if not self._has_opened and isinstance(error, NotFound | Expired):
             is_orphan = "fork_of" in core.requests.options and len(core.transcript) > 0
             remedy = Remedy.REOPEN if is_orphan else Remedy.TELL
         if remedy is Remedy.TELL and self._replay is None:
             return False
+        is_opening_anew = self._replay is not None and self._replay.is_anew
         if self._replay is not None and isinstance(error, FailedPrecondition):
-            remedy, error = Remedy.TELL, ModelChanged(error.message)  # nothing else is asked of what it finds there
+            remedy = Remedy.TELL
+            error = ModelChanged(error.message) if is_opening_anew else error  # it asks nothing else of the server
         if remedy is Remedy.RESUME or (remedy is Remedy.REOPEN and self._replay is not None):
             self._break(core, error)
-        elif self._replay is not None or not core.transcript.is_replayable:
+        elif is_opening_anew or not core.transcript.is_replayable:
             core.lifecycle.has_gone(error)
             core.lifecycle.fail_all(error)
         else:
@@ -173,30 +184,35 @@ class Survival:
         return core.heard_at + factor * self._patience.seconds
 
     def _begin_replay(self, core: SessionCore, replay: Replay) -> None:
-        start = core.lifecycle.start.result if core.lifecycle.start is not None else None
-        core.requests.reopen_with(None if start is None else start.seed)
+        if replay.is_anew:
+            start = core.lifecycle.start.result if core.lifecycle.start is not None else None
+            core.requests.reopen_with(None if start is None else start.seed)
         self._replay = replay
+        self._is_gone, self._must_ask = replay.is_anew, True
+        core.transcript.keep_points_up_to(replay.first_number)
         core.lifecycle.state = SessionState.REPLAYING
         if replay.is_done:
-            self._end_replay(core, replay, SessionState.NEW)
+            self._end_replay(core, replay)
 
-    def _end_replay(self, core: SessionCore, replay: Replay, state: SessionState) -> None:
+    def _end_replay(self, core: SessionCore, replay: Replay) -> None:
         self._replay = None
-        self._is_gone = False
+        self._is_gone = self._must_ask = False
         self._backoff.succeeded()
-        core.lifecycle.start = None
-        core.outbox.replace_unsent(core.cuts.replan(), replay.num_turns)
-        core.lifecycle.state = state
+        core.outbox.replace_unsent(core.cuts.replan(), replay.next_number)
+        core.lifecycle.state = SessionState.OPEN if replay.next_number else SessionState.NEW
         core.context_len = len(core.transcript)
-        what = f"the session was opened anew with {core.context_len} tokens"
-        self._announce(core, what, same_tokens=replay.is_exact, same_numerics=core.context_len == 0)
+        core.transcript.add_point(replay.next_number)
+        if not replay.is_anew and replay.next_number == replay.first_number:
+            self.lives(core)
+        else:
+            self._announce(core, replay.what, same_tokens=replay.is_exact, same_numerics=replay.num_tokens == 0)
 
     def next_request(self, core: SessionCore) -> ModelInferRequest:
         """What is sent first on a new stream, or next of a replay."""
         requests, replay = core.requests, self._replay
         if replay is not None:
             turn = replay.next_turn()
-            request = requests.start(turn) if replay.is_at_start else requests.later(turn)
+            request = requests.start(turn) if replay.next_number == 0 else requests.later(turn)
         else:
             turn = self._first_to_resume(core)
             # Numbers count from START. A first turn that an interrupt has undone is said again under another one.
@@ -208,15 +224,15 @@ class Survival:
     def _first_to_resume(self, core: SessionCore) -> PendingTurn:
         """The first turn without an answer, if it was sent before; else one that only asks how the session is."""
         turn = core.outbox.next_turn()
-        if turn is None or turn.number is None:
+        if turn is None or turn.number is None or self._must_ask:
             turn = self._probe = PendingTurn.keepalive()
-            core.outbox.put_first([turn])
         core.outbox.number(turn)
         return turn
 
     def has_opened(self, core: SessionCore, turn: PendingTurn, *, was_resuming: bool) -> None:
         """The session is open, new or after a loss: the first answer to ``turn`` came."""
-        self._backoff.succeeded()
+        if turn is not self._probe:
+            self._backoff.succeeded()
         self._has_opened = True
         if was_resuming and not turn.is_passing:
             self.lives(core)
@@ -240,20 +256,27 @@ class Survival:
         replay.has_told(turn.tensor, appended_ids, turn.ids)
         if not replay.is_done:
             return
-        by_ids = replay.by_ids()
-        if replay.is_right or by_ids is None:
-            self._end_replay(core, replay, SessionState.OPEN)
+        another = None if replay.is_right else replay.another
+        if another is None:
+            self._end_replay(core, replay)
         else:
-            self._begin_replay(core, by_ids)
+            self._begin_replay(core, another)
 
     def _has_asked(self, core: SessionCore, next_number: int, context_len: int) -> None:
-        """What the session says of itself after a loss: it must be the one that we know."""
+        """What the session says of itself after a loss: it must be the one that we know, or what that was before."""
+        is_known = (next_number, context_len) == (core.outbox.next_number, len(core.transcript)) and not self._must_ask
+        num_known = core.transcript.num_known(next_number, context_len)
+        if num_known is not None and not is_known:
+            self._begin_replay(core, Replay(core.transcript, first_number=next_number, num_known=num_known))
+            return
+        self._must_ask = False
+        self._backoff.succeeded()
         if self._must_learn:
             self._must_learn = False
             self._loss = None
             core.transcript.begin_at(context_len)
             core.outbox.next_number = next_number
-        elif (next_number, context_len) == (core.outbox.next_number, len(core.transcript)):
+        elif is_known:
             self.lives(core)
         elif core.transcript.is_replayable:
             self._break(core, NotFound("the server's session is not the one that was left there"))

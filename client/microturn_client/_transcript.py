@@ -3,7 +3,7 @@
     entry      start │ input │ generated │ end = start of the next
 
 A cut is the same as on the server: entries that had ended stay whole, text without ids included; of the one that is cut
-in two stays what is before. Knows no numbers of turns and no wire.
+in two stays what is before. Knows no wire, and of the numbers of turns only at which points they were.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from microturn_client._entries import EMBEDDING, PLAIN, UNKNOWN, Entries, Entry,
 from microturn_client._events import Status
 from microturn_client._inputs import TEXT_HEADER_BYTES, InputTensor, encode_input
 from microturn_client._options import MessageRole
+from microturn_client._points import Points
 
 # A character has at most four bytes, and a token that is text has one: so many tokens say what is left of it.
 _NUM_GENERATED_AGAIN = 4
@@ -73,6 +74,7 @@ class Transcript:
         self._max_bytes = max_bytes
         self._entries = Entries()
         self._answers = AnswerTexts()
+        self._points = Points()
 
     def __len__(self) -> int:
         """Length of the context in tokens."""
@@ -81,7 +83,7 @@ class Transcript:
     @property
     def num_bytes(self) -> int:
         """About how much memory it takes."""
-        return self._entries.num_bytes + self._answers.num_bytes
+        return self._entries.num_bytes + self._answers.num_bytes + self._points.num_bytes
 
     @property
     def is_replayable(self) -> bool:
@@ -89,7 +91,7 @@ class Transcript:
         return self.is_complete and not self._entries.has_unknown
 
     def copy(self) -> Transcript:
-        """An independent transcript of the same turns."""
+        """An independent transcript of the same turns, for a session that numbers its own."""
         twin = Transcript(self._max_bytes)
         twin.is_complete, twin.is_torn, twin._entries = self.is_complete, self.is_torn, deepcopy(self._entries)
         twin._answers = deepcopy(self._answers)
@@ -100,6 +102,7 @@ class Transcript:
         self.is_complete = context_len == 0
         self._entries = Entries(context_len)
         self._answers = AnswerTexts()
+        self._points = Points()
 
     def add(
         self,
@@ -132,6 +135,7 @@ class Transcript:
         self._entries.append(Entry(tensor, manner, len(self), input_ids, output, is_settled))
         while self.num_bytes > self._max_bytes and len(self._entries):
             self.is_complete = False
+            self._points = Points()
             self._entries = self._entries.tail((len(self._entries) + 1) // 2)
             self._answers.drop_before(self._entries.start)
 
@@ -153,8 +157,28 @@ class Transcript:
         num_kept = entries.num_before(position)
         [torn] = entries.between(num_kept, num_kept + 1)
         entries.keep(num_kept)
+        self._points.cut(num_kept)
         if torn.start < position:
             self._add_beginning(torn, position - torn.start)
+
+    def add_point(self, next_number: int) -> None:
+        """The server's session knows all of it, and its next turn has this number."""
+        if self.is_complete:
+            self._points.add(next_number, len(self._entries))
+
+    def has_point(self, next_number: int) -> bool:
+        """Whether a session whose next turn has this number may know a beginning of it, and can be told the rest."""
+        return self.is_replayable and self._points.find(next_number) is not None
+
+    def num_known(self, next_number: int, context_len: int) -> int | None:
+        """How many of its turns a session knows that stands there; None where it knows no beginning of it."""
+        num_entries = self._points.find(next_number) if self.is_replayable else None
+        is_there = num_entries is not None and self._entries.end_of(num_entries) == context_len
+        return num_entries if is_there else None
+
+    def keep_points_up_to(self, next_number: int) -> None:
+        """From this number on, turns get other numbers than they had."""
+        self._points.keep_up_to(next_number)
 
     def turns(self) -> tuple[TranscriptTurn, ...]:
         """The turns, as they are told to the program."""
@@ -171,21 +195,25 @@ class Transcript:
             answer_ids=tuple(entry.output_ids),
         )
 
-    def ids(self) -> array[int]:
-        """All token ids, ``EMBEDDING`` for each embedding; of a transcript that is replayable."""
-        return self._entries.ids
+    def ids(self, num_known: int = 0) -> array[int]:
+        """The token ids behind so many turns, ``EMBEDDING`` for each embedding; of a transcript that is replayable."""
+        return self._entries.ids[self._entries.end_of(num_known) - self._entries.start :]
 
-    def as_said(self) -> list[Piece]:
+    def as_said(self, num_known: int = 0) -> list[Piece]:
         """The turns to tell it again so that roles, half words and half characters are known as well.
 
         The last tokens of the last answer are generated again, since what a character begins with is known behind
         generated tokens only. Where no roles are in use, ids say all up to the last turn that left no half word.
+
+        Args:
+            num_known: so many turns need not be told. Where they left half a word, what follows is told as text.
         """
         entries = self._entries
-        num_answered = entries.num_up_to_answer()
-        num_settled = num_answered if entries.has_roles else max(num_answered, entries.num_up_to_settled())
+        by_ids = not entries.has_roles and entries.is_settled(num_known)
+        num_answered = max(num_known, entries.num_up_to_answer())
+        num_settled = max(num_answered, entries.num_up_to_settled()) if by_ids else num_answered
         return [
-            *_pieces(entries.between(0, num_answered), by_ids=not entries.has_roles, generates_last=True),
+            *_pieces(entries.between(num_known, num_answered), by_ids=by_ids, generates_last=True),
             *_pieces(entries.between(num_answered, num_settled), by_ids=True),
             *_pieces(entries.between(num_settled, len(entries)), by_ids=False),
         ]
@@ -237,9 +265,10 @@ def _pieces(entries: Iterable[Entry], *, by_ids: bool, generates_last: bool = Fa
     last: Entry | None = None
     for last in entries:
         is_embeds = last.tensor.name == "input_embeds"
+        says_nothing = last.tensor.is_empty and "role" not in last.options  # a server would give it no number
         if by_ids or last.is_plain:
             plain += last.input_ids[: len(last.input_ids) - last.input_ids.count(EMBEDDING)]
-        if is_embeds or not (by_ids or last.is_plain):
+        if is_embeds or not (by_ids or last.is_plain or says_nothing):
             pieces += [Piece(encode_input(plain))] if plain else []
             pieces.append(Piece(last.tensor, {} if by_ids else last.options))
             plain = array("i")
