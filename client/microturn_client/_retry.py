@@ -97,12 +97,16 @@ class Backoff:
         self._uniform = uniform
         self._num_failures = 0
         self._failing_since: float | None = None
+        self._routes: set[str] = set()
 
-    def next_attempt_at(self, retry_after_ms: int | None) -> float:
-        """Notes a failure; returns when to try next, by the clock."""
+    def next_attempt_at(self, retry_after_ms: int | None, route: str | None = None) -> float:
+        """Notes a failure; returns when to try next, by the clock. A route that was not tried since is tried at once."""
         now = self._clock()
         if self._failing_since is None:
             self._failing_since = now
+        if route is not None and route not in self._routes:
+            self._routes.add(route)
+            return now
         settings = self._recovery
         delay_s = min(settings.max_delay_s, settings.first_delay_s * 2.0 ** min(self._num_failures, 30))
         self._num_failures += 1
@@ -112,6 +116,7 @@ class Backoff:
         """An answer came."""
         self._num_failures = 0
         self._failing_since = None
+        self._routes.clear()
 
     def is_exhausted(self, patience_s: float) -> bool:
         """Whether attempts have failed for so long."""

@@ -90,11 +90,8 @@ class Survival:
     def _break(self, core: SessionCore, error: MicroturnError) -> None:
         _log.no_stream(core.id, error, is_first=self._loss is None)
         self._loss = self._loss or error
-        retry_at = self._backoff.next_attempt_at(error.retry_after_ms)
-        if error.route is not None and error.route != core.requests.route:
-            core.requests.route = error.route
-            retry_at = core.clock()  # it is there already
-        self._leave_stream(core, retry_at)
+        core.requests.route = error.route or core.requests.route
+        self._leave_stream(core, self._backoff.next_attempt_at(error.retry_after_ms, error.route))
         if not self._has_opened and self._backoff.is_exhausted(self._recovery.give_up_opening_s):
             core.lifecycle.lose(error)
         elif self._has_opened and self._backoff.is_exhausted(self._recovery.give_up_after_s):

@@ -18,7 +18,7 @@ import pytest
 from transformers import PreTrainedModel
 
 from microturn.admin import hand_over
-from microturn.admin.peers import PeerConnection
+from microturn.admin.peer_connection import PeerConnection
 from microturn.admin.saver import Saver
 from microturn.snapshots.directory import SnapshotDirectory
 from support import models

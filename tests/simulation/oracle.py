@@ -98,11 +98,11 @@ class Oracle:
             case "leave":
                 self.plain.is_leaving = True
             case "hold" if result is not None:
-                self.plain.hold(result[0].id)
+                self.plain.hold(result.copy.id)
             case "hand_over" if result:
                 self.plain.hand_over(call.keywords["copy"].id)
             case "let_go":
-                self.plain.let_go(call.keywords["session_id"])
+                self.plain.let_go(call.keywords["copy"].id)
             case "drain":
                 self.plain.is_draining = True
             case "quiesce":

@@ -48,6 +48,13 @@ class Threaded(Driver):
     def begin(self) -> None:
         threading.Thread(target=self.engine.run, name=THREAD_NAME, daemon=True).start()
 
+    def cancel_all(self, session_id: SessionId) -> None:
+        """The client of a session's turns goes."""
+        turns = self.engine.call(lambda sessions: sessions._sessions.find(session_id).open_turns)
+        for turn in turns:
+            self.engine.cancel(turn)
+        self.engine.call(lambda _: None)
+
     def ask(
         self, session_id: SessionId, given: list[int], *, start: bool = False, end: bool = False, **values: Any
     ) -> Answer:

@@ -25,8 +25,9 @@ from microturn.admin.kv import collect_kv
 from microturn.admin.peers import Peer, Peers
 from microturn.engine.engine import Engine
 from microturn.engine.maintenance import Maintenance
+from microturn.engine.moving import Held
 from microturn.errors import DeadlineExceeded, FailedPrecondition, MicroturnError
-from microturn.offload.copies import Copying, KVCopy
+from microturn.offload.copies import KVCopy
 from microturn.sessions.session import Session
 from microturn.sessions.turn import SessionId
 from microturn.snapshots.directory import SnapshotDirectory
@@ -208,8 +209,9 @@ class _ToDirectory:
     def __call__(self, session_id: SessionId) -> bool | None:
         has_kv = False
 
-        def write(copy: Session, copying: Copying | None) -> None:
+        def write(held: Held) -> None:
             nonlocal has_kv
+            copy, copying = held.copy, held.copying
             begun_s = time.monotonic()
             max_bytes = self._speed.bytes_until(self._until_s)
             kv = kv_if_readable(self._engine, copy.id, copying, max_bytes=max_bytes)

@@ -6,8 +6,9 @@ import secrets
 from pathlib import Path
 from typing import Self
 
+from microturn.admin.peer_connection import Address
 from microturn.admin.peer_server import PeerServer, route_to
-from microturn.admin.peers import Address, Peers, read_address
+from microturn.admin.peers import Peers, read_address
 from microturn.admin.rebalancer import Rebalancer
 from microturn.engine.engine import Engine
 from microturn.errors import InvalidArgument
@@ -70,10 +71,14 @@ class Fleet:
         if self._settings.moves_per_minute and route is not None:
             self._rebalancer = Rebalancer(engine, self.peers, self._settings.moves_per_minute)
 
-    def leave(self) -> None:
-        """Takes and gives no more."""
+    def stop_rebalancing(self) -> None:
+        """Evens out nothing any more."""
         if self._rebalancer is not None:
             self._rebalancer.close()
+
+    def leave(self) -> None:
+        """Takes and gives no more."""
+        self.stop_rebalancing()
         if self._server is not None:
             self._server.close()
         self.peers.close()

@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from microturn.admin.kv import collect_kv, copy_kv
-from microturn.admin.peers import PeerConnection
+from microturn.admin.peer_connection import PeerConnection
 from microturn.engine.engine import Engine
 from microturn.engine.maintenance import Maintenance
-from microturn.errors import DeadlineExceeded, FailedPrecondition
+from microturn.engine.moving import Held
+from microturn.errors import DeadlineExceeded, FailedPrecondition, MicroturnError, Unavailable
 from microturn.offload.copies import Copying, KVCopy
 from microturn.sessions.session import Session
 from microturn.sessions.turn import SessionId
@@ -37,8 +38,8 @@ _PATIENCE_S = 1.0
 # A snapshot on its way does not expire.
 _TTL_S = 3600.0
 
-# Writes a session, of an epoch of its own, and its KV; returns the route to it, if that is known.
-Write = Callable[[Session, Copying | None], str | None]
+# Writes a session that is held, and its KV; returns the route to it, if that is known.
+Write = Callable[[Held], str | None]
 
 
 def hand_over(engine: Engine, session_id: SessionId, write: Write, before: Copying | None = None) -> bool | None:
@@ -59,13 +60,14 @@ def hand_over(engine: Engine, session_id: SessionId, write: Write, before: Copyi
     held = engine.call(partial(Maintenance.hold, session_id=session_id, before=before))
     if held is None:
         return None
-    copy, copying = held
     try:
-        route = write(copy, copying)
-    except BaseException:
-        engine.call(partial(Maintenance.let_go, session_id=session_id))
+        route = write(held)
+    except BaseException as error:
+        # Where another server has refused it, there is no copy that could be out of date.
+        is_refused = isinstance(error, MicroturnError) and not isinstance(error, Unavailable)
+        engine.call(partial(Maintenance.let_go, copy=held.copy, has_copy=not is_refused))
         raise
-    return engine.call(partial(Maintenance.hand_over, copy=copy, route=route))
+    return engine.call(partial(Maintenance.hand_over, copy=held.copy, route=route))
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ def send_to_peer(engine: Engine, session_id: SessionId, peer: PeerConnection, *,
 
     Raises:
         MicroturnError: the other server does not take it, or it had a turn all the time; it goes on here. Where no
-            answer has come, a copy of it may be on the other server, which nobody asks for.
+            answer has come, the other server is asked to drop what it may have.
     """
     sent: Sent | None = None
     before = engine.call(partial(Maintenance.begin_copying, session_id=session_id)) if with_kv else None
@@ -105,17 +107,24 @@ def send_to_peer(engine: Engine, session_id: SessionId, peer: PeerConnection, *,
         if before is not None and before.held and before.num_bytes >= _AHEAD_BYTES:
             transfer = peer.send_ahead(copy_kv(engine, before))
 
-        def write(copy: Session, copying: Copying | None) -> str | None:
+        def write(held: Held) -> str | None:
             nonlocal sent
-            kv = kv_if_readable(engine, copy.id, copying, max_bytes=math.inf if with_kv else -1)
+            copy = held.copy
+            kv = kv_if_readable(engine, copy.id, held.copying, max_bytes=math.inf if with_kv else -1)
             expires_s = time.time() + _TTL_S
             snapshot = snapshot_of(copy, engine.environment, epoch=copy.epoch, expires_s=expires_s)
             sent = Sent(copy, 0 if kv is None else kv.state.kv_len)
-            return peer.send(snapshot, kv, transfer)
+            return peer.send(snapshot, kv, transfer, base_epoch=held.base_epoch)
 
         until_s = time.monotonic() + _PATIENCE_S
         while time.monotonic() < until_s:
-            has_gone = hand_over(engine, session_id, write, before if transfer else None)
+            try:
+                has_gone = hand_over(engine, session_id, write, before if transfer else None)
+            except Unavailable:
+                _drop(peer, sent)
+                raise
+            if has_gone is False:
+                _drop(peer, sent)
             if has_gone is not None:
                 return sent if has_gone else None
             if not engine.call(lambda sessions: sessions.lives(session_id)):
@@ -125,6 +134,15 @@ def send_to_peer(engine: Engine, session_id: SessionId, peer: PeerConnection, *,
         if before is not None:
             engine.call(lambda sessions: sessions.copies.end(before))
     raise DeadlineExceeded(f"session '{session_id}' had a turn for {_PATIENCE_S:g} s")
+
+
+def _drop(peer: PeerConnection, sent: Sent | None) -> None:
+    """Asks another server to end what it was sent, if it has it: nobody else would, before its idle time has passed."""
+    try:
+        if sent is not None:
+            peer.drop(sent.session.id, sent.session.epoch)
+    except MicroturnError as error:
+        log.info("session %s may have a copy elsewhere: %s", sent.session.id if sent else "", error)
 
 
 def kv_if_readable(

@@ -5,8 +5,8 @@
 | `list` | | the live sessions |
 | `export` | `id`, `path`, `move`, `kv`, `ttl_s` | the file's session: `id`, `context_len`, `kv_len`, `epoch` |
 | `import` | `path` | the same |
-| `move` | `id`, `to` | the same; without `to` the server with the most room is found |
-| `drain` | `timeout_s` | numbers of sessions `saved`, `failed`, and saved `with_kv` |
+| `move` | `id`, `to` | the same, and `to`; without `to` the emptiest server is found |
+| `drain` | `timeout_s` | numbers of sessions `saved`, `failed`, saved `with_kv`, and `moved` |
 
 Files are written and read in the caller's thread; the engine thread only copies or adds a session.
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,6 @@ from microturn.admin.drain import drain
 from microturn.admin.hand_over import send_to_peer
 from microturn.admin.kv import collect_kv
 from microturn.admin.peers import Peers, read_address
-from microturn.admin.saver import Saver
 from microturn.engine.engine import Engine
 from microturn.engine.maintenance import Maintenance
 from microturn.errors import (
@@ -52,13 +51,15 @@ class Operations:
     Args:
         engine: runs in its own thread. A drain saves its sessions to its snapshot directory.
         peers: the other servers, which sessions are moved to; None if there are none.
-        saver: saves sessions while they go on; None if nothing does.
+        stop_moving: is called before a drain: nothing else may save or move sessions then.
     """
 
-    def __init__(self, engine: Engine, peers: Peers | None = None, saver: Saver | None = None) -> None:
+    def __init__(
+        self, engine: Engine, peers: Peers | None = None, stop_moving: Callable[[], None] | None = None
+    ) -> None:
         self._engine = engine
         self._peers = peers
-        self._saver = saver
+        self._stop_moving = stop_moving
         self._draining = threading.Lock()
         self._operations = {
             "list": self._list,
@@ -160,8 +161,8 @@ class Operations:
         if not self._draining.acquire(blocking=False):
             raise FailedPrecondition("a drain is under way")
         try:
-            if self._saver is not None:
-                self._saver.close()  # nothing may be written behind what is saved last
+            if self._stop_moving is not None:
+                self._stop_moving()
             return asdict(drain(self._engine, _seconds(request, "timeout_s"), self._peers))
         finally:
             self._draining.release()

@@ -3,10 +3,11 @@
 | request | body | answer |
 | --- | --- | --- |
 | `GET /load` | | how much is here: see `peers.Peer` |
-| `POST /find` | `{"id": …}` | `{"lives": …, "route": …}`: whether the session is here, and what leads here |
-| `POST /give` | `{"id": …, "port": …, "session_key": …, "tenant": …}` | `{}`: it is at that port of the asker now |
+| `POST /find` | `{"id": …, "session_key": …, "tenant": …}` | `{"epoch": …, "route": …}`; null where it is not here |
+| `POST /give` | the same, and the asker's `port` | `{}`: the session is there now |
 | `PUT /kv/NAME` | KV of a session that goes on there: a header with a `KVPart`, the pages | `{}` |
 | `PUT /sessions/NAME` | a snapshot, without what was sent as `/kv/NAME` | `{"route": …}`: the session lives here |
+| `POST /drop` | `{"id": …, "epoch": …}` | `{}`: what was sent here is not here, unless it has had a turn |
 
 An error is `{"error": {"code": …, "message": …}}`. Each request brings the key that all servers share, if there is one.
 """
@@ -20,16 +21,19 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BufferedIOBase
 from typing import Any
 
 from microturn.admin.hand_over import send_to_peer
-from microturn.admin.peers import Address, Peers
+from microturn.admin.peer_connection import BASE_EPOCH, Address
+from microturn.admin.peers import Peers
 from microturn.admin.received import Receiver
 from microturn.engine.engine import Engine
+from microturn.engine.maintenance import Maintenance
 from microturn.errors import InternalError, InvalidArgument, MicroturnError, NotFound, PermissionDenied
 from microturn.sessions.turn import SessionId
 
@@ -90,6 +94,7 @@ class PeerServer:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
+    request_queue_size = 128  # many may look for their sessions at once
     key: str
     instance: str
     route: str | None
@@ -97,6 +102,9 @@ class _Server(ThreadingHTTPServer):
     engine: Engine
     peers: Peers
     receiver: Receiver
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        log.info("a connection of %s broke", client_address[0], exc_info=True)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -115,11 +123,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         told: Mapping[str, Any]
-        body = _Body(self.rfile, int(self.headers.get("content-length", 0)))
+        body = _Body(self.rfile, 0)
         try:
             self._check_key()
+            body.num_left = self._num_bytes()
             told = self._told(body)
             status = HTTPStatus.OK
+        except (PermissionDenied, _BadRequest) as error:
+            self.close_connection = True  # what else it sends is not read
+            told, status = {"error": {"code": error.code, "message": error.args[0]}}, HTTPStatus.FORBIDDEN
         except MicroturnError as error:
             told, status = {"error": {"code": error.code, "message": error.args[0]}}, HTTPStatus.CONFLICT
         except OSError:
@@ -133,6 +145,14 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         self._send(status, told)
+
+    def _num_bytes(self) -> int:
+        if self.headers.get("transfer-encoding"):
+            raise _BadRequest("a body has a content-length here, and no transfer-encoding")
+        length = self.headers.get("content-length", "0")
+        if not length.isascii() or not length.isdigit():
+            raise _BadRequest("content-length is a number")
+        return int(length)
 
     def _check_key(self) -> None:
         said = self.headers.get("authorization", "").encode()
@@ -149,27 +169,35 @@ class _Handler(BaseHTTPRequestHandler):
                 age_s = time.monotonic() - server.begun_s
                 return {**asdict(load), "instance": server.instance, "model": model, "age_s": age_s}
             case "POST", "find":
-                session_id, _ = _question_in(body)
-                lives = server.engine.call(lambda sessions: sessions.lives(session_id))
-                return {"lives": lives, "route": server.route}
+                return {"epoch": self._epoch_of(_question_in(body)), "route": server.route}
             case "POST", "give":
-                self._give(*_question_in(body))
+                self._give(_question_in(body))
+                return {}
+            case "POST", "drop":
+                question = _question_in(body)
+                server.engine.call(partial(Maintenance.drop, session_id=question.id, epoch=question.epoch))
                 return {}
             case "PUT", "kv":
                 server.receiver.take_ahead(name, body)
                 return {}
             case "PUT", "sessions":
-                server.receiver.take(name, body, body.num_left)
+                base_epoch = _number(self.headers.get(BASE_EPOCH), BASE_EPOCH)
+                server.receiver.take(name, body, body.num_left, base_epoch)
                 return {"route": server.route}
             case _:
                 raise InvalidArgument(f"there is no {self.command} {self.path} here")
 
-    def _give(self, session_id: SessionId, said: Mapping[str, Any]) -> None:
-        engine = self.server.engine
-        engine.call(lambda sessions: sessions.check_owner(session_id, said.get("session_key"), said.get("tenant")))
-        with self.server.peers.connect((self.client_address[0], int(said.get("port", 0)))) as connection:
-            if send_to_peer(engine, session_id, connection) is None:
-                raise NotFound(f"session '{session_id}' has ended")
+    def _epoch_of(self, question: _Question) -> int | None:
+        return self.server.engine.call(
+            lambda sessions: sessions.epoch_of(question.id, question.session_key, question.tenant)
+        )
+
+    def _give(self, question: _Question) -> None:
+        if self._epoch_of(question) is None:
+            raise NotFound(f"no session '{question.id}' is here")
+        with self.server.peers.connect((self.client_address[0], question.port)) as connection:
+            if send_to_peer(self.server.engine, question.id, connection) is None:
+                raise NotFound(f"session '{question.id}' has ended")
 
     def _send(self, status: HTTPStatus, told: Mapping[str, Any]) -> None:
         body = json.dumps(told).encode()
@@ -214,12 +242,36 @@ class _Body:
         return not self.num_left
 
 
-def _question_in(body: _Body) -> tuple[SessionId, Mapping[str, Any]]:
-    """What is asked, and of which session."""
+class _BadRequest(InvalidArgument):
+    """A request whose end cannot be told."""
+
+
+@dataclass(frozen=True)
+class _Question:
+    """What is asked of a session."""
+
+    id: SessionId
+    session_key: str | None
+    tenant: str | None
+    port: int
+    epoch: int
+
+
+def _question_in(body: _Body) -> _Question:
     try:
         said = json.loads(body.read(_MAX_JSON_BYTES))
     except ValueError:
         said = None
     if not isinstance(said, dict) or not isinstance(said.get("id"), str | int):
         raise InvalidArgument('a question is {"id": the session}')
-    return said["id"], said
+    key, tenant = said.get("session_key"), said.get("tenant")
+    if not isinstance(key, str | None) or not isinstance(tenant, str | None):
+        raise InvalidArgument("session_key and tenant are texts")
+    port, epoch = (_number(said.get(name, 0), name) for name in ("port", "epoch"))
+    return _Question(said["id"], key, tenant, port, epoch)
+
+
+def _number(said: Any, name: str) -> int:
+    if isinstance(said, bool) or not str(said).isascii() or not str(said).isdigit():
+        raise InvalidArgument(f"{name} is a number")
+    return int(said)

@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import logging
-import secrets
+import math
 import socket
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
-from microturn.errors import MicroturnError, PermissionDenied, Unavailable, error_of
-from microturn.offload.copies import KVCopy
-from microturn.offload.image_file import header_bytes
+from microturn.admin.peer_connection import Address, NoAnswer, PeerConnection
+from microturn.errors import MicroturnError, Unavailable
 from microturn.sessions.table import moved
 from microturn.sessions.turn import TurnRequest
-from microturn.snapshots.file import sealed
-from microturn.snapshots.kv_part import add_to_header
-from microturn.snapshots.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Address = tuple[str, int]
-Piece = bytes | bytearray | memoryview
 
 # Within so long the edge has found a new server in the DNS, and seen that it is healthy.
 SETTLED_S = 5.0
 
 _QUESTION_S = 1.0
-_SESSION_S = 30.0
+# After how long a silent server is taken for dead, and is asked again.
+_DEAD_S, _FORGIVEN_S = 3.0, 15.0
+# How long another server may take to hand a session over.
+_SESSION_S = 10.0
 _NUM_ASKED_AT_ONCE = 32
 
 
@@ -56,7 +53,6 @@ class Peer:
         address: where it takes sessions.
         num_sessions: that live there, or are about to.
         max_sessions: that may.
-        free_bytes: of its pool of KV.
         is_leaving: whether it takes no more sessions.
         instance: names its process.
         model: fingerprint of its model.
@@ -66,7 +62,6 @@ class Peer:
     address: Address
     num_sessions: int
     max_sessions: int
-    free_bytes: int
     is_leaving: bool
     instance: str
     model: str
@@ -93,6 +88,7 @@ class Peers:
         self._key = key
         self._instance = instance
         self._port = port
+        self._silent = _Silent()
         self._threads = ThreadPoolExecutor(_NUM_ASKED_AT_ONCE, "microturn-peers")
 
     def others(self, model: str) -> list[Peer]:
@@ -100,7 +96,7 @@ class Peers:
 
         Those that have just come are left out, unless there are no others: the edge may not know them yet.
         """
-        found = self._ask_all(self._load_of)
+        found, _ = self._ask_all(self._load_of)
         others = [peer for peer in found if peer.instance != self._instance and peer.model == model]
         others = sorted((peer for peer in others if not peer.is_leaving), key=lambda peer: peer.share)
         return [peer for peer in others if peer.age_s >= SETTLED_S] or others
@@ -109,24 +105,25 @@ class Peers:
         """Has a session handed over to this server; returns whether it lived on another one.
 
         Args:
-            request: what its client comes back with; it must be the session's owner.
+            request: what its client comes back with; a session of another client is not found.
 
         Raises:
-            Unavailable: it lives on another server and stays there; with the route to it, if there is one.
-            PermissionDenied: it is another client's.
+            Unavailable: it lives on another server and stays there, with the route to it, if there is one; or a server
+                that may have it gives no answer.
         """
-        asked: dict[str, Any] = {"id": request.session_id}
-        places = self._ask_all(lambda address: (address, self._ask(address, "POST", "/find", asked)))
-        place = next((place for place in places if place[1]["lives"]), None)
-        if place is None:
-            return False
-        address, found = place
         options = request.options
+        asked: dict[str, Any] = {"id": request.session_id}
         asked |= {"port": self._port, "session_key": options.get("session_key"), "tenant": options.get("tenant")}
+        places, is_complete = self._ask_all(lambda address: (address, self._ask(address, "POST", "/find", asked)))
+        # A copy that was left behind by a hand-over whose answer was lost has a lower epoch.
+        places = [place for place in places if place[1].get("epoch") is not None]
+        if not places:
+            if is_complete:
+                return False
+            raise Unavailable("a server that may have the session gives no answer: try again", retry_after_ms=500)
+        address, found = max(places, key=lambda place: place[1]["epoch"])
         try:
             self._ask(address, "POST", "/give", asked, timeout_s=_SESSION_S)
-        except PermissionDenied:
-            raise
         except MicroturnError as error:
             log.info("session %s stays where it is: %s", request.session_id, error)
             raise moved(found["route"]) from error
@@ -134,9 +131,14 @@ class Peers:
 
     @contextmanager
     def connect(self, address: Address) -> Iterator[PeerConnection]:
-        """A connection by which one session is handed over."""
-        connection = PeerConnection(address, self._key, _SESSION_S)
+        """A connection by which one session is handed over.
+
+        Raises:
+            Unavailable: nothing listens there, or it does not answer.
+        """
+        connection = PeerConnection(address, self._key, _QUESTION_S)
         try:
+            connection.open()
             yield connection
         finally:
             connection.close()
@@ -146,7 +148,8 @@ class Peers:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _load_of(self, address: Address) -> Peer:
-        return Peer(address=address, **self._ask(address, "GET", "/load"))
+        said = self._ask(address, "GET", "/load")
+        return Peer(address=address, **{one.name: said[one.name] for one in fields(Peer) if one.name != "address"})
 
     def _ask(
         self, address: Address, method: str, path: str, question: Any = None, timeout_s: float = _QUESTION_S
@@ -157,82 +160,52 @@ class Peers:
         finally:
             connection.close()
 
-    def _ask_all(self, ask: Callable[[Address], T]) -> list[T]:
-        """The answers of those that give one."""
+    def _ask_all(self, ask: Callable[[Address], T]) -> tuple[list[T], bool]:
+        """The answers of those that give one, and whether no other may live: see `_Silent`."""
 
         def ask_one(address: Address) -> T | None:
             try:
-                return ask(address)
-            except MicroturnError as error:
-                log.debug("%s:%d: %s", *address, error)
+                answer = ask(address)
+            except NoAnswer as error:
+                log.debug("%s", error)
+                self._silent.note(address)
                 return None
+            except (MicroturnError, KeyError, TypeError) as error:  # also of another version
+                log.debug("%s:%d: %s", *address, error)
+                answer = None
+            self._silent.forget(address)
+            return answer
 
         addresses = {found for address in self._addresses for found in _resolve(address)}
-        return [answer for answer in self._threads.map(ask_one, sorted(addresses)) if answer is not None]
+        asked = sorted(addresses - self._silent.dead())
+        answers = [answer for answer in self._threads.map(ask_one, asked) if answer is not None]
+        return answers, not self._silent.may_live(asked)
 
 
-class PeerConnection:
-    """A connection to another server's port for sessions: see `peer_server`.
+class _Silent:
+    """Servers that listen, or may, and gave no answer. One that gives none for long is taken for dead, for a while."""
 
-    Args:
-        address: of it.
-        key: that all servers share; empty where they need none.
-        timeout_s: of each answer.
-    """
+    def __init__(self) -> None:
+        self._since: dict[Address, float] = {}
 
-    def __init__(self, address: Address, key: str, timeout_s: float) -> None:
-        self._name = f"{address[0]}:{address[1]}"
-        self._headers = {"authorization": f"Bearer {key}"} if key else {}
-        self._http = http.client.HTTPConnection(*address, timeout=timeout_s)
+    def note(self, address: Address) -> None:
+        self._since.setdefault(address, time.monotonic())
 
-    def close(self) -> None:
-        self._http.close()
+    def forget(self, address: Address) -> None:
+        self._since.pop(address, None)
 
-    def send_ahead(self, kv: KVCopy) -> str:
-        """Sends KV whose session will follow, and returns the name by which that refers to it.
+    def dead(self) -> set[Address]:
+        """Those that need not be asked."""
+        now_s = time.monotonic()
+        for address, since_s in list(self._since.items()):
+            if now_s - since_s > _FORGIVEN_S:  # asked once more; if it is still silent, it is dead at once
+                self._since[address] = now_s - _DEAD_S
+        return {address for address, since_s in self._since.items() if now_s - since_s > _DEAD_S}
 
-        Raises:
-            MicroturnError: the other server does not take it, or does not answer.
-        """
-        header: dict[str, Any] = {"__metadata__": {}}
-        add_to_header(header, kv, 0, is_checked=False)
-        transfer = secrets.token_hex(8)
-        self.ask("PUT", f"/kv/{transfer}", [header_bytes(header), *kv.pages.contents()])
-        return transfer
-
-    def send(self, snapshot: Snapshot, kv: KVCopy | None, transfer: str = "") -> str | None:
-        """Sends a session, and returns the route to it, if the other server has one.
-
-        Args:
-            snapshot: of the session.
-            kv: its KV, without what was sent ahead; None to leave it out.
-            transfer: what was sent ahead; empty for nothing.
-
-        Raises:
-            MicroturnError: the other server does not take it, or does not answer. In the latter case it may have it.
-        """
-        body: list[Piece] = [sealed(snapshot, kv, is_checked=False)]
-        if kv is not None:
-            body.extend(kv.pages.contents())
-        route: str | None = self.ask("PUT", f"/sessions/{transfer}", body)["route"]
-        return route
-
-    def ask(self, method: str, path: str, body: Sequence[Piece]) -> Any:
-        """Sends a request and returns what was answered.
-
-        Raises:
-            MicroturnError: the error that was answered; Unavailable where nothing was.
-        """
-        headers = {**self._headers, "content-length": str(sum(len(piece) for piece in body))}
-        try:
-            self._http.request(method, path, iter(body), headers)
-            response = self._http.getresponse()
-            told = json.loads(response.read())
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            raise Unavailable(f"no answer from the server on {self._name}: {error}") from error
-        if "error" in told:
-            raise error_of(told["error"]["code"], f"{self._name}: {told['error']['message']}")
-        return told
+    def may_live(self, addresses: Iterable[Address]) -> bool:
+        """Whether any has been silent for a short time only."""
+        times_s = [self._since.get(address, -math.inf) for address in addresses]
+        return any(time.monotonic() - since_s < _DEAD_S for since_s in times_s)
 
 
 def _resolve(address: Address) -> list[Address]:

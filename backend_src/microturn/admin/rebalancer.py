@@ -9,12 +9,15 @@ from __future__ import annotations
 import logging
 import math
 import threading
+from functools import partial
 
 from microturn.admin.hand_over import send_to_peer
 from microturn.admin.peers import SETTLED_S, Peer, Peers
 from microturn.engine.engine import Engine
-from microturn.engine.maintenance import Load, Maintenance
+from microturn.engine.maintenance import Maintenance
+from microturn.engine.moving import Load
 from microturn.errors import MicroturnError, Unavailable
+from microturn.sessions.turn import SessionId
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +40,8 @@ class Rebalancer:
         self._engine = engine
         self._peers = peers
         self._interval_s = 60.0 / moves_per_minute
+        # Sessions that could not be moved: the next one may.
+        self._refused: set[SessionId] = set()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="microturn-rebalancer", daemon=True)
         self._thread.start()
@@ -67,11 +72,15 @@ class Rebalancer:
         others = self._peers.others(self._engine.environment.model_fingerprint)
         if not others or others[0].age_s < SETTLED_S or not has_too_many(load, others):
             return False
-        session_id = self._engine.call(Maintenance.next_resting)
+        session_id = self._engine.call(partial(Maintenance.next_resting, but=self._refused))
         if session_id is None:
+            self._refused.clear()
             return False
+        self._refused.add(session_id)  # until all others have been tried
         with self._peers.connect(others[0].address) as connection:
-            return send_to_peer(self._engine, session_id, connection) is not None
+            has_gone = send_to_peer(self._engine, session_id, connection) is not None
+        self._refused.discard(session_id)
+        return has_gone
 
 
 def has_too_many(load: Load, others: list[Peer]) -> bool:

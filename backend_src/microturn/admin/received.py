@@ -3,7 +3,8 @@
     KV of a session that still runs there ── ahead ──┐
     the session, and the KV that has come since ─────┴──▶ lives here; its KV is loaded with its next turn
 
-The KV stays in host memory until then. There is a limit for all of it; a session whose KV exceeds that is refused.
+The KV stays in host memory until then. There is a limit for all of it; what exceeds that is refused, but for the KV of
+one session alone.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class ReceivedKV:
 
     def __init__(self, state: TableState, pieces: Sequence[tuple[KVImage, int]], room: _Room) -> None:
         self._state = state
-        self._pieces = list(pieces)
+        self._pieces: Sequence[tuple[KVImage, int]] | None = tuple(pieces)
         self._room = room
 
     @property
@@ -55,15 +56,22 @@ class ReceivedKV:
         return self._state
 
     def read(self, pages: KVImage) -> None:
-        """Copies the pages."""
+        """Copies the pages.
+
+        Raises:
+            OSError: they have been dropped.
+        """
+        pieces = self._pieces
+        if pieces is None:
+            raise OSError("KV that another server has sent is in use by now")
         first = 0
-        for image, num_pages in self._pieces:
+        for image, num_pages in pieces:
             pages.fill(first, image, num_pages)
             first += num_pages
 
     def drop(self) -> None:
-        self._room.give_back(sum(image.num_bytes for image, _ in self._pieces))
-        self._pieces.clear()
+        pieces, self._pieces = self._pieces, None
+        self._room.give_back(sum(image.num_bytes for image, _ in pieces or ()))
 
 
 class _Room:
@@ -74,10 +82,15 @@ class _Room:
         self._used_bytes = 0
         self._lock = threading.Lock()
 
-    def take(self, num_bytes: int) -> None:
-        """Raises ResourceExhausted where there is none."""
+    def take(self, num_bytes: int, own_bytes: int = 0) -> None:
+        """Raises ResourceExhausted where there is none.
+
+        Args:
+            num_bytes: how much.
+            own_bytes: that the same session has already.
+        """
         with self._lock:
-            if self._used_bytes and self._used_bytes + num_bytes > self._max_bytes:
+            if self._used_bytes > own_bytes and self._used_bytes + num_bytes > self._max_bytes:
                 raise ResourceExhausted(
                     f"{self._used_bytes} bytes of KV wait here already, of at most {self._max_bytes}: send it later, "
                     "elsewhere, or the session without it"
@@ -135,19 +148,22 @@ class Receiver:
         with self._lock:
             self._ahead[transfer] = _Ahead(part, image)
 
-    def take(self, transfer: str, stream: Stream, num_bytes: int) -> None:
+    def take(self, transfer: str, stream: Stream, num_bytes: int, base_epoch: int) -> None:
         """Reads a session and makes it live; its client is expected with START and resume.
 
         Args:
             transfer: names the KV that was sent ahead; empty where none was.
             stream: at a snapshot, whose KV is without what was sent ahead.
             num_bytes: of the snapshot.
+            base_epoch: that the session had before.
 
         Raises:
             InvalidArgument: it is not a session.
+            Unavailable: this server is about to stop.
             FailedPrecondition: it is of another model, or lives here.
             ResourceExhausted: there is no room for it.
         """
+        self._drop_old()
         with self._lock:
             ahead = self._ahead.pop(transfer, None)
         pieces = [] if ahead is None else [(ahead.image, 0)]
@@ -167,18 +183,19 @@ class Receiver:
                 if part.num_before > (0 if ahead is None else ahead.part.state.num_pages):
                     raise InvalidArgument(f"KV of session '{session.id}' was sent ahead and is not here any more")
                 pieces = [(image, part.num_before) for image, _ in pieces]
-                pieces.append((self._read_kv(part, stream), part.state.num_pages - part.num_before))
+                own_bytes = 0 if ahead is None else ahead.image.num_bytes
+                pieces.append((self._read_kv(part, stream, own_bytes), part.state.num_pages - part.num_before))
                 kv = ReceivedKV(part.state, pieces, self._room)
             taken = RestoredSession(session, kv)
-            self._engine.call(lambda sessions: sessions.arrivals.receive(taken, snapshot.header))
+            self._engine.call(lambda sessions: sessions.receive(taken, snapshot.header, base_epoch))
         except BaseException:
             self._give_back(pieces)
             raise
         if kv is None:
             self._give_back(pieces)
 
-    def _read_kv(self, part: KVPart, stream: Stream) -> KVImage:
-        self._room.take(part.num_bytes)
+    def _read_kv(self, part: KVPart, stream: Stream, own_bytes: int = 0) -> KVImage:
+        self._room.take(part.num_bytes, own_bytes)
         try:
             image = KVImage(self._parts, part.state.num_pages - part.num_before)
             for piece in image.contents():

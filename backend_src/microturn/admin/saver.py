@@ -15,7 +15,8 @@ from functools import partial
 
 from microturn.admin.hand_over import kv_if_readable
 from microturn.engine.engine import Engine
-from microturn.engine.maintenance import Maintenance, Mark
+from microturn.engine.maintenance import Maintenance
+from microturn.engine.moving import Mark
 from microturn.errors import MicroturnError, Unavailable
 from microturn.sessions.session import Session
 from microturn.sessions.turn import SessionId
@@ -52,7 +53,7 @@ class Saver:
         self._snapshots = snapshots
         self._every_s = every_s
         self._saved: dict[SessionId, _Saved] = {}
-        self._ended: queue.SimpleQueue[tuple[SessionId, bool]] = queue.SimpleQueue()
+        self._ended: queue.SimpleQueue[tuple[SessionId, int | None]] = queue.SimpleQueue()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="microturn-saver", daemon=True)
         engine.watch_sessions(self)
@@ -63,7 +64,7 @@ class Saver:
 
     def session_ended(self, session: Session, reason: str) -> None:
         # One that was moved may be in the directory, for whoever takes it up.
-        self._ended.put((session.id, reason != "moved"))
+        self._ended.put((session.id, None if reason == "moved" else session.epoch))
 
     def close(self) -> None:
         """Saves no more, and waits for what is being saved."""
@@ -89,10 +90,10 @@ class Saver:
 
     def _forget_ended(self) -> None:
         while not self._ended.empty():
-            session_id, is_over = self._ended.get()
+            session_id, epoch = self._ended.get()
             self._saved.pop(session_id, None)
-            if is_over:
-                self._snapshots.remove(session_id)
+            if epoch is not None:
+                self._snapshots.remove(session_id, up_to=epoch)
 
     def _save_all(self) -> None:
         marks = {session_id: saved.mark for session_id, saved in self._saved.items()}
@@ -110,6 +111,8 @@ class Saver:
         if saving is None:
             return
         kv = kv_if_readable(self._engine, session_id, saving.copying)
+        if not self._engine.call(lambda sessions: sessions.lives(session_id)):
+            return  # it may be saved elsewhere by now
         copy, expires_s = saving.copy, self._snapshots.expires_s
         snapshot = snapshot_of(copy, self._engine.environment, epoch=copy.epoch, expires_s=expires_s)
         self._saved[session_id] = _Saved(saving.mark, self._snapshots.save_next(snapshot, kv, files))

@@ -20,7 +20,7 @@ def attend(session: Session, running: dict[Session, None], sessions: SessionTabl
         now_s: by the engine's clock.
     """
     turn = session.running
-    if turn is None or _is_unheard(session) == turn.is_paused:
+    if turn is None or session.held_as is not None or _is_unheard(session) == turn.is_paused:
         return
     turn.is_paused = not turn.is_paused
     if turn.is_paused:

@@ -140,7 +140,7 @@ class Lifecycle:
 
     def advance(self, session: Session) -> None:
         """Begins the turns that wait, up to one that has something to compute; else parks or ends the session."""
-        while session.queued and session.running is None and not session.is_held:
+        while session.queued and session.running is None and session.held_as is None:
             turn = session.queued.popleft()
             try:
                 check_time(turn, self._clock())
@@ -151,7 +151,7 @@ class Lifecycle:
             self._begin_behind(session, turn)
         if session.running is not None:
             self.attend(session)
-        elif not session.queued:  # else it is held
+        elif not session.queued and session.held_as is None:
             with aftermath():
                 if session.is_closing:
                     self._sessions.end(session)

@@ -6,59 +6,25 @@ All of it on the engine's thread, between two steps: see `Engine.call`.
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from microturn.engine.described import described
 from microturn.engine.gauges import Gauges
 from microturn.engine.lifecycle import Lifecycle
+from microturn.engine.moving import Held, Load, Mark, Saving, mark_of
 from microturn.engine.preparation import Preparation
 from microturn.engine.request_handler import RequestHandler
 from microturn.errors import FailedPrecondition, NotFound, Unavailable
 from microturn.kv.page_table import TableState
 from microturn.offload.copies import Copying, KVCopies
 from microturn.sessions.environment import SessionEnvironment, next_epoch
-from microturn.sessions.ownership import denied
 from microturn.sessions.session import Session
 from microturn.sessions.table import SessionTable, moved
 from microturn.sessions.turn import SessionId
 from microturn.snapshots.arrivals import Arrivals
+from microturn.snapshots.restoring import RestoredSession
+from microturn.snapshots.snapshot import Header
 from microturn.telemetry.families import Sample
-
-# What a session's turns have left: their number, and the length of the context.
-Mark = tuple[int, int]
-
-
-@dataclass(frozen=True)
-class Saving:
-    """A session that is saved while it goes on.
-
-    Attributes:
-        copy: of it, of an epoch of its own.
-        copying: its KV, as it begins to be copied.
-        mark: of the point that is saved.
-    """
-
-    copy: Session
-    copying: Copying | None
-    mark: Mark
-
-
-@dataclass(frozen=True)
-class Load:
-    """How much is on a server.
-
-    Attributes:
-        num_sessions: that live here, or are about to.
-        max_sessions: that may.
-        free_bytes: of the pool of KV.
-        is_leaving: whether it opens and restores no more sessions.
-    """
-
-    num_sessions: int
-    max_sessions: int
-    free_bytes: int
-    is_leaving: bool
 
 
 class Maintenance:
@@ -143,13 +109,11 @@ class Maintenance:
         """Whether a session is here."""
         return self._sessions.find(session_id) is not None
 
-    def check_owner(self, session_id: SessionId, key: str | None, tenant: str | None) -> None:
-        """Raises NotFound where a session is not here, PermissionDenied where it is another client's."""
+    def epoch_of(self, session_id: SessionId, key: str | None, tenant: str | None) -> int | None:
+        """The epoch of a client's session; None if it is not here, or another client's."""
         session = self._sessions.find(session_id)
-        if session is None:
-            raise NotFound(f"no session '{session_id}' is here")
-        if session.tenant != tenant or not session.key.matches(key):
-            raise denied()
+        is_owner = session is not None and session.tenant == tenant and session.key.matches(key)
+        return session.epoch if session is not None and is_owner else None
 
     @property
     def load(self) -> Load:
@@ -158,7 +122,6 @@ class Maintenance:
         return Load(
             num_sessions=self._sessions.num_places,
             max_sessions=self._environment.settings.max_sessions,
-            free_bytes=self._environment.pool.num_free * self._bytes_per_page,
             is_leaving=handler.is_leaving or handler.is_draining,
         )
 
@@ -171,7 +134,7 @@ class Maintenance:
     def changed(self, marks: Mapping[SessionId, Mark]) -> list[SessionId]:
         """The sessions that have had a turn since they were marked by `begin_saving`, those without a mark first."""
         begun = [session for session in self._sessions if session.committed_len]
-        changed = [session for session in begun if marks.get(session.id) != _mark_of(session)]
+        changed = [session for session in begun if marks.get(session.id) != mark_of(session)]
         return [session.id for session in sorted(changed, key=lambda session: session.id in marks)]
 
     def begin_saving(self, session_id: SessionId, before: TableState | None) -> Saving | None:
@@ -182,14 +145,14 @@ class Maintenance:
             before: of its KV as it was saved last; None if it was not, or all of it is to be copied.
         """
         session = self._sessions.find(session_id)
-        if session is None or session.is_closing or session.is_held:
+        if session is None or session.is_closing or session.held_as is not None:
             return None
         copy = self._resting(session)
         session.epoch = copy.epoch
         num_before = 0 if before is None else self.copies.num_unchanged(session, before)
         copying = self.copies.begin(session, num_before)
         session.kv_floor = session.kv_len
-        return Saving(copy, copying, _mark_of(session))
+        return Saving(copy, copying, mark_of(session))
 
     def release_moved(self, copy: Session) -> None:
         """Ends a session whose copy lives on elsewhere. A turn that is paused is done again there, if it is asked for.
@@ -199,7 +162,7 @@ class Maintenance:
         """
         session = self._sessions.find(copy.id)
         # Every turn that changes something is activity, and one that came back to where it was has changed nothing.
-        if session is None or session.state != "parked" or session.last_activity_s != copy.last_activity_s:
+        if session is None or not session.rests or session.last_activity_s != copy.last_activity_s:
             raise FailedPrecondition(f"session '{copy.id}' has a turn: try again")
         self._lifecycle.end(session, "moved", moved())
 
@@ -214,16 +177,17 @@ class Maintenance:
         resting = [session for session in self._sessions if session.rests and session.id not in but]
         return max(resting, key=lambda session: session.last_activity_s).id if resting else None
 
-    def hold(self, session_id: SessionId, before: Copying | None = None) -> tuple[Session, Copying | None] | None:
+    def hold(self, session_id: SessionId, before: Copying | None = None) -> Held | None:
         """Holds a session that rests: from now on its turns wait, until `hand_over` or `let_go`.
+
+        A turn that is paused is undone where the session is handed over, and done again there.
 
         Args:
             session_id: of the session.
             before: an earlier copy of its KV, complete and not ended: what it has of it still is not copied again.
 
         Returns:
-            The session as it is, of an epoch of its own, and its KV as it begins to be copied, the first share of pages
-            already; None if it does not rest, or is not here.
+            What is held; None if it does not rest, or is not here.
         """
         session = self._sessions.find(session_id)
         if session is None or not session.rests:
@@ -232,8 +196,8 @@ class Maintenance:
         copy, copying = self._resting(session), self.copies.begin(session, num_before)
         if copying is not None and self.copies.advance(copying):
             self.copies.end(copying)
-        session.is_held = True
-        return copy, copying
+        session.held_as = copy.epoch
+        return Held(copy, copying, session.epoch)
 
     def hand_over(self, copy: Session, route: str | None = None) -> bool:
         """Ends a held session whose copy can be taken up elsewhere; False if it has ended by itself meanwhile.
@@ -242,19 +206,43 @@ class Maintenance:
             copy: what `hold` returned.
             route: to the server that has it; None where it is not known which one will.
         """
-        session = self._sessions.find(copy.id)
-        if session is None or not session.is_held:
+        session = self._held(copy)
+        if session is None:
+            return False
+        if session.is_closing and not session.queued:  # by an END that was refused; another is told to go elsewhere
+            self.let_go(copy)
             return False
         self._lifecycle.end(session, "moved", moved(route), route)
         return True
 
-    def let_go(self, session_id: SessionId) -> None:
-        """A held session goes on here; its copy is out of date."""
-        session = self._sessions.find(session_id)
+    def let_go(self, copy: Session, *, has_copy: bool = True) -> None:
+        """A held session goes on here; where its copy may be elsewhere, that is out of date."""
+        session = self._held(copy)
         if session is not None:
-            session.epoch = next_epoch(session.epoch)
-            session.is_held = False
+            session.epoch = next_epoch(copy.epoch) if has_copy else session.epoch
+            session.held_as = None
             self._lifecycle.advance(session)
+
+    def _held(self, copy: Session) -> Session | None:
+        """The session that is held for a copy; None if it has ended, or another has begun under its id."""
+        session = self._sessions.find(copy.id)
+        return session if session is not None and session.held_as == copy.epoch else None
+
+    def receive(self, taken: RestoredSession, header: Header, base_epoch: int) -> None:
+        """Takes a session that another server hands over: see `Arrivals.receive`.
+
+        Raises:
+            Unavailable: this server is about to stop.
+        """
+        if self._request_handler.is_leaving or self._request_handler.is_draining:
+            raise Unavailable("this server is stopping: hand the session over to another")
+        self.arrivals.receive(taken, header, base_epoch)
+
+    def drop(self, session_id: SessionId, epoch: int) -> None:
+        """Ends a session as it was handed over, since it goes on where it was; one that has had a turn here stays."""
+        session = self._sessions.find(session_id)
+        if session is not None and session.epoch == epoch and session.rests:
+            self._lifecycle.end(session, "replaced", moved())
 
     # ---- the server stops ----------------------------------------------------------------------------------------
 
@@ -264,8 +252,9 @@ class Maintenance:
 
     @property
     def is_busy(self) -> bool:
-        """Whether any session has a turn, or is about to be restored."""
-        return bool(self._lifecycle.running) or self._preparation.is_busy
+        """Whether any session has a turn, is held, or is about to be restored."""
+        is_held = any(session.held_as is not None for session in self._sessions)
+        return bool(self._lifecycle.running) or is_held or self._preparation.is_busy
 
     def quiesce(self) -> list[Session]:
         """Returns every session as of its last committed point.
@@ -289,8 +278,3 @@ def _going_away() -> Unavailable:
     return Unavailable(
         "the server is stopping, nothing was appended: come back, or go elsewhere, with START and resume"
     )
-
-
-def _mark_of(session: Session) -> Mark:
-    turn = session.running
-    return session.num_turns if turn is None else turn.number, session.committed_len

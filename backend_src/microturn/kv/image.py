@@ -16,7 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from microturn.kv.transfer import DONE, Transfer
@@ -40,6 +42,11 @@ class PagePart:
         for length in self.shape:
             size *= length
         return size
+
+
+def _bytes_of(pages: Tensor) -> NDArray[np.uint8]:
+    array: NDArray[np.uint8] = pages.view(-1).view(torch.uint8).numpy()
+    return array
 
 
 class BlockLayout:
@@ -135,7 +142,7 @@ class KVImage:
         self.store_transfer.wait()
         for number in self._order:
             for block in self.blocks:
-                yield block[number].view(-1).view(torch.uint8).numpy().data
+                yield _bytes_of(block[number]).data
 
     def first(self, num_pages: int, new_image: Callable[[int], KVImage]) -> KVImage:
         """A copy of the first pages in a new image; waits for the store transfer."""
@@ -153,5 +160,8 @@ class KVImage:
             to_block, to_page = divmod(first + at, here)
             length = min(num_pages - at, there - from_page, here - to_page)
             for part, target in zip(source.blocks[from_block], self.blocks[to_block], strict=True):
-                target[to_page : to_page + length].copy_(part[from_page : from_page + length])
+                # Not by torch: a thread of its own would get an OpenMP team, beside that of the steps.
+                np.copyto(
+                    _bytes_of(target[to_page : to_page + length]), _bytes_of(part[from_page : from_page + length])
+                )
             at += length

@@ -63,12 +63,7 @@ def check_owner(owned: Owned, request: TurnRequest) -> None:
         PermissionDenied: it may not. The message says nothing about the session.
     """
     if not is_owner(owned, request):
-        raise denied()
-
-
-def denied() -> PermissionDenied:
-    """What is told who is not the owner."""
-    return PermissionDenied("the session belongs to somebody else: bring the session_key that its START set")
+        raise PermissionDenied("the session belongs to somebody else: bring the session_key that its START set")
 
 
 def sharing_salt(tenant: str | None, cache_salt: str) -> str:

@@ -57,7 +57,7 @@ class Session:
         queued: turns that wait behind it.
         num_turns: turns that the history is made of; the number of the next.
         is_closing: END has come; no turn is taken any more.
-        is_held: it is being saved to go on elsewhere; its turns wait.
+        held_as: the epoch of the copy that is to go on elsewhere; its turns wait. None while it is not held.
         kv_floor: KV from here on may be another than was saved of the session that goes on.
     """
 
@@ -89,7 +89,7 @@ class Session:
     queued: deque[Turn] = field(default_factory=deque)
     num_turns: int = 0
     is_closing: bool = False
-    is_held: bool = False
+    held_as: int | None = None
     kv_floor: int = 0
 
     @property
@@ -114,8 +114,8 @@ class Session:
 
     @property
     def rests(self) -> bool:
-        """Whether it has no turn, not even a paused one, goes on, and is not held."""
-        return self.running is None and not self.is_closing and not self.is_held
+        """Whether it is parked, goes on, and is not held."""
+        return self.state == "parked" and self.held_as is None
 
     @property
     def kv_place(self) -> str:
@@ -179,7 +179,7 @@ class Session:
             results=self.results.copy(),
             running=None,
             queued=deque(),
-            is_held=False,
+            held_as=None,
             num_turns=self.num_turns if self.running is None else self.running.number,
         )
 
@@ -292,7 +292,7 @@ class Session:
         """Asserts that KV, context and turns agree."""
         self.table.check_integrity()
         assert max(self.table.kv_len, self.kv_len) <= max(0, len(self.context) - 1), "KV beyond the context"
-        assert self.running is not None or self.is_held or not self.queued, "a queued turn, and none runs"
+        assert self.running is not None or self.held_as or not self.queued, "a queued turn, and none runs"
         assert self.window or len(self.context) <= self.max_context, "a context beyond its limit"
         assert self.window or not self.context.num_forgotten, "forgotten without a window"
         assert self.context.first_kept <= self.least_rewind, "what a rewind can reach is forgotten"

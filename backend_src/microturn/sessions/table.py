@@ -89,8 +89,9 @@ class SessionTable:
         ended = self._ended.get(session_id)
         if ended is None or not ended.key.matches(request.options.get("session_key")):
             raise NotFound(f"no session '{session_id}' is here: open one with START")
-        # One that comes back by START was looked for already: where it was moved to, it is no more.
-        raise moved(ended.route) if ended.route is not None and not request.start else ended.error(ended.message)
+        # Where one was moved that comes back by START, it is no more: it has been looked for.
+        is_back = request.start and request.session_id == session_id
+        raise moved(ended.route) if ended.route is not None and not is_back else ended.error(ended.message)
 
     def route_of(self, request: TurnRequest) -> str | None:
         """The route to the server that a request's session was moved to; None where it was not, or is another's."""
@@ -221,7 +222,7 @@ class SessionTable:
         for session in due:
             if session is None or self._sessions.get(session.id) is not session:
                 continue
-            is_busy = session.running is not None and not session.running.is_paused
+            is_busy = session.held_as is not None or (session.running is not None and not session.running.is_paused)
             if not is_busy and session.expires_s <= now_s:
                 expired.append(session)
             else:

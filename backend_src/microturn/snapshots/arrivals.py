@@ -18,6 +18,7 @@ from microturn.offload.background import Background
 from microturn.offload.file_thread import Outcome
 from microturn.offload.storage import Storage
 from microturn.sessions.environment import SessionEnvironment
+from microturn.sessions.ownership import KeyHash
 from microturn.sessions.session import Session
 from microturn.sessions.table import SessionTable
 from microturn.sessions.turn import SessionId, TurnRequest
@@ -162,12 +163,15 @@ class Arrivals:
             return None if has_come else restore()
 
         def end(outcome: Outcome[RestoredSession | None]) -> None:
+            error = outcome.error
+            if self._sessions.find(request.session_id) is not None:
+                error = None  # it has come meanwhile
             if outcome.value is not None and self._is_closed:
                 assert restorer is not None
                 restorer.put_back(outcome.value)  # no turn is served any more that this could delay
             elif outcome.value is not None:
                 self._add(outcome.value)
-            self._end(request.session_id, outcome.error)
+            self._end(request.session_id, error)
 
         self._files.submit(work, end)
 
@@ -185,26 +189,33 @@ class Arrivals:
         self._check_admission(session, header)
         self._expect(header.session_id, header.tenant, None)
 
-    def receive(self, taken: RestoredSession, header: Header) -> None:
+    def receive(self, taken: RestoredSession, header: Header, base_epoch: int) -> None:
         """Makes a session live that another server hands over.
 
         An older copy of it that lives here gives way: its server was not told that an earlier hand-over had succeeded.
+
+        Args:
+            taken: the session.
+            header: of its snapshot.
+            base_epoch: that it had before it was handed over. A copy that was left behind has an older one than the
+                session that went on, whichever is handed over.
 
         Raises:
             FailedPrecondition: it is live here, is being restored, or is out of date.
             ResourceExhausted: there is no room for it.
         """
-        older = self._sessions.find(header.session_id)
-        if older is not None and (not older.rests or older.epoch >= header.epoch):
-            raise FailedPrecondition(f"session '{header.session_id}' is live here")
+        session_id = header.session_id
+        older, pending = self._sessions.find(session_id), self._pending.get(session_id)
+        if older is not None and (older.running or not older.rests or (older.key, older.tenant) != _owner_of(header)):
+            raise FailedPrecondition(f"session '{session_id}' is live here")
+        check_up_to_date(header, self._sessions.newest_epoch(session_id), base_epoch)
+        if pending is not None and not pending.may_come:
+            raise FailedPrecondition(f"session '{session_id}' is being restored: try again")
+        if older is None and pending is None:  # else it has its place
+            self._sessions.check_room(self._settings, header.tenant)
+        self._sessions.accounts.check(taken.session, 0, replaced=older)
         if older is not None:
             self._sessions.end(older, "replaced")
-        pending = self._pending.get(header.session_id)
-        if pending is not None and pending.may_come:  # it has been asked for, and has its place
-            check_up_to_date(header, self._sessions.newest_epoch(header.session_id))
-            self._check(taken.session)
-        else:
-            self._check_admission(taken.session, header)
         self._add(taken)
 
     def _check_admission(self, session: Session, header: Header) -> None:
@@ -274,6 +285,10 @@ class Arrivals:
             self._files.submit(taken.drop_content, _ignore)
         session.last_activity_s = self._environment.clock()
         self._sessions.add(session)
+
+
+def _owner_of(header: Header) -> tuple[KeyHash, str | None]:
+    return header.key, header.tenant
 
 
 def _ignore(outcome: Outcome[None]) -> None:

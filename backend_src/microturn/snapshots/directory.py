@@ -107,6 +107,8 @@ class SnapshotDirectory:
             ResourceExhausted, FailedPrecondition: as `write_snapshot`; the last copy can be restored.
         """
         session_id, files = snapshot.header.session_id, None
+        if self._epoch_in(self._file_of(session_id, _SAVED)) >= snapshot.header.epoch:
+            raise FailedPrecondition(f"a newer copy of session '{session_id}' has been saved by another server")
         if kv is not None:
             name = str(snapshot.header.epoch)
             kept = () if before is None else before.cut(kv.num_before)
@@ -192,7 +194,7 @@ class SnapshotDirectory:
             NotFound: another server has just claimed it.
         """
         session_id, claimed = snapshot.header.session_id, self._file_of(snapshot.header.session_id, _CLAIMED)
-        if snapshot.header.epoch <= self._claimed_epoch(claimed):
+        if snapshot.header.epoch <= self._epoch_in(claimed):
             raise FailedPrecondition(
                 f"this copy of session '{session_id}' is out of date, a newer one was restored: open a new session"
             )
@@ -226,10 +228,12 @@ class SnapshotDirectory:
             except OSError as error:
                 log.error("cannot check whether %s has expired: %s", file, error)
 
-    def remove(self, session_id: SessionId) -> None:
-        """Removes the snapshot of a session."""
-        self._file_of(session_id, _SAVED).unlink(missing_ok=True)
-        self._remove_kv(session_id)
+    def remove(self, session_id: SessionId, up_to: float = math.inf) -> None:
+        """Removes the snapshot of a session, unless it is of a later epoch than `up_to`."""
+        file = self._file_of(session_id, _SAVED)
+        if self._epoch_in(file) <= up_to:
+            file.unlink(missing_ok=True)
+            self._remove_kv(session_id)
 
     def _remove_kv(self, session_id: SessionId, but: Container[str] = ()) -> None:
         """Removes a session's KV in files of its own, other than those named."""
@@ -262,11 +266,12 @@ class SnapshotDirectory:
         name = hashlib.blake2b(json.dumps(session_id).encode(), digest_size=16).hexdigest()
         return self._path / f"{name}{suffix}"
 
-    def _claimed_epoch(self, claimed: Path) -> int:
+    def _epoch_in(self, file: Path) -> int:
+        """The epoch of a snapshot; 0 where there is none."""
         try:
-            return read_header(claimed).epoch
+            return read_header(file).epoch
         except FileNotFoundError:
             return 0
         except UnreadableSnapshot as error:
-            log.warning("%s is damaged and cannot exclude older copies: %s", claimed, error)
+            log.warning("%s is damaged and cannot exclude older copies: %s", file, error)
             return 0

@@ -116,13 +116,18 @@ class SnapshotRestorer:
         self._directory.put_back(taken.session.id)
 
 
-def check_up_to_date(header: Header, newest_epoch: int) -> None:
+def check_up_to_date(header: Header, newest_epoch: int, epoch: int | None = None) -> None:
     """Checks that a copy is the newest known one.
+
+    Args:
+        header: of the copy.
+        newest_epoch: of those that are known here.
+        epoch: that counts for it, where it is not the header's.
 
     Raises:
         FailedPrecondition: it is not.
     """
-    if header.epoch <= newest_epoch:
+    if (header.epoch if epoch is None else epoch) <= newest_epoch:
         raise FailedPrecondition(f"this copy of session '{header.session_id}' is out of date: it went on since")
 
 

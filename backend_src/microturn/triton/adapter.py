@@ -74,7 +74,7 @@ class TritonPythonModel:
                 if engine.snapshots is not None and settings.snapshot_every_s
                 else None
             )
-            operations = Operations(engine, peers, self._saver)
+            operations = Operations(engine, peers, self._stop_moving)
             self._admin = AdminSocket(Path(settings.admin_socket), operations.answer) if settings.admin_socket else None
             if self._fleet is not None:
                 self._fleet.join(engine)
@@ -88,6 +88,13 @@ class TritonPythonModel:
         gc.collect()
         gc.freeze()
         gc.enable()
+
+    def _stop_moving(self) -> None:
+        """Sessions are neither saved nor moved any more but for whoever called this."""
+        if self._saver is not None:
+            self._saver.close()
+        if self._fleet is not None:
+            self._fleet.stop_rebalancing()
 
     def serve(self, engine: Engine, responses: Responses, slots: SlotKeeper) -> None:
         """Sets the engine for turns, the responses for their answers, and the keeper of sequence slots."""
@@ -108,13 +115,12 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         """Ends running turns and the threads."""
+        self._stop_moving()
         if self._fleet is not None:
             self._fleet.leave()
         if self._admin is not None:
             self._admin.close()
         self._engine.stop()
-        if self._saver is not None:
-            self._saver.close()
         self._slots.stop()
         self._response_thread.stop()
         self._reporting.stop()

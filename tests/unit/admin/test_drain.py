@@ -248,8 +248,8 @@ def test_a_session_that_cannot_be_saved_goes_on_until_the_end(start: Start, monk
     assert held is not None
     assert before.engine.call(lambda sessions: sessions.hold(4)) is None
     waiting = before.ask(4, [50], max_tokens=3)
-    before.engine.call(lambda sessions: sessions.copies.end(held[1]))
-    before.engine.call(lambda sessions: sessions.let_go(4))
+    before.engine.call(lambda sessions: sessions.copies.end(held.copying))
+    before.engine.call(lambda sessions: sessions.let_go(held.copy))
     history = [4, *range(40)]
     history += [*expected_tokens(history, 2), 50]
     assert waiting.wait().token_ids == expected_tokens(history, 3)

@@ -11,6 +11,7 @@ import pytest
 from microturn.admin import received
 from microturn.admin.drain import Drained, drain
 from microturn.engine.maintenance import Maintenance
+from microturn.errors import Unavailable
 from microturn.snapshots.directory import SnapshotDirectory
 from support.fleet_servers import Server, StartServers, go_on, no_room, open_session
 from support.snapshots import RESUME
@@ -47,6 +48,15 @@ def test_kv_that_nobody_has_room_for_is_computed_again(
     history = open_session(here, 1)
     assert drain(here.driver.engine, 30, here.fleet.peers) == Drained(saved=1, failed=0, with_kv=0, moved=1)
     assert go_on(there, 1, history, **RESUME).status.usage["computed_tokens"] == len(history) + 3
+
+
+def test_a_server_that_leaves_takes_nothing(start_servers: StartServers) -> None:
+    here, leaving = start_servers(2)
+    history = open_session(here, 1)
+    leaving.driver.engine.call(Maintenance.leave)
+    with pytest.raises(Unavailable, match="stopping"):
+        here.do("move", id="1", to=leaving.address)
+    go_on(here, 1, history)
 
 
 def test_a_server_that_leaves_is_given_nothing(start_servers: StartServers) -> None:

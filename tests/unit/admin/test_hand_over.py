@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
 import pytest
 
 from microturn.admin import hand_over, received
-from microturn.admin.peers import PeerConnection
+from microturn.admin.peer_connection import PeerConnection
 from microturn.engine.maintenance import Maintenance
-from microturn.errors import InvalidArgument, MicroturnError, NotFound, ResourceExhausted, Unavailable
+from microturn.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    MicroturnError,
+    NotFound,
+    ResourceExhausted,
+    Unavailable,
+)
+from microturn.kv.image import KVImage
+from microturn.kv.page_table import TableState
 from microturn.serve.child import free_ports
 from support.fake_runner import expected_tokens
 from support.fleet_servers import Server, StartServers, go_on, no_room, open_session
 from support.snapshots import RESUME
 from support.threads import Answer
+from support.tiers import make_kv
 
 
 @pytest.mark.parametrize("length", [1, 40, 3000])
@@ -47,9 +58,9 @@ def test_only_what_came_since_is_sent_while_the_session_is_held(
         history.extend([8, *here.driver.ask(1, [8], max_tokens=4, session_key="ours").wait().token_ids])
         return transfer
 
-    def note(self: PeerConnection, snapshot: Any, kv: Any, transfer: str = "") -> str | None:
+    def note(self: PeerConnection, snapshot: Any, kv: Any, *args: Any, **kwargs: Any) -> str | None:
         sent.append(kv.pages.num_pages)
-        return send(self, snapshot, kv, transfer)
+        return send(self, snapshot, kv, *args, **kwargs)
 
     monkeypatch.setattr(PeerConnection, "send_ahead", note_ahead)
     monkeypatch.setattr(PeerConnection, "send", note)
@@ -100,11 +111,11 @@ def test_turns_that_come_meanwhile_are_told_the_way(two: list[Server], monkeypat
     waiting: list[Answer] = []
     send = PeerConnection.send
 
-    def send_late(self: PeerConnection, *args: Any) -> str | None:
+    def send_late(self: PeerConnection, *args: Any, **kwargs: Any) -> str | None:
         waiting.append(here.driver.ask(1, [7], max_tokens=3, session_key="ours"))
         here.driver.engine.call(lambda _: None)  # it has arrived
         assert not waiting[0].ended.is_set()
-        return send(self, *args)
+        return send(self, *args, **kwargs)
 
     monkeypatch.setattr(PeerConnection, "send", send_late)
     here.do("move", id="1")
@@ -122,7 +133,7 @@ def test_a_session_comes_where_its_client_is(start_servers: StartServers) -> Non
     here.do("move", id="1", to=there.address)
     for server in (third, here, there):
         stranger = server.driver.ask(1, [7], max_tokens=3, session_key="another", **RESUME).wait()
-        assert stranger.code == "PERMISSION_DENIED"
+        assert stranger.code in ("NOT_FOUND", "PERMISSION_DENIED")
         answer = go_on(server, 1, history, **RESUME)
         history += [7, *answer.token_ids]
         assert answer.status.usage["computed_tokens"] == 4
@@ -226,17 +237,131 @@ def test_a_copy_that_was_left_behind_gives_way(two: list[Server], monkeypatch: p
     history = open_session(here, 1)
     send = PeerConnection.send
 
-    def lose_answer(self: PeerConnection, *args: Any) -> str | None:
-        send(self, *args)
+    def lose_answer(self: PeerConnection, *args: Any, **kwargs: Any) -> str | None:
+        send(self, *args, **kwargs)
+        raise Unavailable("no answer")
+
+    def cannot(*_: Any) -> None:
         raise Unavailable("no answer")
 
     with monkeypatch.context() as patch:
         patch.setattr(PeerConnection, "send", lose_answer)
+        patch.setattr(PeerConnection, "drop", cannot)
         with pytest.raises(Unavailable):
             here.do("move", id="1")
     assert there.ids() == {1}
     history += [7, *go_on(here, 1, history).token_ids]
+    # It takes the place of nothing that is newer.
+    with pytest.raises(FailedPrecondition, match="out of date"):
+        there.do("move", id="1", to=here.address)
     here.do("move", id="1")
+    go_on(there, 1, history, **RESUME)
+
+
+def test_what_another_server_may_have_is_dropped_there(two: list[Server], monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there = two
+    history = open_session(here, 1)
+    send = PeerConnection.send
+
+    def lose_answer(self: PeerConnection, *args: Any, **kwargs: Any) -> str | None:
+        send(self, *args, **kwargs)
+        raise Unavailable("no answer")
+
+    monkeypatch.setattr(PeerConnection, "send", lose_answer)
+    with pytest.raises(Unavailable):
+        here.do("move", id="1")
+    assert there.ids() == set()
+    go_on(here, 1, history)
+
+
+@pytest.mark.parametrize("how", ["END that is refused", "START again"])
+def test_a_session_that_ends_while_it_is_sent_lives_nowhere_else(
+    two: list[Server], monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    here, there = two
+    open_session(here, 1)
+    send = PeerConnection.send
+
+    def end_meanwhile(self: PeerConnection, *args: Any, **kwargs: Any) -> str | None:
+        if how == "START again":
+            here.driver.ask(1, [5], start=True, max_tokens=1, session_key="ours").wait()
+        else:
+            assert here.driver.ask(1, [], end=True, turn=77, session_key="ours").wait().code == "FAILED_PRECONDITION"
+        return send(self, *args, **kwargs)
+
+    monkeypatch.setattr(PeerConnection, "send", end_meanwhile)
+    with pytest.raises(NotFound):
+        here.do("move", id="1")
+    assert there.ids() == set()
+    assert here.ids() == ({1} if how == "START again" else set())
+
+
+def test_a_session_of_another_client_stays(two: list[Server]) -> None:
+    """Clients choose ids."""
+    here, there = two
+    history = open_session(here, 1)
+    there.driver.ask(1, [5, 6], start=True, max_tokens=2, session_key="another").wait()
+    with pytest.raises(FailedPrecondition, match="is live here"):
+        here.do("move", id="1", to=there.address)
+    go_on(here, 1, history)
+    assert there.driver.ask(1, [5], max_tokens=2, session_key="another").wait().error is None
+
+
+def test_a_session_with_a_paused_turn_moves_and_does_it_again(two: list[Server]) -> None:
+    here, there = two
+    history = open_session(here, 1)
+    turn = here.driver.ask(1, [7], max_tokens=4000, session_key="ours", turn=1)
+    assert turn.begun.wait(10)
+    here.driver.cancel_all(1)
+    assert here.driver.engine.call(Maintenance.describe)[0]["state"] == "parked"
+    here.do("move", id="1")
+    go_on(there, 1, history, turn=1, **RESUME)
+
+
+def test_a_session_whose_kv_is_all_that_fits_is_sent_ahead(start_servers: StartServers) -> None:
+    here, there = start_servers(2, num_pages=600, max_context=2000)
+    history = open_session(here, 1, 1900)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hand_over, "_AHEAD_BYTES", 0)
+        here.do("move", id="1")
+    go_on(there, 1, history, **RESUME)
+
+
+def test_kv_that_was_dropped_cannot_be_read() -> None:
+    room = received._Room(100)
+    kv = make_kv(4)
+    source = received.ReceivedKV(TableState(4, 8), [(kv.read([1, 2]), 2)], room)
+    source.read(KVImage(kv.page_parts, 2))
+    source.drop()
+    source.drop()
+    with pytest.raises(OSError, match="in use"):
+        source.read(KVImage(kv.page_parts, 2))
+
+
+def test_a_branch_of_a_session_that_was_moved_is_told_the_way(two: list[Server]) -> None:
+    here, there = two
+    open_session(here, 1)
+    here.do("move", id="1")
+    answer = here.driver.ask(2, [7], start=True, max_tokens=3, session_key="ours", fork_of="1").wait()
+    assert str(answer.error).endswith(f"[route={there.route}]")
+
+
+def test_a_server_that_is_silent_is_not_one_without_the_session(
+    two: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = two
+    history = open_session(here, 1)
+    monkeypatch.setattr("microturn.admin.peers._QUESTION_S", 0.2)
+    monkeypatch.setattr("microturn.admin.peers._DEAD_S", 1.0)
+    blocked = threading.Event()
+    waiting = threading.Thread(target=lambda: here.driver.engine.call(lambda _: blocked.wait(10)))
+    waiting.start()
+    assert there.driver.ask(1, [7], session_key="ours", **RESUME).wait().code == "UNAVAILABLE"
+    time.sleep(1.1)  # by now it is dead
+    assert there.driver.ask(1, [7], session_key="ours", **RESUME).wait().code == "NOT_FOUND"
+    blocked.set()
+    waiting.join()
+    monkeypatch.setattr("microturn.admin.peers._FORGIVEN_S", 0.0)
     go_on(there, 1, history, **RESUME)
 
 
@@ -255,10 +380,9 @@ def test_what_waits_in_memory_is_counted(two: list[Server], monkeypatch: pytest.
         time.sleep(0.01)
     assert room._used_bytes == 0
     # What is sent ahead and not followed is dropped, sooner or later.
-    monkeypatch.setattr(received, "_AHEAD_S", 0.0)
     history = open_session(here, 2, 200)
 
-    def vanish(*_: Any) -> str:
+    def vanish(*_: Any, **__: Any) -> str:
         raise Unavailable("gone")
 
     with monkeypatch.context() as patch:
@@ -266,8 +390,11 @@ def test_what_waits_in_memory_is_counted(two: list[Server], monkeypatch: pytest.
         with pytest.raises(Unavailable):
             here.do("move", id="2")
     assert room._used_bytes > 0
+    monkeypatch.setattr(received, "_AHEAD_S", 0.0)
+    monkeypatch.setattr(hand_over, "_AHEAD_BYTES", 1 << 40)
     here.do("move", id="2")
     go_on(there, 2, history, **RESUME)
+    until_s = time.monotonic() + 10
     while room._used_bytes and time.monotonic() < until_s:
         time.sleep(0.01)
     assert room._used_bytes == 0

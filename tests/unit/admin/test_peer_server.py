@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import urllib.error
 import urllib.request
 from contextlib import closing
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from microturn.admin.fleet import Fleet
-from microturn.admin.peers import PeerConnection
+from microturn.admin.peer_connection import PeerConnection
 from microturn.errors import InvalidArgument, PermissionDenied
 from microturn.settings import Settings
 from support.fleet_servers import Server, StartServers, go_on, open_session
@@ -70,3 +71,13 @@ def test_only_who_has_the_key_is_heard(start_servers: StartServers, tmp_path: Pa
 def test_settings_that_do_not_go_together_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         Fleet.of(Settings(**settings))
+
+
+@pytest.mark.parametrize("length", ["-1", "many", ""])
+def test_a_body_without_an_end_is_refused(two: list[Server], length: str) -> None:
+    """A negative length had all read that came, whoever sent it."""
+    host, port = two[0].address.split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(f"PUT /kv/1 HTTP/1.1\r\ncontent-length: {length}\r\n\r\n".encode() + b"x" * 1000)
+        answer = connection.recv(10_000)
+    assert answer.startswith(b"HTTP/1.1 403 ")

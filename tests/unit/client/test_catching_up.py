@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from microturn_client import Resumed
-from unit.client.survival_scene import SavingScene, events, expected_of, ids, told
+from support.survival_scene import SavingScene, events, expected_of, ids, told
 
 SAID = [([1, 2], 2, 0), ([3], 0, 0), ("a b", 3, 1), ([4], 2, 0), ([5, 6], 0, 0)]
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 
 from microturn_client import FailedPrecondition, Recovery, Resumed, Tokens, TurnEnd, Unavailable
 from microturn_client.testing._messages import error
-from unit.client.survival_scene import SavingScene, Talk, events, expected_of, ids, told
+from support.survival_scene import SavingScene, Talk, events, expected_of, ids, told
 
 
 @pytest.fixture

@@ -58,6 +58,13 @@ def test_details_are_numbers_beside_the_message():
     assert error.message == "try again"
     assert error.details == {"retry_after_ms": 250, "turn": 3, "position": -1}
     assert error.retry_after_ms == 250
+    assert error.route is None
+
+
+def test_a_route_is_a_text_beside_them():
+    error = from_wire("UNAVAILABLE: go on there [route=MTI3LjAuMC4xOjgwMDE= retry_after_ms=5]")
+    assert (error.message, error.route, error.details) == ("go on there", "MTI3LjAuMC4xOjgwMDE=", {"retry_after_ms": 5})
+    assert from_wire("UNAVAILABLE: a sentence [of=words]").message == "a sentence [of=words]"
     assert from_wire("NOT_FOUND: no [such] thing").details == {}
     assert from_wire("NOT_FOUND: no [such] thing").message == "no [such] thing"
     assert from_wire("NOT_FOUND: none").retry_after_ms is None

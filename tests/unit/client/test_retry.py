@@ -76,6 +76,15 @@ def test_the_server_may_ask_for_more_time():
     assert new_backoff([0.0], 0.0).next_attempt_at(700) == 0.7
 
 
+def test_a_route_is_tried_at_once_and_only_once():
+    """Two servers that name each other would be asked without a pause."""
+    backoff = new_backoff([5.0], 0.0)
+    assert [backoff.next_attempt_at(None, route) for route in ("here", "there")] == [5.0, 5.0]
+    assert all(backoff.next_attempt_at(None, route) > 5.0 for route in ("here", "there", "here"))
+    backoff.succeeded()
+    assert backoff.next_attempt_at(None, "there") == 5.0
+
+
 def test_patience_counts_from_the_first_failure_and_an_answer_renews_it():
     now = [10.0]
     backoff = new_backoff(now, 0.0)

@@ -27,7 +27,7 @@ from microturn_client import (
 )
 from microturn_client._lifecycle import SessionState
 from microturn_client.testing._messages import error
-from unit.client.survival_scene import Scene, Talk, events, expected_of, ids
+from support.survival_scene import Scene, Talk, events, expected_of, ids
 
 
 @settings(max_examples=300, deadline=None)

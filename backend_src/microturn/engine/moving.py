@@ -1,0 +1,62 @@
+"""What is known of sessions that are saved, or go elsewhere, and of the server that they go to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from microturn.offload.copies import Copying
+from microturn.sessions.session import Session
+
+# What a session's turns have left: their number, and the length of the context.
+Mark = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Saving:
+    """A session that is saved while it goes on.
+
+    Attributes:
+        copy: of it, of an epoch of its own.
+        copying: its KV, as it begins to be copied.
+        mark: of the point that is saved.
+    """
+
+    copy: Session
+    copying: Copying | None
+    mark: Mark
+
+
+@dataclass(frozen=True)
+class Held:
+    """A session that is held while it is written elsewhere.
+
+    Attributes:
+        copy: of it, of an epoch of its own.
+        copying: its KV, as it begins to be copied: the first share of pages is.
+        base_epoch: that it had before.
+    """
+
+    copy: Session
+    copying: Copying | None
+    base_epoch: int
+
+
+@dataclass(frozen=True)
+class Load:
+    """How much is on a server.
+
+    Attributes:
+        num_sessions: that live here, or are about to.
+        max_sessions: that may.
+        is_leaving: whether it opens and restores no more sessions.
+    """
+
+    num_sessions: int
+    max_sessions: int
+    is_leaving: bool
+
+
+def mark_of(session: Session) -> Mark:
+    """Of its last committed point."""
+    turn = session.running
+    return session.num_turns if turn is None else turn.number, session.committed_len
