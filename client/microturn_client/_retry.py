@@ -100,7 +100,7 @@ class Backoff:
         self._routes: set[str] = set()
 
     def next_attempt_at(self, retry_after_ms: int | None, route: str | None = None) -> float:
-        """Notes a failure; returns when to try next, by the clock. A route that was not tried since is tried at once."""
+        """Notes a failure; returns when to try next, by the clock: at once on a route that was not tried since."""
         now = self._clock()
         if self._failing_since is None:
             self._failing_since = now

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from microturn.serve.child import free_ports
 from microturn.snapshots.file import read_snapshot, write_snapshot
 from microturn_client import Client
 from support.pipelined import PipelinedStream
@@ -40,7 +41,12 @@ def serve_model(tmp_path_factory: pytest.TempPathFactory, smollm2_dir: str) -> I
 def pair(serve_model: Start, tmp_path_factory: pytest.TempPathFactory) -> tuple[Served, Path, Served, Path]:
     """Two servers, each with its admin socket."""
     sockets = [tmp_path_factory.mktemp("admin") / "admin.sock" for _ in range(2)]
-    one, other = (serve_model("--admin-socket", str(socket)) for socket in sockets)
+    ports = free_ports(2)
+    peers = ["--set=peers=" + ",".join(f"127.0.0.1:{port}" for port in ports), "--set=moves_per_minute=0"]
+    one, other = (
+        serve_model("--admin-socket", str(socket), "--peer-port", str(port), *peers)
+        for socket, port in zip(sockets, ports, strict=True)
+    )
     one.wait_until_ready(120)
     other.wait_until_ready(120)
     return one, sockets[0], other, sockets[1]
@@ -107,6 +113,24 @@ def test_with_its_kv_a_session_computes_nothing_again_on_another_server(
             assert again.status["usage"]["computed_tokens"] < 12
         for stream in (here, there):
             assert stream.ask("kv", end=True, input_ids=ids()).error is None
+
+
+def test_a_session_is_moved_to_another_server(pair: tuple[Served, Path, Served, Path]) -> None:
+    one, one_socket, other, _ = pair
+    with RawStream(one.address) as here, RawStream(other.address) as there:
+        prompt = ids(*range(1000, 1400))
+        assert here.ask("moved", start=True, options=GREEDY | KEY, input_ids=prompt).error is None
+        moved = sessions_command(one_socket, "move", "moved")
+        assert moved.stdout.startswith("moved: 408 tokens and the KV of 407 to 127.0.0.1:"), moved.stderr
+        refused = here.ask("moved", options=GREEDY | KEY, text_input=b" and then")
+        assert refused.code == "UNAVAILABLE"
+        assert "[route=" in str(refused.error)
+        again = there.ask("moved", start=True, options=GREEDY | KEY | RESUME, text_input=b" and then")
+        assert again.status["usage"]["computed_tokens"] < 12
+        # And back, since its client comes here.
+        closed = here.ask("moved", start=True, end=True, options=KEY | RESUME, input_ids=ids())
+        assert closed.status["context_len"] == again.status["context_len"]
+        assert there.ask("moved", options=GREEDY | KEY, text_input=b" and then").error is not None
 
 
 def test_sessions_are_listed(pair: tuple[Served, Path, Served, Path]) -> None:

@@ -231,21 +231,27 @@ def test_the_memory_of_what_waits_is_limited_but_for_one_session(
     go_on(there, 1, history, **RESUME)
 
 
+def lose_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other server takes a session, and is not heard to."""
+    send = PeerConnection.send
+
+    def send_in_vain(self: PeerConnection, *args: Any, **kwargs: Any) -> str | None:
+        send(self, *args, **kwargs)
+        raise Unavailable("no answer")
+
+    monkeypatch.setattr(PeerConnection, "send", send_in_vain)
+
+
 def test_a_copy_that_was_left_behind_gives_way(two: list[Server], monkeypatch: pytest.MonkeyPatch) -> None:
     """The other server took the session, and its answer was lost: the session goes on here, and moves later."""
     here, there = two
     history = open_session(here, 1)
-    send = PeerConnection.send
-
-    def lose_answer(self: PeerConnection, *args: Any, **kwargs: Any) -> str | None:
-        send(self, *args, **kwargs)
-        raise Unavailable("no answer")
 
     def cannot(*_: Any) -> None:
         raise Unavailable("no answer")
 
     with monkeypatch.context() as patch:
-        patch.setattr(PeerConnection, "send", lose_answer)
+        lose_answers(patch)
         patch.setattr(PeerConnection, "drop", cannot)
         with pytest.raises(Unavailable):
             here.do("move", id="1")
@@ -261,13 +267,7 @@ def test_a_copy_that_was_left_behind_gives_way(two: list[Server], monkeypatch: p
 def test_what_another_server_may_have_is_dropped_there(two: list[Server], monkeypatch: pytest.MonkeyPatch) -> None:
     here, there = two
     history = open_session(here, 1)
-    send = PeerConnection.send
-
-    def lose_answer(self: PeerConnection, *args: Any, **kwargs: Any) -> str | None:
-        send(self, *args, **kwargs)
-        raise Unavailable("no answer")
-
-    monkeypatch.setattr(PeerConnection, "send", lose_answer)
+    lose_answers(monkeypatch)
     with pytest.raises(Unavailable):
         here.do("move", id="1")
     assert there.ids() == set()
