@@ -184,8 +184,9 @@ class Turn:
         if self.is_numbered or self.keeps_pieces:
             self.pieces.append(output)
         self.unsent.append(output)
-        if self.is_answered or (self.options.stream and now_s >= self.send_at_s):
-            self.send_at_s = now_s + self.options.stream_interval_ms / 1e3
+        interval_s = self.options.stream_interval_ms / 1e3
+        if self.is_answered or (self.options.stream and (not interval_s or now_s >= self.send_at_s)):
+            self.send_at_s = now_s + interval_s
             self._send()
         if output.status is not None:
             self.on_end(self, output.status)
