@@ -128,9 +128,11 @@ def build_engine(
     copies = KVCopies(pool, kv, storage)
     # Several threads for files: a file that hangs holds up the client that asks for it, and no other.
     files = new_background(inbox.put, name="microturn-snapshots", num_threads=4)
+    # Many clients at once look for sessions of a server that has died, and each asks all others.
+    look_ups = files if fetch is None else new_background(inbox.put, name="microturn-look-ups", num_threads=16)
     texts = new_background(inbox.put, name="microturn-text", num_threads=1)
     compiling = new_background(inbox.put, name="microturn-grammars", num_threads=1)
-    arrivals = Arrivals(settings, sessions, environment, snapshots, storage, kv.page_parts, files, fetch)
+    arrivals = Arrivals(settings, sessions, environment, snapshots, storage, kv.page_parts, files, look_ups, fetch)
     request_handler = RequestHandler(settings, runner, sessions, lifecycle, environment, recorder)
     preparation = Preparation(
         settings,
@@ -172,7 +174,7 @@ def build_engine(
         arrivals=arrivals,
         preparation=preparation,
         maintenance=maintenance,
-        backgrounds=(files, texts, compiling),
+        backgrounds=(files, look_ups, texts, compiling),
         environment=environment,
         snapshots=snapshots,
         recorder=recorder,

@@ -67,7 +67,8 @@ class Arrivals:
         directory: the snapshots that clients may resume; None for none.
         storage: takes the KV in their snapshots.
         page_parts: of a page in this server.
-        files: runs the work on the directory.
+        files: removes what is not needed in the directory.
+        look_ups: looks for sessions.
         fetch: see `Fetch`; None if there are no other servers.
     """
 
@@ -80,6 +81,7 @@ class Arrivals:
         storage: Storage,
         page_parts: Sequence[PagePart],
         files: Background,
+        look_ups: Background,
         fetch: Fetch | None = None,
     ) -> None:
         self._settings = settings
@@ -91,6 +93,7 @@ class Arrivals:
         )
         self._storage = storage
         self._files = files
+        self._look_ups = look_ups
         self._fetch = fetch
         self._pending: dict[SessionId, _Pending] = {}
         self._is_closed = False
@@ -173,7 +176,7 @@ class Arrivals:
                 self._add(outcome.value)
             self._end(request.session_id, error)
 
-        self._files.submit(work, end)
+        self._look_ups.submit(work, end)
 
     # ---- import --------------------------------------------------------------------------------------------------
 
