@@ -11,6 +11,7 @@ from load_tests.bench.endless import run_endless
 from load_tests.bench.endless_embeds import run_endless_embeds
 from load_tests.bench.families import run_families
 from load_tests.bench.grammars import run_grammars
+from load_tests.bench.hand_over import run_hand_over
 from load_tests.bench.host_time import run_host_time
 from load_tests.bench.kv_types import run_kv
 from load_tests.bench.llama_build import build_llama_cpp, built_llama_cpp
@@ -52,6 +53,7 @@ def main() -> None:
     benchmarks.add_parser("build-llama-cpp", help="build a llama.cpp server into the cache, with its models")
     overhead = benchmarks.add_parser("overhead", help="what server, adapter and client add to the engine")
     overhead.add_argument("--turns", type=int, default=100)
+    benchmarks.add_parser("hand-over", help="how long a turn waits while its session moves to another server")
     starts = benchmarks.add_parser("starts", help="from the start to the first token, and from kill -9 to serving")
     starts.add_argument("--runs", type=int, default=5)
     endless = benchmarks.add_parser("endless", help="one session far beyond its model's positions")
@@ -117,6 +119,8 @@ def main() -> None:
             build_llama_cpp()
         case "prefixes":
             run_prefixes(arguments.model, arguments.sessions, arguments.prompt_len)
+        case "hand-over":
+            run_hand_over(arguments.model)
         case "starts":
             run_starts(arguments.model, arguments.runs)
         case "endless" if arguments.embeds is not None:
