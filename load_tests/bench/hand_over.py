@@ -19,6 +19,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from tqdm import tqdm
 
@@ -29,7 +30,6 @@ from microturn_client import Client, NotFound, Unavailable
 
 CONTEXT_LENS = (1000, 4000, 7500)
 NUM_ROUNDS = 30
-TURN = {"max_tokens": 1, "ignore_eos": True}
 _PAUSE_S = 0.5
 _PATIENCE_S = 60.0
 _KEY = "the benchmark's"
@@ -83,12 +83,14 @@ def run_hand_over(model: str) -> None:
     print("written:", write_result("hand-over", {"protocol": __doc__, "model": model, "contexts": results}))
 
 
-def _measure(servers: list[_Server], context_len: int) -> dict:
+def _measure(servers: list[_Server], context_len: int) -> dict[str, Any]:
     here, there = servers
     name = f"of {context_len} tokens"
     with here.client.session(session_id=name, session_key=_KEY, idle_timeout_s=600) as session:
         session.append(random.Random(context_len).choices(range(1000, 20000), k=context_len))
-        alone, moving, moves = [], [], []
+        alone: list[float] = []
+        moving: list[float] = []
+        moves: list[float] = []
         (described,) = [one for one in ask(here.admin, "list", _PATIENCE_S) if one["id"] == name]
         for _ in tqdm(range(NUM_ROUNDS), desc=f"{context_len} tokens", leave=False):
             time.sleep(_PAUSE_S)
@@ -121,7 +123,7 @@ def _turn_s(servers: list[_Server], name: str) -> float:
     for server in servers:
         session = server.client.session(session_id=name, session_key=_KEY, resume=True)
         try:
-            session.turn([1234], **TURN).wait()
+            session.turn([1234], max_tokens=1, ignore_eos=True).wait()
         except (Unavailable, NotFound):
             continue
         return time.perf_counter() - begun_s
