@@ -68,6 +68,11 @@ def said(session: int, number: int) -> list[int]:
 BeforeTurn = Callable[[int], Awaitable[bool]]
 
 
+async def wait_for_beat(begin_s: float, number: int) -> None:
+    """Until some time of a beat, counted from `begin_s` by `time.monotonic`."""
+    await asyncio.sleep(begin_s + number * BEAT_S - time.monotonic() + 0.8 * BEAT_S * random.random())
+
+
 async def talk(session: AsyncSession, which: int, heard: HeardInTime, before_turn: BeforeTurn) -> None:
     async with session:
         for number in itertools.count():

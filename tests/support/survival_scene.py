@@ -3,7 +3,7 @@
 from collections import deque
 from dataclasses import replace
 
-from microturn_client import ConnectionLost, Recovery, Resumed, Tokens
+from microturn_client import ConnectionLost, Recovery, Resumed, Tokens, TurnEnd
 from microturn_client._inputs import encode_input
 from microturn_client._lifecycle import SessionState
 from microturn_client._requests import Requests
@@ -215,6 +215,21 @@ class Talk:
         for _ in range(3):
             self.scene.wait()
             self.scene.settle()
+
+    def check_all_done_once(self):
+        """Each turn that was not left has heard what it would have heard undisturbed, and the contexts are right."""
+        context, answers = expected_of(self.said)
+        for turn, heard, answer in zip(self.turns, self.heard, answers, strict=True):
+            if turn.is_left:
+                continue
+            heard += events(turn)
+            assert ids(heard) == answer
+            assert "".join(event.text for event in heard if isinstance(event, Tokens)) == bytes(answer).decode()
+            assert isinstance(heard[-1], TurnEnd)
+            assert all(event.same_tokens for event in heard if isinstance(event, Resumed))
+        if self.turns:
+            assert self.scene.context == context
+            assert self.scene.core.context_len == len(context)
 
     def say(self):
         if sum(turn.result is None or turn.is_held for turn in self.turns) >= 7:

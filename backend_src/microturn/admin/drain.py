@@ -73,26 +73,26 @@ def drain(engine: Engine, timeout_s: float, peers: Peers | None = None) -> Drain
         peers: the other servers; None if there are none.
     """
     begun_s = time.monotonic()
-    turns_until_s = begun_s + _SHARE_OF_TURNS * timeout_s
+    turns_until_s, kv_until_s = (begun_s + share * timeout_s for share in (_SHARE_OF_TURNS, _SHARE_UNTIL_KV_ENDS))
     speed = _WriteSpeed()
     to_peers = [] if peers is None else [_ToPeers(engine, peers), _ToPeers(engine, peers, with_kv=False)]
-    ways: list[_Way] = [*to_peers]
+    to_directory: list[_Way] = []
     if engine.snapshots is not None:
-        ways.insert(min(1, len(ways)), _ToDirectory(engine, engine.snapshots, speed, until_s=turns_until_s))
+        to_directory.append(_ToDirectory(engine, engine.snapshots, speed, until_s=turns_until_s))
+    ways: list[_Way] = [*to_peers[:1], *to_directory, *to_peers[1:]]
     moved = _hand_over_all(engine, ways, until_s=turns_until_s) if ways else []
     engine.call(Maintenance.drain)
     while time.monotonic() < turns_until_s and engine.call(lambda sessions: sessions.is_busy):
         time.sleep(_POLL_S)
     resting = engine.call(Maintenance.quiesce)
     if peers is not None and resting:
-        moved += _hand_over_all(engine, [*to_peers], until_s=begun_s + _SHARE_UNTIL_KV_ENDS * timeout_s)
+        moved += _hand_over_all(engine, [*to_peers], until_s=kv_until_s)
         resting = engine.call(Maintenance.quiesce)
     saved: list[tuple[Session, Snapshot]] = []
     num_with_kv = 0
     if engine.snapshots is not None:
         saved = _save(engine, engine.snapshots, resting, until_s=begun_s + timeout_s)
-        until_s = begun_s + _SHARE_UNTIL_KV_ENDS * timeout_s
-        num_with_kv = _save_kv(engine, engine.snapshots, speed, saved, until_s=until_s)
+        num_with_kv = _save_kv(engine, engine.snapshots, speed, saved, until_s=kv_until_s)
     num_elsewhere = sum(way.num_moved for way in to_peers)
     if num_elsewhere:
         time.sleep(max(0.0, min(_TELLING_S, begun_s + timeout_s - time.monotonic())))

@@ -10,10 +10,9 @@ from typing import Any
 
 from microturn.errors import Unavailable, error_of
 from microturn.offload.copies import KVCopy
-from microturn.offload.image_file import header_bytes
 from microturn.sessions.turn import SessionId
 from microturn.snapshots.file import sealed
-from microturn.snapshots.kv_part import add_to_header
+from microturn.snapshots.kv_files import head_of
 from microturn.snapshots.snapshot import Snapshot
 
 Address = tuple[str, int]
@@ -68,11 +67,9 @@ class PeerConnection:
         Raises:
             MicroturnError: the other server does not take it, or does not answer.
         """
-        header: dict[str, Any] = {"__metadata__": {}}
-        add_to_header(header, kv, 0, is_checked=False)
         transfer = secrets.token_hex(8)
         self._wait_for(_AHEAD_S)
-        self.ask("PUT", f"/kv/{transfer}", [header_bytes(header), *kv.pages.contents()])
+        self.ask("PUT", f"/kv/{transfer}", [head_of(kv, is_checked=False), *kv.pages.contents()])
         return transfer
 
     def send(self, snapshot: Snapshot, kv: KVCopy | None, transfer: str = "", *, base_epoch: int) -> str | None:

@@ -53,14 +53,14 @@ class Rebalancer:
     def _run(self) -> None:
         pause_s = _PAUSE_S
         while not self._stopped.wait(pause_s):
+            pause_s = max(_PAUSE_S, self._interval_s)
             try:
-                pause_s = self._interval_s if self._move_one() else max(_PAUSE_S, self._interval_s)
+                if self._move_one():
+                    pause_s = self._interval_s
             except Unavailable as error:  # also where the engine has stopped
                 log.debug("no session is moved: %s", error)
-                pause_s = max(_PAUSE_S, self._interval_s)
             except MicroturnError as error:
                 log.info("no session is moved: %s", error)
-                pause_s = max(_PAUSE_S, self._interval_s)
             except Exception:
                 log.exception("no session is moved")
                 pause_s = 60.0

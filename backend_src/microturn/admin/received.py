@@ -19,6 +19,7 @@ from microturn.engine.engine import Engine
 from microturn.errors import InvalidArgument, ResourceExhausted
 from microturn.kv.image import KVImage
 from microturn.kv.page_table import TableState
+from microturn.offload.image_file import ReadsInto, read_into
 from microturn.snapshots.file import Readable, UnreadableSnapshot, read_from
 from microturn.snapshots.kv_files import read_part
 from microturn.snapshots.kv_part import KVPart
@@ -31,10 +32,8 @@ _SHARE_OF_POOL = 0.5
 _AHEAD_S = 60.0
 
 
-class Stream(Readable, Protocol):
+class Stream(Readable, ReadsInto, Protocol):
     """What a session with its KV is read from."""
-
-    def readinto(self, buffer: memoryview, /) -> int: ...
 
 
 class ReceivedKV:
@@ -64,10 +63,7 @@ class ReceivedKV:
         pieces = self._pieces
         if pieces is None:
             raise OSError("KV that another server has sent is in use by now")
-        first = 0
-        for image, num_pages in pieces:
-            pages.fill(first, image, num_pages)
-            first += num_pages
+        pages.fill_with(pieces)
 
     def drop(self) -> None:
         pieces, self._pieces = self._pieces, None
@@ -198,8 +194,8 @@ class Receiver:
         self._room.take(part.num_bytes, own_bytes)
         try:
             image = KVImage(self._parts, part.state.num_pages - part.num_before)
-            for piece in image.contents():
-                _read_into(stream, piece)
+            if sum(read_into(stream, piece) for piece in image.contents()) < part.num_bytes:
+                raise InvalidArgument("the stream ended within the KV")
         except BaseException:
             self._room.give_back(part.num_bytes)
             raise
@@ -213,12 +209,3 @@ class Receiver:
             due = [name for name, one in self._ahead.items() if one.received_s < time.monotonic() - _AHEAD_S]
             dropped = [self._ahead.pop(name) for name in due]
         self._give_back([(one.image, 0) for one in dropped])
-
-
-def _read_into(stream: Stream, piece: memoryview) -> None:
-    num_read = 0
-    while num_read < len(piece):
-        num = stream.readinto(piece[num_read:])
-        if not num:
-            raise InvalidArgument(f"the stream ended after {num_read} of {len(piece)} bytes of KV")
-        num_read += num

@@ -18,6 +18,7 @@ from microturn.errors import FailedPrecondition, NotFound, Unavailable
 from microturn.kv.page_table import TableState
 from microturn.offload.copies import Copying, KVCopies
 from microturn.sessions.environment import SessionEnvironment, next_epoch
+from microturn.sessions.ownership import owns
 from microturn.sessions.session import Session
 from microturn.sessions.table import SessionTable, moved
 from microturn.sessions.turn import SessionId
@@ -112,8 +113,7 @@ class Maintenance:
     def epoch_of(self, session_id: SessionId, key: str | None, tenant: str | None) -> int | None:
         """The epoch of a client's session; None if it is not here, or another client's."""
         session = self._sessions.find(session_id)
-        is_owner = session is not None and session.tenant == tenant and session.key.matches(key)
-        return session.epoch if session is not None and is_owner else None
+        return session.epoch if session is not None and owns(session, key, tenant) else None
 
     @property
     def load(self) -> Load:

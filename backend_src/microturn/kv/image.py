@@ -12,7 +12,7 @@ part 1 of all pages, and so on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -149,6 +149,13 @@ class KVImage:
         image = new_image(num_pages)
         image.fill(0, self, num_pages)
         return image
+
+    def fill_with(self, pieces: Iterable[tuple[KVImage, int]]) -> None:
+        """Copies the first pages of images, so many of each, one behind the other."""
+        first = 0
+        for source, num_pages in pieces:
+            self.fill(first, source, num_pages)
+            first += num_pages
 
     def fill(self, first: int, source: KVImage, num_pages: int) -> None:
         """Copies the first pages of another image, of the same parts, to index `first` on; waits for its transfer."""

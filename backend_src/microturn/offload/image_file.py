@@ -15,8 +15,9 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, Protocol
 
 import torch
 
@@ -100,7 +101,7 @@ def read_image(path: Path, image: KVImage, model: str, state: TableState, checks
         read_tensors(file, image, checksum)
 
 
-def read_tensors(file: BinaryIO, image: KVImage, checksum: str) -> None:
+def read_tensors(file: FileIO, image: KVImage, checksum: str) -> None:
     """Reads the tensors at the end of a file into an image of their shape.
 
     Args:
@@ -112,7 +113,7 @@ def read_tensors(file: BinaryIO, image: KVImage, checksum: str) -> None:
         DamagedFile: their checksum differs; the image is invalid.
         OSError: the file cannot be read.
     """
-    num_bytes = sum(_read_into(file, piece) for piece in image.contents())
+    num_bytes = sum(read_into(file, piece) for piece in image.contents())
     if num_bytes < image.num_bytes:
         raise DamagedFile(f"{num_bytes} bytes of tensors are not {image.num_bytes}")
     if file.read(1):
@@ -170,9 +171,15 @@ def _difference(path: Path, expected_model: str) -> str:
     return "its header is of another session's KV" if model == expected_model else "it is of another model"
 
 
-def _read_into(file: BinaryIO, buffer: memoryview) -> int:
+class ReadsInto(Protocol):
+    """What pages are read from: a file without a buffer, or a connection."""
+
+    def readinto(self, buffer: memoryview, /) -> int | None: ...
+
+
+def read_into(file: ReadsInto, buffer: memoryview) -> int:
     """Reads until the buffer is full or the file ends; returns the number of bytes."""
     num_read = 0
-    while num_read < len(buffer) and (num := file.readinto(buffer[num_read:])):  # type: ignore[attr-defined]
+    while num_read < len(buffer) and (num := file.readinto(buffer[num_read:])):
         num_read += num
     return num_read

@@ -52,8 +52,12 @@ class Owned(Protocol):
 
 def is_owner(owned: Owned, request: TurnRequest) -> bool:
     """Whether a request comes from the tenant and brings the key."""
-    options = request.options
-    return options.get("tenant") == owned.tenant and owned.key.matches(options.get("session_key"))
+    return owns(owned, request.options.get("session_key"), request.options.get("tenant"))
+
+
+def owns(owned: Owned, key: str | None, tenant: str | None) -> bool:
+    """Whether a client with this key, of this tenant, is the owner."""
+    return tenant == owned.tenant and owned.key.matches(key)
 
 
 def check_owner(owned: Owned, request: TurnRequest) -> None:

@@ -1,6 +1,6 @@
 """Restores saved sessions on START. A requested session has its place among the sessions at once, is read and claimed
-on a background thread, and is live when that is done. One that is not saved may live on another server, which is asked
-for it. And takes sessions that another server hands over.
+on a background thread, and is live when that is done. Other servers are asked for it first: what is saved of a session
+that lives is older. And takes sessions that another server hands over.
 
 All methods run on the engine thread and access no file there.
 """
@@ -18,7 +18,6 @@ from microturn.offload.background import Background
 from microturn.offload.file_thread import Outcome
 from microturn.offload.storage import Storage
 from microturn.sessions.environment import SessionEnvironment
-from microturn.sessions.ownership import KeyHash
 from microturn.sessions.session import Session
 from microturn.sessions.table import SessionTable
 from microturn.sessions.turn import SessionId, TurnRequest
@@ -189,7 +188,11 @@ class Arrivals:
         """
         if self._sessions.find(header.session_id) is not None:
             raise FailedPrecondition(f"session '{header.session_id}' is live here: close it first")
-        self._check_admission(session, header)
+        if header.session_id in self._pending:
+            raise FailedPrecondition(f"session '{header.session_id}' is being restored: try again")
+        check_up_to_date(header, self._sessions.newest_epoch(header.session_id))
+        self._sessions.check_room(self._settings, header.tenant)
+        self._check(session)
         self._expect(header.session_id, header.tenant, None)
 
     def receive(self, taken: RestoredSession, header: Header, base_epoch: int) -> None:
@@ -209,7 +212,8 @@ class Arrivals:
         """
         session_id = header.session_id
         older, pending = self._sessions.find(session_id), self._pending.get(session_id)
-        if older is not None and (older.running or not older.rests or (older.key, older.tenant) != _owner_of(header)):
+        is_same = older is not None and (older.key, older.tenant) == (header.key, header.tenant)
+        if older is not None and (older.running or not older.rests or not is_same):
             raise FailedPrecondition(f"session '{session_id}' is live here")
         check_up_to_date(header, self._sessions.newest_epoch(session_id), base_epoch)
         if pending is not None and not pending.may_come:
@@ -220,13 +224,6 @@ class Arrivals:
         if older is not None:
             self._sessions.end(older, "replaced")
         self._add(taken)
-
-    def _check_admission(self, session: Session, header: Header) -> None:
-        if header.session_id in self._pending:
-            raise FailedPrecondition(f"session '{header.session_id}' is being restored: try again")
-        check_up_to_date(header, self._sessions.newest_epoch(header.session_id))
-        self._sessions.check_room(self._settings, header.tenant)
-        self._check(session)
 
     def admit(self, taken: RestoredSession) -> None:
         """Makes a reserved session live after it has been claimed."""
@@ -288,10 +285,6 @@ class Arrivals:
             self._files.submit(taken.drop_content, _ignore)
         session.last_activity_s = self._environment.clock()
         self._sessions.add(session)
-
-
-def _owner_of(header: Header) -> tuple[KeyHash, str | None]:
-    return header.key, header.tenant
 
 
 def _ignore(outcome: Outcome[None]) -> None:

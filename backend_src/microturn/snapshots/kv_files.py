@@ -102,10 +102,7 @@ class FiledKV:
             DamagedFile: they differ from what was written.
             OSError: they cannot be read.
         """
-        first = 0
-        for name, num_pages in self._files.files:
-            pages.fill(first, _read_file(self._directory / name, pages.parts), num_pages)
-            first += num_pages
+        pages.fill_with((_read_file(self._directory / name, pages.parts), number) for name, number in self._files.files)
 
     def drop(self) -> None:
         for name, _ in self._files.files:
@@ -124,13 +121,18 @@ def write_kv_file(directory: Path, name: str, kv: KVCopy) -> None:
     Raises:
         ResourceExhausted, FailedPrecondition: as `file.write_snapshot`.
     """
-    header: dict[str, Any] = {"__metadata__": {}}
-    add_to_header(header, kv, 0)
     try:
         directory.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
         raise FailedPrecondition(f"cannot make {directory}: {error.strerror}") from error
-    write_atomically(directory / name, header_bytes(header), kv.pages)
+    write_atomically(directory / name, head_of(kv), kv.pages)
+
+
+def head_of(kv: KVCopy, *, is_checked: bool = True) -> bytes:
+    """What stands before pages in a file or a stream; see `read_part`, and `kv_part.add_to_header`."""
+    header: dict[str, Any] = {"__metadata__": {}}
+    add_to_header(header, kv, 0, is_checked=is_checked)
+    return header_bytes(header)
 
 
 def read_part(stream: Readable) -> KVPart:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import psutil
 
 from support.certificates import Authority
 from support.edge import Edge, TokenIssuer
-from support.replicated import BEAT_S, HeardInTime, Replicas, client_of, talk_all, talk_undisturbed, took
+from support.replicated import BEAT_S, HeardInTime, Replicas, client_of, talk_all, talk_undisturbed, took, wait_for_beat
 from support.served import Served
 
 NUM_SESSIONS = 60
@@ -38,7 +37,7 @@ async def test_all_sessions_of_a_dead_node_go_on(
     killed_s = 0.0
 
     async def on_the_beat(number: int) -> bool:
-        await asyncio.sleep(begin_s + number * BEAT_S - time.monotonic() + 0.8 * BEAT_S * random.random())
+        await wait_for_beat(begin_s, number)
         return number < NUM_TURNS
 
     async def kill_one() -> None:

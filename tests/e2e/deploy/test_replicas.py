@@ -8,14 +8,13 @@ every token once, from the whole context.
 from __future__ import annotations
 
 import asyncio
-import random
 import signal
 import statistics
 import time
 
 from support.certificates import Authority
 from support.edge import Edge, TokenIssuer
-from support.replicated import BEAT_S, HeardInTime, Replicas, client_of, talk_all, talk_undisturbed, took
+from support.replicated import BEAT_S, HeardInTime, Replicas, client_of, talk_all, talk_undisturbed, took, wait_for_beat
 from support.scrape import scrape
 
 NUM_SESSIONS = 60
@@ -36,7 +35,7 @@ async def test_sessions_outlive_their_servers(
     is_stopped, is_killed = asyncio.Event(), asyncio.Event()
 
     async def on_the_beat(number: int) -> bool:
-        await asyncio.sleep(begin_s + number * BEAT_S - time.monotonic() + 0.8 * BEAT_S * random.random())
+        await wait_for_beat(begin_s, number)
         # However slow the machine: each session speaks between the stop and the kill, and behind the kill.
         if number == KILLED_AT - 1:
             await is_stopped.wait()
@@ -94,7 +93,7 @@ async def test_all_servers_are_replaced_and_nothing_is_computed_again(
     moved_by_stop: list[int] = []
 
     async def on_the_beat(number: int) -> bool:
-        await asyncio.sleep(begin_s + number * BEAT_S - time.monotonic() + 0.8 * BEAT_S * random.random())
+        await wait_for_beat(begin_s, number)
         return number <= last_turn
 
     async def roll_out() -> None:
@@ -142,7 +141,7 @@ async def test_a_server_that_joins_gets_its_share(
         return [int(scrape(server.metrics_url).sum("microturn_sessions")) for server in servers]
 
     async def on_the_beat(number: int) -> bool:
-        await asyncio.sleep(begin_s + number * BEAT_S - time.monotonic() + 0.8 * BEAT_S * random.random())
+        await wait_for_beat(begin_s, number)
         return number <= last_turn
 
     async def join() -> None:

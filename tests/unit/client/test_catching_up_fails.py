@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from microturn_client import FailedPrecondition, Recovery, Resumed, Tokens, TurnEnd, Unavailable
+from microturn_client import FailedPrecondition, Recovery, Unavailable
 from microturn_client.testing._messages import error
 from support.survival_scene import SavingScene, Talk, events, expected_of, ids, told
 
@@ -239,15 +239,4 @@ class FallingTalk(Talk):
 def test_wherever_it_falls_back_to_every_turn_is_done_once(chance):
     talk = FallingTalk(chance)
     talk.run()
-    context, answers = expected_of(talk.said)
-    for turn, heard, answer in zip(talk.turns, talk.heard, answers, strict=True):
-        if turn.is_left:
-            continue
-        heard += events(turn)
-        assert ids(heard) == answer
-        assert "".join(event.text for event in heard if isinstance(event, Tokens)) == bytes(answer).decode()
-        assert isinstance(heard[-1], TurnEnd)
-        assert all(event.same_tokens for event in heard if isinstance(event, Resumed))
-    if talk.turns:
-        assert talk.scene.context == context
-        assert talk.scene.core.context_len == len(context)
+    talk.check_all_done_once()

@@ -35,18 +35,7 @@ from support.survival_scene import Scene, Talk, events, expected_of, ids
 def test_whatever_breaks_every_turn_is_done_once(chance):
     talk = Talk(chance)
     talk.run()
-    context, answers = expected_of(talk.said)
-    for turn, heard, answer in zip(talk.turns, talk.heard, answers, strict=True):
-        if turn.is_left:
-            continue
-        heard += events(turn)
-        assert ids(heard) == answer
-        assert "".join(event.text for event in heard if isinstance(event, Tokens)) == bytes(answer).decode()
-        assert isinstance(heard[-1], TurnEnd)
-        assert all(event.same_tokens for event in heard if isinstance(event, Resumed))
-    if talk.turns:
-        assert talk.scene.context == context
-        assert talk.scene.core.context_len == len(context)
+    talk.check_all_done_once()
 
 
 @pytest.fixture
