@@ -38,7 +38,7 @@ $(INSTALLED): constraints.txt pyproject.toml backend_src/pyproject.toml client/p
 	@$(PYTHON) -m venv .venv
 	@$(PIP_INSTALL) pip
 	@echo 'installing the server, the client and their tools (about 75 s) …'
-	@$(PIP_INSTALL) --editable 'client[gateway]' --editable backend_src --group dev
+	@$(PIP_INSTALL) --editable 'client[gateway]' --editable 'backend_src[dynamo]' --group dev
 	@echo 'installing Triton …'
 	@# The wheel that carries the real server; what it asks for is pytriton's, which we do not use.
 	@$(PIP_INSTALL) --no-deps nvidia-pytriton
@@ -62,7 +62,7 @@ test: test-unit test-oracles test-e2e test-frameworks  ## run all tests, with fe
 
 # Without the two files of the engine that take long: they load a real model and serve a crowd.
 test-fast: model  ## the parts that change most, in a minute and a half
-	$(PYTEST) -n $(WORKERS) --dist loadfile --engine-runs 20 $(addprefix tests/unit/,client engine kv sessions triton) \
+	$(PYTEST) -n $(WORKERS) --dist loadfile --engine-runs 20 $(addprefix tests/unit/,client engine hosts kv sessions) \
 	  $(addprefix --ignore=tests/unit/engine/test_,loading.py pool_pressure.py)
 	$(PYTEST) --seeds 20 tests/simulation/test_simulation.py
 

@@ -37,7 +37,7 @@ _MODEL = f"""import sys
 sys.path.insert(0, {str(_ROOT)!r})
 
 from load_tests.bench.telemetry_load import begin
-from microturn.triton import adapter as triton_adapter
+from microturn.hosts.triton import adapter as triton_adapter
 
 
 class TritonPythonModel(triton_adapter.TritonPythonModel):

@@ -19,10 +19,10 @@ from typing import Any
 from microturn.engine.engine import Engine
 from microturn.engine.maintenance import Maintenance
 from microturn.errors import MicroturnError
+from microturn.hosts.reporting import Reporting
 from microturn.sessions.inputs import TokenInput
 from microturn.sessions.turn import Turn, TurnOutput, TurnRequest
 from microturn.telemetry.recorder import Recorder
-from microturn.triton.reporting import Reporting
 
 NUM_SESSIONS, CONTEXT_LEN, NUM_INPUT, NUM_OUTPUT = 8, 200, 4, 8
 # In each there are two rounds of publishing.

@@ -19,12 +19,12 @@ from microturn.engine.engine import Engine
 from microturn.engine.maintenance import Maintenance
 from microturn.engine.wiring import build_engine
 from microturn.errors import Unavailable
+from microturn.hosts.triton.adapter import TritonPythonModel
+from microturn.hosts.triton.responses import Responses
 from microturn.kv.pool import PagePool
 from microturn.offload import disk_store
 from microturn.sessions.turn import SessionId
 from microturn.snapshots.directory import SnapshotDirectory
-from microturn.triton.adapter import TritonPythonModel
-from microturn.triton.responses import Responses
 from simulation.containers import sizes_of
 from simulation.files import Disk, VirtualBackground, VirtualFileThread
 from simulation.model import TimedRunner

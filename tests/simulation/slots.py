@@ -6,9 +6,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from microturn.hosts.triton.sequence_slots import Control, SequenceSlots
+from microturn.hosts.triton.slot_keeper import SlotKeeper
 from microturn.sessions.turn import SessionId
-from microturn.triton.sequence_slots import Control, SequenceSlots
-from microturn.triton.slot_keeper import SlotKeeper
 from microturn_client._inputs import encode_input
 from microturn_client._wire import build_request
 from simulation import pb_utils, triton

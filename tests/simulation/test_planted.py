@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from microturn.hosts.triton.responses import Responses
+from microturn.hosts.triton.sequence_slots import SequenceSlots
 from microturn.kv import pool as kv_pool
 from microturn.sessions import results
-from microturn.triton.responses import Responses
-from microturn.triton.sequence_slots import SequenceSlots
 from simulation.plan import draw_plan
 from simulation.run import Outcome, run
 from simulation.shrink import shrink

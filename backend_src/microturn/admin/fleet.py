@@ -8,7 +8,7 @@ from typing import Self
 
 from microturn.admin.peer_connection import Address
 from microturn.admin.peer_server import PeerServer, route_to
-from microturn.admin.peers import Peers, read_address
+from microturn.admin.peers import FindServers, Peers, by_name, read_address
 from microturn.admin.rebalancer import Rebalancer
 from microturn.engine.engine import Engine
 from microturn.errors import InvalidArgument
@@ -25,13 +25,16 @@ class Fleet:
 
     Args:
         settings: of this server, with a `peer_address`.
+        find: the other servers; None finds them by the setting `peers`.
+        route: what `x-session-route` says of this server; None is by the setting `edge_address`, if it is set.
 
     Raises:
         InvalidArgument: they do not go together, or the key cannot be read.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, find: FindServers | None = None, route: str | None = None) -> None:
         self._settings = settings
+        self._route = route or route_to(settings.edge_address)
         self._instance = secrets.token_hex(8)
         self._address = _address("peer_address", settings.peer_address)
         self._key = _read_key(settings.peer_key_file)
@@ -40,8 +43,8 @@ class Fleet:
                 f"peer_address {settings.peer_address} can be reached from other machines: name a peer_key_file, "
                 "with a secret that all servers share"
             )
-        addresses = [_address("peers", one) for one in settings.peers.split(",") if one.strip()]
-        self.peers = Peers(addresses, self._key, self._instance, self._address[1])
+        named = [_address("peers", one) for one in settings.peers.split(",") if one.strip()]
+        self.peers = Peers(find or by_name(named), self._key, self._instance, self._address[1])
         self._server: PeerServer | None = None
         self._rebalancer: Rebalancer | None = None
 
@@ -66,9 +69,8 @@ class Fleet:
         Raises:
             InvalidArgument: the port is in use.
         """
-        route = route_to(self._settings.edge_address)
-        self._server = PeerServer(self._address, self._key, self._instance, route, engine, self.peers)
-        if self._settings.moves_per_minute and route is not None:
+        self._server = PeerServer(self._address, self._key, self._instance, self._route, engine, self.peers)
+        if self._settings.moves_per_minute and self._route is not None:
             self._rebalancer = Rebalancer(engine, self.peers, self._settings.moves_per_minute)
 
     def stop_rebalancing(self) -> None:

@@ -33,6 +33,16 @@ _SESSION_S = 10.0
 _NUM_ASKED_AT_ONCE = 32
 
 
+# Finds the servers that there are, those that have just gone perhaps among them. Called in any thread.
+FindServers = Callable[[], Iterable[Address]]
+
+
+def by_name(addresses: Iterable[Address]) -> FindServers:
+    """Finds servers by the system's names: of a name with several addresses each is a server."""
+    names = tuple(addresses)
+    return lambda: (found for address in names for found in _resolve(address))
+
+
 def read_address(text: str) -> Address:
     """Host and port of ``host:port``.
 
@@ -77,14 +87,14 @@ class Peers:
     """Asks the other servers; callable in any thread.
 
     Args:
-        addresses: each ``host:port``; of a name with several addresses each is a server. This one may be among them.
+        find: the addresses of the servers that there are; this one may be among them.
         key: that all servers share; empty where they need none.
         instance: names this process.
         port: where this server takes sessions.
     """
 
-    def __init__(self, addresses: Iterable[Address], key: str, instance: str, port: int) -> None:
-        self._addresses = tuple(addresses)
+    def __init__(self, find: FindServers, key: str, instance: str, port: int) -> None:
+        self._find = find
         self._key = key
         self._instance = instance
         self._port = port
@@ -176,8 +186,7 @@ class Peers:
             self._silent.forget(address)
             return answer
 
-        addresses = {found for address in self._addresses for found in _resolve(address)}
-        asked = sorted(addresses - self._silent.dead())
+        asked = sorted(set(self._find()) - self._silent.dead())
         answers = [answer for answer in self._threads.map(ask_one, asked) if answer is not None]
         return answers, not self._silent.may_live(asked)
 

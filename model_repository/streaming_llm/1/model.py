@@ -6,6 +6,6 @@ import gc
 # `initialize` sets it aside and has later objects scanned again.
 gc.disable()
 
-from microturn.triton.adapter import TritonPythonModel  # noqa: E402
+from microturn.hosts.triton.adapter import TritonPythonModel  # noqa: E402
 
 __all__ = ["TritonPythonModel"]

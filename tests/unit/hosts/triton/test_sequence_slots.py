@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from microturn.triton.sequence_slots import MAX_WAIT_S, Control, SequenceSlots
+from microturn.hosts.triton.sequence_slots import MAX_WAIT_S, Control, SequenceSlots
 from support.clock import Clock
 
 NUM_SLOTS = 16

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from microturn.errors import InvalidArgument, MicroturnError
+from microturn.hosts.triton.sequence_slots import Control, SequenceSlots
 from microturn.sessions.turn import SessionId, TurnOutput, TurnSink
-from microturn.triton.sequence_slots import Control, SequenceSlots
 
 log = logging.getLogger(__name__)
 

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from microturn.errors import MicroturnError, Unavailable
+from microturn.hosts.answers import Answer, packed
+from microturn.hosts.triton.answer_pace import RATE_PER_S, AnswerPace
 from microturn.sessions.turn import Status, Turn, TurnOutput
-from microturn.triton.answer_pace import RATE_PER_S, AnswerPace
 
 log = logging.getLogger(__name__)
-
-Answer = TurnOutput | MicroturnError
 
 # How often connections are checked. A check costs 60 µs per turn.
 _POLL_S = 0.1
@@ -130,7 +129,7 @@ class Responses:
             else:
                 ready.setdefault(stream, []).append(item)
         for stream, answers in ready.items():
-            self._answer(stream, _packed(answers))
+            self._answer(stream, packed(answers))
         for stream, answer in self._pace.take_due() if is_open else self._pace.take_all():
             self._send(stream, answer)
         for _ in range(min(len(self._silent), _MAX_SILENT_AT_ONCE) if is_open else len(self._silent)):
@@ -251,14 +250,6 @@ class ResponseThread:
     def _run(self) -> None:
         while self._responses.step(block=True):
             pass
-
-
-def _packed(answers: list[Answer]) -> Answer:
-    """Packs a turn's answers since the last response into one."""
-    last = answers[-1]
-    if isinstance(last, MicroturnError):
-        return last  # tokens generated before it are rolled back
-    return TurnOutput.joined([answer for answer in answers if isinstance(answer, TurnOutput)])
 
 
 def _is_free(answer: Answer) -> bool:

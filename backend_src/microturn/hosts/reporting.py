@@ -1,8 +1,8 @@
-"""Exports an engine's telemetry: metrics to Triton and a collector, spans to a collector."""
+"""Exports an engine's telemetry: metrics to its host and a collector, spans to a collector."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from microturn.engine.engine import Engine
@@ -13,12 +13,11 @@ from microturn.settings import Settings
 from microturn.telemetry.families import Sample
 from microturn.telemetry.log_lines import LogThread
 from microturn.telemetry.metric_exporter import MetricExporter
+from microturn.telemetry.metrics import Metrics
 from microturn.telemetry.otlp import find_collector
 from microturn.telemetry.publisher import Publisher
 from microturn.telemetry.span_exporter import SpanExporter
 from microturn.telemetry.spans import AnsweredTurn, is_sampled
-from microturn.triton.responses import Responses
-from microturn.triton.sequence_slots import SequenceSlots
 
 
 class Reporting:
@@ -28,10 +27,10 @@ class Reporting:
         engine: runs in its own thread.
         settings: of the engine.
         log: of this process.
-        family_type: `pb_utils.MetricFamily`.
-        model: the model's name in Triton's repository.
+        family_type: `pb_utils.MetricFamily`, or a class like it.
+        model: what its host calls the model.
         about: labels of `microturn_info`.
-        slots: the count of Triton's sequence slots.
+        measure: sets the metrics of the host.
 
     Raises:
         InvalidArgument: an OpenTelemetry variable is not a URL.
@@ -45,26 +44,20 @@ class Reporting:
         family_type: Any,
         model: str,
         about: Mapping[str, str],
-        slots: SequenceSlots,
+        measure: Callable[[Metrics], None],
     ) -> None:
         self._engine = engine
-        self._slots = slots
+        self._measure_host = measure
         self._log = log
         service = {f"microturn.{name}": value for name, value in about.items()}
         traces = find_collector("traces", settings.otlp_endpoint, service)
         self._spans = None if traces is None else SpanExporter(traces, about["model_name"])
-        self._responses: Responses | None = None
         metrics = engine.recorder.metrics
-        metrics.sequence_slots_limit.set(slots.num_slots)
         to = find_collector("metrics", settings.otlp_endpoint, service)
         self._metrics = None if to is None else MetricExporter(to, metrics, about["model_name"])
         self._publisher = Publisher(
             metrics, self._measure, family_type, labels={"model": model}, info=about, exporter=self._metrics
         )
-
-    def watch(self, responses: Responses) -> None:
-        """Sets the responses whose withheld answers are counted."""
-        self._responses = responses
 
     def answered(self, turn: Turn, answer: Status | MicroturnError, begun_s: float) -> None:
         """A turn's last answer has been sent.
@@ -90,9 +83,7 @@ class Reporting:
 
     def _measure(self) -> dict[Sample, float]:
         metrics = self._engine.recorder.metrics
-        metrics.turns_withheld.set(0 if self._responses is None else self._responses.num_withheld)
-        for state, num_slots in self._slots.count().items():
-            metrics.sequence_slots.set(num_slots, state)
+        self._measure_host(metrics)
         dropped = metrics.telemetry_dropped
         dropped.set(self._log.num_dropped, "log")
         dropped.set(0 if self._spans is None else self._spans.num_dropped, "span")

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from microturn.errors import InvalidArgument, MicroturnError
+from microturn.hosts.triton.sequence_slots import Control
+from microturn.hosts.triton.slot_keeper import SlotKeeper, num_slots_of
 from microturn.sessions.turn import TurnOutput
-from microturn.triton.sequence_slots import Control
-from microturn.triton.slot_keeper import SlotKeeper, num_slots_of
 
 FINAL = 1
 TIMEOUT_S = 10

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from microturn.triton.answer_pace import BURST, MAX_HELD, AnswerPace
+from microturn.hosts.triton.answer_pace import BURST, MAX_HELD, AnswerPace
 from support.clock import Clock
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from microturn.errors import InvalidArgument, MicroturnError, ResourceExhausted
+from microturn.hosts.triton.responses import Answer, Responses, ResponseStream
 from microturn.sessions.inputs import TokenInput
 from microturn.sessions.turn import SessionId, Status, Turn, TurnOutput, TurnRequest
-from microturn.triton.responses import Answer, Responses, ResponseStream
 from support.clock import Clock
 
 
