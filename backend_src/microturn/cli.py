@@ -11,6 +11,7 @@ from microturn.admin.command import add_sessions_arguments
 from microturn.bench.command import add_bench_arguments, run_bench
 from microturn.planning.check_command import add_check_arguments, run_check
 from microturn.planning.command import add_plan_arguments, run_plan
+from microturn.serve.dynamo_options import add_edge_arguments, add_worker_arguments
 from microturn.serve.options import add_serve_arguments
 from microturn_gateway.arguments import add_gateway_arguments
 
@@ -50,6 +51,22 @@ def _build_parser() -> argparse.ArgumentParser:
     )
     add_serve_arguments(serve)
     serve.set_defaults(run=_run_serve)
+    worker = commands.add_parser(
+        "worker",
+        help="serve a model to edges, without Triton",
+        description="Load a model and serve it to edges that find it by NVIDIA Dynamo's runtime.",
+        allow_abbrev=False,
+    )
+    add_worker_arguments(worker)
+    worker.set_defaults(run=_run_worker)
+    edge = commands.add_parser(
+        "edge",
+        help="take clients for workers",
+        description="Take clients, and send each session to one of the workers that NVIDIA Dynamo's runtime finds.",
+        allow_abbrev=False,
+    )
+    add_edge_arguments(edge)
+    edge.set_defaults(run=_run_edge)
     health = commands.add_parser(
         "health",
         help="ask a server whether it is healthy",
@@ -121,6 +138,18 @@ def _run_serve(arguments: argparse.Namespace) -> int:
     from microturn.serve.command import run_serve
 
     return run_serve(arguments)
+
+
+def _run_worker(arguments: argparse.Namespace) -> int:
+    from microturn.serve.worker_command import run_worker
+
+    return run_worker(arguments)
+
+
+def _run_edge(arguments: argparse.Namespace) -> int:
+    from microturn.serve.edge_command import run_edge
+
+    return run_edge(arguments)
 
 
 def _run_health(arguments: argparse.Namespace) -> int:

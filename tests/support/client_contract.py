@@ -58,7 +58,13 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
 
 
 class ClientContract:
-    """Tests with a fixture ``client``."""
+    """Tests with a fixture ``client``.
+
+    Attributes:
+        ends_sequences: whether END ends a sequence, though who sent it lacks the session's key, as Triton has it.
+    """
+
+    ends_sequences = True
 
     def test_a_turn_is_tokens_at_their_positions_and_an_end(self, client: Client) -> None:
         with client.session() as session:
@@ -270,9 +276,8 @@ class ClientContract:
         with client.session() as session, client.session() as other:
             session.append(PROMPT)
             end_as_a_stranger(client, session)
-            first, *events = session.turn([70], **GENERATE)
-            assert isinstance(first, Resumed)
-            assert first.exact
+            events = list(session.turn([70], **GENERATE))
+            assert [event.exact for event in events if isinstance(event, Resumed)] == [True] * self.ends_sequences
             answer = [token_id for event in events if isinstance(event, Tokens) for token_id in event.ids]
             end_as_a_stranger(client, session)
             assert session.interrupt(heard_tokens=4).context_len == len(PROMPT) + 5
@@ -410,17 +415,17 @@ class ClientContract:
             assert session.resumed == ()
             for act in (lambda: session.append([70]), lambda: session.rewind(to=5), session.interrupt):
                 end_as_a_stranger(client, session)
-                [told] = act().resumed
-                assert told == session.resumed[-1]
-                assert told.exact
-            assert len(session.resumed) == 3
+                told = act().resumed
+                assert [news.exact for news in told] == [True] * self.ends_sequences
+                assert told == session.resumed[len(session.resumed) - len(told) :]
+            assert len(session.resumed) == 3 * self.ends_sequences
             assert session.append([71]).resumed == ()
             # The first turn that is iterated over says what only those calls were told; the next one does not.
             assert [event for event in session.turn([72], **GENERATE) if isinstance(event, Resumed)] == list(
                 session.resumed
             )
             assert not [event for event in session.turn([73], **GENERATE) if isinstance(event, Resumed)]
-            wait_until(lambda: len(called) == 3)
+            wait_until(lambda: len(called) == len(session.resumed))
             assert tuple(called) == session.resumed
 
     def test_turns_that_find_no_room_wait_for_it(self, client: Client) -> None:

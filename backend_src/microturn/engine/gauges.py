@@ -65,6 +65,17 @@ class Gauges:
         self._read_tiers()
         return metrics.samples()
 
+    @property
+    def free_bytes(self) -> int:
+        """What nothing has of the pool. Beginnings that are kept to be shared would give way, and are not counted."""
+        return (self._pool.num_pages - self._pool.num_used) * self._bytes_per_page
+
+    @property
+    def deadlines(self) -> tuple[int, int]:
+        """How many were met and missed."""
+        values = self._metrics.deadlines.values
+        return int(values["met",]), int(values["missed",])
+
     def _read_sessions(self) -> None:
         metrics = self._metrics
         places = Counter((session.state, session.kv_place) for session in self._sessions)

@@ -49,11 +49,17 @@ class Load:
         num_sessions: that live here, or are about to.
         max_sessions: that may.
         is_leaving: whether it opens and restores no more sessions.
+        free_bytes: of the KV pool.
+        deadlines_met: turns with a deadline that ended in time, since the start.
+        deadlines_missed: those that did not.
     """
 
     num_sessions: int
     max_sessions: int
     is_leaving: bool
+    free_bytes: int
+    deadlines_met: int
+    deadlines_missed: int
 
 
 def mark_of(session: Session) -> Mark:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 from microturn.admin.fleet import Fleet
@@ -39,6 +40,8 @@ class HostedEngine:
     def open(self) -> None:
         """Begins to save sessions, to take them from other servers, and to listen to administrators.
 
+        The process should have had Python's collector of garbage off until then, since it has loaded a model.
+
         Raises:
             InvalidArgument: a port is in use, or a socket cannot be made.
         """
@@ -49,6 +52,10 @@ class HostedEngine:
             self._admin = AdminSocket(Path(settings.admin_socket), self.operations.answer)
         if self._fleet is not None:
             self._fleet.join(engine)
+        # Objects of libraries and the model are permanent. Scanning them for garbage stops all turns for 165 ms.
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
     def close(self) -> None:
         """Ends running turns and the threads."""

@@ -7,4 +7,6 @@
 
 The room deals with the command line, processes, ports and files; a model is healthy when it answers an empty turn.
 Open `supervisor.py` first, then `command.py`, which builds its parts.
+
+``microturn worker`` and ``microturn edge`` need no supervisor: `worker_command.py`, `edge_command.py`.
 """

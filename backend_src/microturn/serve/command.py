@@ -15,7 +15,7 @@ from microturn.serve.errors import ServeError
 from microturn.serve.health import HealthService
 from microturn.serve.http_health import HttpHealth
 from microturn.serve.model_repository import ModelRepository
-from microturn.serve.options import DEFAULT_MODEL, ServeOptions, read_options
+from microturn.serve.options import DEFAULT_MODEL, ServeOptions, is_text, read_options
 from microturn.serve.ports import check_ports, is_loopback
 from microturn.serve.process_tree import become_subreaper
 from microturn.serve.published import PUBLISHED, published_parameters
@@ -97,11 +97,6 @@ def _as_peer(options: ServeOptions, peer_port: int, settings: Settings) -> dict[
     if not settings.edge_address and options.host != "0.0.0.0":
         as_peer["edge_address"] = f"{options.host}:{options.grpc_port}"
     return as_peer
-
-
-def is_text(log_format: str) -> bool:
-    """Whether the model's log lines are text on stderr, by `ServeOptions.log_format`."""
-    return console.stderr_is_terminal() if log_format == "auto" else log_format == "text"
 
 
 def _supervise(

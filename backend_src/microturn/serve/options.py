@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from microturn.serve import console
 from microturn.serve.errors import ServeError
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -120,16 +121,16 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         help="allow a --host other than loopback, though the Triton server of the wheel nvidia-pytriton has published "
         "remote faults",
     )
-    where.add_argument("--grpc-port", type=_port, default=8001, help="sessions (default: %(default)s)")
-    where.add_argument("--http-port", type=_port, help="Triton's HTTP API, without sessions (default: closed)")
-    where.add_argument("--metrics-port", type=_port, default=8002, help="Prometheus metrics (default: %(default)s)")
-    where.add_argument("--health-port", type=_port, default=8003, help="gRPC health service (default: %(default)s)")
+    where.add_argument("--grpc-port", type=port, default=8001, help="sessions (default: %(default)s)")
+    where.add_argument("--http-port", type=port, help="Triton's HTTP API, without sessions (default: closed)")
+    where.add_argument("--metrics-port", type=port, default=8002, help="Prometheus metrics (default: %(default)s)")
+    where.add_argument("--health-port", type=port, default=8003, help="gRPC health service (default: %(default)s)")
     where.add_argument(
-        "--http-health-port", type=_port, help="health over HTTP, by which Envoy places sessions (default: closed)"
+        "--http-health-port", type=port, help="health over HTTP, by which Envoy places sessions (default: closed)"
     )
     where.add_argument(
         "--peer-port",
-        type=_port,
+        type=port,
         help="take sessions from other servers of the model, which the setting 'peers' names (default: closed)",
     )
     where.add_argument("--run-dir", metavar="DIR", type=Path, help="where to make the temporary run directory")
@@ -162,26 +163,31 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         "--triton-arg", metavar="ARG", action="append", default=[], help="pass ARG on to tritonserver; repeatable"
     )
     how.add_argument(
-        "--grace-s", type=_seconds, default=10.0, help="on SIGTERM, kill Triton after so long (default: %(default)g)"
+        "--grace-s", type=seconds, default=10.0, help="on SIGTERM, kill Triton after so long (default: %(default)g)"
     )
     how.add_argument(
         "--drain-notice-s",
-        type=_seconds,
+        type=seconds,
         default=0.0,
         help="on SIGTERM, go on for so long while health is NOT_SERVING, so that proxies notice (default: %(default)g)",
     )
     how.add_argument(
         "--health-timeout-s",
-        type=_seconds,
+        type=seconds,
         default=10.0,
         help="restart when no health turn was answered for so long (default: %(default)g)",
     )
     how.add_argument(
         "--start-timeout-s",
-        type=_seconds,
+        type=seconds,
         default=600.0,
         help="give up when the model is not ready after so long (default: %(default)g)",
     )
+
+
+def is_text(log_format: str) -> bool:
+    """Whether log lines are text on stderr, by `--log-format`."""
+    return console.stderr_is_terminal() if log_format == "auto" else log_format == "text"
 
 
 def read_options(arguments: argparse.Namespace) -> ServeOptions:
@@ -218,17 +224,19 @@ def _absolute(text: str) -> Path:
     return Path(text).absolute()
 
 
-def _port(text: str) -> int:
+def port(text: str) -> int:
+    """A port, for argparse."""
     if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 65535:
         raise argparse.ArgumentTypeError(f"a port is a number from 1 to 65535, not '{text}'")
     return int(text)
 
 
-def _seconds(text: str) -> float:
+def seconds(text: str) -> float:
+    """A time above 0, for argparse."""
     try:
-        seconds = float(text)
+        number = float(text)
     except ValueError:
-        seconds = -1.0
-    if not 0 < seconds < 1e6:  # also refuses nan
+        number = -1.0
+    if not 0 < number < 1e6:  # also refuses nan
         raise argparse.ArgumentTypeError(f"seconds above 0 are wanted, not '{text}'")
-    return seconds
+    return number

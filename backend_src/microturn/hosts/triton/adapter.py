@@ -69,10 +69,6 @@ class TritonPythonModel:
             self._log.close()
             raise pb_utils.TritonModelException(str(error)) from error
         self._response_thread = ResponseThread(self._responses)
-        # Objects of libraries and the model are permanent. Scanning them for garbage stops all turns for 165 ms.
-        gc.collect()
-        gc.freeze()
-        gc.enable()
 
     def _answered(self, turn: Turn, answer: Status | MicroturnError, begun_s: float) -> None:
         self._reporting.answered(turn, answer, begun_s)

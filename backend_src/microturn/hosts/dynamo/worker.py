@@ -1,0 +1,185 @@
+"""The worker: an engine without Triton, as two endpoints on Dynamo's runtime.
+
+| endpoint | request | answer |
+| --- | --- | --- |
+| `turn` | `{"request": …, "tenant": …}`, a `ModelInferRequest` | `{"response": …}`, `ModelStreamInferResponse`s |
+| `control` | `{"op": "load"}` | how much is here: `engine.moving.Load`, `name`, `peer`, `late_share` |
+| | `{"op": "config"}` | a `ModelConfigResponse` |
+
+Messages are serialized, as in the wire contract (client/PROTOCOL.md). The first response is empty: it says that the
+turn has its place behind those before it. Interrupts are turns. Sessions move by the port where peers take them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from tritonclient.grpc import service_pb2
+
+from microturn.engine.engine import Engine
+from microturn.engine.moving import Load
+from microturn.errors import InternalError, MicroturnError
+from microturn.hosts.dynamo.runtime import COMPONENT, CONTROL, TURN
+from microturn.hosts.kserve.engine_front import EngineFront
+from microturn.hosts.kserve.messages import response_to
+
+log = logging.getLogger(__name__)
+
+_LOOK_EVERY_S = 0.2
+# Deadlines are counted over so long.
+_ATTAINMENT_S = 10.0
+# Behind a pause of so long, discovery may have dropped this worker; its lease is 10 s.
+_PAUSED_S = 3.0
+
+
+class EngineSilentError(Exception):
+    """The engine has stopped by itself, or gives no answer."""
+
+
+class WorkerHost:
+    """Serves an engine's turns to edges.
+
+    Attributes:
+        load: how much is here, as `control` tells it.
+
+    Args:
+        runtime: Dynamo's.
+        namespace: Dynamo's.
+        name: of this worker.
+        peer: ``host:port`` where it takes sessions from others.
+        engine: runs in its own thread.
+        front: the engine's.
+        silent_after_s: how long the engine may leave a question unanswered.
+    """
+
+    def __init__(
+        self,
+        runtime: Any,
+        namespace: str,
+        name: str,
+        peer: str,
+        engine: Engine,
+        front: EngineFront,
+        silent_after_s: float,
+    ) -> None:
+        self._runtime = runtime
+        self._endpoints = {
+            endpoint: runtime.endpoint(f"{namespace}.{COMPONENT}.{endpoint}") for endpoint in (TURN, CONTROL)
+        }
+        self._about = {"name": name, "peer": peer}
+        self._engine = engine
+        self._front = front
+        self._silent_after_s = silent_after_s
+        self._attainment = _Attainment()
+        self._is_leaving = False
+        self.load: Mapping[str, Any] = {}
+
+    async def serve(self) -> None:
+        """Until it is cancelled.
+
+        Raises:
+            EngineSilentError: the engine cannot be served any more.
+        """
+        await self._look()
+        serving = [
+            self._look_on(),
+            self._stay_registered(),
+            self._endpoints[TURN].serve_endpoint(self._turn),
+            self._endpoints[CONTROL].serve_endpoint(self._control),
+        ]
+        await asyncio.gather(*serving)
+
+    def expose(self, metrics: Callable[[], str]) -> None:
+        """Adds metrics, in Prometheus' text, to those of Dynamo's HTTP server."""
+        self._endpoints[TURN].metrics.register_prometheus_expfmt_callback(metrics)
+
+    def leave(self) -> None:
+        """Has edges send no more new sessions here."""
+        self._is_leaving = True
+        self.load = {**self.load, "is_leaving": True}
+
+    async def unregister(self) -> None:
+        """Has edges send no more turns here."""
+        for endpoint in self._endpoints.values():
+            await endpoint.unregister_endpoint_instance()
+
+    async def _turn(self, said: Mapping[str, Any], context: Any) -> AsyncIterator[dict[str, bytes]]:
+        message = service_pb2.ModelInferRequest.FromString(said["request"])
+        try:
+            turns = await self._front.open(None, said["tenant"])
+            responses = await turns.begin(said["request"], message)
+        except Exception as error:
+            if not isinstance(error, MicroturnError):
+                log.exception("a request could not be read")
+                error = InternalError(f"the request could not be read: {error}")
+            yield {"response": b""}
+            yield {"response": response_to(message.id, error)}
+            return
+        # A client that has gone is seen by the context alone; the loop below may be waiting for the engine.
+        gone = asyncio.ensure_future(context.async_killed_or_stopped())
+        gone.add_done_callback(lambda done: done.cancelled() or responses.leave())
+        try:
+            yield {"response": b""}
+            async for response in responses:
+                yield {"response": response}
+        finally:
+            gone.cancel()
+            await responses.aclose()
+
+    async def _control(self, said: Mapping[str, Any], context: Any) -> AsyncIterator[Any]:
+        yield self.load if said.get("op") == "load" else await self._front.model_config()
+
+    async def _look_on(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            await self._look()
+
+    async def _look(self) -> None:
+        """Asks the engine how much is on it."""
+        asking = asyncio.to_thread(self._engine.call, lambda sessions: sessions.load)
+        try:
+            load = await asyncio.wait_for(asking, self._silent_after_s)
+        except TimeoutError:
+            raise EngineSilentError(f"the engine gives no answer for {self._silent_after_s:g} s") from None
+        except MicroturnError as error:
+            if self._is_leaving:
+                return
+            raise EngineSilentError(f"the engine has stopped: {error}") from error
+        late_share = self._attainment.late_share(load)
+        self.load = {**asdict(load), **self._about, "late_share": late_share}
+        if self._is_leaving:
+            self.leave()
+
+    async def _stay_registered(self) -> None:
+        """Registers anew behind a pause: a process that was stopped has lost its lease, and discovery forgets it."""
+        while True:
+            begun_s = time.monotonic()
+            await asyncio.sleep(_LOOK_EVERY_S)
+            paused_s = time.monotonic() - begun_s
+            if paused_s > _PAUSED_S and not self._is_leaving:
+                log.warning("this process did not run for %.0f s: registering anew", paused_s)
+                for endpoint in self._endpoints.values():
+                    await endpoint.register_endpoint_instance()
+
+
+class _Attainment:
+    """The share of deadlines that were missed of late."""
+
+    def __init__(self) -> None:
+        self._counts: deque[tuple[float, int, int]] = deque()
+
+    def late_share(self, load: Load) -> float:
+        """Of the deadlines within the last seconds; 0 where there were none."""
+        now_s = time.monotonic()
+        self._counts.append((now_s, load.deadlines_met, load.deadlines_missed))
+        while self._counts[0][0] < now_s - _ATTAINMENT_S:
+            self._counts.popleft()
+        _, met, missed = self._counts[0]
+        met, missed = load.deadlines_met - met, load.deadlines_missed - missed
+        return missed / (met + missed) if missed else 0.0

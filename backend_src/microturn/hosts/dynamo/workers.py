@@ -1,0 +1,163 @@
+"""The workers that there are, and what each said of itself last.
+
+Discovery tells which ones there are. Each is asked several times a second how much is on it; one that gives no answer
+for a while is lost, though its connections may stand: it is frozen, or its machine is gone. Its streams end then. When
+it answers again, it is taken for a new one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from microturn.admin.peer_connection import Address
+from microturn.admin.peers import read_address
+from microturn.hosts.dynamo.runtime import COMPONENT, CONTROL, TURN
+
+log = logging.getLogger(__name__)
+
+_ASK_EVERY_S = 0.25
+# A worker that misses more of its deadlines than this gets new sessions only where there is no other.
+_TOO_LATE = 0.05
+
+
+@dataclass(eq=False)
+class Worker:
+    """One worker.
+
+    Attributes:
+        instance_id: Dynamo's, new at each start.
+        name: its own, which clients know as a route.
+        said: what it answered last, see `WorkerHost.load`.
+        num_placed: sessions that were sent there since.
+        lost: whether it gives no answers.
+    """
+
+    instance_id: int
+    name: str
+    said: Mapping[str, Any]
+    num_placed: int = 0
+    lost: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def takes_sessions(self) -> bool:
+        """Whether a new session may go there."""
+        return not self.lost.is_set() and not self.said["is_leaving"]
+
+    @property
+    def rank(self) -> tuple[bool, bool, float, int]:
+        """Where a new session goes first: to one that is not full, keeps its deadlines, is emptiest, has most room."""
+        num_sessions, max_sessions = self.said["num_sessions"] + self.num_placed, self.said["max_sessions"]
+        is_late = self.said["late_share"] > _TOO_LATE
+        return num_sessions >= max_sessions, is_late, num_sessions / max_sessions, -self.said["free_bytes"]
+
+    def lose(self, why: str) -> None:
+        """It gives no answers."""
+        if not self.lost.is_set():
+            log.warning("worker %s is lost: %s", self.name, why)
+            self.lost.set()
+
+
+class Workers:
+    """Watches the workers of a namespace, on an event loop.
+
+    Attributes:
+        turns: Dynamo's client of their endpoint `turn`.
+
+    Args:
+        runtime: Dynamo's.
+        namespace: Dynamo's.
+        lost_after_s: how long a worker may leave a question unanswered.
+    """
+
+    def __init__(self, runtime: Any, namespace: str, lost_after_s: float) -> None:
+        self._runtime = runtime
+        self._namespace = namespace
+        self._lost_after_s = lost_after_s
+        self._found: dict[int, Worker] = {}
+        self._asking: dict[int, asyncio.Task[None]] = {}
+        self._control: Any = None
+        self.turns: Any = None
+        self._watching: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begins to watch."""
+        self._control, self.turns = [
+            await self._runtime.endpoint(f"{self._namespace}.{COMPONENT}.{endpoint}").client()
+            for endpoint in (CONTROL, TURN)
+        ]
+        self._watching = asyncio.create_task(self._watch())
+
+    def close(self) -> None:
+        """Watches no more."""
+        for task in (self._watching, *self._asking.values()):
+            if task is not None:
+                task.cancel()
+
+    def all(self) -> list[Worker]:
+        """Those that answer."""
+        return [worker for worker in self._found.values() if not worker.lost.is_set()]
+
+    def named(self, name: str | None) -> Worker | None:
+        """The worker of a name, if it answers; the latest of several, since a name is its again after a restart."""
+        return next((worker for worker in reversed(self.all()) if worker.name == name), None)
+
+    async def wait_for(self, name: str) -> None:
+        """Until a worker answers under a name."""
+        while self.named(name) is None:
+            await asyncio.sleep(_ASK_EVERY_S / 5)
+
+    def emptiest(self) -> Worker | None:
+        """Where a new session goes; None where there is no worker that takes any."""
+        return min((worker for worker in self.all() if worker.takes_sessions), key=lambda one: one.rank, default=None)
+
+    def peer_addresses(self) -> Iterable[Address]:
+        """Where those that answer take sessions from each other. Callable in any thread."""
+        return [read_address(worker.said["peer"]) for worker in list(self._found.values()) if not worker.lost.is_set()]
+
+    async def ask(self, instance_id: int, op: str) -> Any:
+        """Asks a worker's endpoint `control`; waits for as long as it takes.
+
+        Raises:
+            Exception: it could not be reached, of no particular type.
+        """
+        async for answer in await self._control.direct({"op": op}, instance_id):
+            return answer.data()
+        raise ConnectionError("the worker ended without an answer")
+
+    async def _watch(self) -> None:
+        while True:
+            ids = set(self._control.instance_ids())
+            for instance_id in ids - self._asking.keys():
+                self._asking[instance_id] = asyncio.create_task(self._ask_on(instance_id))
+            for instance_id in self._asking.keys() - ids:
+                self._asking.pop(instance_id).cancel()
+                if instance_id in self._found:
+                    self._found.pop(instance_id).lose("it has left")
+            await asyncio.sleep(_ASK_EVERY_S)
+
+    async def _ask_on(self, instance_id: int) -> None:
+        while True:
+            asked_s = time.monotonic()
+            try:
+                said = await asyncio.wait_for(self.ask(instance_id, "load"), self._lost_after_s)
+            except Exception as error:
+                why = f"no answer for {self._lost_after_s:g} s" if isinstance(error, TimeoutError) else str(error)
+                worker = self._found.get(instance_id)
+                if worker is not None:
+                    worker.lose(why)
+            else:
+                self._note(instance_id, said)
+            await asyncio.sleep(max(0.0, asked_s + _ASK_EVERY_S - time.monotonic()))
+
+    def _note(self, instance_id: int, said: Mapping[str, Any]) -> None:
+        worker = self._found.get(instance_id)
+        if worker is None or worker.lost.is_set():  # also one that answers again: its streams have ended
+            self._found.pop(instance_id, None)
+            self._found[instance_id] = Worker(instance_id, said["name"], said)
+        else:
+            worker.said, worker.num_placed = said, 0

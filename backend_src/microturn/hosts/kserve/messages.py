@@ -1,0 +1,149 @@
+"""Requests and responses of the wire contract (client/PROTOCOL.md) as KServe's messages, read and written."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+from tritonclient.grpc import model_config_pb2, service_pb2
+
+from microturn.errors import InvalidArgument, MicroturnError
+from microturn.hosts.answers import Answer, is_last, output_tensors
+from microturn.hosts.requests import turn_request
+from microturn.sessions.options import TENANT_HEADER
+from microturn.sessions.turn import SessionId, TurnRequest, TurnSink
+
+MODEL_NAME = "streaming_llm"
+
+_MAX_SESSION_ID_BYTES = 128
+# Parameters that are no options: the sequence's are read apart, the others are Triton's own.
+_NO_OPTIONS = ("sequence_", "triton_", "priority", "timeout", "headers")
+_DATATYPES = {"input_ids": "INT32", "text_input": "BYTES", "input_embeds": "FP32"}
+_TYPES = {"INT32": np.dtype("<i4"), "FP32": np.dtype("<f4")}
+_NAMES_OF_TYPES = {"i": "INT32", "f": "FP32", "O": "BYTES"}
+
+
+def session_of(message: Any) -> SessionId:
+    """The session that a request is for.
+
+    Raises:
+        InvalidArgument: it names none, or by an id that is not one.
+    """
+    said = message.parameters.get("sequence_id")
+    match None if said is None else said.WhichOneof("parameter_choice"):
+        case "int64_param" if said.int64_param > 0:
+            return int(said.int64_param)
+        case "string_param" if 0 < len(said.string_param.encode()) <= _MAX_SESSION_ID_BYTES:
+            if "\0" not in said.string_param:
+                return str(said.string_param)
+    raise InvalidArgument(
+        "the parameter sequence_id names the turn's session: an integer in [1, 2^63) or a text of 1 to 128 bytes "
+        "without NUL"
+    )
+
+
+def read_request(message: Any, sink: TurnSink, tenant: str | None, arrived_s: float) -> TurnRequest:
+    """A `ModelInferRequest` as a turn's request; what is wrong with its options or input becomes a refusal.
+
+    Args:
+        message: the request.
+        sink: where the answer goes.
+        tenant: what a trusted proxy says of the caller.
+        arrived_s: when it arrived, by the engine's clock.
+
+    Raises:
+        InvalidArgument: it is for another model, or for no session.
+    """
+    if message.model_name != MODEL_NAME:
+        raise InvalidArgument(f"Request for unknown model: '{message.model_name[:100]}' is not found")
+    return turn_request(
+        session_of(message),
+        start=_flag(message, "sequence_start"),
+        end=_flag(message, "sequence_end"),
+        parameters=lambda: _options_of(message, tenant),
+        tensors=lambda: _tensors_of(message),
+        sink=sink,
+        arrived_s=arrived_s,
+    )
+
+
+def response_to(request_id: str, answer: Answer) -> bytes:
+    """A `ModelStreamInferResponse`, serialized."""
+    message = service_pb2.ModelStreamInferResponse()
+    response = message.infer_response
+    response.model_name, response.model_version, response.id = MODEL_NAME, "1", request_id
+    response.parameters["triton_final_response"].bool_param = is_last(answer)
+    if isinstance(answer, MicroturnError):
+        message.error_message = str(answer)
+    else:
+        for name, array in output_tensors(answer).items():
+            datatype = _NAMES_OF_TYPES[array.dtype.kind]
+            response.outputs.add(name=name, datatype=datatype, shape=array.shape)
+            response.raw_output_contents.append(_bytes_of(array))
+    return bytes(message.SerializeToString())
+
+
+def config_response(parameters: dict[str, str]) -> bytes:
+    """A `ModelConfigResponse` with these parameters, serialized."""
+    config = model_config_pb2.ModelConfig(name=MODEL_NAME, model_transaction_policy={"decoupled": True})
+    for name, value in parameters.items():
+        config.parameters[name].string_value = value
+    return bytes(service_pb2.ModelConfigResponse(config=config).SerializeToString())
+
+
+def _flag(message: Any, name: str) -> bool:
+    return name in message.parameters and bool(message.parameters[name].bool_param)
+
+
+def _options_of(message: Any, tenant: str | None) -> str:
+    options = {} if tenant is None else {TENANT_HEADER: tenant}
+    for name, value in message.parameters.items():
+        if name.startswith(_NO_OPTIONS):
+            continue
+        kind = value.WhichOneof("parameter_choice")
+        if kind is None or name == TENANT_HEADER:
+            raise InvalidArgument(f"option '{name}' has no value, or is a header's")
+        options[name] = getattr(value, kind)
+    return json.dumps(options)
+
+
+def _tensors_of(message: Any) -> dict[str, np.ndarray[Any, Any]]:
+    if len(message.inputs) != len(message.raw_input_contents):
+        raise InvalidArgument(f"{len(message.inputs)} inputs have {len(message.raw_input_contents)} raw_input_contents")
+    tensors = {}
+    for tensor, content in zip(message.inputs, message.raw_input_contents, strict=True):
+        datatype = _DATATYPES.get(tensor.name)
+        if datatype is None:
+            raise InvalidArgument(f"unexpected inference input '{tensor.name[:100]}': {', '.join(_DATATYPES)} are read")
+        if tensor.datatype != datatype:
+            raise InvalidArgument(f"{tensor.name} has data-type {tensor.datatype[:20]}: its data-type is {datatype}")
+        shape = tuple(tensor.shape)
+        if any(length < 0 for length in shape):
+            raise InvalidArgument(f"unexpected shape for input '{tensor.name}': {list(shape)}")
+        texts = _texts_in(content) if datatype == "BYTES" else None
+        size = len(content) // 4 if texts is None else len(texts)
+        if math.prod(shape) != size or (texts is None and len(content) % 4):
+            raise InvalidArgument(f"{tensor.name} has shape {list(shape)} and {len(content)} bytes: byte size mismatch")
+        array = np.frombuffer(content, _TYPES[datatype]) if texts is None else np.array(texts, np.object_)
+        tensors[tensor.name] = array.reshape(shape)
+    return tensors
+
+
+def _texts_in(content: bytes) -> list[bytes]:
+    """The elements of a tensor of bytes: each behind its length in four bytes."""
+    texts, at = [], 0
+    while at < len(content):
+        length = int.from_bytes(content[at : at + 4], "little")
+        texts.append(content[at + 4 : at + 4 + length])
+        at += 4 + length
+        if at > len(content):
+            raise InvalidArgument(f"text_input has incomplete string data: {at - len(content)} bytes are missing")
+    return texts
+
+
+def _bytes_of(array: np.ndarray[Any, Any]) -> bytes:
+    if array.dtype.kind != "O":
+        return array.tobytes()
+    return b"".join(len(text).to_bytes(4, "little") + text for text in array.ravel())

@@ -1,0 +1,58 @@
+"""The command lines of ``microturn worker`` and ``microturn edge``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+from pathlib import Path
+
+from microturn.serve.options import DEFAULT_MODEL, port, seconds
+
+# Dynamo 1.6 reads this port as a signed number of 16 bits.
+_MAX_SYSTEM_PORT = 32767
+
+
+def add_worker_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of ``microturn worker``."""
+    add = parser.add_argument
+    add("--model", default=DEFAULT_MODEL, metavar="DIR|FILE|NAME", help="as 'microturn serve' has it (%(default)s)")
+    add("--set", metavar="KEY=VALUE", action="append", default=[], help="override a setting of the engine; repeatable")
+    add("--name", default=f"{socket.gethostname()}-{os.getpid()}", help="by which clients come back (%(default)s)")
+    _add_namespace_arguments(parser)
+    add("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
+    add("--peer-port", type=port, default=8004, help="take sessions from other workers (%(default)s)")
+    add("--metrics-port", type=_low_port, default=8002, help="Dynamo's HTTP with /metrics and /health (%(default)s)")
+    add("--grpc-port", type=port, help="take clients without an edge as well (default: closed)")
+    add("--admin-socket", metavar="PATH", type=Path, help="socket for 'microturn sessions' (default: none)")
+    add("--snapshot-dir", metavar="DIR", type=Path, help="save live sessions there, and find saved ones")
+    add("--log-format", choices=("auto", "text", "json"), default="auto", help="as 'microturn serve' has it")
+    add("--grace-s", type=seconds, default=10.0, help="on SIGTERM, stop within so long (%(default)g)")
+    add("--drain-notice-s", type=seconds, default=1.0, help="part of it in which edges notice (%(default)g)")
+    add("--engine-timeout-s", type=seconds, default=10.0, help="end when the engine is silent so long (%(default)g)")
+
+
+def add_edge_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of ``microturn edge``."""
+    _add_namespace_arguments(parser)
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
+    parser.add_argument("--grpc-port", type=port, default=8001, help="sessions, and gRPC health (%(default)s)")
+    parser.add_argument("--grace-s", type=seconds, default=1.0, help="on SIGTERM, end streams then (%(default)g)")
+
+
+def _low_port(text: str) -> int:
+    number = port(text)
+    if number > _MAX_SYSTEM_PORT:
+        raise argparse.ArgumentTypeError(f"Dynamo takes a port up to {_MAX_SYSTEM_PORT} for its HTTP, not {text}")
+    return number
+
+
+def _add_namespace_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares what a worker and an edge on Dynamo's runtime have in common."""
+    parser.add_argument("--namespace", default="microturn", help="Dynamo's, of workers and edges (%(default)s)")
+    parser.add_argument(
+        "--lost-after-s",
+        type=seconds,
+        default=1.5,
+        help="a worker that gives no answer for so long is lost (default: %(default)g)",
+    )

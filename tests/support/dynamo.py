@@ -1,0 +1,134 @@
+"""Workers and edges on Dynamo's runtime, each a process of its own, which find each other by files."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from microturn.serve.child import free_ports
+from support import share
+
+
+class Process:
+    """``microturn worker`` or ``microturn edge``.
+
+    Attributes:
+        address: of its gRPC.
+        said: the lines that it has printed.
+    """
+
+    def __init__(self, command: str, *arguments: str, address: str, files: Path) -> None:
+        self.address = address
+        self.said: list[str] = []
+        self._is_ready = threading.Event()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "microturn.cli", command, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "DYN_FILE_KV": str(files)},
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read, args=(self.process.stdout,))
+        self._reader.start()
+
+    def _read(self, stream: IO[str]) -> None:
+        with stream:
+            for line in stream:
+                self.said.append(line.rstrip())
+                if line.startswith("ready"):
+                    self._is_ready.set()
+        self._is_ready.set()
+
+    def wait_until_ready(self) -> None:
+        assert self._is_ready.wait(120), self.said
+        assert any(line.startswith("ready") for line in self.said), self.said
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(10)
+
+    def stop(self, timeout_s: float = 120.0) -> int:
+        """SIGTERM; its exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout_s)
+
+    def close(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGCONT)
+        self.kill()
+        self._reader.join()
+
+
+class Cluster:
+    """Workers of one model, and edges.
+
+    Args:
+        model: its directory.
+        directory: where they find each other.
+        settings: of each worker.
+    """
+
+    def __init__(self, model: Path | str, directory: Path, *settings: str) -> None:
+        self._model = str(model)
+        self._files = directory / "discovery"
+        self._settings = [f"--set={setting}" for setting in (f"num_threads={share.num_threads()}", *settings)]
+        self._started: list[Process] = []
+        self._num_workers = 0
+
+    def start_worker(self, *arguments: str) -> Process:
+        (grpc_port, peer_port), metrics_port = free_ports(2), _free_low_port()
+        self._num_workers += 1
+        ports = [f"--grpc-port={grpc_port}", f"--peer-port={peer_port}", f"--metrics-port={metrics_port}"]
+        named = [f"--model={self._model}", f"--name=worker-{self._num_workers}"]
+        return self._start("worker", grpc_port, *named, *ports, *self._settings, *arguments)
+
+    def start_edge(self, *arguments: str) -> Process:
+        (port,) = free_ports(1)
+        return self._start("edge", port, f"--grpc-port={port}", *arguments)
+
+    def _start(self, command: str, port: int, *arguments: str) -> Process:
+        process = Process(command, *arguments, address=f"127.0.0.1:{port}", files=self._files)
+        self._started.append(process)
+        return process
+
+    def close(self) -> None:
+        for process in self._started:
+            process.close()
+
+
+@contextlib.contextmanager
+def cluster_of(model: Path | str, directory: Path, *settings: str) -> Iterator[Cluster]:
+    """They end with the block."""
+    with contextlib.closing(Cluster(model, directory, *settings)) as cluster:
+        yield cluster
+
+
+def _free_low_port() -> int:
+    """One that Dynamo takes for its own HTTP: it reads it as a number of 15 bits."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+
+
+def wait_for_workers(edge: Process, timeout_s: float = 30.0) -> None:
+    """Until an edge has found one."""
+    deadline_s = time.monotonic() + timeout_s
+    with grpc.insecure_channel(edge.address) as channel:
+        check = health_pb2_grpc.HealthStub(channel).Check
+        while check(health_pb2.HealthCheckRequest(), timeout=30, wait_for_ready=True).status != 1:
+            assert time.monotonic() < deadline_s, edge.said
+            time.sleep(0.02)
