@@ -11,15 +11,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
-import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-
 from microturn.serve.child import free_ports
 from support import share
+from support.scrape import scrape
 
 
 class Process:
@@ -27,11 +25,13 @@ class Process:
 
     Attributes:
         address: of its gRPC.
+        metrics_port: of a worker.
         said: the lines that it has printed.
     """
 
     def __init__(self, command: str, *arguments: str, address: str, files: Path) -> None:
         self.address = address
+        self.metrics_port = 0
         self.said: list[str] = []
         self._is_ready = threading.Event()
         self.process = subprocess.Popen(
@@ -93,7 +93,9 @@ class Cluster:
         self._num_workers += 1
         ports = [f"--grpc-port={grpc_port}", f"--peer-port={peer_port}", f"--metrics-port={metrics_port}"]
         named = [f"--model={self._model}", f"--name=worker-{self._num_workers}"]
-        return self._start("worker", grpc_port, *named, *ports, *self._settings, *arguments)
+        worker = self._start("worker", grpc_port, *named, *ports, *self._settings, *arguments)
+        worker.metrics_port = metrics_port
+        return worker
 
     def start_edge(self, *arguments: str) -> Process:
         (port,) = free_ports(1)
@@ -124,11 +126,15 @@ def _free_low_port() -> int:
             return port
 
 
-def wait_for_workers(edge: Process, timeout_s: float = 30.0) -> None:
-    """Until an edge has found one."""
+def wait_for_workers(edge: Process, number: int = 1, timeout_s: float = 30.0) -> None:
+    """Until an edge has found so many."""
     deadline_s = time.monotonic() + timeout_s
-    with grpc.insecure_channel(edge.address) as channel:
-        check = health_pb2_grpc.HealthStub(channel).Check
-        while check(health_pb2.HealthCheckRequest(), timeout=30, wait_for_ready=True).status != 1:
-            assert time.monotonic() < deadline_s, edge.said
-            time.sleep(0.02)
+    while len([line for line in edge.said if "found worker" in line]) < number:
+        assert time.monotonic() < deadline_s, edge.said
+        time.sleep(0.02)
+
+
+def num_sessions_on(workers: Iterable[Process]) -> list[int]:
+    return [
+        int(scrape(f"http://127.0.0.1:{worker.metrics_port}/metrics").sum("microturn_sessions")) for worker in workers
+    ]

@@ -7,7 +7,7 @@ import itertools
 import random
 import statistics
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -88,12 +88,12 @@ async def talk(session: AsyncSession, which: int, heard: HeardInTime, before_tur
             heard.waited_s.append((time.monotonic(), time.monotonic() - asked_s))
 
 
-async def talk_all(client: AsyncClient, heard: list[HeardInTime], before_turn: BeforeTurn) -> None:
-    """All sessions side by side; half of them sample."""
+async def talk_all(clients: Sequence[AsyncClient], heard: list[HeardInTime], before_turn: BeforeTurn) -> None:
+    """All sessions side by side, each by one of the clients; half of them sample."""
     async with asyncio.TaskGroup() as tasks:
         for which, one in enumerate(heard):
             sampling = {"temperature": 0.9, "seed": which} if which % 2 else {}
-            session = client.session(idle_timeout_s=300, **sampling)
+            session = clients[which % len(clients)].session(idle_timeout_s=300, **sampling)
             tasks.create_task(talk(session, which, one, before_turn))
 
 
@@ -105,7 +105,7 @@ async def talk_undisturbed(address: str, num_sessions: int, num_turns: int) -> l
 
     heard = [HeardInTime() for _ in range(num_sessions)]
     async with AsyncClient(address, timeout_s=120, recovery=PATIENT) as client:
-        await talk_all(client, heard, at_once)
+        await talk_all([client], heard, at_once)
     return heard
 
 

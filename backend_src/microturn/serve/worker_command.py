@@ -189,10 +189,9 @@ async def _running(host: WorkerHost) -> AsyncIterator[asyncio.Task[None]]:
 class _TextStream:
     """Stderr, for log lines as a person reads them."""
 
-    def write(self, lines: str) -> int:
+    def write(self, lines: str) -> None:
         for line in lines.splitlines():
             console.write_stderr(as_text(line))
-        return len(lines)
 
     def flush(self) -> None:
         """Nothing is kept."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from datetime import UTC, datetime
-from typing import TextIO
+from typing import Protocol
 
 from microturn.telemetry.batch_thread import BatchThread
 
@@ -36,6 +36,14 @@ class JsonLines(logging.Formatter):
         return json.dumps(line)
 
 
+class LineStream(Protocol):
+    """Where lines go."""
+
+    def write(self, lines: str, /) -> object: ...
+
+    def flush(self) -> None: ...
+
+
 class LogThread:
     """Writes all that this process logs, from level `info` on.
 
@@ -43,7 +51,7 @@ class LogThread:
         stream: where the lines go.
     """
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: LineStream) -> None:
         self._stream = stream
         self._lines = JsonLines()
         self._records = BatchThread(

@@ -49,7 +49,7 @@ async def test_all_sessions_of_a_dead_node_go_on(
 
     async with client_of(edge, authority, issuer) as client:
         killing = asyncio.create_task(kill_one())
-        await talk_all(client, heard, on_the_beat)
+        await talk_all([client], heard, on_the_beat)
         await killing
 
     undisturbed = await talk_undisturbed(servers[1].address, NUM_SESSIONS, NUM_TURNS)

@@ -64,7 +64,7 @@ async def test_sessions_outlive_their_servers(
 
     async with client_of(edge, authority, issuer) as client:
         disturbing = asyncio.create_task(disturb())
-        await talk_all(client, heard, on_the_beat)
+        await talk_all([client], heard, on_the_beat)
         stopped_s, killed_s = await disturbing
 
     for which in range(NUM_SESSIONS):
@@ -113,7 +113,7 @@ async def test_all_servers_are_replaced_and_nothing_is_computed_again(
 
     async with client_of(edge, authority, issuer) as client:
         rollout = asyncio.create_task(roll_out())
-        await talk_all(client, heard, on_the_beat)
+        await talk_all([client], heard, on_the_beat)
         await rollout
 
     undisturbed = await talk_undisturbed(servers[0].address, len(heard), last_turn + 1)
@@ -162,7 +162,7 @@ async def test_a_server_that_joins_gets_its_share(
 
     async with client_of(edge, authority, issuer) as client:
         joining = asyncio.create_task(join())
-        await talk_all(client, heard, on_the_beat)
+        await talk_all([client], heard, on_the_beat)
         await joining
 
     undisturbed = await talk_undisturbed(servers[0].address, len(heard), last_turn + 1)

@@ -123,7 +123,12 @@ class WorkerHost:
             return
         # A client that has gone is seen by the context alone; the loop below may be waiting for the engine.
         gone = asyncio.ensure_future(context.async_killed_or_stopped())
-        gone.add_done_callback(lambda done: done.cancelled() or responses.leave())
+
+        def leave(done: asyncio.Future[bool]) -> None:
+            if not done.cancelled():
+                responses.leave()
+
+        gone.add_done_callback(leave)
         try:
             yield {"response": b""}
             async for response in responses:

@@ -157,6 +157,7 @@ class Workers:
     def _note(self, instance_id: int, said: Mapping[str, Any]) -> None:
         worker = self._found.get(instance_id)
         if worker is None or worker.lost.is_set():  # also one that answers again: its streams have ended
+            log.info("found worker %s", said["name"])
             self._found.pop(instance_id, None)
             self._found[instance_id] = Worker(instance_id, said["name"], said)
         else:
