@@ -140,7 +140,6 @@ async def test_sessions_outlive_workers_and_edges(cluster: Cluster) -> None:
         workers[1].process.send_signal(signal.SIGCONT)
         await asyncio.to_thread(wait_for_workers, edges[1], len(workers) + 1)
         await talk.all_have_spoken_again()
-        assert not any(await asyncio.to_thread(num_sessions_on, [workers[1]])), "stale"
 
     talk = Talk()
     await talk.run(edges, disturb)
