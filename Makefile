@@ -25,7 +25,7 @@ PYTEST := $(BIN)/python -m pytest
 .PHONY: help setup model demo serve gateway simulate test test-fast test-all test-unit test-oracles test-e2e setup-frameworks test-frameworks check client-sync client-messages models-page chart-values sbom check-deploy deploy-tools image-test clean \
 	bench-overhead bench-turns bench-beat bench-starts bench-peers llama-server bench-engine bench-prefixes bench-endless bench-kv \
 	bench-weights bench-families bench-load-memory bench-parked bench-client bench-telemetry bench-grammars bench-plan bench-host bench-speculation \
-	bench-tool-loop bench-hand-over gpu-report fleet soak load load-ui capacity
+	bench-tool-loop bench-edge bench-hand-over gpu-report fleet soak load load-ui capacity
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -181,6 +181,9 @@ llama-server: model  ## build a llama.cpp server and its models into the cache, 
 
 bench-starts: model  ## from the start to the first token, and from kill -9 of the model process to serving again
 	@$(BIN)/python -m load_tests.bench starts $(ARGS)
+
+bench-edge: model deploy-tools  ## what an edge adds to a turn on a worker, beside Envoy in front of Triton
+	@$(BIN)/python -m load_tests.bench edge
 
 bench-hand-over: model  ## how long a turn waits while its session moves to another server with its KV
 	@$(BIN)/python -m load_tests.bench hand-over

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from load_tests.bench.beat import run_beat
 from load_tests.bench.client_cost import run_client_cost
+from load_tests.bench.edge import run_edge_cost
 from load_tests.bench.endless import run_endless
 from load_tests.bench.endless_embeds import run_endless_embeds
 from load_tests.bench.families import run_families
@@ -53,6 +54,8 @@ def main() -> None:
     benchmarks.add_parser("build-llama-cpp", help="build a llama.cpp server into the cache, with its models")
     overhead = benchmarks.add_parser("overhead", help="what server, adapter and client add to the engine")
     overhead.add_argument("--turns", type=int, default=100)
+    edge = benchmarks.add_parser("edge", help="what an edge adds to a worker, and Envoy to Triton")
+    edge.add_argument("--turns", type=int, default=200)
     benchmarks.add_parser("hand-over", help="how long a turn waits while its session moves to another server")
     starts = benchmarks.add_parser("starts", help="from the start to the first token, and from kill -9 to serving")
     starts.add_argument("--runs", type=int, default=5)
@@ -160,6 +163,8 @@ def main() -> None:
             run_client_cost(arguments.sessions, arguments.seconds, arguments.grpc_sessions, arguments.grpc_seconds)
         case "host":
             run_host_time(arguments.before, arguments.rounds)
+        case "edge":
+            run_edge_cost(arguments.model, arguments.turns)
         case "overhead":
             run_overhead(arguments.model, arguments.turns)
 
