@@ -1,10 +1,10 @@
 """Sessions that another server hands over, with their KV: read from a stream, and made live here.
 
     KV of a session that still runs there ── ahead ──┐
-    the session, and the KV that has come since ─────┴──▶ lives here; its KV is loaded with its next turn
+    the session, and the KV that has come since ─────┴──▶ lives here; its KV is loaded while pages are free
 
-The KV stays in host memory until then. There is a limit for all of it; what exceeds that is refused, but for the KV of
-one session alone.
+The KV stays in host memory until then, at the latest until its session's next turn. There is a limit for all of it;
+what exceeds that is refused, but for the KV of one session alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Protocol
 
 from microturn.engine.engine import Engine
 from microturn.errors import InvalidArgument, ResourceExhausted
-from microturn.kv.image import KVImage
+from microturn.kv.image import KVImage, PagePart
 from microturn.kv.page_table import TableState
 from microturn.offload.image_file import ReadsInto, read_into
 from microturn.snapshots.file import Readable, UnreadableSnapshot, read_from
@@ -28,6 +28,8 @@ from microturn.snapshots.session_state import restore_session
 
 # Of the bytes of the pool: what may wait in host memory to be loaded.
 _SHARE_OF_POOL = 0.5
+# Pages that a session may get while its KV is sent ahead, at least, without another copy of it all.
+_MIN_MORE_PAGES = 64
 # KV that was sent ahead is dropped when its session has not followed.
 _AHEAD_S = 60.0
 
@@ -41,14 +43,22 @@ class ReceivedKV:
 
     Args:
         state: of the page table that the pages belong to.
-        pieces: images, and how many of the first pages of each count, in the order of the table.
+        image: the pages.
+        num_bytes: of the memory that was taken for them.
         room: gets the memory back.
+        is_loadable: whether they can be loaded into the pool from where they are.
     """
 
-    def __init__(self, state: TableState, pieces: Sequence[tuple[KVImage, int]], room: _Room) -> None:
+    def __init__(self, state: TableState, image: KVImage, num_bytes: int, room: _Room, *, is_loadable: bool) -> None:
         self._state = state
-        self._pieces: Sequence[tuple[KVImage, int]] | None = tuple(pieces)
+        self._image: KVImage | None = image
+        self._num_bytes = num_bytes
         self._room = room
+        self._is_loadable = is_loadable
+
+    @property
+    def pages(self) -> KVImage | None:
+        return self._image if self._is_loadable else None
 
     @property
     def state(self) -> TableState:
@@ -60,14 +70,15 @@ class ReceivedKV:
         Raises:
             OSError: they have been dropped.
         """
-        pieces = self._pieces
-        if pieces is None:
+        image = self._image
+        if image is None:
             raise OSError("KV that another server has sent is in use by now")
-        pages.fill_with(pieces)
+        pages.fill(0, image, image.num_pages)
 
     def drop(self) -> None:
-        pieces, self._pieces = self._pieces, None
-        self._room.give_back(sum(image.num_bytes for image, _ in pieces or ()))
+        if self._image is not None:
+            self._image = None
+            self._room.give_back(self._num_bytes)
 
 
 class _Room:
@@ -100,10 +111,14 @@ class _Room:
 
 @dataclass
 class _Ahead:
-    """KV that was sent ahead of its session."""
+    """KV that was sent ahead of its session, in an image with room for what follows.
 
-    part: KVPart
+    Attributes:
+        num_bytes: of the memory that was taken for it.
+    """
+
     image: KVImage
+    num_bytes: int
     received_s: float = field(default_factory=time.monotonic)
 
 
@@ -118,6 +133,7 @@ class Receiver:
         self._engine = engine
         kv = engine.runner.kv
         self._parts = kv.page_parts
+        self._is_loadable = kv.loads_any_image
         self._room = _Room(int(_SHARE_OF_POOL * engine.environment.pool.num_pages * kv.bytes_per_page))
         self._ahead: dict[str, _Ahead] = {}
         self._lock = threading.Lock()
@@ -140,9 +156,16 @@ class Receiver:
             raise InvalidArgument(str(error)) from error
         if not part.is_of(self._parts):
             raise InvalidArgument("the KV is of another model, kv_dtype or page_size")
-        image = self._read_kv(part, stream)
+        num_pages = part.state.num_pages
+        image = KVImage(self._parts, num_pages, pages_per_block=num_pages + max(_MIN_MORE_PAGES, num_pages // 8))
+        self._room.take(part.num_bytes)
+        try:
+            _read_pages(stream, image, 0, part)
+        except BaseException:
+            self._room.give_back(part.num_bytes)
+            raise
         with self._lock:
-            self._ahead[transfer] = _Ahead(part, image)
+            self._ahead[transfer] = _Ahead(image, part.num_bytes)
 
     def take(self, transfer: str, stream: Stream, num_bytes: int, base_epoch: int) -> None:
         """Reads a session and makes it live; its client is expected with START and resume.
@@ -162,7 +185,7 @@ class Receiver:
         self._drop_old()
         with self._lock:
             ahead = self._ahead.pop(transfer, None)
-        pieces = [] if ahead is None else [(ahead.image, 0)]
+        num_bytes_taken = 0 if ahead is None else ahead.num_bytes
         kv: ReceivedKV | None = None
         try:
             try:
@@ -176,36 +199,39 @@ class Receiver:
                     check_kv(part, session, self._parts)
                 except ValueError as error:
                     raise InvalidArgument(f"the KV of session '{session.id}' cannot be used here: {error}") from error
-                if part.num_before > (0 if ahead is None else ahead.part.state.num_pages):
-                    raise InvalidArgument(f"KV of session '{session.id}' was sent ahead and is not here any more")
-                pieces = [(image, part.num_before) for image, _ in pieces]
-                own_bytes = 0 if ahead is None else ahead.image.num_bytes
-                pieces.append((self._read_kv(part, stream, own_bytes), part.state.num_pages - part.num_before))
-                kv = ReceivedKV(part.state, pieces, self._room)
+                self._room.take(part.num_bytes, num_bytes_taken)
+                num_bytes_taken += part.num_bytes
+                image = _image_of(part, None if ahead is None else ahead.image, self._parts)
+                _read_pages(stream, image, part.num_before, part)
+                kv = ReceivedKV(part.state, image, num_bytes_taken, self._room, is_loadable=self._is_loadable)
             taken = RestoredSession(session, kv)
             self._engine.call(lambda sessions: sessions.receive(taken, snapshot.header, base_epoch))
         except BaseException:
-            self._give_back(pieces)
+            self._room.give_back(num_bytes_taken)
             raise
         if kv is None:
-            self._give_back(pieces)
-
-    def _read_kv(self, part: KVPart, stream: Stream, own_bytes: int = 0) -> KVImage:
-        self._room.take(part.num_bytes, own_bytes)
-        try:
-            image = KVImage(self._parts, part.state.num_pages - part.num_before)
-            if sum(read_into(stream, piece) for piece in image.contents()) < part.num_bytes:
-                raise InvalidArgument("the stream ended within the KV")
-        except BaseException:
-            self._room.give_back(part.num_bytes)
-            raise
-        return image
-
-    def _give_back(self, pieces: Sequence[tuple[KVImage, int]]) -> None:
-        self._room.give_back(sum(image.num_bytes for image, _ in pieces))
+            self._room.give_back(num_bytes_taken)
 
     def _drop_old(self) -> None:
         with self._lock:
             due = [name for name, one in self._ahead.items() if one.received_s < time.monotonic() - _AHEAD_S]
             dropped = [self._ahead.pop(name) for name in due]
-        self._give_back([(one.image, 0) for one in dropped])
+        self._room.give_back(sum(one.num_bytes for one in dropped))
+
+
+def _image_of(part: KVPart, ahead: KVImage | None, parts: Sequence[PagePart]) -> KVImage:
+    """An image for all pages of a session, those that were sent ahead in their place."""
+    num_pages = part.state.num_pages
+    if part.num_before > (0 if ahead is None else ahead.num_pages):
+        raise InvalidArgument("KV that was sent ahead is not here any more")
+    if ahead is not None and ahead.resize(num_pages):
+        return ahead
+    image = KVImage(parts, num_pages)
+    if ahead is not None:
+        image.fill(0, ahead, part.num_before)
+    return image
+
+
+def _read_pages(stream: ReadsInto, image: KVImage, first: int, part: KVPart) -> None:
+    if sum(read_into(stream, piece) for piece in image.contents(first)) < part.num_bytes:
+        raise InvalidArgument("the stream ended within the KV")

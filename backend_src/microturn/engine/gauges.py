@@ -108,11 +108,14 @@ class Gauges:
 
     def _read_tiers(self) -> None:
         pool, host, disk = self._pool, self._storage.host, self._storage.disk
-        brought = sum(image.num_bytes for image in self._storage.incoming if image.place is not Place.HOST)
+        brought = {True: 0, False: 0}  # by whether it is in memory
+        for image in self._storage.incoming:
+            if image.place is not Place.HOST:
+                brought[image.place is Place.ARRIVED] += image.num_bytes
         used, capacity = self._metrics.kv_bytes, self._metrics.kv_capacity_bytes
         used.set(pool.num_used * self._bytes_per_page, "device")
-        used.set(host.used_bytes, "host")
-        used.set(brought + (0 if disk is None else disk.used_bytes), "disk")
+        used.set(brought[True] + host.used_bytes, "host")
+        used.set(brought[False] + (0 if disk is None else disk.used_bytes), "disk")
         capacity.set(pool.num_pages * self._bytes_per_page, "device")
         capacity.set(host.capacity_bytes, "host")
         capacity.set(0 if disk is None else disk.capacity_bytes, "disk")

@@ -132,7 +132,9 @@ def build_engine(
     look_ups = files if fetch is None else new_background(inbox.put, name="microturn-look-ups", num_threads=16)
     texts = new_background(inbox.put, name="microturn-text", num_threads=1)
     compiling = new_background(inbox.put, name="microturn-grammars", num_threads=1)
-    arrivals = Arrivals(settings, sessions, environment, snapshots, storage, kv.page_parts, files, look_ups, fetch)
+    arrivals = Arrivals(
+        settings, sessions, environment, snapshots, storage, kv.page_parts, files, look_ups, fetch, tiers.load_ahead
+    )
     request_handler = RequestHandler(settings, runner, sessions, lifecycle, environment, recorder)
     preparation = Preparation(
         settings,

@@ -64,9 +64,11 @@ class KVCopier(Protocol):
 
     Attributes:
         share: how many pages may be copied between two steps.
+        loads_any_image: whether `write` takes images that `new_image` has not made.
     """
 
     share: CopyShare
+    loads_any_image: bool
 
     def new_image(self, num_pages: int) -> KVImage:
         """Allocates an uninitialised image of `num_pages` pages in host memory."""
@@ -104,6 +106,8 @@ class InPlaceCopier:
     Args:
         tensors: all tensors of the pages, each [num_pages, ...].
     """
+
+    loads_any_image = True
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = tensors

@@ -74,6 +74,8 @@ class StreamCopier:
         num_staged: staging slots per direction, one block each.
     """
 
+    loads_any_image = False  # they have to be pinned, and in blocks of its size
+
     def __init__(
         self,
         tensors: Sequence[Tensor],

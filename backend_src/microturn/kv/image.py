@@ -111,19 +111,29 @@ class KVImage:
         pages_per_block: int | None = None,
         new_buffer: Callable[[int], Tensor] | None = None,
     ) -> None:
-        whole = BlockLayout(parts, num_pages)
-        layout = whole if pages_per_block is None else BlockLayout(parts, pages_per_block)
-        self.num_pages = num_pages
-        self.num_bytes = whole.num_bytes
-        self.parts = whole.parts
-        self.offsets = whole.offsets
+        layout = BlockLayout(parts, num_pages if pages_per_block is None else pages_per_block)
+        self.parts = layout.parts
         self.store_transfer: Transfer = DONE
-        self._order = whole.order
+        self._order = layout.order
         self._layout = layout
+        self._set_num_pages(num_pages)
         num_blocks = max(1, -(-num_pages // max(1, layout.num_pages)))
         if new_buffer is None:
             new_buffer = partial(torch.empty, dtype=torch.uint8)
         self.buffers: list[Tensor] = [new_buffer(layout.num_bytes) for _ in range(num_blocks)]
+
+    def _set_num_pages(self, num_pages: int) -> None:
+        whole = BlockLayout(self.parts, num_pages)
+        self.num_pages, self.num_bytes, self.offsets = num_pages, whole.num_bytes, whole.offsets
+
+    def resize(self, num_pages: int) -> bool:
+        """Has another number of pages from now on; those that it had stay. False if its one block is too small."""
+        assert len(self.buffers) == 1, "an image of several blocks has the size that it was made with"
+        if num_pages > self._layout.num_pages:
+            return False
+        self._set_num_pages(num_pages)
+        self.__dict__.pop("blocks", None)
+        return True
 
     @cached_property
     def blocks(self) -> list[list[Tensor]]:
@@ -137,12 +147,16 @@ class KVImage:
             for number, buffer in enumerate(self.buffers)
         ]
 
-    def contents(self) -> Iterator[memoryview]:
-        """All bytes in order, piece by piece, readable and writable; waits for the store transfer."""
+    def contents(self, first: int = 0) -> Iterator[memoryview]:
+        """The bytes of all pages from the first one on, piece by piece, readable and writable; part after part.
+
+        It waits for the store transfer.
+        """
         self.store_transfer.wait()
+        room = self._layout.num_pages
         for number in self._order:
-            for block in self.blocks:
-                yield _bytes_of(block[number]).data
+            for place, block in enumerate(self.blocks):
+                yield _bytes_of(block[number][max(0, first - place * room) :]).data
 
     def first(self, num_pages: int, new_image: Callable[[int], KVImage]) -> KVImage:
         """A copy of the first pages in a new image; waits for the store transfer."""

@@ -3,6 +3,7 @@
     device ──▶ HOST ──▶ WRITING ──▶ DISK ──▶ READING ──▶ HOST ──▶ device
                  │                   │          │
                  └───────────────────┴──────────┴──▶ LOST: its sessions recompute it from their tokens
+    another server ──▶ ARRIVED ──▶ device
 
 A copy never changes. Forks share it, and a session that is rewound only records how much of it still counts.
 """
@@ -21,6 +22,7 @@ from microturn.kv.transfer import DONE, Transfer
 class Place(Enum):
     """Where a copy is."""
 
+    ARRIVED = auto()
     HOST = auto()
     WRITING = auto()
     DISK = auto()
@@ -36,7 +38,7 @@ class StoredImage:
         state: of the page table.
         num_bytes: of its pages in host memory; a file is no larger.
         on_unused: called when the last session has released it.
-        pages: in `HOST` and `WRITING`, the content of the pages.
+        pages: in `ARRIVED`, `HOST` and `WRITING`, the content of the pages.
         place: the tier it is in.
         was_in_file: whether it was read from a file.
         num_users: sessions that it belongs to.

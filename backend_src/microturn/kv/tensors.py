@@ -212,6 +212,11 @@ class KVTensors:
         """Allocates an uninitialised image of `num_pages` pages in host memory."""
         return self._copier.new_image(num_pages)
 
+    @property
+    def loads_any_image(self) -> bool:
+        """Whether `write` takes images that `new_image` has not made."""
+        return self._copier.loads_any_image
+
     def image_bytes(self, num_pages: int) -> int:
         """Bytes of host memory that an image of `num_pages` pages takes."""
         return self._copier.image_bytes(num_pages)

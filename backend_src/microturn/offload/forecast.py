@@ -44,6 +44,11 @@ class Forecast:
         if wanted_s is not None and wanted_s > now_s:
             heapq.heappush(self._entries, (wanted_s, next(self._entry_numbers), ref(session)))
 
+    def want(self, session: Session) -> None:
+        """Adds a session whose KV is outside the pool and wanted now."""
+        self._waiting[session] = None
+        self._num_to_visit = len(self._waiting)
+
     def due(self, now_s: float) -> list[Session]:
         """The sessions that have become due and are still offloaded; each is returned once."""
         sessions = []

@@ -1,7 +1,7 @@
-"""KV in the snapshots of restored sessions: it stays in its file until it is loaded into pages.
+"""KV that restored sessions bring along: it stays in its file, or in memory, until it is loaded into pages.
 
-A `KVSource` knows the file. The bookkeeping runs on the engine thread; a thread, started with the first file, accesses
-files.
+A `KVSource` knows where it is. The bookkeeping runs on the engine thread; a thread, started with the first file,
+accesses files.
 """
 
 from __future__ import annotations
@@ -17,7 +17,12 @@ from microturn.offload.file_thread import FileThread, Outcome, Priority
 
 
 class KVSource(Protocol):
-    """A file with the KV of one session."""
+    """The KV of one session."""
+
+    @property
+    def pages(self) -> KVImage | None:
+        """The pages, where they are in host memory and can be loaded from there; otherwise they are read."""
+        ...
 
     @property
     def state(self) -> TableState:

@@ -1,4 +1,4 @@
-"""Offloaded KV: in host memory, on disk, or still in the snapshot of a restored session. Decides which copy is where.
+"""Offloaded KV: in host memory, on disk, or as a restored session brought it along. Decides which copy is where.
 
 Once more than a share of the host tier is used, copies are written to disk one at a time, least recently used first.
 Without a disk tier, or when it is full, the least recently used copies are lost and their sessions recompute them. All
@@ -35,7 +35,7 @@ class Storage:
     Attributes:
         host: copies in memory.
         disk: copies in files of this process; None without a disk tier.
-        incoming: copies in snapshots of restored sessions.
+        incoming: copies that restored sessions brought along.
         counters: event counts.
 
     Args:
@@ -106,9 +106,10 @@ class Storage:
         return image
 
     def bring(self, source: KVSource) -> StoredImage:
-        """Adds a copy in the snapshot of a restored session; it is read when a turn needs it."""
-        num_bytes = self._image_bytes(source.state.num_pages)
-        image = StoredImage(source.state, num_bytes, self._discard, None, Place.DISK)
+        """Adds a copy that a restored session brings along; one in a file is read when a turn needs it."""
+        num_bytes, pages = self._image_bytes(source.state.num_pages), source.pages
+        place = Place.DISK if pages is None else Place.ARRIVED
+        image = StoredImage(source.state, num_bytes, self._discard, pages, place)
         self.incoming.add(image, source)
         return image
 
@@ -148,9 +149,11 @@ class Storage:
 
     def check_integrity(self) -> None:
         """Asserts that every copy is where its place says, and that the byte counts are right."""
-        in_files = {*(self.disk or ()), *(image for image in self.incoming if image.place is not Place.HOST)}
+        in_memory = (Place.ARRIVED, Place.HOST)
+        in_files = {*(self.disk or ()), *(image for image in self.incoming if image.place not in in_memory)}
         for image in self:
-            assert (image.pages is not None) == (image.place in (Place.HOST, Place.WRITING)), image.place
+            assert (image.pages is not None) == (image.place in (*in_memory, Place.WRITING)), image.place
+            assert image.place is not Place.ARRIVED or image in self.incoming, image.place
             assert (image in in_files) == (image.place in (Place.WRITING, Place.DISK, Place.READING)), image.place
             assert image.num_users > 0 or image.place in (Place.WRITING, Place.READING), "kept without users"
         assert all(image.place is not Place.DISK for image in self.host)
@@ -254,7 +257,7 @@ class Storage:
             self.host.remove(image)
             if image in self.incoming:
                 self.incoming.remove(image)
-        elif image.place is Place.DISK:
+        elif image.place in (Place.DISK, Place.ARRIVED):
             self._files_of(image).remove(image)
         else:
             return

@@ -109,8 +109,8 @@ class Tiers:
         Returns:
             Whether more could be copied at once.
         """
+        self._restore_expected()
         if self.storage.is_there:
-            self._restore_expected()
             self._save_parked()
         return self._has_more and not self._is_under_way
 
@@ -153,6 +153,10 @@ class Tiers:
         self._free(session)
 
     # ---- KV for turns --------------------------------------------------------------------------------------------
+
+    def load_ahead(self, session: Session) -> None:
+        """Loads a session's KV before its next turn, once pages are free."""
+        self._forecast.want(session)
 
     def is_ready(self, session: Session) -> bool:
         """Whether a session's KV is ready to be loaded into pages; if it is on disk, begins to read it."""
@@ -249,8 +253,10 @@ class Tiers:
     def _begin_to_load(self, session: Session) -> bool:
         """Allocates a session's pages; returns False if it has to wait."""
         assert session.stored is not None
+        # Without another tier, what is evicted is lost: then what is loaded ahead must not take the last free pages.
+        num_free = self._pool.num_free - (0 if self.storage.is_there else self._enough_pages)
         # No file is read before pages are free.
-        if session.table.is_empty and session.num_pages_with(0) > self._pool.num_free:
+        if session.table.is_empty and session.num_pages_with(0) > num_free:
             return False
         if not self.storage.fetch(session.stored.image, is_urgent=False) or not session.reserve(0):
             return False

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from microturn.errors import FailedPrecondition
 from microturn.kv.image import PagePart
-from microturn.kv.stored import StoredKV
+from microturn.kv.stored import Place, StoredKV
 from microturn.offload.background import Background
 from microturn.offload.file_thread import Outcome
 from microturn.offload.storage import Storage
@@ -69,6 +69,7 @@ class Arrivals:
         files: removes what is not needed in the directory.
         look_ups: looks for sessions.
         fetch: see `Fetch`; None if there are no other servers.
+        load_ahead: has the KV loaded of a session that another server has handed over.
     """
 
     def __init__(
@@ -81,7 +82,8 @@ class Arrivals:
         page_parts: Sequence[PagePart],
         files: Background,
         look_ups: Background,
-        fetch: Fetch | None = None,
+        fetch: Fetch | None,
+        load_ahead: Callable[[Session], None],
     ) -> None:
         self._settings = settings
         self._sessions = sessions
@@ -94,6 +96,7 @@ class Arrivals:
         self._files = files
         self._look_ups = look_ups
         self._fetch = fetch
+        self._load_ahead = load_ahead
         self._pending: dict[SessionId, _Pending] = {}
         self._is_closed = False
         self._next_purge_s = environment.clock()
@@ -285,6 +288,8 @@ class Arrivals:
             self._files.submit(taken.drop_content, _ignore)
         session.last_activity_s = self._environment.clock()
         self._sessions.add(session)
+        if session.stored is not None and session.stored.image.place is Place.ARRIVED:
+            self._load_ahead(session)
 
 
 def _ignore(outcome: Outcome[None]) -> None:

@@ -35,6 +35,10 @@ class ClaimedKV:
         self._file_id = _id_of(path)
 
     @property
+    def pages(self) -> None:
+        """None: they are in a file."""
+
+    @property
     def state(self) -> TableState:
         return self._part.state
 

@@ -92,6 +92,10 @@ class FiledKV:
         self._files = files
 
     @property
+    def pages(self) -> None:
+        """None: they are in files."""
+
+    @property
     def state(self) -> TableState:
         return self._files.state
 

@@ -16,7 +16,8 @@ class Source:
 
     state = TableState(4, 8)
 
-    def __init__(self) -> None:
+    def __init__(self, pages: KVImage | None = None) -> None:
+        self.pages = pages
         self.is_dropped = False
 
     def read(self, pages: KVImage) -> None:
@@ -94,3 +95,21 @@ def test_a_source_that_cannot_be_read_is_lost(start: Starter) -> None:
     fetch(driver, image)
     assert places(image) == ["LOST"]
     assert driver.counters.unreadable_files == 1
+
+
+@pytest.mark.parametrize("sizes", [(0,), (4, 8)])
+def test_what_another_server_has_sent_is_ready_in_memory_that_is_not_the_tiers(
+    start: Starter, sizes: tuple[int, ...]
+) -> None:
+    driver, source = start(*sizes), Source(KV.read([1, 2]))
+    image = driver.storage.bring(source)
+    pass_steps(driver)
+    assert (places(image), driver.storage.host.used_bytes) == (["ARRIVED"], 0)
+    assert driver.storage.fetch(image, is_urgent=False)
+    assert contents_of(driver.storage.reader(image)()) == contents_of(KV.read([1, 2]))
+    driver.storage.check_integrity()
+    image.num_users = 0
+    image.on_unused(image)
+    assert (places(image), image.pages) == (["LOST"], None)
+    driver.incoming.close()
+    assert source.is_dropped
