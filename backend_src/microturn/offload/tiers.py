@@ -20,17 +20,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from microturn.kv.copier import CopyBudget
-from microturn.kv.image import KVImage
-from microturn.kv.page_table import TableState
 from microturn.kv.pool import PagePool
 from microturn.kv.stored import StoredKV
 from microturn.kv.tensors import KVTensors
 from microturn.kv.transfer import Transfer
 from microturn.offload.forecast import Forecast, is_away
+from microturn.offload.saving import Saving
 from microturn.offload.storage import Storage
 from microturn.sessions.session import Session
 from microturn.sessions.table import SessionTable
@@ -42,24 +40,11 @@ _ENOUGH_SHARE = 1 / 8
 _LOOK_AGAIN_S = 1e-3  # polling interval of transfers in progress
 
 
-@dataclass
-class _Saving:
-    """A parked session that is being offloaded and is still complete in the pool.
-
-    Attributes:
-        parking: number of the session's parking; a turn in between changes it.
-        num_copied: pages copied so far.
-    """
-
-    session: Session
-    parking: int | None
-    state: TableState
-    image: KVImage
-    num_copied: int = 0
-
-
 class Tiers:
     """Frees pages for the scheduler, and restores the KV of sessions.
+
+    Attributes:
+        load_ahead: loads a session's KV before its next turn, once pages are free.
 
     Args:
         pool: the pages.
@@ -80,8 +65,9 @@ class Tiers:
         self._begin_pages = math.ceil(_BEGIN_SHARE * pool.num_pages)
         self._enough_pages = math.ceil(_ENOUGH_SHARE * pool.num_pages)
         self._is_short = False
-        self._saving: _Saving | None = None
+        self._saving: Saving | None = None
         self._forecast = Forecast()
+        self.load_ahead = self._forecast.want
         # Sessions that have pages, which are being loaded.
         self._arriving: WeakKeyDictionary[Session, None] = WeakKeyDictionary()
         self._for_turns = self._for_later = CopyBudget(0, 1)
@@ -154,10 +140,6 @@ class Tiers:
 
     # ---- KV for turns --------------------------------------------------------------------------------------------
 
-    def load_ahead(self, session: Session) -> None:
-        """Loads a session's KV before its next turn, once pages are free."""
-        self._forecast.want(session)
-
     def is_ready(self, session: Session) -> bool:
         """Whether a session's KV is ready to be loaded into pages; if it is on disk, begins to read it."""
         stored = session.stored
@@ -201,7 +183,7 @@ class Tiers:
             self._note_later(self._copy_out(saving, self._for_later.take(num_left)))
             self._is_short = self._pool.num_free < self._enough_pages
 
-    def _saving_of(self, session: Session, has_room: Callable[[int], bool]) -> _Saving | None:
+    def _saving_of(self, session: Session, has_room: Callable[[int], bool]) -> Saving | None:
         """The progress of offloading a session; None if there is nothing to copy, or no room."""
         parking = self._sessions.parking_of(session)
         saving = self._saving
@@ -210,10 +192,10 @@ class Tiers:
         state = session.table.save()
         if not has_room(self._kv.image_bytes(state.num_pages)):
             return None
-        self._saving = _Saving(session, parking, state, self._kv.new_image(state.num_pages))
+        self._saving = Saving(session, parking, state, self._kv.new_image(state.num_pages))
         return self._saving
 
-    def _copy_out(self, saving: _Saving, num_pages: int) -> Transfer:
+    def _copy_out(self, saving: Saving, num_pages: int) -> Transfer:
         """Copies up to `num_pages` more pages; with the last one the session leaves the pool."""
         session, first = saving.session, saving.num_copied
         pages = session.table.used_between(first, first + num_pages)
@@ -253,9 +235,8 @@ class Tiers:
     def _begin_to_load(self, session: Session) -> bool:
         """Allocates a session's pages; returns False if it has to wait."""
         assert session.stored is not None
-        # Without another tier, what is evicted is lost: then what is loaded ahead must not take the last free pages.
+        # Without another tier what is evicted is lost: the last pages stay free. No file is read before some are free.
         num_free = self._pool.num_free - (0 if self.storage.is_there else self._enough_pages)
-        # No file is read before pages are free.
         if session.table.is_empty and session.num_pages_with(0) > num_free:
             return False
         if not self.storage.fetch(session.stored.image, is_urgent=False) or not session.reserve(0):
