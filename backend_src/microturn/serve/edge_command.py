@@ -57,7 +57,6 @@ async def _serve(arguments: argparse.Namespace) -> None:
     await servicer.enter_graceful_shutdown()
     await server.stop(grace=arguments.grace_s)
     workers.close()
-    runtime.shutdown()
 
 
 async def _tell_health(servicer: health.aio.HealthServicer, front: EdgeFront) -> None:

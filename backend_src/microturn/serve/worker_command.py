@@ -109,7 +109,6 @@ class _Worker:
             workers.close()
             await asyncio.to_thread(hosted.close)
             reporting.stop()
-            runtime.shutdown()
 
     async def _leave(self, host: WorkerHost, hosted: HostedEngine) -> None:
         told = self._arguments

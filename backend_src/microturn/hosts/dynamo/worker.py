@@ -101,11 +101,11 @@ class WorkerHost:
 
     def leave(self) -> None:
         """Has edges send no more new sessions here."""
-        self._is_leaving = True
+        self._is_leaving, self._front.is_ready = True, False
         self.load = {**self.load, "is_leaving": True}
 
     async def unregister(self) -> None:
-        """Has edges send no more turns here."""
+        """Has edges forget this worker. The runtime's own shutdown does that too, and logs that it has failed."""
         for endpoint in self._endpoints.values():
             await endpoint.unregister_endpoint_instance()
 
