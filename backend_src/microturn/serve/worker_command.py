@@ -48,6 +48,7 @@ def run_worker(arguments: argparse.Namespace) -> int:
         The exit code: 0 after a requested stop, 1 after an error, which is one line on stderr.
     """
     gc.disable()  # until the model is there: see `HostedEngine.open`
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # as SIGTERM, it ends a process that still loads at once
     log = LogThread(_TextStream() if is_text(arguments.log_format) else sys.stderr)
     try:
         run_on_loop(_Worker(arguments, log).work())
@@ -70,9 +71,6 @@ class _Worker:
     async def work(self) -> None:
         begun_s = time.monotonic()
         told = self._arguments
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stopped.set)
         parameters, settings = await asyncio.to_thread(_read, told)
         runtime = start_runtime(told.host, told.metrics_port)
         workers = Workers(runtime, told.namespace, told.lost_after_s)
@@ -95,12 +93,16 @@ class _Worker:
         )
         host.expose(exposition.text)
         hosted.open()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._stopped.set)
+        stop = asyncio.create_task(self._stopped.wait())
         try:
             async with _direct(front, told), _running(host) as serving:
-                await workers.wait_for(told.name)
-                runtime.set_health_status(True)
-                console.announce(f"ready in {time.monotonic() - begun_s:.1f} s: worker {told.name}")
-                stop = asyncio.create_task(self._stopped.wait())
+                found = asyncio.create_task(workers.wait_for(told.name))
+                await asyncio.wait([found, stop, serving], return_when=asyncio.FIRST_COMPLETED)
+                if found.done():
+                    runtime.set_health_status(True)
+                    console.announce(f"ready in {time.monotonic() - begun_s:.1f} s: worker {told.name}")
                 await asyncio.wait([stop, serving], return_when=asyncio.FIRST_COMPLETED)
                 if serving.done():
                     await serving
