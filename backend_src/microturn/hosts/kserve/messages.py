@@ -18,8 +18,9 @@ from microturn.sessions.turn import SessionId, TurnRequest, TurnSink
 MODEL_NAME = "streaming_llm"
 
 _MAX_SESSION_ID_BYTES = 128
+_MAX_DIMS = 8
 # Parameters that are no options: the sequence's are read apart, the others are Triton's own.
-_NO_OPTIONS = ("sequence_", "triton_", "priority", "timeout", "headers")
+_NO_OPTIONS, _NO_OPTION_PREFIXES = ("priority", "timeout", "headers"), ("sequence_", "triton_")
 _DATATYPES = {"input_ids": "INT32", "text_input": "BYTES", "input_embeds": "FP32"}
 _TYPES = {"INT32": np.dtype("<i4"), "FP32": np.dtype("<f4")}
 _NAMES_OF_TYPES = {"i": "INT32", "f": "FP32", "O": "BYTES"}
@@ -76,7 +77,8 @@ def response_to(request_id: str, answer: Answer) -> bytes:
     response.model_name, response.model_version, response.id = MODEL_NAME, "1", request_id
     response.parameters["triton_final_response"].bool_param = is_last(answer)
     if isinstance(answer, MicroturnError):
-        message.error_message = str(answer)
+        # A client's JSON may have half a pair of surrogates, which an error repeats and no message can carry.
+        message.error_message = str(answer).encode("utf-8", "replace").decode()
     else:
         for name, array in output_tensors(answer).items():
             datatype = _NAMES_OF_TYPES[array.dtype.kind]
@@ -94,13 +96,16 @@ def config_response(parameters: dict[str, str]) -> bytes:
 
 
 def _flag(message: Any, name: str) -> bool:
-    return name in message.parameters and bool(message.parameters[name].bool_param)
+    said = message.parameters.get(name)
+    if said is not None and said.WhichOneof("parameter_choice") != "bool_param":
+        raise InvalidArgument(f"the parameter {name} is a bool_param")
+    return said is not None and bool(said.bool_param)
 
 
 def _options_of(message: Any, tenant: str | None) -> str:
     options = {} if tenant is None else {TENANT_HEADER: tenant}
     for name, value in message.parameters.items():
-        if name.startswith(_NO_OPTIONS):
+        if name in _NO_OPTIONS or name.startswith(_NO_OPTION_PREFIXES):
             continue
         kind = value.WhichOneof("parameter_choice")
         if kind is None or name == TENANT_HEADER:
@@ -117,17 +122,22 @@ def _tensors_of(message: Any) -> dict[str, np.ndarray[Any, Any]]:
         datatype = _DATATYPES.get(tensor.name)
         if datatype is None:
             raise InvalidArgument(f"unexpected inference input '{tensor.name[:100]}': {', '.join(_DATATYPES)} are read")
+        if tensor.name in tensors:
+            raise InvalidArgument(f"input '{tensor.name}' came twice")
         if tensor.datatype != datatype:
             raise InvalidArgument(f"{tensor.name} has data-type {tensor.datatype[:20]}: its data-type is {datatype}")
         shape = tuple(tensor.shape)
-        if any(length < 0 for length in shape):
-            raise InvalidArgument(f"unexpected shape for input '{tensor.name}': {list(shape)}")
+        if len(shape) > _MAX_DIMS or any(length < 0 for length in shape):
+            raise InvalidArgument(f"unexpected shape for input '{tensor.name}': {list(shape[:_MAX_DIMS])}")
         texts = _texts_in(content) if datatype == "BYTES" else None
         size = len(content) // 4 if texts is None else len(texts)
         if math.prod(shape) != size or (texts is None and len(content) % 4):
             raise InvalidArgument(f"{tensor.name} has shape {list(shape)} and {len(content)} bytes: byte size mismatch")
         array = np.frombuffer(content, _TYPES[datatype]) if texts is None else np.array(texts, np.object_)
-        tensors[tensor.name] = array.reshape(shape)
+        try:
+            tensors[tensor.name] = array.reshape(shape)
+        except ValueError as error:  # no elements, and yet too large
+            raise InvalidArgument(f"unexpected shape for input '{tensor.name}': {error}") from error
     return tensors
 
 
