@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol, Self
 
 import grpc
+from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
 from microturn.errors import MicroturnError
@@ -40,6 +41,9 @@ _OPTIONS = (
     ("grpc.http2.min_ping_interval_without_data_ms", 1000),
     ("grpc.http2.max_ping_strikes", 0),
 )
+
+# Turns of a stream whose answers are not taken yet; behind so many no more are read. Each costs an edge 12 KB.
+_MAX_UNTAKEN = 256
 
 
 class StreamBrokenError(Exception):
@@ -165,17 +169,20 @@ class _Service:
         return bytes(service_pb2.ModelReadyResponse(ready=is_ready).SerializeToString())
 
     async def _stream(self, _requests: Any, context: Any) -> None:
-        headers = {name: value for name, value in context.invocation_metadata() if isinstance(value, str)}
+        ending: tuple[grpc.StatusCode, str] | None = None
         try:
+            headers = {name: value for name, value in context.invocation_metadata() if isinstance(value, str)}
             turns = await self._front.open(headers.get(ROUTE_HEADER), headers.get(TENANT_HEADER))
-        except StreamBrokenError as error:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-            return
-        try:
             await context.send_initial_metadata(() if turns.route is None else ((ROUTE_HEADER, turns.route),))
             await _Exchange(turns, context).run()
         except* StreamBrokenError as broken:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, str(broken.exceptions[0]))
+            ending = grpc.StatusCode.UNAVAILABLE, str(broken.exceptions[0])
+        except* DecodeError as wrong:
+            ending = grpc.StatusCode.INVALID_ARGUMENT, str(wrong.exceptions[0])
+        except* grpc.aio.BaseError as gone:
+            log.debug("a client has gone: %s", gone.exceptions[0])
+        if ending is not None:
+            await context.abort(*ending)  # raises: within `except*` that would be a group, which gRPC logs as a fault
 
 
 class _Exchange:
@@ -185,6 +192,7 @@ class _Exchange:
         self._turns = turns
         self._context = context
         self._writing = asyncio.Lock()
+        self._room = asyncio.Semaphore(_MAX_UNTAKEN)
         # Of each session the answering of its last turn: answers come in the order of their turns.
         self._last: dict[SessionId, asyncio.Task[None]] = {}
         self._open: set[TurnResponses] = set()
@@ -194,7 +202,7 @@ class _Exchange:
         try:
             async with asyncio.TaskGroup() as tasks:
                 watching = tasks.create_task(self._turns.watch())
-                while (request := await self._context.read()) is not grpc.aio.EOF:
+                while (request := await self._read()) is not grpc.aio.EOF:
                     await self._begin(request, tasks)
                 if self._last:
                     await asyncio.wait(self._last.values())
@@ -202,6 +210,10 @@ class _Exchange:
         finally:
             for responses in list(self._open):  # a task that is cancelled before it begins closes nothing
                 await responses.aclose()
+
+    async def _read(self) -> Any:
+        async with self._room:  # where there is room for one more
+            return await self._context.read()
 
     async def _begin(self, request: bytes, tasks: asyncio.TaskGroup) -> None:
         message = service_pb2.ModelInferRequest.FromString(request)
@@ -217,11 +229,12 @@ class _Exchange:
         task.add_done_callback(lambda done: self._forget(session_id, done))
 
     async def _answer(self, responses: TurnResponses, before: asyncio.Task[None] | None) -> None:
-        if before is not None:
-            await asyncio.wait([before])
-        async for response in responses:
-            await self._write(response)
-        self._open.discard(responses)
+        async with self._room:
+            if before is not None:
+                await asyncio.wait([before])
+            async for response in responses:
+                await self._write(response)
+            self._open.discard(responses)
 
     async def _write(self, response: bytes) -> None:
         async with self._writing:
