@@ -16,6 +16,7 @@ from typing import Any
 
 from microturn.admin.peer_connection import Address
 from microturn.admin.peers import read_address
+from microturn.errors import InvalidArgument
 from microturn.hosts.dynamo.runtime import COMPONENT, CONTROL, TURN
 
 log = logging.getLogger(__name__)
@@ -23,6 +24,7 @@ log = logging.getLogger(__name__)
 _ASK_EVERY_S = 0.25
 # A worker that misses more of its deadlines than this gets new sessions only where there is no other.
 _TOO_LATE = 0.05
+_SAID = {"name", "peer", "is_leaving", "num_sessions", "max_sessions", "late_share", "free_bytes"}
 
 
 @dataclass(eq=False)
@@ -85,11 +87,18 @@ class Workers:
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Begins to watch."""
-        self._control, self.turns = [
-            await self._runtime.endpoint(f"{self._namespace}.{COMPONENT}.{endpoint}").client()
-            for endpoint in (CONTROL, TURN)
-        ]
+        """Begins to watch.
+
+        Raises:
+            InvalidArgument: Dynamo takes no such namespace, or cannot look for workers.
+        """
+        try:
+            self._control, self.turns = [
+                await self._runtime.endpoint(f"{self._namespace}.{COMPONENT}.{endpoint}").client()
+                for endpoint in (CONTROL, TURN)
+            ]
+        except Exception as error:  # of no particular type
+            raise InvalidArgument(f"Dynamo does not look for workers of '{self._namespace}': {error}") from error
         self._watching = asyncio.create_task(self._watch())
 
     def close(self) -> None:
@@ -145,13 +154,16 @@ class Workers:
             asked_s = time.monotonic()
             try:
                 said = await asyncio.wait_for(self.ask(instance_id, "load"), self._lost_after_s)
+                self._note(instance_id, _checked(said))
             except Exception as error:
-                why = f"no answer for {self._lost_after_s:g} s" if isinstance(error, TimeoutError) else str(error)
+                why = (
+                    f"no answer for {self._lost_after_s:g} s"
+                    if isinstance(error, TimeoutError)
+                    else str(error) or repr(error)
+                )
                 worker = self._found.get(instance_id)
                 if worker is not None:
                     worker.lose(why)
-            else:
-                self._note(instance_id, said)
             await asyncio.sleep(max(0.0, asked_s + _ASK_EVERY_S - time.monotonic()))
 
     def _note(self, instance_id: int, said: Mapping[str, Any]) -> None:
@@ -162,3 +174,15 @@ class Workers:
             self._found[instance_id] = Worker(instance_id, said["name"], said)
         else:
             worker.said, worker.num_placed = said, 0
+
+
+def _checked(said: Any) -> Mapping[str, Any]:
+    """An answer with all that is read of it.
+
+    Raises:
+        ValueError: it is of another version, or of something else in the namespace.
+    """
+    if not isinstance(said, Mapping) or not said.keys() >= _SAID:
+        raise ValueError(f"it does not tell {', '.join(sorted(_SAID))}")
+    read_address(said["peer"])
+    return said
