@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import socket
 from pathlib import Path
 
@@ -18,7 +19,12 @@ def add_worker_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", default=DEFAULT_MODEL, metavar="DIR|FILE|NAME", help="as 'microturn serve' has it (%(default)s)")
     add("--set", metavar="KEY=VALUE", action="append", default=[], help="override a setting of the engine; repeatable")
-    add("--name", default=f"{socket.gethostname()}-{os.getpid()}", help="by which clients come back (%(default)s)")
+    add(
+        "--name",
+        type=_name,
+        default=f"{socket.gethostname()}-{os.getpid()}",
+        help="by which clients come back (%(default)s)",
+    )
     _add_namespace_arguments(parser)
     add("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
     add("--peer-port", type=port, default=8004, help="take sessions from other workers (%(default)s)")
@@ -38,6 +44,13 @@ def add_edge_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
     parser.add_argument("--grpc-port", type=port, default=8001, help="sessions, and gRPC health (%(default)s)")
     parser.add_argument("--grace-s", type=seconds, default=1.0, help="on SIGTERM, end streams then (%(default)g)")
+
+
+def _name(text: str) -> str:
+    """It travels as `route=…` in errors and as gRPC's metadata, which a letter beyond ASCII breaks."""
+    if not re.fullmatch(r"[A-Za-z0-9._:/-]{1,128}", text):
+        raise argparse.ArgumentTypeError(f"a name is 1 to 128 of A-Z a-z 0-9 . _ : / -, not '{text}'")
+    return text
 
 
 def _low_port(text: str) -> int:
