@@ -10,7 +10,9 @@ import argparse
 import asyncio
 import contextlib
 import gc
+import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -72,6 +74,8 @@ class _Worker:
         begun_s = time.monotonic()
         told = self._arguments
         parameters, settings = await asyncio.to_thread(_read, told)
+        if "DYN_SYSTEM_PORT" not in os.environ:
+            _check_free(told.host, told.metrics_port)
         runtime = start_runtime(told.host, told.metrics_port)
         workers = Workers(runtime, told.namespace, told.lost_after_s)
         await workers.start()
@@ -103,10 +107,16 @@ class _Worker:
                 if found.done():
                     runtime.set_health_status(True)
                     console.announce(f"ready in {time.monotonic() - begun_s:.1f} s: worker {told.name}")
-                await asyncio.wait([stop, serving], return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait([stop, serving], return_when=asyncio.FIRST_COMPLETED)
+                found.cancel()
                 if serving.done():
                     await serving
                 await self._leave(host, hosted)
+        except EngineSilentError as error:
+            # Nothing can be closed: threads wait for the engine, and whoever joins them waits as well.
+            console.say(f"error: {error.args[0]}")
+            self._log.close()
+            os._exit(1)
         finally:
             workers.close()
             await asyncio.to_thread(hosted.close)
@@ -162,6 +172,18 @@ async def _direct(front: EngineFront, told: argparse.Namespace) -> AsyncIterator
         yield
     finally:
         await server.stop(grace=None)
+
+
+def _check_free(host: str, metrics_port: int) -> None:
+    """Dynamo says nothing where it cannot listen for HTTP.
+
+    Raises:
+        ServeError: the port is in use.
+    """
+    try:
+        socket.create_server((host, metrics_port)).close()
+    except OSError as error:
+        raise ServeError(f"cannot listen on {host}:{metrics_port} (--metrics-port): {error}") from error
 
 
 def listen(front: Any, host: str, grpc_port: int) -> Any:
