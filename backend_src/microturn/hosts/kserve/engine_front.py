@@ -69,6 +69,8 @@ class EngineFront:
         self.is_ready = True
 
     async def open(self, route: str | None, tenant: str | None) -> EngineTurns:
+        if not self._engine.settings.max_sessions_per_tenant:
+            tenant = None  # a proxy may name one all the same
         return EngineTurns(self._engine, self._answered, self._route, tenant)
 
     async def model_config(self) -> bytes:

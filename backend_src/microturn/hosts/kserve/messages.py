@@ -108,8 +108,14 @@ def _options_of(message: Any, tenant: str | None) -> str:
         if name in _NO_OPTIONS or name.startswith(_NO_OPTION_PREFIXES):
             continue
         kind = value.WhichOneof("parameter_choice")
-        if kind is None or name == TENANT_HEADER:
-            raise InvalidArgument(f"option '{name}' has no value, or is a header's")
+        if name == TENANT_HEADER:
+            raise InvalidArgument(
+                f"'{name}' is not read as a parameter: set max_sessions_per_tenant, and have a proxy send it as a header"
+                if tenant is None
+                else f"'{name}' came twice"
+            )
+        if kind is None:
+            raise InvalidArgument(f"option '{name}' has no value")
         options[name] = getattr(value, kind)
     return json.dumps(options)
 
