@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Any, Self
 
-from microturn.errors import InvalidArgument
+from microturn.errors import InternalError, InvalidArgument
 from microturn.hosts.dynamo.workers import Worker, Workers
 from microturn.hosts.kserve.service import StreamBrokenError
 
@@ -70,7 +70,7 @@ class WorkerTurns:
             with _told(self._worker):
                 answers = await self._workers.turns.direct(said, self._worker.instance_id, context=context)
             responses = WorkerResponses(self._worker, answers, context)
-            await anext(responses, None)  # the worker's word that the turn has its place
+            await responses.placed()
         except BaseException:
             context.stop_generating()
             raise
@@ -93,7 +93,24 @@ class WorkerResponses:
     def __aiter__(self) -> Self:
         return self
 
+    async def placed(self) -> None:
+        """Waits for the worker's word that the turn has its place.
+
+        Raises:
+            StreamBrokenError: it gives none.
+        """
+        try:
+            await self._next()
+        except StopAsyncIteration:
+            self._worker.lose("it ended a turn without an answer")
+            raise StreamBrokenError(f"worker {self._worker.name} is lost") from None
+
     async def __anext__(self) -> bytes:
+        while not (response := await self._next()):  # it is looking whether this edge is still there
+            pass
+        return response
+
+    async def _next(self) -> bytes:
         with _told(self._worker):
             try:
                 answer = await anext(self._answers)
@@ -118,5 +135,8 @@ def _told(worker: Worker) -> Iterator[None]:
     except Exception as error:
         if str(error).startswith("InvalidRequest"):
             raise InvalidArgument(f"the turn cannot be sent to a worker: {error}") from error
+        if str(error).startswith("Internal:"):  # what a worker raised in this turn; its others go on
+            log.error("worker %s failed in a turn: %s", worker.name, error)
+            raise InternalError(f"worker {worker.name} failed in this turn") from error
         worker.lose(str(error))
         raise StreamBrokenError(f"worker {worker.name} is lost: {error}") from error

@@ -7,7 +7,8 @@
 | | `{"op": "config"}` | a `ModelConfigResponse` |
 
 Messages are serialized, as in the wire contract (client/PROTOCOL.md). The first response is empty: it says that the
-turn has its place behind those before it. Interrupts are turns. Sessions move by the port where peers take them.
+turn has its place behind those before it; so is one for each second without another. Interrupts are turns. Sessions
+move by the port where peers take them.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from microturn.hosts.kserve.messages import response_to
 log = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 0.2
+# The context misses a client that has gone before it got the first response; what cannot be sent to it ends its turn.
+_BEAT_S = 1.0
 # Deadlines are counted over so long.
 _ATTAINMENT_S = 10.0
 # Behind a pause of so long, discovery may have dropped this worker; its lease is 10 s.
@@ -121,7 +124,7 @@ class WorkerHost:
             yield {"response": b""}
             yield {"response": response_to(message.id, error)}
             return
-        # A client that has gone is seen by the context alone; the loop below may be waiting for the engine.
+        # A client that has gone is seen by the context; the loop below may be waiting for the engine.
         gone = asyncio.ensure_future(context.async_killed_or_stopped())
 
         def leave(done: asyncio.Future[bool]) -> None:
@@ -131,7 +134,14 @@ class WorkerHost:
         gone.add_done_callback(leave)
         try:
             yield {"response": b""}
-            async for response in responses:
+            while True:
+                try:
+                    async with asyncio.timeout(_BEAT_S):
+                        response = await anext(responses)
+                except TimeoutError:
+                    response = b""
+                except StopAsyncIteration:
+                    return
                 yield {"response": response}
         finally:
             gone.cancel()

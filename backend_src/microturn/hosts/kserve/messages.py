@@ -110,7 +110,7 @@ def _options_of(message: Any, tenant: str | None) -> str:
         kind = value.WhichOneof("parameter_choice")
         if name == TENANT_HEADER:
             raise InvalidArgument(
-                f"'{name}' is not read as a parameter: set max_sessions_per_tenant, and have a proxy send it as a header"
+                f"'{name}' is no parameter: set max_sessions_per_tenant, and have a proxy send it as a header"
                 if tenant is None
                 else f"'{name}' came twice"
             )

@@ -59,6 +59,7 @@ class TurnResponses(Protocol):
         """The next one.
 
         Raises:
+            MicroturnError: the turn has failed.
             StreamBrokenError: see there.
         """
 
@@ -224,16 +225,19 @@ class _Exchange:
             await self._write(response_to(message.id, error))
             return
         self._open.add(responses)
-        task = tasks.create_task(self._answer(responses, self._last.get(session_id)))
+        task = tasks.create_task(self._answer(message.id, responses, self._last.get(session_id)))
         self._last[session_id] = task
         task.add_done_callback(lambda done: self._forget(session_id, done))
 
-    async def _answer(self, responses: TurnResponses, before: asyncio.Task[None] | None) -> None:
+    async def _answer(self, request_id: str, responses: TurnResponses, before: asyncio.Task[None] | None) -> None:
         async with self._room:
             if before is not None:
                 await asyncio.wait([before])
-            async for response in responses:
-                await self._write(response)
+            try:
+                async for response in responses:
+                    await self._write(response)
+            except MicroturnError as error:
+                await self._write(response_to(request_id, error))
             self._open.discard(responses)
 
     async def _write(self, response: bytes) -> None:
