@@ -56,6 +56,22 @@ class Placement:
         """Streams that are no more."""
         np.subtract.at(self._streams, (edges, replicas), 1)
 
+    def move(self, edges: Ints, replicas: Ints, targets: Ints) -> None:
+        """Streams that go on elsewhere, at the same edges."""
+        self.end(edges, replicas)
+        np.add.at(self._streams, (edges, targets), 1)
+
+    def emptiest(self, num: int) -> Ints:
+        """Replicas for so many more streams, each of which goes where the fewest are, as servers hand them over."""
+        places = np.flatnonzero(self.alive)
+        load = self.load()[places]
+        chosen = np.empty(num, np.int64)
+        for number in range(num):
+            least = int(load.argmin())
+            load[least] += 1
+            chosen[number] = places[least]
+        return chosen
+
     def load(self) -> Ints:
         """Streams of each replica."""
         streams: Ints = self._streams.sum(axis=0)

@@ -1,14 +1,19 @@
 """Sessions over replicas, some of which are lost: who moves, what that costs, and how long it takes.
 
 A simulation of the deployment's rules, not of its packets. A session stays with its replica (`stateful_session`); where
-it has none, `placement` finds one. So only sessions of a lost replica move, and one that comes back is filled by those
-that open. What was on a lost replica is computed again from its tokens, or read from a shared volume where its KV was
-saved. Of one that is killed only snapshots taken before would be there: read "volume" for it as a fleet that keeps them
-up to date.
+it has none, `placement` finds one. So only sessions of a lost replica move. What was on one that is killed is computed
+again from its tokens, or read from a shared volume where its KV was saved: only snapshots taken before would be there,
+so read "volume" for it as a fleet that keeps them up to date. Its client is at another replica after `detect_s`, which
+asks all others of the cell for the session before it restores it.
+
+One that is drained hands its sessions over to the emptiest, one after the other with their KV, for a share of its grace
+time. The others are refused then, and restored as if it had been killed. One that comes back is filled by sessions that
+open, and by the rebalancers of those that have more than 5 % too many.
 
 A replica restores one session after the other. Computing has the time that its turns leave, at least `least_share`, as
-the engine keeps a part of each step for long prompts; reading has its network, and a fair share of the volume. Who
-waits misses turns; where there are more sessions than a replica serves on time, as many miss theirs.
+the engine keeps a part of each step for long prompts; reading has its network, and a fair share of the cell's volume.
+Who waits misses turns; where there are more sessions than a replica serves on time, as many miss theirs. Cells have
+nothing in common; a session belongs to one by chance.
 
 Assumed: sessions are on the beat all the time and have contexts of one length; edge and volume are never lost.
 """
@@ -16,78 +21,13 @@ Assumed: sessions are on the beat all the time and have contexts of one length; 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from load_tests.fleet.fleet import Fleet, Loss
+from load_tests.fleet.moving import Floats, Rebalancing, handed_over_s, restore
 from load_tests.fleet.placement import Ints, Placement
-
-Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Fleet:
-    """What is assumed. The defaults are Llama-3.1-8B, an H200 per replica, as `microturn plan` has it.
-
-    Attributes:
-        sessions: at any time; who leaves is followed by somebody new.
-        capacity: sessions that a replica serves on time.
-        headroom: share of all capacity that is free while nothing is lost; so many replicas there are.
-        beat_s: between two turns of a session.
-        context: tokens of each.
-        kv_bytes: of a token.
-        prefill_tokens_s: that a replica computes in a second of its own.
-        network_bytes_s: at which a replica reads the volume.
-        volume_bytes_s: at which all of them can read it together.
-        detect_s: from a replica's death until its clients are at the next one.
-        drain_s: the same of one that says that it stops.
-        least_share: of a replica's time, which restoring gets in any case.
-        session_s: mean length of a session.
-        repair_s: until a lost replica is back, empty.
-        edges: Envoys, among which sessions come in by chance.
-        zones: over which replicas are spread.
-        seed: of all chance.
-    """
-
-    sessions: int = 100_000
-    capacity: int = 180
-    headroom: float = 0.3
-    beat_s: float = 0.2
-    context: int = 4000
-    kv_bytes: int = 131_072
-    prefill_tokens_s: float = 20_000.0
-    network_bytes_s: float = 3e9
-    volume_bytes_s: float = 400e9
-    detect_s: float = 1.0
-    drain_s: float = 0.1
-    least_share: float = 0.1
-    session_s: float = 1200.0
-    repair_s: float = 300.0
-    edges: int = 3
-    zones: int = 10
-    seed: int = 0
-
-    @property
-    def replicas(self) -> int:
-        return max(2, -int(-self.sessions // (self.capacity * (1 - self.headroom))))
-
-
-@dataclass(frozen=True)
-class Loss:
-    """Replicas that go at once.
-
-    Attributes:
-        name: for people.
-        at_s: when.
-        replicas: their numbers.
-        is_drained: whether they say so before.
-    """
-
-    name: str
-    at_s: int
-    replicas: Sequence[int]
-    is_drained: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,18 +37,27 @@ class Moved:
     Attributes:
         loss: that it was.
         sessions: that were on the lost replicas, and moved.
-        peak_load: of the fullest replica afterwards, by its capacity.
-        pauses_s: of each of these sessions, from the loss until it is served again.
+        begins_s: when each of these sessions began to wait, seconds since the loss.
+        pauses_s: how long each waited to be served again.
+        num_handed_over: of them, with their KV by the network.
         bytes_read: from the volume.
         tokens_computed: again.
+        peak_load: of the fullest replica when the last of them had left, by its capacity.
     """
 
     loss: Loss
     sessions: Ints
-    peak_load: float
+    begins_s: Floats
     pauses_s: Floats
+    num_handed_over: int
     bytes_read: float
     tokens_computed: int
+    peak_load: float
+
+    @property
+    def done_s(self) -> float:
+        """From the loss until the last is served again."""
+        return float((self.begins_s + self.pauses_s).max(initial=0.0))
 
 
 @dataclass(frozen=True)
@@ -117,27 +66,21 @@ class Course:
 
     Attributes:
         moved: per loss.
-        mean_load: of the replicas that live, by their capacity.
+        num_serving: replicas that have sessions, or take them.
+        mean_load: of these, by their capacity.
         peak_load: of the fullest.
         waiting: sessions that are being restored.
         late_turns: of sessions that are served, for want of time on their replica.
+        rebalanced: sessions that servers moved to emptier ones.
     """
 
     moved: list[Moved]
+    num_serving: Floats
     mean_load: Floats
     peak_load: Floats
     waiting: Floats
     late_turns: Floats
-
-
-def losses_of(fleet: Fleet) -> list[Loss]:
-    """One replica killed, one drained, one zone lost; each long enough after the one before."""
-    zone = range(0, fleet.replicas, fleet.zones)
-    return [
-        Loss("one killed", 300, [fleet.replicas // 3]),
-        Loss("one drained", 900, [fleet.replicas // 2], is_drained=True),
-        Loss("a zone lost", 1500, zone),
-    ]
+    rebalanced: Floats
 
 
 def simulate(fleet: Fleet, losses: Sequence[Loss], restored_from: str, length_s: int = 2700) -> Course:
@@ -146,90 +89,187 @@ def simulate(fleet: Fleet, losses: Sequence[Loss], restored_from: str, length_s:
     Args:
         fleet: what is assumed.
         losses: in the order of time.
-        restored_from: `tokens` or `volume`.
+        restored_from: `tokens` or `volume`: what is not handed over.
         length_s: of the run.
     """
+    cells = fleet.cells
+    sizes = np.array([len(cell) for cell in cells])
     random = np.random.default_rng(fleet.seed)
-    placement = Placement(fleet.edges, fleet.replicas, fleet.capacity, random)
-    alive = placement.alive
-    edges = random.integers(fleet.edges, size=fleet.sessions)
-    owners = placement.place(edges)
-    ready_s = np.zeros(fleet.sessions)  # when it is served again
-    busy_s = np.zeros(fleet.replicas)  # until when a replica restores
-    course = Course([], *(np.zeros(length_s) for _ in range(4)))
-    changes = {loss.at_s: loss for loss in losses}
-    repairs = {loss.at_s + round(fleet.repair_s): loss for loss in losses}
-    for now_s in range(length_s):
-        if now_s in repairs:
-            alive[repairs[now_s].replicas] = True
-        if now_s in changes:
-            loss = changes[now_s]
-            alive[loss.replicas] = False
-            moving = random.permutation(np.flatnonzero(~alive[owners]))
-            placement.end(edges[moving], owners[moving])
-            owners[moving] = placement.place(edges[moving])
+    numbers = random.multinomial(fleet.sessions, sizes / sizes.sum()) if len(cells) > 1 else [fleet.sessions]
+    courses = []
+    for number, (cell, num_sessions) in enumerate(zip(cells, numbers, strict=True)):
+        within = [lost for loss in losses if (lost := loss.within(cell)) is not None]
+        one = replace(fleet, sessions=int(num_sessions), seed=fleet.seed + number)
+        courses.append(_Cell(one, len(cell)).run(within, restored_from, length_s))
+    return _together(courses, losses, numbers) if len(cells) > 1 else courses[0]
+
+
+@dataclass
+class _Draining:
+    """A loss whose replicas hand over: what has gone so far."""
+
+    loss: Loss
+    until_s: float
+    sessions: list[Ints] = field(default_factory=list)
+    begins_s: list[float] = field(default_factory=list)
+    num_due: float = 0.0
+
+
+class _Cell:
+    """Replicas that know each other.
+
+    Args:
+        fleet: what is assumed, with the cell's sessions.
+        num_replicas: of it.
+    """
+
+    def __init__(self, fleet: Fleet, num_replicas: int) -> None:
+        self._fleet = fleet
+        self._random = np.random.default_rng(fleet.seed)
+        self._placement = Placement(fleet.edges, num_replicas, fleet.capacity, self._random)
+        self._edges = self._random.integers(fleet.edges, size=fleet.sessions)
+        self._owners = self._placement.place(self._edges)
+        self._ready_s = np.zeros(fleet.sessions)  # when it is served again
+        self._busy_s = np.zeros(num_replicas)  # until when a replica restores
+        self._since_s = np.full(num_replicas, -np.inf)  # it takes sessions
+        self._rebalancing = Rebalancing(fleet, self._random)
+        self._draining: list[_Draining] = []
+        self._moved: list[Moved] = []
+
+    def run(self, losses: Sequence[Loss], restored_from: str, length_s: int) -> Course:
+        """See `simulate`."""
+        fleet, placement, alive = self._fleet, self._placement, self._placement.alive
+        course = Course(self._moved, *(np.zeros(length_s) for _ in range(6)))
+        changes = {loss.at_s: loss for loss in losses}
+        repairs = {loss.at_s + round(fleet.repair_s): loss for loss in losses}
+        for now_s in range(length_s):
+            if now_s in repairs:
+                alive[repairs[now_s].replicas] = True
+                self._since_s[repairs[now_s].replicas] = now_s
+            if now_s in changes:
+                self._lose(changes[now_s], restored_from)
+            for draining in list(self._draining):
+                self._drain(draining, now_s, restored_from)
+            self._renew(now_s)
+            rests = self._ready_s <= now_s
+            moving, target = self._rebalancing.move(placement, now_s - self._since_s, self._owners, rests)
+            self._move(moving, np.full(len(moving), target))
             load = placement.load()
-            busy_s[loss.replicas] = 0.0
-            ready_s[moving] = _restore(fleet, loss, owners[moving], load, busy_s, restored_from, random)
-            is_read = restored_from == "volume"
-            course.moved.append(
+            course.num_serving[now_s] = (alive | (load > 0)).sum()
+            course.mean_load[now_s] = load.sum() / course.num_serving[now_s] / fleet.capacity
+            course.peak_load[now_s] = load.max() / fleet.capacity
+            course.late_turns[now_s] = np.maximum(load - fleet.capacity, 0).sum() / fleet.beat_s
+            course.rebalanced[now_s] = len(moving)
+        for moved in self._moved:
+            num = np.arange(length_s) - moved.loss.at_s
+            begun, back = np.sort(moved.begins_s), np.sort(moved.begins_s + moved.pauses_s)
+            course.waiting[:] += np.searchsorted(begun, num, side="right") - np.searchsorted(back, num, side="right")
+        assert self._draining or alive[self._owners].all(), "a session is nowhere"
+        return course
+
+    def _move(self, moving: Ints, targets: Ints) -> None:
+        self._placement.move(self._edges[moving], self._owners[moving], targets)
+        self._owners[moving] = targets
+
+    def _renew(self, now_s: int) -> None:
+        """Who leaves is followed by somebody new, who has no replica yet; who waits to be restored stays."""
+        num = len(self._owners)
+        leaving = self._random.integers(num, size=self._random.poisson(num / self._fleet.session_s)) if num else []
+        leaving = np.unique(np.asarray(leaving, np.int64))
+        leaving = leaving[self._ready_s[leaving] <= now_s]
+        self._placement.end(self._edges[leaving], self._owners[leaving])
+        self._edges[leaving] = self._random.integers(self._fleet.edges, size=len(leaving))
+        self._owners[leaving] = self._placement.place(self._edges[leaving])
+
+    def _lose(self, loss: Loss, restored_from: str) -> None:
+        self._placement.alive[loss.replicas] = False
+        self._busy_s[loss.replicas] = 0.0
+        begins_s = loss.at_s + self._fleet.drain_notice_s
+        draining = _Draining(loss, begins_s + self._fleet.drain_s)
+        if loss.is_drained:
+            self._draining.append(draining)
+        else:
+            self._end(draining, loss.at_s, restored_from)
+
+    def _drain(self, draining: _Draining, now_s: int, restored_from: str) -> None:
+        """Hands over what goes within a second; once the time is over, the others are restored."""
+        loss = draining.loss
+        left_s = min(now_s + 1.0, draining.until_s) - max(now_s, loss.at_s + self._fleet.drain_notice_s)
+        draining.num_due += max(0.0, left_s) / self._fleet.hand_over_s
+        num = int(draining.num_due + 1e-9)
+        draining.num_due -= num
+        for replica in loss.replicas:
+            there = self._random.permutation(np.flatnonzero(self._owners == replica))[:num]
+            self._move(there, self._placement.emptiest(len(there)))
+            draining.sessions.append(there)
+            draining.begins_s += [float(now_s - loss.at_s)] * len(there)
+        is_empty = not np.isin(self._owners, loss.replicas).any()
+        if is_empty or now_s + 1 >= draining.until_s:
+            self._draining.remove(draining)
+            self._end(draining, now_s + 1, restored_from)
+
+    def _end(self, draining: _Draining, at_s: float, restored_from: str) -> None:
+        """Restores what is still on lost replicas, and notes what the loss did."""
+        fleet, loss = self._fleet, draining.loss
+        handed = np.concatenate([np.zeros(0, np.int64), *draining.sessions])
+        moving = self._random.permutation(np.flatnonzero(np.isin(self._owners, loss.replicas)))
+        self._placement.end(self._edges[moving], self._owners[moving])
+        self._owners[moving] = self._placement.place(self._edges[moving])
+        load, num_live = self._placement.load(), int(self._placement.alive.sum())
+        # Who is refused by a replica that drains knows at once that it has to go; its turn takes what one takes then.
+        wait_s = fleet.handed_turn_s if loss.is_drained else fleet.frozen_s if loss.is_silent else fleet.detect_s
+        self._ready_s[moving] = restore(
+            fleet, loss, at_s + wait_s, self._owners[moving], load, num_live, self._busy_s, restored_from, self._random
+        )
+        begins_s = np.concatenate([draining.begins_s, np.full(len(moving), float(at_s - loss.at_s))])
+        pauses_s = np.concatenate([handed_over_s(fleet, len(handed), self._random), self._ready_s[moving] - at_s])
+        is_read = restored_from == "volume"
+        self._moved.append(
+            Moved(
+                loss,
+                np.concatenate([handed, moving]),
+                begins_s,
+                pauses_s,
+                len(handed),
+                len(moving) * fleet.session_bytes if is_read else 0.0,
+                0 if is_read else len(moving) * fleet.context,
+                float(load.max()) / fleet.capacity,
+            )
+        )
+
+
+def _together(courses: Sequence[Course], losses: Sequence[Loss], numbers: Sequence[int]) -> Course:
+    """What all cells went through; a session has the number of its cell's first one besides its own."""
+    firsts = np.cumsum([0, *numbers])
+    num_serving = np.sum([course.num_serving for course in courses], axis=0)
+    peak_load = np.max([course.peak_load for course in courses], axis=0)
+    moved = []
+    for loss in losses:
+        parts = [(first, one) for first, course in zip(firsts, courses, strict=False) for one in course.moved]
+        parts = [(first, one) for first, one in parts if (one.loss.name, one.loss.at_s) == (loss.name, loss.at_s)]
+        if parts:
+            moved.append(
                 Moved(
                     loss,
-                    moving,
-                    float(load.max()) / fleet.capacity,
-                    ready_s[moving] - now_s,
-                    float(len(moving)) * fleet.context * fleet.kv_bytes if is_read else 0.0,
-                    0 if is_read else len(moving) * fleet.context,
+                    np.concatenate([one.sessions + first for first, one in parts]),
+                    np.concatenate([one.begins_s for _, one in parts]),
+                    np.concatenate([one.pauses_s for _, one in parts]),
+                    sum(one.num_handed_over for _, one in parts),
+                    sum(one.bytes_read for _, one in parts),
+                    sum(one.tokens_computed for _, one in parts),
+                    max(float(peak_load[loss.at_s]), *(one.peak_load for _, one in parts)),
                 )
             )
-        # Who leaves is followed by somebody new, who has no replica yet; who waits to be restored stays.
-        leaving = random.integers(fleet.sessions, size=random.poisson(fleet.sessions / fleet.session_s))
-        leaving = np.unique(leaving[ready_s[leaving] <= now_s])
-        placement.end(edges[leaving], owners[leaving])
-        edges[leaving] = random.integers(fleet.edges, size=len(leaving))
-        owners[leaving] = placement.place(edges[leaving])
-        load = placement.load()
-        course.mean_load[now_s] = load[alive].mean() / fleet.capacity
-        course.peak_load[now_s] = load.max() / fleet.capacity
-        course.late_turns[now_s] = np.maximum(load - fleet.capacity, 0).sum() / fleet.beat_s
-    for moved in course.moved:
-        at_s, num = moved.loss.at_s, np.arange(length_s)
-        back = np.sort(at_s + moved.pauses_s)
-        course.waiting[:] += np.where(num >= at_s, len(back) - np.searchsorted(back, num, side="right"), 0)
-    assert alive[owners].all(), "a session is nowhere"
-    return course
-
-
-def _restore(
-    fleet: Fleet,
-    loss: Loss,
-    targets: Ints,
-    load: Ints,
-    busy_s: Floats,
-    restored_from: str,
-    random: np.random.Generator,
-) -> Floats:
-    """When each session is served again at its target; replicas are busy until they have restored theirs."""
-    if restored_from == "tokens":
-        spare = np.maximum(1 - load / fleet.capacity, fleet.least_share)
-        each_s = fleet.context / (fleet.prefill_tokens_s * spare)
-    else:
-        share = min(fleet.network_bytes_s, fleet.volume_bytes_s / len(np.unique(targets)))
-        each_s = np.full(fleet.replicas, fleet.context * fleet.kv_bytes / share)
-    arrival_s = loss.at_s + (fleet.drain_s if loss.is_drained else fleet.detect_s)
-    # Each replica's sessions in a random order, one after the other.
-    order = random.permutation(len(targets))
-    order = order[np.argsort(targets[order], kind="stable")]
-    queues, firsts, counts = np.unique(targets[order], return_index=True, return_counts=True)
-    places = np.arange(len(order)) - np.repeat(firsts, counts)
-    start_s = np.maximum(arrival_s, busy_s)
-    ready_s = np.empty(len(targets))
-    ready_s[order] = start_s[targets[order]] + (places + 1) * each_s[targets[order]]
-    busy_s[queues] = start_s[queues] + counts * each_s[queues]
-    return ready_s
+    return Course(
+        moved,
+        num_serving,
+        np.sum([course.mean_load * course.num_serving for course in courses], axis=0) / num_serving,
+        peak_load,
+        *(np.sum([getattr(c, name) for c in courses], axis=0) for name in ("waiting", "late_turns", "rebalanced")),
+    )
 
 
 def missed_beats(fleet: Fleet, pauses_s: Floats) -> Ints:
-    """Turns that each session misses while it waits."""
-    missed: Ints = np.ceil(pauses_s / fleet.beat_s).astype(np.int64)
+    """Turns of each session that are answered a beat late or later, at most, while it waits."""
+    missed: Ints = np.floor(pauses_s / fleet.beat_s + 1e-9).astype(np.int64)
     return missed
