@@ -37,8 +37,8 @@ class Fleet:
         drain_notice_s: seconds of it before a session moves: the chart's default.
         drain_share: share of the rest in which sessions go one by one with their KV (`drain.py`).
         moves_per_minute: sessions that a server moves to emptier ones, at most: the chart's default.
-        ask_s: seconds of a core that a question to another server costs who asks it: measured.
-        answer_s: the same of who is asked: measured.
+        ask_s: seconds of a core that a question to another server costs who asks it: measured, 0.2 to 0.3 ms.
+        answer_s: the same of who is asked: measured, 0.4 to 0.6 ms (`questions.py`).
         cell_replicas: replicas of a cell at most, which has a name, edges and a volume of its own; 0 is one cell.
         least_share: share of a replica's time, which restoring gets in any case.
         session_s: mean length of a session, seconds.

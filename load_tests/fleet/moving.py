@@ -30,8 +30,8 @@ def restore(
 ) -> Floats:
     """When each session is served again at its target; replicas are busy until they have restored theirs.
 
-    A target asks all other replicas of the cell for each of its sessions, and is asked by them, one after the other. What
-    it has not found it restores, one after the other, while it looks for the next.
+    A target asks all other replicas of the cell for each of its sessions, and is asked by them. What it has not found
+    it restores, one after the other, while it looks for the next.
 
     Args:
         fleet: what is assumed.

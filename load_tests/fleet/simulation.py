@@ -95,11 +95,13 @@ def simulate(fleet: Fleet, losses: Sequence[Loss], restored_from: str, length_s:
     cells = fleet.cells
     sizes = np.array([len(cell) for cell in cells])
     random = np.random.default_rng(fleet.seed)
-    numbers = random.multinomial(fleet.sessions, sizes / sizes.sum()) if len(cells) > 1 else [fleet.sessions]
+    numbers = [fleet.sessions]
+    if len(cells) > 1:
+        numbers = random.multinomial(fleet.sessions, sizes / sizes.sum()).tolist()
     courses = []
     for number, (cell, num_sessions) in enumerate(zip(cells, numbers, strict=True)):
         within = [lost for loss in losses if (lost := loss.within(cell)) is not None]
-        one = replace(fleet, sessions=int(num_sessions), seed=fleet.seed + number)
+        one = replace(fleet, sessions=num_sessions, seed=fleet.seed + number)
         courses.append(_Cell(one, len(cell)).run(within, restored_from, length_s))
     return _together(courses, losses, numbers) if len(cells) > 1 else courses[0]
 
@@ -152,7 +154,8 @@ class _Cell:
                 self._drain(draining, now_s, restored_from)
             self._renew(now_s)
             rests = self._ready_s <= now_s
-            moving, target = self._rebalancing.move(placement, now_s - self._since_s, self._owners, rests)
+            age_s: Floats = float(now_s) - self._since_s
+            moving, target = self._rebalancing.move(placement, age_s, self._owners, rests)
             self._move(moving, np.full(len(moving), target))
             load = placement.load()
             course.num_serving[now_s] = (alive | (load > 0)).sum()
@@ -174,8 +177,9 @@ class _Cell:
     def _renew(self, now_s: int) -> None:
         """Who leaves is followed by somebody new, who has no replica yet; who waits to be restored stays."""
         num = len(self._owners)
-        leaving = self._random.integers(num, size=self._random.poisson(num / self._fleet.session_s)) if num else []
-        leaving = np.unique(np.asarray(leaving, np.int64))
+        if not num:
+            return
+        leaving = np.unique(self._random.integers(num, size=self._random.poisson(num / self._fleet.session_s)))
         leaving = leaving[self._ready_s[leaving] <= now_s]
         self._placement.end(self._edges[leaving], self._owners[leaving])
         self._edges[leaving] = self._random.integers(self._fleet.edges, size=len(leaving))
