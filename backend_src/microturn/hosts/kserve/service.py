@@ -183,7 +183,7 @@ class _Service:
         except* grpc.aio.BaseError as gone:
             log.debug("a client has gone: %s", gone.exceptions[0])
         if ending is not None:
-            await context.abort(*ending)  # raises: within `except*` that would be a group, which gRPC logs as a fault
+            await context.abort(*ending)  # raises
 
 
 class _Exchange:
