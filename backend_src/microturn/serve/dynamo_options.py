@@ -26,7 +26,7 @@ def add_worker_arguments(parser: argparse.ArgumentParser) -> None:
         help="by which clients come back (%(default)s)",
     )
     _add_namespace_arguments(parser)
-    add("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
+    add("--host", type=_reachable, default="127.0.0.1", help="address to listen on, and to be found by (%(default)s)")
     add("--peer-port", type=port, default=8004, help="take sessions from other workers (%(default)s)")
     add("--metrics-port", type=_low_port, default=8002, help="Dynamo's HTTP with /metrics and /health (%(default)s)")
     add("--grpc-port", type=port, help="take clients without an edge as well (default: closed)")
@@ -50,6 +50,13 @@ def _name(text: str) -> str:
     """It travels as `route=…` in errors and as gRPC's metadata, which a letter beyond ASCII breaks."""
     if not re.fullmatch(r"[A-Za-z0-9._:/-]{1,128}", text):
         raise argparse.ArgumentTypeError(f"a name is 1 to 128 of A-Z a-z 0-9 . _ : / -, not '{text}'")
+    return text
+
+
+def _reachable(text: str) -> str:
+    """Others hand sessions over to the address that is named here."""
+    if text in ("0.0.0.0", "::", "[::]", ""):
+        raise argparse.ArgumentTypeError(f"name the address by which other machines reach this worker, not '{text}'")
     return text
 
 
