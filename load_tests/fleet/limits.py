@@ -16,15 +16,10 @@ from load_tests.fleet.fleet import Fleet
 _NUM_ASKED_AT_ONCE, _LOOK_EVERY_S = 32, 2.0
 # Of `rebalancer.py`: up to so many replicas one that joins leaves the others with 5 % too many.
 _NUM_EVENED_OUT = 20
-# Of `workers.py`: questions a second. What one costs asker and asked, seconds of a core: `questions.py`, 32 at once.
-_DYNAMO_LOOKS_S, _DYNAMO_ASK_S, _DYNAMO_ANSWER_S = 4, 0.00022, 0.00028
 # Of deploy/envoy/envoy.yaml, of one Envoy; and how many replicas it draws for a stream.
 _MAX_STREAMS, _MAX_CONNECTIONS, _NUM_DRAWN = 65_536, 20_000, 5
 # A message of the DNS has 65,535 bytes (RFC 1035), each address in it 16 with its name compressed; header and question.
 _DNS_BYTES, _DNS_ADDRESS_BYTES, _DNS_HEAD_BYTES = 65_535, 16, 100
-
-# The one that only Dynamo's workers have.
-DYNAMO = "load questions, Dynamo"
 
 
 @dataclass(frozen=True)
@@ -95,12 +90,6 @@ def resources(fleet: Fleet, bounds: Bounds | None = None) -> list[Resource]:
         # A server asks all for each of its new sessions, and is asked by all for theirs: once for each that moved.
         Resource("look-ups, zone lost", "core s of a server", moved * question_s, bounds.zone_questions_s),
         Resource("load questions", "of a core", others / look_s * question_s, bounds.question_share),
-        Resource(
-            DYNAMO,
-            "of a core",
-            others * _DYNAMO_LOOKS_S * (_DYNAMO_ASK_S + _DYNAMO_ANSWER_S),
-            bounds.question_share,
-        ),
         Resource("one look-up", "s", others * fleet.ask_s, fleet.detect_s),
         Resource("silent replicas, zone lost", "asked at once", lost, _NUM_ASKED_AT_ONCE),
         Resource("moves to the emptiest", "sessions at once", live, fleet.capacity),
@@ -159,28 +148,21 @@ class Verdict:
     broken_always: Sequence[Resource]
 
 
-def judge(fleet: Fleet, without: Sequence[str] = (), bounds: Bounds | None = None) -> Verdict:
-    """What of a fleet is broken.
-
-    Args:
-        fleet: what is assumed.
-        without: names of resources that do not count, such as those of the other host.
-        bounds: see there.
-    """
-    broken = [one for one in resources(fleet, bounds) if one.is_broken and one.name not in without]
+def judge(fleet: Fleet, bounds: Bounds | None = None) -> Verdict:
+    """What of a fleet is broken."""
+    broken = [one for one in resources(fleet, bounds) if one.is_broken]
     sizes = [(one, breaks_at(fleet, one.name, bounds)) for one in broken if one.grows]
     known = [(one, size) for one, size in sizes if size is not None]
     return Verdict(fleet, sorted(known, key=lambda pair: pair[1]), [one for one in broken if not one.grows])
 
 
-def largest_cell(fleet: Fleet, without: Sequence[str] = (), bounds: Bounds | None = None) -> int:
+def largest_cell(fleet: Fleet, bounds: Bounds | None = None) -> int:
     """Replicas of the largest cell in which nothing that grows is broken when it is full.
 
     Args:
         fleet: what is assumed; its number of sessions does not matter.
-        without: names of resources that do not count, such as those of the other host.
         bounds: see there.
     """
-    names = [one.name for one in resources(fleet, bounds) if one.grows and one.name not in without]
+    names = [one.name for one in resources(fleet, bounds) if one.grows]
     sizes = [size for name in names if (size := breaks_at(fleet, name, bounds)) is not None]
     return replace(fleet, sessions=min(sizes)).replicas - 1 if sizes else fleet.replicas

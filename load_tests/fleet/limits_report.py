@@ -10,7 +10,7 @@ import matplotlib as mpl
 
 from load_tests.bench.results import print_table
 from load_tests.fleet.fleet import Fleet
-from load_tests.fleet.limits import DYNAMO, breaks_at, judge, resources
+from load_tests.fleet.limits import breaks_at, judge, resources
 from load_tests.load.pictures import save
 
 mpl.use("Agg")  # there may be no screen
@@ -51,7 +51,7 @@ def print_limits(wholes: Sequence[Fleet], in_cells: Fleet) -> None:
     )
     print("\nwhat breaks first")
     print_table(
-        ["sessions", "cells", "first", "at", "then", "with Dynamo first", "at any size"],
+        ["sessions", "cells", "first", "at", "then", "at any size"],
         [_judged(fleet) for pair in zip(wholes, cells, strict=True) for fleet in pair[: len(pair[1].cells)]],
     )
 
@@ -65,13 +65,12 @@ def _size(fleet: Fleet, name: str) -> str:
 
 
 def _judged(fleet: Fleet) -> list[object]:
-    verdict, with_dynamo = judge(fleet, [DYNAMO]), judge(fleet).broken
+    verdict = judge(fleet)
     names = [one.name for one, _ in verdict.broken]
     at = f"{verdict.broken[0][1]:,}" if names else "-"
     always = "; ".join(one.name for one in verdict.broken_always) or "-"
-    dynamo = f"{with_dynamo[0][0].name} at {with_dynamo[0][1]:,}" if with_dynamo else "-"
     then = "; ".join(names[1:]) or "-"
-    return [f"{fleet.sessions:,}", len(fleet.cells), *(names[:1] or ["-"]), at, then, dynamo, always]
+    return [f"{fleet.sessions:,}", len(fleet.cells), *(names[:1] or ["-"]), at, then, always]
 
 
 def draw_limits(path: Path, wholes: Sequence[Fleet], in_cells: Fleet) -> None:

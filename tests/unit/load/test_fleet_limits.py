@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from load_tests.fleet.fleet import Fleet
-from load_tests.fleet.limits import DYNAMO, Bounds, Resource, breaks_at, judge, largest_cell, resources
+from load_tests.fleet.limits import Bounds, Resource, breaks_at, judge, largest_cell, resources
 from load_tests.fleet.limits_report import draw_limits, limits_as_json, print_limits
 
 # 1,000 sessions of 1 MB on 20 replicas, 50 on each, which serve 100.
@@ -38,7 +38,6 @@ def of(fleet: Fleet, name: str, bounds: Bounds | None = None) -> Resource:
     ("name", "use", "limit"),
     [
         ("load questions", 19 / 2 * 0.004, 0.1),  # every two seconds
-        (DYNAMO, 19 * 4 * 0.0005, 0.1),  # four times a second
         ("look-ups, zone lost", 100 * 0.004, 1.0),  # each of 100 that move is asked for, or asks
         ("one look-up", 19 * 0.001, 0.5),
         ("silent replicas, zone lost", 2, 32),
@@ -89,26 +88,23 @@ def test_a_joined_replica_is_filled_by_new_sessions_where_the_others_have_few_to
 
 def test_what_breaks_first_is_named_first() -> None:
     fleet = Fleet(sessions=100_000)
-    verdict = judge(fleet, [DYNAMO])
+    verdict = judge(fleet)
     sizes = [size for _, size in verdict.broken]
     assert sizes == sorted(sizes)
     assert all(size <= 100_000 for size in sizes)
     assert verdict.broken[0][0].name == "look-ups, zone lost"
-    assert judge(fleet).broken[0][0].name == DYNAMO
     # It does not depend on the size, so cells do not help.
     assert [one.name for one in verdict.broken_always] == ["drain of a replica"]
-    in_cells = judge(replace(fleet, cell_replicas=80), [DYNAMO])
+    in_cells = judge(replace(fleet, cell_replicas=80))
     assert (list(in_cells.broken), len(in_cells.broken_always)) == ([], 1)
-    assert judge(replace(fleet, cell_replicas=80, grace_s=70.0), [DYNAMO]).broken_always == []
+    assert judge(replace(fleet, cell_replicas=80, grace_s=70.0)).broken_always == []
 
 
 def test_in_the_largest_cell_nothing_breaks_and_in_a_larger_one_something_does() -> None:
-    for without in ([], [DYNAMO]):
-        most = largest_cell(Fleet(), without)
-        sessions = most * 126 - 1
-        assert not judge(Fleet(sessions=sessions), without).broken
-        assert judge(Fleet(sessions=sessions + 126), without).broken
-    assert largest_cell(Fleet(), [DYNAMO]) > largest_cell(Fleet())
+    most = largest_cell(Fleet())
+    sessions = most * 126 - 1
+    assert not judge(Fleet(sessions=sessions)).broken
+    assert judge(Fleet(sessions=sessions + 126)).broken
 
 
 def test_it_is_printed_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,7 +25,7 @@ from tritonclient.grpc import service_pb2
 
 from microturn.engine.engine import Engine
 from microturn.engine.moving import Load
-from microturn.errors import InternalError, MicroturnError
+from microturn.errors import InternalError, MicroturnError, Unavailable
 from microturn.hosts.dynamo.runtime import COMPONENT, CONTROL, TURN
 from microturn.hosts.kserve.engine_front import EngineFront
 from microturn.hosts.kserve.messages import response_to
@@ -88,13 +88,14 @@ class WorkerHost:
 
         Raises:
             EngineSilentError: the engine cannot be served any more.
+            Unavailable: Dynamo serves an endpoint no more, for example because it has lost its discovery.
         """
         await self._look()
         serving = [
             self._look_on(),
             self._stay_registered(),
-            self._endpoints[TURN].serve_endpoint(self._turn),
-            self._endpoints[CONTROL].serve_endpoint(self._control),
+            self._serve_endpoint(TURN, self._turn),
+            self._serve_endpoint(CONTROL, self._control),
         ]
         await asyncio.gather(*serving)
 
@@ -111,6 +112,11 @@ class WorkerHost:
         """Has edges forget this worker. The runtime's own shutdown does that too, and logs that it has failed."""
         for endpoint in self._endpoints.values():
             await endpoint.unregister_endpoint_instance()
+
+    async def _serve_endpoint(self, endpoint: str, answer: Callable[..., AsyncIterator[Any]]) -> None:
+        await self._endpoints[endpoint].serve_endpoint(answer)
+        if not self._is_leaving:
+            raise Unavailable(f"Dynamo serves the endpoint '{endpoint}' no more")
 
     async def _turn(self, said: Mapping[str, Any], context: Any) -> AsyncIterator[dict[str, bytes]]:
         message = service_pb2.ModelInferRequest.FromString(said["request"])
@@ -161,6 +167,8 @@ class WorkerHost:
         try:
             load = await asyncio.wait_for(asking, self._silent_after_s)
         except TimeoutError:
+            if self._is_leaving:
+                return
             raise EngineSilentError(f"the engine gives no answer for {self._silent_after_s:g} s") from None
         except MicroturnError as error:
             if self._is_leaving:

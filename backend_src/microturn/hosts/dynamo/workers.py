@@ -1,8 +1,8 @@
 """The workers that there are, and what each said of itself last.
 
-Discovery tells which ones there are. Each is asked several times a second how much is on it; one that gives no answer
-for a while is lost, though its connections may stand: it is frozen, or its machine is gone. Its streams end then. When
-it answers again, it is taken for a new one.
+Discovery tells which ones there are. Each is asked several times a second, one of many less often, how much is on it;
+one that gives no answer for a while is lost, though its connections may stand: it is frozen, or its machine is gone.
+Its streams end then. When it answers again, it is taken for a new one.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from microturn.hosts.dynamo.runtime import COMPONENT, CONTROL, TURN
 log = logging.getLogger(__name__)
 
 _ASK_EVERY_S = 0.25
+# All of them together are asked so often at most: more would take more than 4 % of a core, here and at each of them.
+_MAX_QUESTIONS_PER_S = 80
 # A worker that misses more of its deadlines than this gets new sessions only where there is no other.
 _TOO_LATE = 0.05
 _SAID = {"name", "peer", "is_leaving", "num_sessions", "max_sessions", "late_share", "free_bytes"}
@@ -164,7 +166,8 @@ class Workers:
                 worker = self._found.get(instance_id)
                 if worker is not None:
                     worker.lose(why)
-            await asyncio.sleep(max(0.0, asked_s + _ASK_EVERY_S - time.monotonic()))
+            every_s = max(_ASK_EVERY_S, len(self._asking) / _MAX_QUESTIONS_PER_S)
+            await asyncio.sleep(max(0.0, asked_s + every_s - time.monotonic()))
 
     def _note(self, instance_id: int, said: Mapping[str, Any]) -> None:
         worker = self._found.get(instance_id)
