@@ -64,7 +64,7 @@ class Fleet:
     held_s: float = 0.008
     handed_turn_s: float = 0.03
     handed_turn_most_s: float = 0.1
-    grace_s: float = 30.0
+    grace_s: float = 90.0
     drain_notice_s: float = 2.0
     drain_share: float = 0.6
     moves_per_minute: float = 60.0
