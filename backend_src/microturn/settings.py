@@ -16,6 +16,9 @@ from microturn.errors import InvalidArgument, did_you_mean
 # Triton drops a sequence after its own idle time (config.pbtxt) without telling the model. Ours must end first.
 MAX_IDLE_TIMEOUT_S = 3600.0
 
+# The name under which a trusted proxy says whose request this is; hosts hand that header on as a parameter.
+TENANT_HEADER = "x-microturn-tenant"
+
 _PARSERS: dict[str, Callable[[str], object]] = {
     "str": str,
     "int": int,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from microturn.sessions.options import TENANT_HEADER
+from microturn.settings import TENANT_HEADER
 from support.raw import Answer, RawStream, ids
 from support.share import model_server
 from support.tiny_model_dir import write_tiny_model

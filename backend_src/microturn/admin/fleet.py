@@ -6,9 +6,9 @@ import secrets
 from pathlib import Path
 from typing import Self
 
-from microturn.admin.peer_connection import Address
+from microturn.admin.peer_address import Address, read_address
 from microturn.admin.peer_server import PeerServer, route_to
-from microturn.admin.peers import FindServers, Peers, by_name, read_address
+from microturn.admin.peers import FindServers, Peers, by_name
 from microturn.admin.rebalancer import Rebalancer
 from microturn.engine.engine import Engine
 from microturn.errors import InvalidArgument

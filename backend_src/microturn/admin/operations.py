@@ -25,7 +25,8 @@ from typing import Any
 from microturn.admin.drain import drain
 from microturn.admin.hand_over import send_to_peer
 from microturn.admin.kv import collect_kv
-from microturn.admin.peers import Peers, read_address
+from microturn.admin.peer_address import read_address
+from microturn.admin.peers import Peers
 from microturn.engine.engine import Engine
 from microturn.engine.maintenance import Maintenance
 from microturn.errors import (

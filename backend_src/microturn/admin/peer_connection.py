@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from microturn.admin.peer_address import Address
 from microturn.errors import Unavailable, error_of
 from microturn.offload.copies import KVCopy
 from microturn.sessions.turn import SessionId
@@ -15,7 +16,6 @@ from microturn.snapshots.file import sealed
 from microturn.snapshots.kv_files import head_of
 from microturn.snapshots.snapshot import Snapshot
 
-Address = tuple[str, int]
 Piece = bytes | bytearray | memoryview
 BASE_EPOCH = "x-base-epoch"
 

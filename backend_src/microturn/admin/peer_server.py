@@ -29,7 +29,8 @@ from io import BufferedIOBase
 from typing import Any
 
 from microturn.admin.hand_over import send_to_peer
-from microturn.admin.peer_connection import BASE_EPOCH, Address
+from microturn.admin.peer_address import Address
+from microturn.admin.peer_connection import BASE_EPOCH
 from microturn.admin.peers import Peers
 from microturn.admin.received import Receiver
 from microturn.engine.engine import Engine

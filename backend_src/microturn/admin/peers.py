@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
-from microturn.admin.peer_connection import Address, NoAnswer, PeerConnection
+from microturn.admin.peer_address import Address
+from microturn.admin.peer_connection import NoAnswer, PeerConnection
 from microturn.errors import MicroturnError, Unavailable
 from microturn.sessions.table import moved
 from microturn.sessions.turn import TurnRequest
@@ -41,18 +42,6 @@ def by_name(addresses: Iterable[Address]) -> FindServers:
     """Finds servers by the system's names: of a name with several addresses each is a server."""
     names = tuple(addresses)
     return lambda: (found for address in names for found in _resolve(address))
-
-
-def read_address(text: str) -> Address:
-    """Host and port of ``host:port``.
-
-    Raises:
-        ValueError: it is not that.
-    """
-    host, colon, port = text.strip().rpartition(":")
-    if not colon or not host or not 0 < int(port) < 1 << 16:
-        raise ValueError(f"'{text}' is not host:port")
-    return host.strip("[]"), int(port)
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ from microturn.model.runner import Runner
 from microturn.sessions.environment import SessionEnvironment
 from microturn.sessions.inputs import EmbedInput, TextInput, TokenInput, least_input_len
 from microturn.sessions.intake import check_number
-from microturn.sessions.options import TENANT_HEADER, SessionOptions
+from microturn.sessions.options import SessionOptions
 from microturn.sessions.session import Session
 from microturn.sessions.table import SessionTable, moved
 from microturn.sessions.turn import Turn, TurnRequest
-from microturn.settings import Settings
+from microturn.settings import TENANT_HEADER, Settings
 from microturn.telemetry.recorder import Recorder
 
 # A negative id arrives as what it would be without its sign.

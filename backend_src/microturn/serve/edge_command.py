@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import signal
 
@@ -13,10 +14,10 @@ from microturn.errors import MicroturnError
 from microturn.hosts.dynamo.edge import EdgeFront
 from microturn.hosts.dynamo.runtime import run_on_loop, start_runtime
 from microturn.hosts.dynamo.workers import Workers
-from microturn.hosts.kserve.messages import MODEL_NAME
+from microturn.hosts.kserve.envelope import MODEL_NAME
 from microturn.serve import console
 from microturn.serve.errors import ServeError
-from microturn.serve.worker_command import listen
+from microturn.serve.grpc_listening import listen
 
 _HEALTH_EVERY_S = 0.25
 _SERVICES = ("", MODEL_NAME)
@@ -50,6 +51,7 @@ async def _serve(arguments: argparse.Namespace) -> None:
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     await workers.start()
     await server.start()
+    gc.freeze()  # what was imported
     console.announce(f"ready: edge {arguments.host}:{arguments.grpc_port}")
     watching = asyncio.create_task(_tell_health(servicer, front))
     await stopped.wait()

@@ -7,8 +7,7 @@ import secrets
 from pathlib import Path
 
 from microturn.serve.options import ServeOptions
-from microturn.sessions.options import TENANT_HEADER
-from microturn.settings import Settings
+from microturn.settings import TENANT_HEADER, Settings
 
 # There where a container or a machine has a GPU of NVIDIA's. Without one Triton's GPU metrics are an error in its log.
 _NVIDIA_DRIVER = Path("/dev/nvidiactl")

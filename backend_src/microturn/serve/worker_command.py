@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Any
 
 from microturn.admin.fleet import Fleet
 from microturn.errors import MicroturnError
@@ -27,11 +26,11 @@ from microturn.hosts.dynamo.workers import Workers
 from microturn.hosts.exposition import Exposition
 from microturn.hosts.hosted_engine import HostedEngine
 from microturn.hosts.kserve.engine_front import EngineFront
-from microturn.hosts.kserve.messages import MODEL_NAME, config_response
-from microturn.hosts.kserve.service import grpc_server
+from microturn.hosts.kserve.envelope import MODEL_NAME, config_response
 from microturn.hosts.reporting import Reporting
 from microturn.serve import console
 from microturn.serve.errors import ServeError
+from microturn.serve.grpc_listening import listen
 from microturn.serve.log_text import as_text
 from microturn.serve.options import is_text, read_settings
 from microturn.serve.published import published_parameters
@@ -184,18 +183,6 @@ def _check_free(host: str, metrics_port: int) -> None:
         socket.create_server((host, metrics_port)).close()
     except OSError as error:
         raise ServeError(f"cannot listen on {host}:{metrics_port} (--metrics-port): {error}") from error
-
-
-def listen(front: Any, host: str, grpc_port: int) -> Any:
-    """A gRPC server before a front, not yet started.
-
-    Raises:
-        ServeError: the port is in use.
-    """
-    try:
-        return grpc_server(front, f"{host}:{grpc_port}")
-    except RuntimeError as error:
-        raise ServeError(f"cannot listen on {host}:{grpc_port} (--grpc-port)") from error
 
 
 @contextlib.asynccontextmanager

@@ -14,7 +14,7 @@ from typing import Any
 
 from microturn.errors import InvalidArgument, did_you_mean
 from microturn.sessions.option_values import boolean, integer, list_of, number, one_of, text
-from microturn.settings import MAX_IDLE_TIMEOUT_S
+from microturn.settings import MAX_IDLE_TIMEOUT_S, TENANT_HEADER
 from microturn.text.chat_templates import NO_TOOLS, tools_as_json
 from microturn.text.grammar_source import FORMATS, KINDS, MAX_SOURCE_LEN, GrammarSource, check_names
 
@@ -32,9 +32,6 @@ MAX_PRIORITY = 100
 MAX_PARAMETERS_LEN = 1 << 20
 ROLES = ("system", "user", "assistant", "tool")
 NO_CALLS = "none"  # of `tool_choice`
-
-# The name under which a trusted proxy says whose request this is; Triton hands request headers on as parameters.
-TENANT_HEADER = "x-microturn-tenant"
 
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 

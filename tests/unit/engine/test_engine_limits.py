@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from microturn.sessions.inputs import TextInput
-from microturn.sessions.options import TENANT_HEADER
+from microturn.settings import TENANT_HEADER
 from support.fake_runner import FakeDriver, expected_tokens
 from support.threads import engine_threads, starting_engines
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from microturn.sessions.options import TENANT_HEADER
+from microturn.settings import TENANT_HEADER
 from microturn.snapshots.directory import SnapshotDirectory
 from support.fake_runner import FakeDriver, expected_tokens
 from support.snapshots import FAR_S, KEY, RESUME, Restart, files, find, live, saved

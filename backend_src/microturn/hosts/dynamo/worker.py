@@ -28,7 +28,7 @@ from microturn.engine.moving import Load
 from microturn.errors import InternalError, MicroturnError, Unavailable
 from microturn.hosts.dynamo.runtime import COMPONENT, CONTROL, TURN
 from microturn.hosts.kserve.engine_front import EngineFront
-from microturn.hosts.kserve.messages import response_to
+from microturn.hosts.kserve.envelope import refusal_of
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ class WorkerHost:
                 log.exception("a request could not be read")
                 error = InternalError(f"the request could not be read: {error}")
             yield {"response": b""}
-            yield {"response": response_to(message.id, error)}
+            yield {"response": refusal_of(message.id, error)}
             return
         # A client that has gone is seen by the context; the loop below may be waiting for the engine.
         gone = asyncio.ensure_future(context.async_killed_or_stopped())

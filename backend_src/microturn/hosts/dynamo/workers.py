@@ -14,8 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from microturn.admin.peer_connection import Address
-from microturn.admin.peers import read_address
+from microturn.admin.peer_address import Address, read_address
 from microturn.errors import InvalidArgument
 from microturn.hosts.dynamo.runtime import COMPONENT, CONTROL, TURN
 

@@ -1,4 +1,4 @@
-"""Requests and responses of the wire contract (client/PROTOCOL.md) as KServe's messages, read and written."""
+"""Requests of the wire contract (client/PROTOCOL.md) become turns, and their answers responses."""
 
 from __future__ import annotations
 
@@ -7,42 +7,20 @@ import math
 from typing import Any
 
 import numpy as np
-from tritonclient.grpc import model_config_pb2, service_pb2
 
 from microturn.errors import InvalidArgument, MicroturnError
 from microturn.hosts.answers import Answer, is_last, output_tensors
+from microturn.hosts.kserve.envelope import MODEL_NAME, new_response, refusal_of, session_of
 from microturn.hosts.requests import turn_request
-from microturn.sessions.options import TENANT_HEADER
-from microturn.sessions.turn import SessionId, TurnRequest, TurnSink
+from microturn.sessions.turn import TurnRequest, TurnSink
+from microturn.settings import TENANT_HEADER
 
-MODEL_NAME = "streaming_llm"
-
-_MAX_SESSION_ID_BYTES = 128
 _MAX_DIMS = 8
 # Parameters that are no options: the sequence's are read apart, the others are Triton's own.
 _NO_OPTIONS, _NO_OPTION_PREFIXES = ("priority", "timeout", "headers"), ("sequence_", "triton_")
 _DATATYPES = {"input_ids": "INT32", "text_input": "BYTES", "input_embeds": "FP32"}
 _TYPES = {"INT32": np.dtype("<i4"), "FP32": np.dtype("<f4")}
 _NAMES_OF_TYPES = {"i": "INT32", "f": "FP32", "O": "BYTES"}
-
-
-def session_of(message: Any) -> SessionId:
-    """The session that a request is for.
-
-    Raises:
-        InvalidArgument: it names none, or by an id that is not one.
-    """
-    said = message.parameters.get("sequence_id")
-    match None if said is None else said.WhichOneof("parameter_choice"):
-        case "int64_param" if said.int64_param > 0:
-            return int(said.int64_param)
-        case "string_param" if 0 < len(said.string_param.encode()) <= _MAX_SESSION_ID_BYTES:
-            if "\0" not in said.string_param:
-                return str(said.string_param)
-    raise InvalidArgument(
-        "the parameter sequence_id names the turn's session: an integer in [1, 2^63) or a text of 1 to 128 bytes "
-        "without NUL"
-    )
 
 
 def read_request(message: Any, sink: TurnSink, tenant: str | None, arrived_s: float) -> TurnRequest:
@@ -72,27 +50,15 @@ def read_request(message: Any, sink: TurnSink, tenant: str | None, arrived_s: fl
 
 def response_to(request_id: str, answer: Answer) -> bytes:
     """A `ModelStreamInferResponse`, serialized."""
-    message = service_pb2.ModelStreamInferResponse()
-    response = message.infer_response
-    response.model_name, response.model_version, response.id = MODEL_NAME, "1", request_id
-    response.parameters["triton_final_response"].bool_param = is_last(answer)
     if isinstance(answer, MicroturnError):
-        # A client's JSON may have half a pair of surrogates, which an error repeats and no message can carry.
-        message.error_message = str(answer).encode("utf-8", "replace").decode()
-    else:
-        for name, array in output_tensors(answer).items():
-            datatype = _NAMES_OF_TYPES[array.dtype.kind]
-            response.outputs.add(name=name, datatype=datatype, shape=array.shape)
-            response.raw_output_contents.append(_bytes_of(array))
+        return refusal_of(request_id, answer)
+    message = new_response(request_id, is_last=is_last(answer))
+    response = message.infer_response
+    for name, array in output_tensors(answer).items():
+        datatype = _NAMES_OF_TYPES[array.dtype.kind]
+        response.outputs.add(name=name, datatype=datatype, shape=array.shape)
+        response.raw_output_contents.append(_bytes_of(array))
     return bytes(message.SerializeToString())
-
-
-def config_response(parameters: dict[str, str]) -> bytes:
-    """A `ModelConfigResponse` with these parameters, serialized."""
-    config = model_config_pb2.ModelConfig(name=MODEL_NAME, model_transaction_policy={"decoupled": True})
-    for name, value in parameters.items():
-        config.parameters[name].string_value = value
-    return bytes(service_pb2.ModelConfigResponse(config=config).SerializeToString())
 
 
 def _flag(message: Any, name: str) -> bool:

@@ -21,9 +21,8 @@ from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
 from microturn.errors import MicroturnError
-from microturn.hosts.kserve.messages import MODEL_NAME, response_to, session_of
-from microturn.sessions.options import TENANT_HEADER
-from microturn.sessions.turn import SessionId
+from microturn.hosts.kserve.envelope import MODEL_NAME, refusal_of, session_of
+from microturn.settings import TENANT_HEADER
 
 log = logging.getLogger(__name__)
 
@@ -195,7 +194,7 @@ class _Exchange:
         self._writing = asyncio.Lock()
         self._room = asyncio.Semaphore(_MAX_UNTAKEN)
         # Of each session the answering of its last turn: answers come in the order of their turns.
-        self._last: dict[SessionId, asyncio.Task[None]] = {}
+        self._last: dict[int | str, asyncio.Task[None]] = {}
         self._open: set[TurnResponses] = set()
 
     async def run(self) -> None:
@@ -222,7 +221,7 @@ class _Exchange:
             session_id = session_of(message)
             responses = await self._turns.begin(request, message)
         except MicroturnError as error:
-            await self._write(response_to(message.id, error))
+            await self._write(refusal_of(message.id, error))
             return
         self._open.add(responses)
         task = tasks.create_task(self._answer(message.id, responses, self._last.get(session_id)))
@@ -237,14 +236,14 @@ class _Exchange:
                 async for response in responses:
                     await self._write(response)
             except MicroturnError as error:
-                await self._write(response_to(request_id, error))
+                await self._write(refusal_of(request_id, error))
             self._open.discard(responses)
 
     async def _write(self, response: bytes) -> None:
         async with self._writing:
             await self._context.write(response)
 
-    def _forget(self, session_id: SessionId, task: asyncio.Task[None]) -> None:
+    def _forget(self, session_id: int | str, task: asyncio.Task[None]) -> None:
         if self._last.get(session_id) is task:
             del self._last[session_id]
 

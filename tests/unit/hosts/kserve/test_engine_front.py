@@ -11,8 +11,8 @@ from tritonclient.grpc import service_pb2
 
 from microturn.errors import InvalidArgument, MicroturnError, Unavailable
 from microturn.hosts.kserve.engine_front import AnswerQueue, EngineFront, EngineResponses
-from microturn.sessions.options import TENANT_HEADER
 from microturn.sessions.turn import Status, Turn, TurnOutput
+from microturn.settings import TENANT_HEADER
 from support.raw import Answer, ids, turn_request
 from support.threads import ThreadedDriver, starting_engines
 

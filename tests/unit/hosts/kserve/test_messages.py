@@ -11,10 +11,11 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from microturn.errors import InvalidArgument
-from microturn.hosts.kserve.messages import read_request, response_to, session_of
+from microturn.hosts.kserve.envelope import session_of
+from microturn.hosts.kserve.messages import read_request, response_to
 from microturn.sessions.inputs import TextInput, TokenInput
-from microturn.sessions.options import TENANT_HEADER
 from microturn.sessions.turn import Status, TurnOutput, TurnRequest
+from microturn.settings import TENANT_HEADER
 from support.driver import Recorder
 from support.raw import ids, set_parameter, turn_request
 

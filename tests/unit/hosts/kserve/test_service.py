@@ -14,8 +14,8 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from microturn.errors import InternalError, InvalidArgument
 from microturn.hosts.kserve.messages import response_to
 from microturn.hosts.kserve.service import ROUTE_HEADER, StreamBrokenError, grpc_server
-from microturn.sessions.options import TENANT_HEADER
 from microturn.sessions.turn import Status, TurnOutput
+from microturn.settings import TENANT_HEADER
 from support.raw import ids, turn_request
 
 TIMEOUT_S = 10
