@@ -10,6 +10,10 @@ from pathlib import Path
 
 from microturn.serve.options import DEFAULT_MODEL, port, seconds
 
+# How long a question may be unanswered. Workers lose one first: the clients that an edge then sends to another worker
+# have it ask for their sessions, and it should not wait for the one that is lost.
+_LOST_TO_WORKERS_S, _LOST_TO_EDGES_S = 1.0, 1.5
+
 # Dynamo 1.6 reads this port as a signed number of 16 bits.
 _MAX_SYSTEM_PORT = 32767
 
@@ -25,7 +29,7 @@ def add_worker_arguments(parser: argparse.ArgumentParser) -> None:
         default=f"{socket.gethostname()}-{os.getpid()}",
         help="by which clients come back (%(default)s)",
     )
-    _add_namespace_arguments(parser)
+    _add_namespace_arguments(parser, _LOST_TO_WORKERS_S)
     add("--host", type=_reachable, default="127.0.0.1", help="address to listen on, and to be found by (%(default)s)")
     add("--peer-port", type=port, default=8004, help="take sessions from other workers (%(default)s)")
     add("--metrics-port", type=_low_port, default=8002, help="Dynamo's HTTP with /metrics and /health (%(default)s)")
@@ -40,7 +44,7 @@ def add_worker_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_edge_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of ``microturn edge``."""
-    _add_namespace_arguments(parser)
+    _add_namespace_arguments(parser, _LOST_TO_EDGES_S)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
     parser.add_argument("--grpc-port", type=port, default=8001, help="sessions, and gRPC health (%(default)s)")
     parser.add_argument("--grace-s", type=seconds, default=1.0, help="on SIGTERM, end streams then (%(default)g)")
@@ -67,12 +71,12 @@ def _low_port(text: str) -> int:
     return number
 
 
-def _add_namespace_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_namespace_arguments(parser: argparse.ArgumentParser, lost_after_s: float) -> None:
     """Declares what a worker and an edge on Dynamo's runtime have in common."""
     parser.add_argument("--namespace", default="microturn", help="Dynamo's, of workers and edges (%(default)s)")
     parser.add_argument(
         "--lost-after-s",
         type=seconds,
-        default=1.5,
+        default=lost_after_s,
         help="a worker that gives no answer for so long is lost (default: %(default)g)",
     )

@@ -49,13 +49,16 @@ async def _serve(arguments: argparse.Namespace) -> None:
     server = listen(front, arguments.host, arguments.grpc_port)
     servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    await workers.start()
+    watching = await workers.start()
     await server.start()
     gc.freeze()  # what was imported
     console.announce(f"ready: edge {arguments.host}:{arguments.grpc_port}")
-    watching = asyncio.create_task(_tell_health(servicer, front))
-    await stopped.wait()
-    watching.cancel()
+    stop, telling = asyncio.create_task(stopped.wait()), asyncio.create_task(_tell_health(servicer, front))
+    await asyncio.wait([stop, telling, watching], return_when=asyncio.FIRST_COMPLETED)
+    for failed in (telling, watching):
+        if failed.done():
+            failed.result()
+    telling.cancel()
     await servicer.enter_graceful_shutdown()
     await server.stop(grace=arguments.grace_s)
     workers.close()

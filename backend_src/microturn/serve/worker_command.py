@@ -77,7 +77,7 @@ class _Worker:
             _check_free(told.host, told.metrics_port)
         runtime = start_runtime(told.host, told.metrics_port)
         workers = Workers(runtime, told.namespace, told.lost_after_s)
-        await workers.start()
+        watching = await workers.start()
         fleet = Fleet(settings, workers.peer_addresses, route=told.name)
         hosted = await asyncio.to_thread(HostedEngine, settings, fleet)
         exposition = Exposition()
@@ -102,14 +102,15 @@ class _Worker:
         try:
             async with _direct(front, told), _running(host) as serving:
                 found = asyncio.create_task(workers.wait_for(told.name))
-                await asyncio.wait([found, stop, serving], return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait([found, stop, serving, watching], return_when=asyncio.FIRST_COMPLETED)
                 if found.done():
                     runtime.set_health_status(True)
                     console.announce(f"ready in {time.monotonic() - begun_s:.1f} s: worker {told.name}")
-                    await asyncio.wait([stop, serving], return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait([stop, serving, watching], return_when=asyncio.FIRST_COMPLETED)
                 found.cancel()
-                if serving.done():
-                    await serving
+                for failed in (serving, watching):
+                    if failed.done():
+                        failed.result()
                 await self._leave(host, hosted)
         except EngineSilentError as error:
             # Nothing can be closed: threads wait for the engine, and whoever joins them waits as well.

@@ -71,7 +71,6 @@ class WorkerHost:
         front: EngineFront,
         silent_after_s: float,
     ) -> None:
-        self._runtime = runtime
         self._endpoints = {
             endpoint: runtime.endpoint(f"{namespace}.{COMPONENT}.{endpoint}") for endpoint in (TURN, CONTROL)
         }
@@ -163,21 +162,24 @@ class WorkerHost:
 
     async def _look(self) -> None:
         """Asks the engine how much is on it."""
-        asking = asyncio.to_thread(self._engine.call, lambda sessions: sessions.load)
         try:
-            load = await asyncio.wait_for(asking, self._silent_after_s)
-        except TimeoutError:
+            try:
+                load = await self._ask_engine()
+            except TimeoutError:  # also where this process has just gone on after a pause: both may answer now
+                load = await self._ask_engine()
+        except (TimeoutError, MicroturnError) as error:
             if self._is_leaving:
                 return
-            raise EngineSilentError(f"the engine gives no answer for {self._silent_after_s:g} s") from None
-        except MicroturnError as error:
-            if self._is_leaving:
-                return
-            raise EngineSilentError(f"the engine has stopped: {error}") from error
+            why = f"has stopped: {error}" if str(error) else f"gives no answer for {self._silent_after_s:g} s"
+            raise EngineSilentError(f"the engine {why}") from error
         late_share = self._attainment.late_share(load)
         self.load = {**asdict(load), **self._about, "late_share": late_share}
         if self._is_leaving:
             self.leave()
+
+    async def _ask_engine(self) -> Load:
+        asking = asyncio.to_thread(self._engine.call, lambda sessions: sessions.load)
+        return await asyncio.wait_for(asking, self._silent_after_s / 2)
 
     async def _stay_registered(self) -> None:
         """Registers anew behind a pause: a process that was stopped has lost its lease, and discovery forgets it."""

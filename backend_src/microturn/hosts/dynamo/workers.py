@@ -87,8 +87,11 @@ class Workers:
         self.turns: Any = None
         self._watching: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
+    async def start(self) -> asyncio.Task[None]:
         """Begins to watch.
+
+        Returns:
+            The task that does it. It ends by itself only if it fails.
 
         Raises:
             InvalidArgument: Dynamo takes no such namespace, or cannot look for workers.
@@ -101,6 +104,7 @@ class Workers:
         except Exception as error:  # of no particular type
             raise InvalidArgument(f"Dynamo does not look for workers of '{self._namespace}': {error}") from error
         self._watching = asyncio.create_task(self._watch())
+        return self._watching
 
     def close(self) -> None:
         """Watches no more."""
