@@ -74,6 +74,7 @@ class AsyncStream:
         self._call: _Call | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_due = math.inf  # uvloop's handles tell it only where it is to come
 
     def flush(self) -> None:
         """Writes what the core wants sent, and wakes the tasks that wait for an event."""
@@ -235,9 +236,9 @@ class AsyncStream:
         if self._loop is None or self._loop.is_closed() or delay_s == math.inf:
             return
         due = self._loop.time() + delay_s
-        if self._timer is None or self._timer.when() > due:
+        if self._timer is None or self._timer_due > due:
             self._cancel_timer()
-            self._timer = self._loop.call_at(due, self._tick)
+            self._timer, self._timer_due = self._loop.call_at(due, self._tick), due
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:

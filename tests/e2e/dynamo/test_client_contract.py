@@ -11,7 +11,7 @@ from support.blocking import blocking
 from support.client_contract import ClientContract
 
 
-@pytest.fixture(params=["edge-threads", "edge-asyncio", "worker-threads"])
+@pytest.fixture(params=["edge-asyncio", "worker-threads"])
 def client(request: pytest.FixtureRequest, addresses: dict[str, str]) -> Iterator[Client]:
     place, _, kind = request.param.partition("-")
     address = addresses[place]

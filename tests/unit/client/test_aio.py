@@ -6,6 +6,7 @@ import time
 import grpc
 import numpy as np
 import pytest
+import uvloop
 
 from microturn_client import (
     AsyncClient,
@@ -414,3 +415,18 @@ async def test_a_sequence_that_triton_has_ended_is_gone_on_with_and_closed():
 
 def tokens_of(told):
     return [token_id for event in told if isinstance(event, Tokens) for token_id in event.ids]
+
+
+def test_uvloops_event_loop_does_for_times_that_have_come() -> None:
+    """There its `call_at` returns a handle that does not tell its time: a realtime session of the gateway broke."""
+
+    async def wait() -> None:
+        async with FakeServer().async_client() as client, client.session() as session:
+            await session.append([1])
+            for delay_s in (0.0, 0.0, 10.0, 0.0):
+                session._stream._arm_timer(delay_s)
+            await asyncio.sleep(0.01)
+            assert (await session.append([2])).context_len == 2
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(wait())
