@@ -82,7 +82,7 @@ class AsyncSession(AsyncTurns, AsyncIterator[Event]):
             MicroturnError: when one of these turns failed (those behind it may still be heard), or the session is lost.
         """
         event = await self._stream.next_of(self._sent)
-        if event is None and self._core.lifecycle.failure is not None:
+        if event is None and self._core.lifecycle.failure is not None and not self._core.lifecycle.is_closed:
             raise copy.copy(self._core.lifecycle.failure)
         if event is None:
             raise StopAsyncIteration

@@ -81,7 +81,7 @@ class Session(Turns, Iterator[Event]):
             MicroturnError: when one of these turns failed (those behind it may still be heard), or the session is lost.
         """
         event = self._stream.next_of(self._sent)
-        if event is None and self._core.lifecycle.failure is not None:
+        if event is None and self._core.lifecycle.failure is not None and not self._core.lifecycle.is_closed:
             raise copy.copy(self._core.lifecycle.failure)
         if event is None:
             raise StopIteration

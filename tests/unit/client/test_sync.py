@@ -502,3 +502,12 @@ def test_a_client_that_is_closed_asks_nothing_more(server):
     client.close()
     with pytest.raises(SessionClosed):
         client.model_info()
+
+
+def test_who_listens_to_a_session_that_was_closed_hears_its_end() -> None:
+    """A thread that was slow to wake was told that the connection is lost, since closing ends the stream too."""
+    with FakeServer().client() as client:
+        session = client.session()
+        session.append([1])
+        session.close()
+        assert list(session) == []
