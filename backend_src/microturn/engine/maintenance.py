@@ -119,13 +119,14 @@ class Maintenance:
     def load(self) -> Load:
         """How much is here."""
         handler = self._request_handler
+        met, missed = self._gauges.deadlines
         return Load(
             num_sessions=self._sessions.num_places,
             max_sessions=self._environment.settings.max_sessions,
             is_leaving=handler.is_leaving or handler.is_draining,
             free_bytes=self._gauges.free_bytes,
-            deadlines_met=self._gauges.deadlines[0],
-            deadlines_missed=self._gauges.deadlines[1],
+            deadlines_met=met,
+            deadlines_missed=missed,
         )
 
     def bump_epoch(self, copy: Session) -> None:

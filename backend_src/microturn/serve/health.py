@@ -16,9 +16,9 @@ from typing import Self
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from microturn.hosts.kserve.envelope import MODEL_NAME
 from microturn.serve import console
 from microturn.serve.errors import ServeError
-from microturn.serve.model_repository import MODEL_NAME
 
 _SERVICES = ("", MODEL_NAME)
 NEW_SESSIONS = "new-sessions"

@@ -13,8 +13,8 @@ import time
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from microturn.hosts.kserve.envelope import MODEL_NAME
 from microturn.serve.health import Health
-from microturn.serve.model_repository import MODEL_NAME
 
 _START_INTERVAL_S = 0.05
 _CLOSE_TIMEOUT_S = 1.0

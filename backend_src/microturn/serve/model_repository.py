@@ -9,9 +9,8 @@ from pathlib import Path
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
+from microturn.hosts.kserve.envelope import MODEL_NAME
 from microturn.serve.errors import ServeError
-
-MODEL_NAME = "streaming_llm"
 
 
 class ModelRepository:

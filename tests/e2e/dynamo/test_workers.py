@@ -59,6 +59,17 @@ class Talk:
             await talk_all(clients, self.heard, self.before_turn)
             await disturbing
 
+    async def check_same(self, worker: Process) -> None:
+        """Each has heard what it hears on this worker alone."""
+        undisturbed = await talk_undisturbed(worker.address, NUM_SESSIONS, self.num_turns)
+        for one, alone in zip(self.heard, undisturbed, strict=True):
+            one.check_same(alone)
+
+    def check_nothing_computed_again(self) -> None:
+        """Eight tokens and four answers a turn; the very last token goes through the model with what follows it."""
+        for one in self.heard:
+            assert one.num_computed == [11, *[12] * (self.num_turns - 1)]
+
     def took_since(self, begun_s: float, ended_s: float) -> float:
         """The longest turn that ended within a time."""
         return max(
@@ -107,11 +118,8 @@ async def test_all_workers_are_replaced_and_nothing_is_computed_again(cluster: C
 
     talk = Talk()
     await talk.run(edges, roll_out)
-    undisturbed = await talk_undisturbed(workers[0].address, NUM_SESSIONS, talk.num_turns)
-    for one, alone in zip(talk.heard, undisturbed, strict=True):
-        one.check_same(alone)
-        # Eight tokens and four answers a turn; the very last token goes through the model with what follows it.
-        assert one.num_computed == [11, *[12] * (talk.num_turns - 1)]
+    await talk.check_same(workers[0])
+    talk.check_nothing_computed_again()
     assert all(moved_by_stop), moved_by_stop
     print(f"moved: {moved_by_stop}; {took(talk.heard)}")
 
@@ -143,9 +151,8 @@ async def test_sessions_outlive_workers_and_edges(cluster: Cluster) -> None:
 
     talk = Talk()
     await talk.run(edges, disturb)
-    undisturbed = await talk_undisturbed(workers[2].address, NUM_SESSIONS, talk.num_turns)
-    for one, alone in zip(talk.heard, undisturbed, strict=True):
-        one.check_same(alone)
+    await talk.check_same(workers[2])
+    for one in talk.heard:
         assert one.context_lens == [12 * n + 12 for n in range(talk.num_turns)]
     print("; ".join(f"{what}: {took_s:.3f} s at most" for what, took_s in longest_s.items()))
 
@@ -161,9 +168,8 @@ async def test_a_worker_that_joins_gets_its_share(cluster: Cluster) -> None:
         await asyncio.to_thread(workers[-1].wait_until_ready)
         joined_s = time.monotonic()
         counts = await asyncio.to_thread(num_sessions_on, workers)
-        while (
-            max(counts) > 1.15 * NUM_SESSIONS / 4 or sum(counts) != NUM_SESSIONS
-        ):  # one is counted twice while it moves
+        # A session that moves is counted twice.
+        while max(counts) > 1.15 * NUM_SESSIONS / 4 or sum(counts) != NUM_SESSIONS:
             assert time.monotonic() < joined_s + 60, counts
             await asyncio.sleep(0.2)
             counts = await asyncio.to_thread(num_sessions_on, workers)
@@ -172,8 +178,6 @@ async def test_a_worker_that_joins_gets_its_share(cluster: Cluster) -> None:
 
     talk = Talk()
     await talk.run(edges, join)
-    undisturbed = await talk_undisturbed(workers[0].address, NUM_SESSIONS, talk.num_turns)
-    for one, alone in zip(talk.heard, undisturbed, strict=True):
-        one.check_same(alone)
-        assert one.num_computed == [11, *[12] * (talk.num_turns - 1)]
+    await talk.check_same(workers[0])
+    talk.check_nothing_computed_again()
     print(f"even after {even_after_s:.1f} s, {talk.num_resumed} sessions moved; {took(talk.heard)}")

@@ -113,8 +113,8 @@ class Workers:
                 task.cancel()
 
     def all(self) -> list[Worker]:
-        """Those that answer."""
-        return [worker for worker in self._found.values() if not worker.lost.is_set()]
+        """Those that answer. Callable in any thread."""
+        return [worker for worker in list(self._found.values()) if not worker.lost.is_set()]
 
     def named(self, name: str | None) -> Worker | None:
         """The worker of a name, if it answers; the latest of several, since a name is its again after a restart."""
@@ -131,7 +131,7 @@ class Workers:
 
     def peer_addresses(self) -> Iterable[Address]:
         """Where those that answer take sessions from each other. Callable in any thread."""
-        return [read_address(worker.said["peer"]) for worker in list(self._found.values()) if not worker.lost.is_set()]
+        return [read_address(worker.said["peer"]) for worker in self.all()]
 
     async def ask(self, instance_id: int, op: str) -> Any:
         """Asks a worker's endpoint `control`; waits for as long as it takes.

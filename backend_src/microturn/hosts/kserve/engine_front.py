@@ -56,7 +56,7 @@ class EngineFront:
 
     Args:
         engine: runs in its own thread.
-        config: the model's, see `messages.config_response`.
+        config: the model's, see `envelope.config_response`.
         answered: called on the event loop.
         route: of this server among others; None if it is alone.
     """

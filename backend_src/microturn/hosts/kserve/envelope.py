@@ -1,4 +1,4 @@
-"""What an edge needs of KServe's messages: which session a request is for, and responses without a model behind them.
+"""KServe's messages without turns and tensors: which session a request is for, refusals, and the model's config.
 
 It imports no torch, with which an edge would take several times the memory.
 """
