@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Self
 
 from microturn.errors import InvalidArgument, did_you_mean
@@ -71,6 +72,8 @@ class Settings:
         check_dir: directory for the results of the checks at load, so that a restart with the same model, sources,
             libraries and processor does not repeat them; empty repeats them at every start, as loading for a GPU does.
         snapshot_dir: directory where live sessions are saved when the server stops, and restored from; empty is none.
+        snapshot_key_file: a file with a secret, by which everything in `snapshot_dir` is encrypted; all servers that
+            share it need the same. Empty is unencrypted.
         snapshot_ttl_s: how long a saved session can be restored.
         snapshot_every_s: how often live sessions are saved as well, with the KV that has come since, so that they go on
             elsewhere if the server dies; 0 is only when it stops.
@@ -114,6 +117,7 @@ class Settings:
     share_prefixes: bool = True
     check_dir: str = ""
     snapshot_dir: str = ""
+    snapshot_key_file: str = ""
     snapshot_ttl_s: float = 3600.0
     snapshot_every_s: float = 0.0
     admin_socket: str = ""
@@ -198,3 +202,20 @@ class Settings:
         if num_slots < 2:
             raise InvalidArgument(f"max_candidate_sequences in config.pbtxt is at least 2, not {num_slots}")
         return replace(self, max_sessions=min(self.max_sessions, num_slots - max(1, num_slots // 4)))
+
+
+def read_secret(setting: str, path: str) -> str:
+    """The secret in a file that a setting names; empty if it names none.
+
+    Raises:
+        InvalidArgument: the file cannot be read, or the secret has less than 16 characters.
+    """
+    if not path:
+        return ""
+    try:
+        secret = Path(path).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"{setting} {path} cannot be read: {error}") from error
+    if len(secret) < 16:
+        raise InvalidArgument(f"{setting} {path} has a secret of {len(secret)} characters: 16 are the least")
+    return secret

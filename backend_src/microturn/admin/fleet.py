@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from pathlib import Path
 from typing import Self
 
 from microturn.admin.peer_address import Address, read_address
@@ -12,7 +11,7 @@ from microturn.admin.peers import FindServers, Peers, by_name
 from microturn.admin.rebalancer import Rebalancer
 from microturn.engine.engine import Engine
 from microturn.errors import InvalidArgument
-from microturn.settings import Settings
+from microturn.settings import Settings, read_secret
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -37,7 +36,7 @@ class Fleet:
         self._route = route or route_to(settings.edge_address)
         self._instance = secrets.token_hex(8)
         self._address = _address("peer_address", settings.peer_address)
-        self._key = _read_key(settings.peer_key_file)
+        self._key = read_secret("peer_key_file", settings.peer_key_file)
         if not self._key and self._address[0] not in _LOOPBACK:
             raise InvalidArgument(
                 f"peer_address {settings.peer_address} can be reached from other machines: name a peer_key_file, "
@@ -91,15 +90,3 @@ def _address(setting: str, text: str) -> Address:
         return read_address(text)
     except ValueError as error:
         raise InvalidArgument(f"setting '{setting}': {error}") from error
-
-
-def _read_key(path: str) -> str:
-    if not path:
-        return ""
-    try:
-        key = Path(path).read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidArgument(f"peer_key_file {path} cannot be read: {error}") from error
-    if len(key) < 16:
-        raise InvalidArgument(f"peer_key_file {path} has a secret of {len(key)} characters: 16 are the least")
-    return key

@@ -39,7 +39,9 @@ from microturn.errors import (
 )
 from microturn.offload.copies import Copying
 from microturn.sessions.session import Session
-from microturn.snapshots.file import UnreadableSnapshot, claim, read_snapshot, write_snapshot
+from microturn.snapshots.claimed_kv import ClaimedFile
+from microturn.snapshots.file import UnreadableSnapshot, read_snapshot, write_snapshot
+from microturn.snapshots.file_storage import FileStorage
 from microturn.snapshots.restoring import restored_session
 from microturn.snapshots.session_state import restore_session, snapshot_of
 
@@ -169,11 +171,11 @@ class Operations:
             self._draining.release()
 
 
-def _claim(path: Path) -> Path:
-    claimed = path.with_name(f"{path.name}.claimed")
+def _claim(path: Path) -> ClaimedFile:
+    storage, claimed = FileStorage(path.parent), f"{path.name}.claimed"
     try:
-        if claim(path, claimed):
-            return claimed
+        if storage.move(path.name, claimed):
+            return ClaimedFile(storage, claimed)
     except OSError as error:
         raise FailedPrecondition(f"cannot claim {path}: {error.strerror}") from error
     raise NotFound(f"{path} was claimed by another process")

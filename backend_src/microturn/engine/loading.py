@@ -27,6 +27,7 @@ from microturn.model.loaded import Loaded
 from microturn.settings import Settings
 from microturn.snapshots.arrivals import Fetch
 from microturn.snapshots.directory import SnapshotDirectory
+from microturn.snapshots.opening import open_snapshots
 from microturn.text.model_text import ModelText
 from microturn.text.session_text import SessionText
 
@@ -86,7 +87,7 @@ def load_engine(settings: Settings, fetch: Fetch | None = None) -> Engine:
     Raises:
         InvalidArgument: when the model cannot be loaded or served, or the settings do not fit it.
     """
-    snapshots = _open_snapshots(settings)
+    snapshots = open_snapshots(settings)
     return build(prepare(settings), settings, snapshots, fetch)
 
 
@@ -174,12 +175,6 @@ def _load_on_gpu(settings: Settings, device: torch.device) -> Loaded:
     from microturn.model.gpu import loading  # what only a GPU needs
 
     return loading.load(settings, device)
-
-
-def _open_snapshots(settings: Settings) -> SnapshotDirectory | None:
-    if not settings.snapshot_dir:
-        return None
-    return SnapshotDirectory(Path(settings.snapshot_dir), ttl_s=settings.snapshot_ttl_s)
 
 
 def warm_up(model_runner: runner.ModelRunner, max_batch_tokens: int, max_context: int) -> list[tuple[int, float]]:

@@ -15,7 +15,6 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
-from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -101,7 +100,7 @@ def read_image(path: Path, image: KVImage, model: str, state: TableState, checks
         read_tensors(file, image, checksum)
 
 
-def read_tensors(file: FileIO, image: KVImage, checksum: str) -> None:
+def read_tensors(file: TensorFile, image: KVImage, checksum: str) -> None:
     """Reads the tensors at the end of a file into an image of their shape.
 
     Args:
@@ -175,6 +174,12 @@ class ReadsInto(Protocol):
     """What pages are read from: a file without a buffer, or a connection."""
 
     def readinto(self, buffer: memoryview, /) -> int | None: ...
+
+
+class TensorFile(ReadsInto, Protocol):
+    """A file that ends with tensors."""
+
+    def read(self, num_bytes: int, /) -> bytes: ...
 
 
 def read_into(file: ReadsInto, buffer: memoryview) -> int:

@@ -3,36 +3,68 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
+from collections.abc import Hashable
+from contextlib import suppress
 
 from microturn.kv.image import KVImage
 from microturn.kv.page_table import TableState
-from microturn.offload.image_file import read_tensors
-from microturn.snapshots.file import keep_header
+from microturn.offload.image_file import LENGTH_BYTES, DamagedFile, read_tensors
+from microturn.snapshots.kv_files import FiledKV, KVFiles, kv_folder
 from microturn.snapshots.kv_part import KVPart
+from microturn.snapshots.storage import OpenFile, Storage
 
 log = logging.getLogger(__name__)
 
-# Device and inode.
-FileId = tuple[int, int]
+
+class ClaimedFile:
+    """A claimed snapshot, as long as it is the one that was claimed.
+
+    Args:
+        storage: where it is.
+        name: of the file. Another server may save and claim the session again: then it is another one's.
+    """
+
+    def __init__(self, storage: Storage, name: str) -> None:
+        self._storage = storage
+        self._name = name
+        self._file_id: Hashable | None = None
+        with suppress(OSError):  # the session is ours all the same
+            self._file_id = storage.id_of(name)
+
+    def open(self) -> OpenFile:
+        """Opens it.
+
+        Raises:
+            DamagedFile, OSError: as `Storage.open`.
+        """
+        return self._storage.open(self._name)
+
+    def kv_files(self, files: KVFiles) -> FiledKV:
+        """The session's KV in files of its own."""
+        return FiledKV(self._storage, kv_folder(self._name), files)
+
+    def drop_content(self) -> None:
+        """Cuts it to its header; errors are only logged."""
+        try:
+            with self.open() as file:
+                head_len = LENGTH_BYTES + int.from_bytes(file.read(LENGTH_BYTES), "little")
+            if self._file_id is not None:
+                self._storage.cut(self._name, self._file_id, head_len)
+        except (OSError, DamagedFile) as error:
+            log.warning("%s keeps its content until it expires: %s", self._storage.place_of(self._name), error)
 
 
 class ClaimedKV:
     """A `KVSource`: KV in a claimed snapshot, until it is read or dropped.
 
     Args:
-        path: of the snapshot.
+        file: the snapshot.
         part: its description of the KV.
-
-    Raises:
-        OSError: it no longer exists.
     """
 
-    def __init__(self, path: Path, part: KVPart) -> None:
-        self._path = path
+    def __init__(self, file: ClaimedFile, part: KVPart) -> None:
+        self._file = file
         self._part = part
-        # Another server may save and claim the session again: then the file of this name is another one.
-        self._file_id = _id_of(path)
 
     @property
     def pages(self) -> None:
@@ -49,23 +81,9 @@ class ClaimedKV:
             DamagedFile: they differ from what was written.
             OSError: they cannot be read.
         """
-        with self._path.open("rb", buffering=0) as file:
+        with self._file.open() as file:
             file.seek(self._part.start)
             read_tensors(file, pages, self._part.checksum)
 
     def drop(self) -> None:
-        drop_content(self._path, self._file_id)
-
-
-def drop_content(path: Path, file_id: FileId | None = None) -> None:
-    """Truncates a claimed snapshot to its header, if it is still the file with this id; errors are only logged."""
-    try:
-        if file_id is None or _id_of(path) == file_id:
-            keep_header(path)
-    except OSError as error:
-        log.warning("%s keeps its content until it expires: %s", path, error)
-
-
-def _id_of(path: Path) -> FileId:
-    found = path.stat()
-    return found.st_dev, found.st_ino
+        self._file.drop_content()

@@ -1,4 +1,4 @@
-"""A directory of snapshots: one file per session, found by its id, which can be claimed once.
+"""A directory of snapshots, in any storage: one file per session, found by its id, which can be claimed once.
 
     <digest of the id>.snapshot     can be restored
     <digest of the id>.claimed      was restored: its header, with the epoch that a copy must exceed, and its KV until
@@ -6,7 +6,7 @@
     <digest of the id>.damaged      could not be read; kept for inspection
     <digest of the id>.kv/          the KV of a session that was saved while it goes on: see `kv_files`
 
-Several servers may share a directory: a rename decides which server gets a session.
+Several servers may share a directory: `Storage.move` decides which server gets a session.
 """
 
 from __future__ import annotations
@@ -15,42 +15,36 @@ import hashlib
 import json
 import logging
 import math
-import os
-import shutil
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TypeVar
 
-from microturn.errors import FailedPrecondition, InternalError, InvalidArgument, NotFound
+from microturn.errors import FailedPrecondition, InternalError, NotFound
 from microturn.offload.copies import KVCopy
+from microturn.offload.image_file import DamagedFile
 from microturn.sessions.turn import SessionId
-from microturn.snapshots.file import (
-    NewerSnapshot,
-    UnreadableSnapshot,
-    claim,
-    read_header,
-    read_snapshot,
-    write_snapshot,
-)
-from microturn.snapshots.kv_files import KVFiles, write_kv_file
+from microturn.snapshots.claimed_kv import ClaimedFile
+from microturn.snapshots.file import NewerSnapshot, UnreadableSnapshot, content_of, read_from, read_header, write
+from microturn.snapshots.file_storage import FileStorage
+from microturn.snapshots.kv_files import KV_SUFFIX, KVFiles, kv_content
 from microturn.snapshots.snapshot import Header, Snapshot
+from microturn.snapshots.storage import Listed, OpenFile, Storage
 
 log = logging.getLogger(__name__)
 
 Found = TypeVar("Found")
 
 _SAVED, _CLAIMED, _DAMAGED = ".snapshot", ".claimed", ".damaged"
-KV_SUFFIX = ".kv"
 
 
 class SnapshotDirectory:
-    """A directory of snapshots, created if missing.
+    """A directory of snapshots.
 
     Args:
-        path: the directory.
+        place: keeps the files; a path is that of a directory, which is made if it is missing.
         ttl_s: how long a snapshot can be restored.
         now: seconds since 1970.
 
@@ -58,16 +52,10 @@ class SnapshotDirectory:
         InvalidArgument: it cannot be used.
     """
 
-    def __init__(self, path: Path, *, ttl_s: float, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, place: Storage | Path, *, ttl_s: float, now: Callable[[], float] = time.time) -> None:
         self.ttl_s = ttl_s
-        self._path = path
+        self._storage: Storage = FileStorage.made(place) if isinstance(place, Path) else place
         self._now = now
-        try:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise InvalidArgument(f"snapshot_dir cannot be made: {error.strerror}: {path}") from error
-        if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
-            raise InvalidArgument(f"snapshot_dir is not ours to write: {path}")
 
     @property
     def expires_s(self) -> float:
@@ -87,9 +75,9 @@ class SnapshotDirectory:
             until_s: deadline of writing KV, by `time.monotonic`.
 
         Raises:
-            ResourceExhausted, DeadlineExceeded, FailedPrecondition: as `write_snapshot`.
+            ResourceExhausted, DeadlineExceeded, FailedPrecondition: as `file.write`.
         """
-        write_snapshot(self._file_of(snapshot.header.session_id, _SAVED), snapshot, kv, until_s=until_s)
+        self._write(snapshot, kv, until_s)
         self._remove_kv(snapshot.header.session_id)
 
     def save_next(self, snapshot: Snapshot, kv: KVCopy | None, before: KVFiles | None) -> KVFiles | None:
@@ -104,21 +92,21 @@ class SnapshotDirectory:
             The files with its KV.
 
         Raises:
-            ResourceExhausted, FailedPrecondition: as `write_snapshot`; the last copy can be restored.
+            ResourceExhausted, FailedPrecondition: as `file.write`; the last copy can be restored.
         """
         session_id, files = snapshot.header.session_id, None
-        if self._epoch_in(self._file_of(session_id, _SAVED)) >= snapshot.header.epoch:
+        if self._epoch_in(_name_of(session_id, _SAVED)) >= snapshot.header.epoch:
             raise FailedPrecondition(f"a newer copy of session '{session_id}' has been saved by another server")
         if kv is not None:
             name = str(snapshot.header.epoch)
             kept = () if before is None else before.cut(kv.num_before)
-            directory = self._file_of(session_id, KV_SUFFIX)
-            if not all((directory / one).exists() for one, _ in kept):
+            folder = _name_of(session_id, KV_SUFFIX)
+            if not all(self._exists(f"{folder}/{one}") for one, _ in kept):
                 raise FailedPrecondition(f"files with the KV of session '{session_id}' have been removed")
-            write_kv_file(directory, name, kv)
+            write(self._storage, f"{folder}/{name}", kv_content(kv))
             files = KVFiles(kv.state, (*kept, (name, kv.pages.num_pages)))
             snapshot = replace(snapshot, state={**snapshot.state, **files.as_entry()})
-        write_snapshot(self._file_of(session_id, _SAVED), snapshot)
+        self._write(snapshot)
         self._remove_kv(session_id, but=() if files is None else [name for name, _ in files.files])
         return files
 
@@ -134,13 +122,22 @@ class SnapshotDirectory:
             False if the session was claimed meanwhile; then nothing is saved.
 
         Raises:
-            ResourceExhausted, DeadlineExceeded, FailedPrecondition: as `write_snapshot`; nothing is changed.
+            ResourceExhausted, DeadlineExceeded, FailedPrecondition: as `file.write`; nothing is changed.
         """
-        file = self._file_of(snapshot.header.session_id, _SAVED)
-        if not file.exists():
+        if not self._exists(_name_of(snapshot.header.session_id, _SAVED)):
             return False
-        write_snapshot(file, snapshot, kv, until_s=until_s)
+        self._write(snapshot, kv, until_s)
         return True
+
+    def _exists(self, name: str) -> bool:
+        try:
+            return self._storage.id_of(name) is not None
+        except OSError as error:
+            raise FailedPrecondition(f"cannot look for {self._storage.place_of(name)}: {error.strerror}") from error
+
+    def _write(self, snapshot: Snapshot, kv: KVCopy | None = None, until_s: float = math.inf) -> None:
+        name = _name_of(snapshot.header.session_id, _SAVED)
+        write(self._storage, name, content_of(snapshot, kv, until_s=until_s))
 
     def find_header(self, session_id: SessionId) -> Header | None:
         """The header of a session's snapshot, if there is one; nothing else is read.
@@ -158,16 +155,17 @@ class SnapshotDirectory:
             FailedPrecondition: a newer version wrote it.
         """
 
-        def read(file: Path) -> tuple[Header, Snapshot]:
-            snapshot = read_snapshot(file)
+        def read(file: OpenFile) -> tuple[Header, Snapshot]:
+            snapshot = read_from(file, file.num_bytes)
             return snapshot.header, snapshot
 
         return self._read(session_id, read)
 
-    def _read(self, session_id: SessionId, read: Callable[[Path], tuple[Header, Found]]) -> Found | None:
-        file = self._file_of(session_id, _SAVED)
+    def _read(self, session_id: SessionId, read: Callable[[OpenFile], tuple[Header, Found]]) -> Found | None:
+        name = _name_of(session_id, _SAVED)
         try:
-            header, found = read(file)
+            with self._storage.open(name) as file:
+                header, found = read(file)
             if header.session_id != session_id:
                 raise UnreadableSnapshot(f"it is of session '{header.session_id}'")
         except FileNotFoundError:
@@ -176,37 +174,43 @@ class SnapshotDirectory:
             log.error("session %s cannot be restored now: %s", session_id, error)
             raise InternalError(f"session '{session_id}' was saved, and cannot be read now: try again") from error
         except NewerSnapshot as error:
-            log.error("session %s cannot be restored from %s: %s", session_id, file, error)
+            log.error("session %s cannot be restored from %s: %s", session_id, self._storage.place_of(name), error)
             raise FailedPrecondition(
                 f"session '{session_id}' was saved by a newer version of the server: go on where that version runs"
             ) from error
-        except UnreadableSnapshot as error:
-            log.error("session %s cannot be restored from %s: %s", session_id, file, error)
-            file.rename(self._file_of(session_id, _DAMAGED))
+        except DamagedFile as error:
+            log.error("session %s cannot be restored from %s: %s", session_id, self._storage.place_of(name), error)
+            self._storage.move(name, _name_of(session_id, _DAMAGED))
             raise InternalError(f"session '{session_id}' was saved, but its file is damaged: open a new one") from error
         return found
 
-    def claim(self, snapshot: Snapshot) -> Path:
-        """Claims a snapshot by renaming it, so that it is restored once, and returns its new path.
+    def claim(self, snapshot: Snapshot) -> ClaimedFile:
+        """Claims a snapshot, so that it is restored once.
 
         Raises:
             FailedPrecondition: it is an old copy of a session that was restored already.
             NotFound: another server has just claimed it.
+            InternalError: the storage fails.
         """
-        session_id, claimed = snapshot.header.session_id, self._file_of(snapshot.header.session_id, _CLAIMED)
-        if snapshot.header.epoch <= self._epoch_in(claimed):
-            raise FailedPrecondition(
-                f"this copy of session '{session_id}' is out of date, a newer one was restored: open a new session"
-            )
-        if not claim(self._file_of(session_id, _SAVED), claimed):
+        session_id, claimed = snapshot.header.session_id, _name_of(snapshot.header.session_id, _CLAIMED)
+        try:
+            if snapshot.header.epoch <= self._epoch_in(claimed):
+                raise FailedPrecondition(
+                    f"this copy of session '{session_id}' is out of date, a newer one was restored: open a new session"
+                )
+            is_ours = self._storage.move(_name_of(session_id, _SAVED), claimed)
+        except OSError as error:
+            log.error("session %s cannot be claimed now: %s", session_id, error)
+            raise InternalError(f"session '{session_id}' was saved, and cannot be claimed now: try again") from error
+        if not is_ours:
             raise NotFound(f"session '{session_id}' was restored elsewhere: open a new one with START")
-        return claimed
+        return ClaimedFile(self._storage, claimed)
 
     def put_back(self, session_id: SessionId) -> None:
         """Undoes a claim, unless the session has been saved again since."""
-        file = self._file_of(session_id, _SAVED)
-        if not file.exists():
-            claim(self._file_of(session_id, _CLAIMED), file)
+        name = _name_of(session_id, _SAVED)
+        if self._storage.id_of(name) is None:
+            self._storage.move(_name_of(session_id, _CLAIMED), name)
 
     def purge(self) -> None:
         """Removes expired files, including partly written ones.
@@ -214,64 +218,55 @@ class SnapshotDirectory:
         Raises:
             OSError: the directory cannot be read.
         """
-        for file in self._path.iterdir():
-            is_unfinished = file.name.startswith(".") and f"{_SAVED}." in file.name
-            if file.suffix == KV_SUFFIX:
-                self._purge_kv(file)
-                continue
-            if file.suffix not in (_SAVED, _CLAIMED, _DAMAGED) and not is_unfinished:
-                continue
+        for listed in self._storage.files():
+            suffix = PurePath(listed.name).suffix
+            is_unfinished = listed.name.startswith(".") and f"{_SAVED}." in listed.name
             try:
-                self._purge(file)
+                # No snapshot can be restored to whose KV nothing was added for so long.
+                if suffix == KV_SUFFIX and listed.written_s + 2 * self.ttl_s <= self._now():
+                    self._storage.keep_only(listed.name)
+                elif suffix in (_SAVED, _CLAIMED, _DAMAGED) or is_unfinished:
+                    self._purge(listed)
             except FileNotFoundError:
                 continue  # another server was faster
             except OSError as error:
-                log.error("cannot check whether %s has expired: %s", file, error)
+                log.error("cannot check whether %s has expired: %s", self._storage.place_of(listed.name), error)
 
     def remove(self, session_id: SessionId, up_to: float = math.inf) -> None:
         """Removes the snapshot of a session, unless it is of a later epoch than `up_to`."""
-        file = self._file_of(session_id, _SAVED)
-        if self._epoch_in(file) <= up_to:
-            file.unlink(missing_ok=True)
+        name = _name_of(session_id, _SAVED)
+        if self._epoch_in(name) <= up_to:
+            self._storage.remove(name)
             self._remove_kv(session_id)
 
-    def _remove_kv(self, session_id: SessionId, but: Container[str] = ()) -> None:
+    def _remove_kv(self, session_id: SessionId, but: Collection[str] = ()) -> None:
         """Removes a session's KV in files of its own, other than those named."""
-        directory = self._file_of(session_id, KV_SUFFIX)
-        with suppress(OSError):  # there is none; or it is removed when it is old enough
-            for file in list(directory.iterdir()):
-                if file.name not in but:
-                    file.unlink(missing_ok=True)
-            if not but:
-                directory.rmdir()
+        with suppress(OSError):  # it is removed when it is old enough
+            self._storage.keep_only(_name_of(session_id, KV_SUFFIX), but)
 
-    def _purge(self, file: Path) -> None:
-        found = file.stat()
+    def _purge(self, listed: Listed) -> None:
+        file_id = self._storage.id_of(listed.name)
         try:
-            expires_s = read_header(file).expires_s
-        except UnreadableSnapshot:
-            expires_s = found.st_mtime + self.ttl_s
+            with self._storage.open(listed.name) as file:
+                expires_s = read_header(file).expires_s
+        except DamagedFile:
+            expires_s = listed.written_s + self.ttl_s
         # Meanwhile the session may have been saved again under the same name.
-        if expires_s <= self._now() and file.stat().st_ino == found.st_ino:
-            file.unlink(missing_ok=True)
+        if file_id is not None and expires_s <= self._now():
+            self._storage.remove(listed.name, file_id)
 
-    def _purge_kv(self, directory: Path) -> None:
-        """Removes KV to which nothing was added for so long that no snapshot of it can be restored."""
-        with suppress(FileNotFoundError):
-            if directory.stat().st_mtime + 2 * self.ttl_s <= self._now():
-                shutil.rmtree(directory, ignore_errors=True)
-
-    def _file_of(self, session_id: SessionId, suffix: str) -> Path:
-        # As JSON, 5 and "5" are different ids; as a digest any id is a valid file name.
-        name = hashlib.blake2b(json.dumps(session_id).encode(), digest_size=16).hexdigest()
-        return self._path / f"{name}{suffix}"
-
-    def _epoch_in(self, file: Path) -> int:
+    def _epoch_in(self, name: str) -> int:
         """The epoch of a snapshot; 0 where there is none."""
         try:
-            return read_header(file).epoch
+            with self._storage.open(name) as file:
+                return read_header(file).epoch
         except FileNotFoundError:
             return 0
-        except UnreadableSnapshot as error:
-            log.warning("%s is damaged and cannot exclude older copies: %s", file, error)
+        except DamagedFile as error:
+            log.warning("%s is damaged and cannot exclude older copies: %s", self._storage.place_of(name), error)
             return 0
+
+
+def _name_of(session_id: SessionId, suffix: str) -> str:
+    # As JSON, 5 and "5" are different ids; as a digest any id is a valid name, and the name does not tell it.
+    return hashlib.blake2b(json.dumps(session_id).encode(), digest_size=16).hexdigest() + suffix

@@ -1,4 +1,4 @@
-"""The file format of a snapshot: safetensors with a checksum, written atomically.
+"""The file format of a snapshot: safetensors with a checksum, in a storage.
 
     8 bytes   length of the header
     header    JSON: `__metadata__` with `format_version`, `session` (a snapshot's `Header`) and `checksum`; the tensors
@@ -16,13 +16,12 @@ import hashlib
 import json
 import logging
 import math
-import os
 import re
-import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 import safetensors.torch
 import torch
@@ -31,9 +30,12 @@ from safetensors import SafetensorError
 from microturn.errors import DeadlineExceeded, FailedPrecondition, ResourceExhausted
 from microturn.kv.image import KVImage
 from microturn.offload.copies import KVCopy
-from microturn.offload.image_file import ALIGNMENT, LENGTH_BYTES, MAX_HEADER_BYTES, header_bytes
+from microturn.offload.image_file import ALIGNMENT, LENGTH_BYTES, MAX_HEADER_BYTES, DamagedFile, header_bytes
+from microturn.snapshots.encrypted_file import MAGIC
+from microturn.snapshots.file_storage import FileStorage
 from microturn.snapshots.kv_part import PREFIX, KVPart, add_to_header
 from microturn.snapshots.snapshot import Header, Snapshot
+from microturn.snapshots.storage import Content, Storage
 
 log = logging.getLogger(__name__)
 
@@ -43,11 +45,11 @@ FORMAT_VERSIONS = (1, 2)
 _STATE = "state"
 _NO_CHECKSUM = b"0" * 64
 _CHECKSUM = re.compile(rb'"checksum":"([0-9a-f]{64})"')
-# KV is synced to disk in pieces of this size, so that its deadline holds: data in the page cache is not written yet.
+# Between two pieces of KV its deadline is looked at.
 _PIECE_BYTES = 16 << 20
 
 
-class UnreadableSnapshot(Exception):
+class UnreadableSnapshot(DamagedFile):
     """A file is damaged, or not a snapshot that this version reads; the argument is the reason."""
 
 
@@ -65,44 +67,54 @@ def write_snapshot(path: Path, snapshot: Snapshot, kv: KVCopy | None = None, *, 
         until_s: deadline of writing KV, by `time.monotonic`.
 
     Raises:
-        ResourceExhausted: the disk is full. An existing file is unchanged.
+        ResourceExhausted, DeadlineExceeded, FailedPrecondition: as `write`.
+    """
+    write(FileStorage(path.parent), path.name, content_of(snapshot, kv, until_s=until_s))
+
+
+def write(storage: Storage, name: str, content: Content) -> None:
+    """Writes a file into a storage.
+
+    Raises:
+        ResourceExhausted: the storage is full. An existing file is unchanged.
         DeadlineExceeded: writing the KV took too long. An existing file is unchanged.
         FailedPrecondition: the file cannot be written for another reason.
     """
-    write_atomically(path, sealed(snapshot, kv), None if kv is None else kv.pages, until_s=until_s)
+    try:
+        storage.write(name, content)
+    except OSError as error:
+        place = storage.place_of(name)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise ResourceExhausted(f"no room for {place}, {content.num_bytes} bytes: free some space there") from error
+        raise FailedPrecondition(f"cannot write {place}: {error.strerror}") from error
 
 
-def write_atomically(path: Path, head: bytes | bytearray, pages: KVImage | None, *, until_s: float = math.inf) -> None:
-    """Writes a file with mode 0600, replacing an existing one, and syncs it.
+def content_of(snapshot: Snapshot, kv: KVCopy | None = None, *, until_s: float = math.inf) -> Content:
+    """What stands in the file of a snapshot, with the arguments of `write_snapshot`."""
+    before_kv = memoryview(sealed(snapshot, kv))
+    head_len = LENGTH_BYTES + int.from_bytes(before_kv[:LENGTH_BYTES], "little")
+    body = [before_kv[head_len:]] if kv is None else chain([before_kv[head_len:]], pieces_of(kv.pages, until_s))
+    num_bytes = len(before_kv) + (0 if kv is None else kv.pages.num_bytes)
+    return Content(before_kv[:head_len], body, num_bytes)
+
+
+def pieces_of(pages: KVImage, until_s: float = math.inf) -> Iterator[memoryview]:
+    """The bytes of pages, in small pieces.
 
     Args:
-        path: of the file.
-        head: its first bytes.
-        pages: what follows.
-        until_s: deadline of writing the pages, by `time.monotonic`.
+        pages: what is being written.
+        until_s: deadline by `time.monotonic`.
 
     Raises:
-        ResourceExhausted, DeadlineExceeded, FailedPrecondition: as `write_snapshot`.
+        DeadlineExceeded: it has passed.
     """
-    num_bytes = len(head) + (0 if pages is None else pages.num_bytes)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(head)
-                if pages is not None:
-                    _write_pages(file, pages, until_s)
-                file.flush()
-                os.fsync(descriptor)
-            temporary.rename(path)
-            _sync_directory(path.parent)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise ResourceExhausted(f"no room for {path}, {num_bytes} bytes: free some space there") from error
-        raise FailedPrecondition(f"cannot write {path}: {error.strerror}") from error
+    num_written = 0
+    for piece in pages.contents():
+        for start in range(0, len(piece), _PIECE_BYTES):
+            if time.monotonic() >= until_s:
+                raise DeadlineExceeded(f"{num_written} of {pages.num_bytes} bytes of KV were written in time")
+            yield piece[start : start + _PIECE_BYTES]
+            num_written += len(piece[start : start + _PIECE_BYTES])
 
 
 def read_snapshot(path: Path) -> Snapshot:
@@ -112,8 +124,8 @@ def read_snapshot(path: Path) -> Snapshot:
         UnreadableSnapshot: it is damaged.
         OSError: the file is missing or cannot be read.
     """
-    with path.open("rb") as file:
-        return read_from(file, os.fstat(file.fileno()).st_size)
+    with FileStorage(path.parent).open(path.name) as file:
+        return read_from(file, file.num_bytes)
 
 
 class Readable(Protocol):
@@ -147,51 +159,16 @@ def read_from(file: Readable, num_bytes: int) -> Snapshot:
     return Snapshot(header, state, tensors, kv)
 
 
-def read_header(path: Path) -> Header:
+def read_header(file: Readable) -> Header:
     """Reads the header of a snapshot, claimed or not, without verifying the checksum.
+
+    Args:
+        file: at the snapshot's beginning.
 
     Raises:
         UnreadableSnapshot, OSError: as `read_snapshot`.
     """
-    with path.open("rb") as file:
-        return _read_header(_read_header_bytes(file))
-
-
-def claim(path: Path, claimed: Path) -> bool:
-    """Renames a snapshot, so that no other process can restore it.
-
-    Returns:
-        Whether this call claimed it: True for only one of several concurrent callers.
-    """
-    try:
-        path.rename(claimed)
-    except FileNotFoundError:
-        return False
-    return True
-
-
-def keep_header(path: Path) -> None:
-    """Truncates a snapshot to its header.
-
-    Raises:
-        OSError: it cannot be truncated.
-    """
-    with path.open("r+b") as file:
-        header_len = int.from_bytes(file.read(LENGTH_BYTES), "little")
-        file.truncate(LENGTH_BYTES + header_len)
-
-
-def _write_pages(file: BinaryIO, pages: KVImage, until_s: float) -> None:
-    num_written = num_synced = 0
-    for piece in pages.contents():
-        for start in range(0, len(piece), _PIECE_BYTES):
-            if time.monotonic() >= until_s:
-                raise DeadlineExceeded(f"{num_written} of {pages.num_bytes} bytes of KV were written in time")
-            num_written += file.write(piece[start : start + _PIECE_BYTES])
-            if num_written - num_synced >= _PIECE_BYTES:
-                file.flush()
-                os.fdatasync(file.fileno())
-                num_synced = num_written
+    return _read_header(_read_header_bytes(file))
 
 
 def sealed(snapshot: Snapshot, kv: KVCopy | None, *, is_checked: bool = True) -> bytearray:
@@ -225,7 +202,10 @@ def sealed(snapshot: Snapshot, kv: KVCopy | None, *, is_checked: bool = True) ->
 
 def _read_header_bytes(file: Readable) -> bytes:
     """Reads the header of a file; the file position is then at its data."""
-    length = int.from_bytes(file.read(LENGTH_BYTES), "little")
+    first = file.read(LENGTH_BYTES)
+    if first == MAGIC:
+        raise UnreadableSnapshot("it is encrypted: name the file with its secret in snapshot_key_file")
+    length = int.from_bytes(first, "little")
     text = file.read(min(length, MAX_HEADER_BYTES))
     if len(text) < length:
         raise UnreadableSnapshot("it is cut off, or not a snapshot")
@@ -253,12 +233,3 @@ def _read_header(text: bytes) -> Header:
         return Header.from_json(json.loads(metadata["session"]))
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise UnreadableSnapshot(f"its header is not that of a snapshot: {error!r}") from error
-
-
-def _sync_directory(directory: Path) -> None:
-    """Without this a rename may be lost when the machine stops."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

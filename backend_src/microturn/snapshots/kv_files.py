@@ -10,14 +10,11 @@ one has all pages, and the others are removed.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from microturn.errors import FailedPrecondition
 from microturn.kv.image import KVImage, PagePart
 from microturn.kv.page_table import TableState
 from microturn.offload.copies import KVCopy
@@ -28,13 +25,13 @@ from microturn.offload.image_file import (
     header_bytes,
     read_tensors,
 )
-from microturn.snapshots.file import Readable, write_atomically
+from microturn.snapshots.file import Readable, pieces_of
 from microturn.snapshots.kv_part import KVPart, add_to_header, table_of
-
-log = logging.getLogger(__name__)
+from microturn.snapshots.storage import Content, Storage
 
 # Then the next file has all pages: reading takes an open, and each file has some pages that count no more.
 MAX_FILES = 32
+KV_SUFFIX = ".kv"
 _ENTRY = "kv_files"
 
 
@@ -83,12 +80,14 @@ class FiledKV:
     """A `KVSource`: the KV of a claimed snapshot in its files.
 
     Args:
-        directory: of the files.
+        storage: where the files are.
+        folder: in it.
         files: which.
     """
 
-    def __init__(self, directory: Path, files: KVFiles) -> None:
-        self._directory = directory
+    def __init__(self, storage: Storage, folder: str, files: KVFiles) -> None:
+        self._storage = storage
+        self._folder = folder
         self._files = files
 
     @property
@@ -106,30 +105,36 @@ class FiledKV:
             DamagedFile: they differ from what was written.
             OSError: they cannot be read.
         """
-        pages.fill_with((_read_file(self._directory / name, pages.parts), number) for name, number in self._files.files)
+        pages.fill_with((self._read_file(name, pages.parts), number) for name, number in self._files.files)
 
     def drop(self) -> None:
-        for name, _ in self._files.files:
-            with suppress(OSError):  # it is removed when it is old enough
-                (self._directory / name).unlink(missing_ok=True)
+        # What the session's next server writes there has other names.
+        with suppress(OSError):  # it is removed when it is old enough
+            for name, _ in self._files.files:
+                self._storage.remove(f"{self._folder}/{name}")
+
+    def _read_file(self, name: str, parts: Sequence[PagePart]) -> KVImage:
+        with self._storage.open(f"{self._folder}/{name}") as file:
+            try:
+                part = read_part(file)
+            except ValueError as error:
+                raise DamagedFile(str(error)) from error
+            if not part.is_of(parts):
+                raise DamagedFile("its pages are others")
+            image = KVImage(parts, part.state.num_pages - part.num_before)
+            read_tensors(file, image, part.checksum)
+        return image
 
 
-def write_kv_file(directory: Path, name: str, kv: KVCopy) -> None:
-    """Writes pages into a new file.
+def kv_folder(name: str) -> str:
+    """The folder beside a snapshot of this name."""
+    return name.rpartition(".")[0] + KV_SUFFIX
 
-    Args:
-        directory: of the files; it is made.
-        name: of the new file.
-        kv: the pages.
 
-    Raises:
-        ResourceExhausted, FailedPrecondition: as `file.write_snapshot`.
-    """
-    try:
-        directory.mkdir(mode=0o700, exist_ok=True)
-    except OSError as error:
-        raise FailedPrecondition(f"cannot make {directory}: {error.strerror}") from error
-    write_atomically(directory / name, head_of(kv), kv.pages)
+def kv_content(kv: KVCopy) -> Content:
+    """What stands in a file of pages."""
+    head = head_of(kv)
+    return Content(head, pieces_of(kv.pages), len(head) + kv.pages.num_bytes)
 
 
 def head_of(kv: KVCopy, *, is_checked: bool = True) -> bytes:
@@ -153,16 +158,3 @@ def read_part(stream: Readable) -> KVPart:
     if part is None:
         raise ValueError("this is not KV: nothing says what it is")
     return part
-
-
-def _read_file(path: Path, parts: Sequence[PagePart]) -> KVImage:
-    with path.open("rb", buffering=0) as file:
-        try:
-            part = read_part(file)
-        except ValueError as error:
-            raise DamagedFile(str(error)) from error
-        if not part.is_of(parts):
-            raise DamagedFile("its pages are others")
-        image = KVImage(parts, part.state.num_pages - part.num_before)
-        read_tensors(file, image, part.checksum)
-    return image

@@ -1,6 +1,6 @@
 """Reads a saved session for a START and claims it. Runs on a background thread: accesses files, but no live session.
 
-header ──▶ owner, epoch, model ──▶ content, checksum ──▶ session ──▶ claimed by a rename
+header ──▶ owner, epoch, model ──▶ content, checksum ──▶ session ──▶ claimed
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from microturn.errors import Expired, FailedPrecondition
 from microturn.kv.image import PagePart
@@ -18,9 +17,9 @@ from microturn.sessions.environment import SessionEnvironment
 from microturn.sessions.ownership import check_owner, is_owner
 from microturn.sessions.session import Session
 from microturn.sessions.turn import TurnRequest
-from microturn.snapshots.claimed_kv import ClaimedKV, drop_content
-from microturn.snapshots.directory import KV_SUFFIX, SnapshotDirectory
-from microturn.snapshots.kv_files import FiledKV, KVFiles
+from microturn.snapshots.claimed_kv import ClaimedFile, ClaimedKV
+from microturn.snapshots.directory import SnapshotDirectory
+from microturn.snapshots.kv_files import KVFiles
 from microturn.snapshots.kv_part import KVPart
 from microturn.snapshots.session_state import check_model, restore_session
 from microturn.snapshots.snapshot import Header, Snapshot
@@ -35,17 +34,17 @@ class RestoredSession:
     Attributes:
         session: the session.
         kv: its KV, if that can be used here.
-        path: of its claimed snapshot; None of one that another server has sent.
+        claimed: its claimed snapshot; None of one that another server has sent.
     """
 
     session: Session
     kv: KVSource | None
-    path: Path | None = None
+    claimed: ClaimedFile | None = None
 
     def drop_content(self) -> None:
-        """Truncates the snapshot to its header, unless KV is still to be read from it."""
-        if self.kv is None and self.path is not None:
-            drop_content(self.path)
+        """Cuts the snapshot to its header, unless KV is still to be read from it."""
+        if self.kv is None and self.claimed is not None:
+            self.claimed.drop_content()
 
 
 class SnapshotRestorer:
@@ -132,34 +131,35 @@ def check_up_to_date(header: Header, newest_epoch: int, epoch: int | None = None
 
 
 def restored_session(
-    session: Session, snapshot: Snapshot, path: Path, page_parts: Sequence[PagePart]
+    session: Session, snapshot: Snapshot, claimed: ClaimedFile, page_parts: Sequence[PagePart]
 ) -> RestoredSession:
     """The session of a claimed snapshot, with its KV if that can be used."""
     try:
-        kv = _kv_of(session, snapshot, path, page_parts)
-    except (OSError, ValueError, TypeError, LookupError) as error:
+        kv = _kv_of(session, snapshot, claimed, page_parts)
+    except (ValueError, TypeError, LookupError) as error:
         log.warning("the KV of session %s is recomputed: %s", session.id, error)
         kv = None
-    return RestoredSession(session, kv, path)
+    return RestoredSession(session, kv, claimed)
 
 
-def _kv_of(session: Session, snapshot: Snapshot, path: Path, page_parts: Sequence[PagePart]) -> KVSource | None:
+def _kv_of(
+    session: Session, snapshot: Snapshot, claimed: ClaimedFile, page_parts: Sequence[PagePart]
+) -> KVSource | None:
     """The KV of a claimed snapshot, or of the files beside it; None if there is none.
 
     Raises:
         ValueError, TypeError, LookupError: it cannot be used here.
-        OSError: it is no longer there.
     """
     files, part = KVFiles.of_state(snapshot.state), snapshot.kv
     if files is not None:
         check_table(files.state, session)
-        return FiledKV(path.with_suffix(KV_SUFFIX), files)
+        return claimed.kv_files(files)
     if part is None:
         return None
     if part.num_before:
         raise ValueError("its first pages are missing")
     check_kv(part, session, page_parts)
-    return ClaimedKV(path, part)
+    return ClaimedKV(claimed, part)
 
 
 def check_kv(part: KVPart, session: Session, page_parts: Sequence[PagePart]) -> None:

@@ -15,8 +15,8 @@ from microturn.admin.drain import drain
 from microturn.admin.saver import Saver
 from microturn.engine.maintenance import Maintenance
 from microturn.errors import ResourceExhausted
-from microturn.snapshots import kv_files
 from microturn.snapshots.directory import SnapshotDirectory
+from microturn.snapshots.file_storage import FileStorage
 from support.fake_runner import expected_tokens
 from support.snapshots import RESUME
 from support.threads import ThreadedDriver, starting_engines
@@ -171,7 +171,7 @@ def test_a_full_disk_loses_nothing_that_was_saved(start: StartServer, monkeypatc
     saved = list(before.history)
     before.ask([6] * 100)
     with monkeypatch.context() as patch:
-        patch.setattr(kv_files, "write_atomically", fail)
+        patch.setattr(FileStorage, "write", fail)
         with pytest.raises(ResourceExhausted):
             before.save()
     after = start()

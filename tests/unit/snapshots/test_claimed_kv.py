@@ -10,8 +10,9 @@ import pytest
 from microturn.kv.page_table import TableState
 from microturn.offload.copies import KVCopy
 from microturn.sessions.ownership import KeyHash
-from microturn.snapshots.claimed_kv import ClaimedKV
+from microturn.snapshots.claimed_kv import ClaimedFile, ClaimedKV
 from microturn.snapshots.file import read_header, read_snapshot, write_snapshot
+from microturn.snapshots.file_storage import FileStorage
 from microturn.snapshots.snapshot import Header, Snapshot
 from support.tiers import contents_of, make_kv
 
@@ -29,7 +30,7 @@ def path(tmp_path: Path) -> Path:
 def kv_in(path: Path) -> ClaimedKV:
     part = read_snapshot(path).kv
     assert part is not None
-    return ClaimedKV(path, part)
+    return ClaimedKV(ClaimedFile(FileStorage(path.parent), path.name), part)
 
 
 def test_it_is_read_and_then_dropped(path: Path) -> None:
@@ -40,7 +41,8 @@ def test_it_is_read_and_then_dropped(path: Path) -> None:
     assert contents_of(pages) == contents_of(KV.read([3, 4]))
     kv.drop()
     assert path.stat().st_size == 8 + int.from_bytes(path.read_bytes()[:8], "little")
-    assert read_header(path) == SNAPSHOT.header
+    with path.open("rb") as file:
+        assert read_header(file) == SNAPSHOT.header
     kv.drop()
 
 

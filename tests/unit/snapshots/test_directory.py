@@ -17,6 +17,7 @@ from microturn.sessions.turn import SessionId
 from microturn.snapshots import directory as module
 from microturn.snapshots.directory import SnapshotDirectory
 from microturn.snapshots.snapshot import Header, Snapshot
+from microturn.snapshots.storage import OpenFile
 from support.tiers import make_kv
 
 
@@ -98,7 +99,8 @@ def test_kv_is_added_to_what_is_saved(directory: SnapshotDirectory, tmp_path: Pa
     assert found is not None
     assert found.kv is not None
     whole = files(tmp_path)[0].read_bytes()
-    assert directory.claim(found).read_bytes() == whole
+    with directory.claim(found).open() as file:
+        assert file.read(len(whole) + 1) == whole
 
 
 def test_kv_is_not_added_to_what_somebody_has_taken_up(directory: SnapshotDirectory, tmp_path: Path) -> None:
@@ -242,8 +244,8 @@ def test_what_is_saved_anew_while_the_old_copy_is_purged_stays(
     now.now_s += 61
     read_header = module.read_header
 
-    def read(path: Path) -> Header:
-        header = read_header(path)
+    def read(file: OpenFile) -> Header:
+        header = read_header(file)
         directory.save(snapshot_of(1, directory, epoch=2))
         return header
 

@@ -19,15 +19,14 @@ from microturn.kv.page_table import TableState
 from microturn.offload.copies import KVCopy
 from microturn.offload.image_file import DamagedFile
 from microturn.sessions.ownership import KeyHash
-from microturn.snapshots.claimed_kv import ClaimedKV
+from microturn.snapshots.claimed_kv import ClaimedFile, ClaimedKV
 from microturn.snapshots.file import (
     UnreadableSnapshot,
-    claim,
-    keep_header,
     read_header,
     read_snapshot,
     write_snapshot,
 )
+from microturn.snapshots.file_storage import FileStorage
 from microturn.snapshots.snapshot import Header, Snapshot
 from support.tiers import contents_of, make_kv, tensors_of
 
@@ -65,6 +64,11 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
+def header_of(path: Path) -> Header:
+    with path.open("rb") as file:
+        return read_header(file)
+
+
 def test_what_was_written_is_read(path: Path) -> None:
     read = read_snapshot(path)
     assert (read.header, read.state) == (SNAPSHOT.header, SNAPSHOT.state)
@@ -72,7 +76,7 @@ def test_what_was_written_is_read(path: Path) -> None:
     for name, tensor in SNAPSHOT.tensors.items():
         assert torch.equal(read.tensors[name], tensor)
         assert read.tensors[name].dtype == tensor.dtype
-    assert read_header(path) == SNAPSHOT.header
+    assert header_of(path) == SNAPSHOT.header
 
 
 def test_only_the_owner_may_read_it(path: Path) -> None:
@@ -109,7 +113,7 @@ def test_a_truncated_file_is_refused(path: Path, kept: int) -> None:
 @pytest.mark.parametrize("content", [b"", b"hello, this is no snapshot", b"\xff" * 4096, b"\0" * 4096])
 def test_what_is_no_snapshot_is_refused(path: Path, content: bytes) -> None:
     path.write_bytes(content)
-    for read in (read_snapshot, read_header):
+    for read in (read_snapshot, header_of):
         with pytest.raises(UnreadableSnapshot):
             read(path)
 
@@ -150,9 +154,9 @@ def test_no_room_is_said_and_leaves_what_was_there(path: Path, arguments: list[s
 
 
 def test_of_many_who_claim_one_gets_it(path: Path) -> None:
-    claimed = path.with_suffix(".claimed")
+    storage = FileStorage(path.parent)
     with ThreadPoolExecutor(8) as threads:
-        won = list(threads.map(lambda _: claim(path, claimed), range(8)))
+        won = list(threads.map(lambda _: storage.move("a.snapshot", "a.claimed"), range(8)))
     assert won.count(True) == 1
     assert not path.exists()
 
@@ -160,10 +164,10 @@ def test_of_many_who_claim_one_gets_it(path: Path) -> None:
 def test_a_file_keeps_its_header_alone(path: Path) -> None:
     claimed = path.with_suffix(".claimed")
     whole = path.read_bytes()
-    assert claim(path, claimed)
+    assert FileStorage(path.parent).move("a.snapshot", "a.claimed")
     assert claimed.read_bytes() == whole
-    keep_header(claimed)
-    assert read_header(claimed) == SNAPSHOT.header
+    ClaimedFile(FileStorage(path.parent), "a.claimed").drop_content()
+    assert header_of(claimed) == SNAPSHOT.header
     assert claimed.read_bytes() == whole[: 8 + int.from_bytes(whole[:8], "little")]
     assert b"quotes" not in claimed.read_bytes()
     with pytest.raises(UnreadableSnapshot):
@@ -188,7 +192,7 @@ def read_kv(path: Path) -> bytes:
     part = read_snapshot(path).kv
     assert part is not None
     pages = KV.new_image(3)
-    ClaimedKV(path, part).read(pages)
+    ClaimedKV(ClaimedFile(FileStorage(path.parent), path.name), part).read(pages)
     return contents_of(pages)
 
 
