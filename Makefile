@@ -38,7 +38,7 @@ $(INSTALLED): constraints.txt pyproject.toml backend_src/pyproject.toml client/p
 	@$(PYTHON) -m venv .venv
 	@$(PIP_INSTALL) pip
 	@echo 'installing the server, the client and their tools (about 75 s) …'
-	@$(PIP_INSTALL) --editable 'client[gateway]' --editable 'backend_src[dynamo]' --group dev
+	@$(PIP_INSTALL) --editable 'client[gateway]' --editable 'backend_src[dynamo,s3]' --group dev
 	@echo 'installing Triton …'
 	@# The wheel that carries the real server; what it asks for is pytriton's, which we do not use.
 	@$(PIP_INSTALL) --no-deps nvidia-pytriton

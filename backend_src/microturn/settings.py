@@ -19,6 +19,8 @@ MAX_IDLE_TIMEOUT_S = 3600.0
 
 # The name under which a trusted proxy says whose request this is; hosts hand that header on as a parameter.
 TENANT_HEADER = "x-microturn-tenant"
+# How a snapshot_dir in a bucket begins.
+S3_SCHEME = "s3://"
 
 _PARSERS: dict[str, Callable[[str], object]] = {
     "str": str,
@@ -71,7 +73,8 @@ class Settings:
             same tenant and `cache_salt` that begin with the same tokens share them.
         check_dir: directory for the results of the checks at load, so that a restart with the same model, sources,
             libraries and processor does not repeat them; empty repeats them at every start, as loading for a GPU does.
-        snapshot_dir: directory where live sessions are saved when the server stops, and restored from; empty is none.
+        snapshot_dir: directory where live sessions are saved when the server stops, and restored from, or
+            ``s3://bucket/prefix`` (with the extra ``s3``); empty is none.
         snapshot_key_file: a file with a secret, by which everything in `snapshot_dir` is encrypted; all servers that
             share it need the same. Empty is unencrypted.
         snapshot_ttl_s: how long a saved session can be restored.
@@ -202,6 +205,11 @@ class Settings:
         if num_slots < 2:
             raise InvalidArgument(f"max_candidate_sequences in config.pbtxt is at least 2, not {num_slots}")
         return replace(self, max_sessions=min(self.max_sessions, num_slots - max(1, num_slots // 4)))
+
+
+def absolute_place(text: str) -> str:
+    """A snapshot_dir that does not depend on where the process runs."""
+    return text if text.startswith(S3_SCHEME) else str(Path(text).absolute())
 
 
 def read_secret(setting: str, path: str) -> str:

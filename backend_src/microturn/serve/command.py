@@ -55,7 +55,8 @@ def run_serve(arguments: argparse.Namespace) -> int:
         if "check_dir" not in settings and repository.takes("check_dir"):
             settings["check_dir"] = str(default_cache_dir().absolute() / "checks")
         if options.snapshot_dir is not None:
-            settings["snapshot_dir"] = _snapshot_dir(options.snapshot_dir, repository)
+            _check_saves(repository)
+            settings["snapshot_dir"] = options.snapshot_dir
         if options.peer_port is not None:
             settings |= _as_peer(options, options.peer_port, engine_settings)
         _supervise(options, server, repository, settings)
@@ -85,10 +86,9 @@ def _find_model(model: str) -> str:
     return str(resolve_model(model).absolute())
 
 
-def _snapshot_dir(directory: Path, repository: ModelRepository) -> str:
+def _check_saves(repository: ModelRepository) -> None:
     if not repository.takes("snapshot_dir"):
         raise ServeError("--snapshot-dir: the model of this repository saves no sessions")
-    return str(directory)
 
 
 def _as_peer(options: ServeOptions, peer_port: int, settings: Settings) -> dict[str, str]:

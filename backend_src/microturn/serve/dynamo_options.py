@@ -9,6 +9,7 @@ import socket
 from pathlib import Path
 
 from microturn.serve.options import DEFAULT_MODEL, port, seconds
+from microturn.settings import absolute_place
 
 # How long a question may be unanswered. Workers lose one first: the clients that an edge then sends to another worker
 # have it ask for their sessions, and it should not wait for the one that is lost.
@@ -35,7 +36,12 @@ def add_worker_arguments(parser: argparse.ArgumentParser) -> None:
     add("--metrics-port", type=_low_port, default=8002, help="Dynamo's HTTP with /metrics and /health (%(default)s)")
     add("--grpc-port", type=port, help="take clients without an edge as well (default: closed)")
     add("--admin-socket", metavar="PATH", type=Path, help="socket for 'microturn sessions' (default: none)")
-    add("--snapshot-dir", metavar="DIR", type=Path, help="save live sessions there, and find saved ones")
+    add(
+        "--snapshot-dir",
+        metavar="DIR|s3://BUCKET/PREFIX",
+        type=absolute_place,
+        help="save live sessions there, and find saved ones",
+    )
     add("--log-format", choices=("auto", "text", "json"), default="auto", help="as 'microturn serve' has it")
     add("--grace-s", type=seconds, default=10.0, help="on SIGTERM, stop within so long (%(default)g)")
     add("--drain-notice-s", type=seconds, default=1.0, help="part of it in which edges notice (%(default)g)")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from microturn.serve import console
 from microturn.serve.errors import ServeError
+from microturn.settings import absolute_place
 
 DEFAULT_MODEL = "smollm2-135m"
 
@@ -63,7 +64,7 @@ class ServeOptions:
     peer_port: int | None
     run_dir: Path | None
     admin_socket: Path | None
-    snapshot_dir: Path | None
+    snapshot_dir: str | None
     log_dir: Path | None
     log_format: str
     triton_args: tuple[str, ...]
@@ -155,8 +156,8 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     how = parser.add_argument_group("how")
     how.add_argument(
         "--snapshot-dir",
-        metavar="DIR",
-        type=_absolute,
+        metavar="DIR|s3://BUCKET/PREFIX",
+        type=absolute_place,
         help="on SIGTERM, save live sessions there; the next start restores them",
     )
     how.add_argument(

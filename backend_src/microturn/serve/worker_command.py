@@ -153,7 +153,7 @@ def _read(told: argparse.Namespace) -> tuple[dict[str, str], Settings]:
         asked,
         model_dir=str(model_dir),
         check_dir=asked.check_dir or str(default_cache_dir().absolute() / "checks"),
-        snapshot_dir="" if told.snapshot_dir is None else str(told.snapshot_dir.absolute()),
+        snapshot_dir=told.snapshot_dir or "",
         admin_socket="" if told.admin_socket is None else str(told.admin_socket.absolute()),
         peer_address=f"{told.host}:{told.peer_port}",
     )

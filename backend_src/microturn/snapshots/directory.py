@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import TypeVar
 
-from microturn.errors import FailedPrecondition, InternalError, NotFound
+from microturn.errors import FailedPrecondition, InternalError, NotFound, Unavailable
 from microturn.offload.copies import KVCopy
 from microturn.offload.image_file import DamagedFile
 from microturn.sessions.turn import SessionId
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 Found = TypeVar("Found")
 
-_SAVED, _CLAIMED, _DAMAGED = ".snapshot", ".claimed", ".damaged"
+_SUFFIXES = _SAVED, _CLAIMED, _DAMAGED = ".snapshot", ".claimed", ".damaged"
 
 
 class SnapshotDirectory:
@@ -75,7 +75,7 @@ class SnapshotDirectory:
             until_s: deadline of writing KV, by `time.monotonic`.
 
         Raises:
-            ResourceExhausted, DeadlineExceeded, FailedPrecondition: as `file.write`.
+            ResourceExhausted, DeadlineExceeded, Unavailable, FailedPrecondition: as `file.write`.
         """
         self._write(snapshot, kv, until_s)
         self._remove_kv(snapshot.header.session_id)
@@ -92,7 +92,7 @@ class SnapshotDirectory:
             The files with its KV.
 
         Raises:
-            ResourceExhausted, FailedPrecondition: as `file.write`; the last copy can be restored.
+            ResourceExhausted, FailedPrecondition: as `file.write`; the last copy can be restored, or this one.
         """
         session_id, files = snapshot.header.session_id, None
         if self._epoch_in(_name_of(session_id, _SAVED)) >= snapshot.header.epoch:
@@ -106,7 +106,10 @@ class SnapshotDirectory:
             write(self._storage, f"{folder}/{name}", kv_content(kv))
             files = KVFiles(kv.state, (*kept, (name, kv.pages.num_pages)))
             snapshot = replace(snapshot, state={**snapshot.state, **files.as_entry()})
-        self._write(snapshot)
+        try:
+            self._write(snapshot)
+        except Unavailable as error:  # the session goes on here either way
+            raise FailedPrecondition(error.args[0]) from error
         self._remove_kv(session_id, but=() if files is None else [name for name, _ in files.files])
         return files
 
@@ -207,10 +210,13 @@ class SnapshotDirectory:
         return ClaimedFile(self._storage, claimed)
 
     def put_back(self, session_id: SessionId) -> None:
-        """Undoes a claim, unless the session has been saved again since."""
+        """Undoes a claim, unless the session has been saved again since; errors are only logged."""
         name = _name_of(session_id, _SAVED)
-        if self._storage.id_of(name) is None:
-            self._storage.move(_name_of(session_id, _CLAIMED), name)
+        try:
+            if self._storage.id_of(name) is None:
+                self._storage.move(_name_of(session_id, _CLAIMED), name)
+        except OSError as error:
+            log.error("session %s is lost: %s", session_id, error)
 
     def purge(self) -> None:
         """Removes expired files, including partly written ones.
@@ -220,12 +226,12 @@ class SnapshotDirectory:
         """
         for listed in self._storage.files():
             suffix = PurePath(listed.name).suffix
-            is_unfinished = listed.name.startswith(".") and f"{_SAVED}." in listed.name
+            is_unfinished = listed.name.startswith(".") and any(f"{one}." in listed.name for one in _SUFFIXES)
             try:
                 # No snapshot can be restored to whose KV nothing was added for so long.
                 if suffix == KV_SUFFIX and listed.written_s + 2 * self.ttl_s <= self._now():
                     self._storage.keep_only(listed.name)
-                elif suffix in (_SAVED, _CLAIMED, _DAMAGED) or is_unfinished:
+                elif suffix in _SUFFIXES or is_unfinished:
                     self._purge(listed)
             except FileNotFoundError:
                 continue  # another server was faster

@@ -27,7 +27,7 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
-from microturn.errors import DeadlineExceeded, FailedPrecondition, ResourceExhausted
+from microturn.errors import DeadlineExceeded, FailedPrecondition, ResourceExhausted, Unavailable
 from microturn.kv.image import KVImage
 from microturn.offload.copies import KVCopy
 from microturn.offload.image_file import ALIGNMENT, LENGTH_BYTES, MAX_HEADER_BYTES, DamagedFile, header_bytes
@@ -35,7 +35,7 @@ from microturn.snapshots.encrypted_file import MAGIC
 from microturn.snapshots.file_storage import FileStorage
 from microturn.snapshots.kv_part import PREFIX, KVPart, add_to_header
 from microturn.snapshots.snapshot import Header, Snapshot
-from microturn.snapshots.storage import Content, Storage
+from microturn.snapshots.storage import Content, Doubtful, Storage
 
 log = logging.getLogger(__name__)
 
@@ -78,10 +78,13 @@ def write(storage: Storage, name: str, content: Content) -> None:
     Raises:
         ResourceExhausted: the storage is full. An existing file is unchanged.
         DeadlineExceeded: writing the KV took too long. An existing file is unchanged.
+        Unavailable: it is not known whether the file was written.
         FailedPrecondition: the file cannot be written for another reason.
     """
     try:
         storage.write(name, content)
+    except Doubtful as error:
+        raise Unavailable(f"{storage.place_of(name)} may have been written or not: {error.strerror}") from error
     except OSError as error:
         place = storage.place_of(name)
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):

@@ -12,6 +12,10 @@ from types import TracebackType
 from typing import Protocol, Self
 
 
+class Doubtful(OSError):
+    """A change may have been made or not: no answer has come."""
+
+
 @dataclass(frozen=True)
 class Content:
     """What is written into a file.
@@ -91,6 +95,7 @@ class Storage(Protocol):
         """Writes a file that lasts, replacing an existing one of this name when all of it is there.
 
         Raises:
+            Doubtful: it may have been written.
             OSError: it cannot be written; with ENOSPC, EDQUOT or EFBIG where there is no room. Whether for this or for
                 what the content raises: an existing file is unchanged.
         """

@@ -69,8 +69,9 @@ def test_a_number_out_of_its_range_is_refused(arguments, capsys):
 def test_paths_do_not_depend_on_where_the_server_runs(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     options = parse("--snapshot-dir", "saved", "--admin-socket", "admin.sock")
-    assert options.snapshot_dir == tmp_path / "saved"
+    assert options.snapshot_dir == str(tmp_path / "saved")
     assert options.admin_socket == tmp_path / "admin.sock"
+    assert parse("--snapshot-dir", "s3://bucket/a//b").snapshot_dir == "s3://bucket/a//b"
     assert (parse().snapshot_dir, parse().admin_socket) == (None, None)
 
 

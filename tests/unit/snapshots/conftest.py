@@ -1,4 +1,4 @@
-"""Fixtures of the tests of snapshots: a directory, and the servers before a restart and after it."""
+"""Fixtures of the tests of snapshots: where they are, and the servers before a restart and after it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,39 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 
 from microturn.snapshots.directory import SnapshotDirectory
 from support.fake_runner import FakeDriver
+from support.s3_server import BUCKET, S3Server, s3_server
 from support.snapshots import Restart
+from support.storages import KINDS, Place, make_place
+
+
+@pytest.fixture(scope="session")
+def serving_s3() -> Iterator[S3Server]:
+    with s3_server() as server, pytest.MonkeyPatch.context() as patch:
+        for name, value in server.environment().items():
+            patch.setenv(name, value)
+        boto3.client("s3").create_bucket(Bucket=BUCKET)
+        yield server
+
+
+@pytest.fixture
+def s3(serving_s3: S3Server) -> Iterator[S3Server]:
+    """A server that speaks S3; boto3's environment names it."""
+    serving_s3.requests.clear()
+    yield serving_s3
+    serving_s3.trouble = None
+
+
+@pytest.fixture(params=KINDS)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """Each kind of storage, empty."""
+    if request.param.endswith("s3"):
+        request.getfixturevalue("s3")
+    return make_place(request.param, tmp_path / "sessions")
 
 
 @pytest.fixture

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 import stat
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from microturn.snapshots import directory as module
 from microturn.snapshots.directory import SnapshotDirectory
 from microturn.snapshots.snapshot import Header, Snapshot
 from microturn.snapshots.storage import OpenFile
+from support.storages import KINDS, SECRET, Place
 from support.tiers import make_kv
 
 
@@ -37,8 +39,8 @@ def now() -> Now:
 
 
 @pytest.fixture
-def directory(tmp_path: Path, now: Now) -> SnapshotDirectory:
-    return SnapshotDirectory(tmp_path / "sessions", ttl_s=60, now=now)
+def directory(place: Place, now: Now) -> SnapshotDirectory:
+    return SnapshotDirectory(place.storage, ttl_s=60, now=now)
 
 
 def snapshot_of(session_id: SessionId, directory: SnapshotDirectory, epoch: int = 1) -> Snapshot:
@@ -49,8 +51,8 @@ def files(tmp_path: Path) -> list[Path]:
     return sorted((tmp_path / "sessions").iterdir())
 
 
-@pytest.mark.usefixtures("directory")
 def test_it_is_made_for_its_owner_only(tmp_path: Path) -> None:
+    SnapshotDirectory(tmp_path / "sessions", ttl_s=60)
     assert stat.S_IMODE((tmp_path / "sessions").stat().st_mode) == 0o700
 
 
@@ -61,14 +63,13 @@ def test_a_place_where_no_directory_can_be_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("session_id", [5, "5", "../../etc/passwd", "a/b", "x" * 128, "\0\n", "ключ"])
-def test_a_session_of_any_id_is_found_by_it(
-    directory: SnapshotDirectory, tmp_path: Path, session_id: SessionId
-) -> None:
+def test_a_session_of_any_id_is_found_by_it(directory: SnapshotDirectory, place: Place, session_id: SessionId) -> None:
     directory.save(snapshot_of(session_id, directory))
     found = directory.find(session_id)
     assert found is not None
     assert found.header.session_id == session_id
-    assert [file.parent for file in files(tmp_path)] == [tmp_path / "sessions"]
+    (name,) = place.names
+    assert name.removesuffix(".snapshot").isalnum()
 
 
 def test_an_integer_and_its_digits_are_different_ids(directory: SnapshotDirectory) -> None:
@@ -77,16 +78,16 @@ def test_an_integer_and_its_digits_are_different_ids(directory: SnapshotDirector
     assert directory.find(6) is None
 
 
-def test_a_newer_copy_takes_the_place_of_an_older_one(directory: SnapshotDirectory, tmp_path: Path) -> None:
+def test_a_newer_copy_takes_the_place_of_an_older_one(directory: SnapshotDirectory, place: Place) -> None:
     directory.save(snapshot_of(5, directory, 1))
     directory.save(snapshot_of(5, directory, 2))
     found = directory.find(5)
     assert found is not None
     assert found.state == {"epoch": 2}
-    assert len(files(tmp_path)) == 1
+    assert len(place.names) == 1
 
 
-def test_kv_is_added_to_what_is_saved(directory: SnapshotDirectory, tmp_path: Path) -> None:
+def test_kv_is_added_to_what_is_saved(directory: SnapshotDirectory, place: Place) -> None:
     snapshot, kv = snapshot_of(5, directory), KVCopy(TableState(4, 8), make_kv(8).read([3, 4]))
     directory.save(snapshot)
     with pytest.raises(DeadlineExceeded):
@@ -98,17 +99,17 @@ def test_kv_is_added_to_what_is_saved(directory: SnapshotDirectory, tmp_path: Pa
     found = directory.find(5)
     assert found is not None
     assert found.kv is not None
-    whole = files(tmp_path)[0].read_bytes()
-    with directory.claim(found).open() as file:
-        assert file.read(len(whole) + 1) == whole
+    whole = place.get(place.names[0])
+    directory.claim(found)
+    assert place.get(place.names[0]) == whole
 
 
-def test_kv_is_not_added_to_what_somebody_has_taken_up(directory: SnapshotDirectory, tmp_path: Path) -> None:
+def test_kv_is_not_added_to_what_somebody_has_taken_up(directory: SnapshotDirectory, place: Place) -> None:
     snapshot = snapshot_of(5, directory)
     directory.save(snapshot)
     directory.claim(snapshot)
     assert not directory.add_kv(snapshot, KVCopy(TableState(4, 8), make_kv(8).read([3, 4])))
-    assert [file.suffix for file in files(tmp_path)] == [".claimed"]
+    assert place.suffixes == [".claimed"]
 
 
 def test_a_session_is_claimed_once(directory: SnapshotDirectory) -> None:
@@ -123,28 +124,29 @@ def test_a_session_is_claimed_once(directory: SnapshotDirectory) -> None:
 
 
 def test_two_servers_that_share_a_directory_do_not_both_get_a_session(
-    directory: SnapshotDirectory, tmp_path: Path, now: Now
+    directory: SnapshotDirectory, place: Place, now: Now
 ) -> None:
-    elsewhere = SnapshotDirectory(tmp_path / "sessions", ttl_s=60, now=now)
+    elsewhere = SnapshotDirectory(place.storage, ttl_s=60, now=now)
     directory.save(snapshot_of(5, directory))
     one, other = directory.find(5), elsewhere.find(5)
     assert one is not None
     assert other is not None
-    next((tmp_path / "sessions").glob("*.snapshot")).rename(tmp_path / "taken")  # the other one's claim, half done
+    (name,) = place.names
+    place.raw.move(name, name.replace(".snapshot", ".taken"))  # the other one's claim, half done
     with pytest.raises(NotFound, match="restored elsewhere"):
         directory.claim(one)
 
 
-def test_an_older_copy_that_is_put_back_is_refused(directory: SnapshotDirectory, tmp_path: Path) -> None:
+def test_an_older_copy_that_is_put_back_is_refused(directory: SnapshotDirectory, place: Place) -> None:
     for epoch in (1, 2):
         directory.save(snapshot_of(5, directory, epoch))
         if epoch == 1:
-            (file,) = files(tmp_path)
-            shutil.copy(file, tmp_path / "backup")
+            (name,) = place.names
+            backup = place.get(name)
     newest = directory.find(5)
     assert newest is not None
     directory.claim(newest)
-    shutil.copy(tmp_path / "backup", file)
+    place.put(name, backup)
     older = directory.find(5)
     assert older is not None
     assert older.header.epoch == 1
@@ -156,16 +158,17 @@ def test_an_older_copy_that_is_put_back_is_refused(directory: SnapshotDirectory,
     directory.claim(newer)
 
 
-def test_a_damaged_file_is_an_error_once_and_is_put_aside(directory: SnapshotDirectory, tmp_path: Path) -> None:
+def test_a_damaged_file_is_an_error_once_and_is_put_aside(directory: SnapshotDirectory, place: Place) -> None:
     directory.save(snapshot_of(5, directory))
-    (file,) = files(tmp_path)
-    file.write_bytes(file.read_bytes()[:-1])
+    (name,) = place.names
+    place.put(name, place.get(name)[:-1])
     with pytest.raises(InternalError, match="its file is damaged"):
         directory.find(5)
     assert directory.find(5) is None
-    assert [file.suffix for file in files(tmp_path)] == [".damaged"]
+    assert place.suffixes == [".damaged"]
 
 
+@pytest.mark.parametrize("place", KINDS[:2], indirect=True)
 def test_a_file_that_cannot_be_read_now_is_left_alone(directory: SnapshotDirectory, tmp_path: Path) -> None:
     """As when the process has too many files open."""
     directory.save(snapshot_of(5, directory))
@@ -180,25 +183,25 @@ def test_a_file_that_cannot_be_read_now_is_left_alone(directory: SnapshotDirecto
     assert directory.find(5) is not None
 
 
-def test_a_file_under_anothers_name_is_not_taken_for_it(directory: SnapshotDirectory, tmp_path: Path) -> None:
+def test_a_file_under_anothers_name_is_not_taken_for_it(directory: SnapshotDirectory, place: Place) -> None:
     directory.save(snapshot_of(5, directory))
-    (file,) = files(tmp_path)
+    (name,) = place.names
     directory.save(snapshot_of(6, directory))
-    (other,) = [path for path in files(tmp_path) if path != file]
-    file.rename(other)
+    (other,) = [one for one in place.names if one != name]
+    place.put(other, place.get(name))
     with pytest.raises(InternalError):
         directory.find(6)
 
 
-def test_what_has_expired_is_removed_and_nothing_else(directory: SnapshotDirectory, tmp_path: Path, now: Now) -> None:
+def test_what_has_expired_is_removed_and_nothing_else(directory: SnapshotDirectory, place: Place, now: Now) -> None:
     for session_id in (1, 2):
         directory.save(snapshot_of(session_id, directory))
     claimed = directory.find(2)
     assert claimed is not None
     directory.claim(claimed)
-    (tmp_path / "sessions" / "notes.txt").write_text("not ours")
+    place.put("notes.txt", b"not ours")
     directory.purge()
-    assert len(files(tmp_path)) == 3
+    assert len(place.names) == 3
     now.now_s += 30
     directory.save(replace(snapshot_of(3, directory)))
     now.now_s += 30
@@ -210,22 +213,25 @@ def test_what_has_expired_is_removed_and_nothing_else(directory: SnapshotDirecto
     left = directory.find(3)
     assert left is not None
     assert not directory.is_expired(left.header)
-    assert {file.suffix for file in files(tmp_path)} == {".txt", ".snapshot"}
+    assert set(place.suffixes) == {".txt", ".snapshot"}
 
 
 def test_what_a_killed_server_was_writing_goes_when_it_has_expired(
-    directory: SnapshotDirectory, tmp_path: Path, now: Now
+    directory: SnapshotDirectory, place: Place, now: Now
 ) -> None:
     directory.save(snapshot_of(1, directory))
-    (file,) = files(tmp_path)
-    file.rename(file.with_name(f".{file.name}.12ab34cd"))
+    (name,) = place.names
+    written = place.get(name)
+    place.raw.remove(name)
+    place.put(f".{name}.12ab34cd", written)
     directory.purge()
-    assert len(files(tmp_path)) == 1
+    assert len(place.names) == 1
     now.now_s += 61
     directory.purge()
-    assert files(tmp_path) == []
+    assert place.names == []
 
 
+@pytest.mark.parametrize("place", KINDS[:2], indirect=True)
 def test_one_file_that_cannot_be_read_keeps_no_other(directory: SnapshotDirectory, tmp_path: Path, now: Now) -> None:
     for session_id in range(4):
         directory.save(snapshot_of(session_id, directory))
@@ -255,3 +261,98 @@ def test_what_is_saved_anew_while_the_old_copy_is_purged_stays(
     found = directory.find(1)
     assert found is not None
     assert found.header.epoch == 2
+
+
+def test_of_many_servers_that_claim_at_once_one_gets_it(directory: SnapshotDirectory, place: Place, now: Now) -> None:
+    for epoch in range(1, 6):
+        directory.save(snapshot_of(5, directory, epoch))
+        found = directory.find(5)
+        assert found is not None
+        servers = [SnapshotDirectory(place.storage, ttl_s=60, now=now) for _ in range(8)]
+        together = threading.Barrier(len(servers))
+
+        def claim(server: SnapshotDirectory, snapshot: Snapshot = found, together: threading.Barrier = together) -> int:
+            together.wait()
+            try:
+                server.claim(snapshot)
+            except (NotFound, FailedPrecondition):
+                return 0
+            return 1
+
+        with ThreadPoolExecutor(len(servers)) as threads:
+            assert sum(threads.map(claim, servers)) == 1
+        assert directory.find(5) is None
+
+
+def test_a_claim_is_undone_unless_there_is_a_newer_copy(directory: SnapshotDirectory) -> None:
+    directory.save(snapshot_of(5, directory, 1))
+    directory.claim(snapshot_of(5, directory, 1))
+    directory.put_back(5)
+    directory.claim(snapshot_of(5, directory, 1))
+    directory.save(snapshot_of(5, directory, 2))
+    directory.put_back(5)
+    found = directory.find(5)
+    assert found is not None
+    assert found.header.epoch == 2
+
+
+def test_a_claim_expires_with_its_server(directory: SnapshotDirectory, place: Place, now: Now) -> None:
+    """A server that dies between a claim and the first turn has the session; what is left goes when it has expired."""
+    directory.save(snapshot_of(5, directory))
+    directory.claim(snapshot_of(5, directory))
+    assert directory.find(5) is None
+    directory.purge()
+    assert place.suffixes == [".claimed"]
+    now.now_s += 61
+    directory.purge()
+    assert place.names == []
+    directory.save(snapshot_of(5, directory))
+    assert directory.find(5) is not None
+
+
+@pytest.mark.parametrize("has_kv", [False, True])
+def test_a_claimed_file_keeps_its_header_alone(directory: SnapshotDirectory, place: Place, has_kv: bool) -> None:
+    snapshot = snapshot_of(5, directory, 3)
+    directory.save(snapshot, KVCopy(TableState(4, 8), make_kv(8).read([3, 4])) if has_kv else None)
+    size = len(place.get(place.names[0]))
+    directory.claim(snapshot).drop_content()
+    assert place.suffixes == [".claimed"]
+    assert len(place.get(place.names[0])) < size
+    directory.save(snapshot)
+    with pytest.raises(FailedPrecondition, match="out of date"):
+        directory.claim(snapshot)
+
+
+def test_what_was_claimed_again_keeps_its_content(directory: SnapshotDirectory, place: Place) -> None:
+    directory.save(snapshot_of(5, directory, 1))
+    older = directory.claim(snapshot_of(5, directory, 1))
+    directory.save(snapshot_of(5, directory, 2))
+    directory.claim(snapshot_of(5, directory, 2))
+    whole = place.get(place.names[0])
+    older.drop_content()
+    assert place.get(place.names[0]) == whole
+
+
+@pytest.mark.parametrize(("writes", "reads"), [(SECRET, None), (None, SECRET), (SECRET, "another letters!")])
+def test_what_does_not_decrypt_is_as_if_it_were_damaged(
+    place: Place, now: Now, writes: str | None, reads: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, other = (SnapshotDirectory(place.with_secret(text), ttl_s=60, now=now) for text in (writes, reads))
+    one.save(snapshot_of(5, one))
+    assert one.find(5) is not None
+    with pytest.raises(InternalError, match="its file is damaged"):
+        other.find(5)
+    reason = "name the file" if reads is None else "not encrypted" if writes is None else "another secret"
+    assert reason in caplog.text
+    assert (other.find(5), one.find(5)) == (None, None)
+    assert place.suffixes == [".damaged"]
+
+
+@pytest.mark.parametrize("place", [kind for kind in KINDS if kind.startswith("encrypted")], indirect=True)
+def test_nothing_of_a_session_can_be_read_without_the_secret(directory: SnapshotDirectory, place: Place) -> None:
+    snapshot = replace(snapshot_of("their name", directory), state={"said": "a secret of theirs"})
+    directory.save_next(snapshot, KVCopy(TableState(4, 8), make_kv(8).read([3, 4])), None)
+    (folder, name) = place.names
+    for file in (f"{folder}/1", name):
+        content = place.get(file)
+        assert not any(text in content for text in (b"their", b"secret", b"epoch", b"__metadata__", b"kv."))
