@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import os
 import secrets
 from collections.abc import Collection, Hashable, Iterator
 from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 from typing import Self
 
@@ -17,16 +17,34 @@ from microturn.snapshots.storage import Content, Listed
 _SYNC_BYTES = 16 << 20
 
 
-class _File(io.FileIO):
-    """A file without a buffer."""
+class _File:
+    """An `OpenFile`, without a buffer."""
+
+    def __init__(self, file: FileIO) -> None:
+        self._file = file
+        self.readinto = file.readinto
+        self.seek = file.seek
 
     @property
     def num_bytes(self) -> int:
-        return os.fstat(self.fileno()).st_size
+        return os.fstat(self._file.fileno()).st_size
 
     @property
     def file_id(self) -> Hashable:
-        return _id(os.fstat(self.fileno()))
+        return _id(os.fstat(self._file.fileno()))
+
+    def read(self, num_bytes: int, /) -> bytes:
+        found = self._file.read(num_bytes)
+        # The system reads at most 2 GiB at a time.
+        while 0 < len(found) < num_bytes and (more := self._file.read(num_bytes - len(found))):
+            found += more
+        return found
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
 
 
 class FileStorage:
@@ -80,7 +98,7 @@ class FileStorage:
             temporary.unlink(missing_ok=True)
 
     def open(self, name: str) -> _File:
-        return _File(self._path / name, "rb")
+        return _File((self._path / name).open("rb", buffering=0))
 
     def id_of(self, name: str) -> Hashable | None:
         try:
