@@ -42,12 +42,7 @@ class Place:
     def kv_names(self) -> list[str]:
         """Of the files in folders, in the order in which they were written."""
         folders = [name for name in self.names if name.endswith(".kv")]
-        if isinstance(self.raw, FileStorage):
-            return sorted(
-                f"{folder}/{file.name}" for folder in folders for file in Path(self.raw.place_of(folder)).iterdir()
-            )
-        assert isinstance(self.raw, S3Storage)
-        return sorted(listed.name for folder in folders for listed in self.raw._bucket.list(f"{folder}/"))
+        return sorted(f"{folder}/{name}" for folder in folders for name in self.raw.names_in(folder))
 
     def get(self, name: str) -> bytes:
         """What stands in a file."""

@@ -101,7 +101,7 @@ class SnapshotDirectory:
             name = str(snapshot.header.epoch)
             kept = () if before is None else before.cut(kv.num_before)
             folder = _name_of(session_id, KV_SUFFIX)
-            if not all(self._exists(f"{folder}/{one}") for one, _ in kept):
+            if kept and not {one for one, _ in kept} <= set(self._storage.names_in(folder)):
                 raise FailedPrecondition(f"files with the KV of session '{session_id}' have been removed")
             write(self._storage, f"{folder}/{name}", kv_content(kv))
             files = KVFiles(kv.state, (*kept, (name, kv.pages.num_pages)))
@@ -127,16 +127,14 @@ class SnapshotDirectory:
         Raises:
             ResourceExhausted, DeadlineExceeded, FailedPrecondition: as `file.write`; nothing is changed.
         """
-        if not self._exists(_name_of(snapshot.header.session_id, _SAVED)):
-            return False
-        self._write(snapshot, kv, until_s)
-        return True
-
-    def _exists(self, name: str) -> bool:
+        name = _name_of(snapshot.header.session_id, _SAVED)
         try:
-            return self._storage.id_of(name) is not None
+            if self._storage.id_of(name) is None:
+                return False
         except OSError as error:
             raise FailedPrecondition(f"cannot look for {self._storage.place_of(name)}: {error.strerror}") from error
+        self._write(snapshot, kv, until_s)
+        return True
 
     def _write(self, snapshot: Snapshot, kv: KVCopy | None = None, until_s: float = math.inf) -> None:
         name = _name_of(snapshot.header.session_id, _SAVED)
@@ -241,9 +239,12 @@ class SnapshotDirectory:
     def remove(self, session_id: SessionId, up_to: float = math.inf) -> None:
         """Removes the snapshot of a session, unless it is of a later epoch than `up_to`."""
         name = _name_of(session_id, _SAVED)
-        if self._epoch_in(name) <= up_to:
-            self._storage.remove(name)
-            self._remove_kv(session_id)
+        file_id = self._storage.id_of(name)
+        if self._epoch_in(name) > up_to:
+            return
+        if file_id is not None:  # it may be saved again meanwhile
+            self._storage.remove(name, file_id)
+        self._remove_kv(session_id)
 
     def _remove_kv(self, session_id: SessionId, but: Collection[str] = ()) -> None:
         """Removes a session's KV in files of its own, other than those named."""

@@ -46,6 +46,9 @@ class EncryptedStorage:
     def remove(self, name: str, file_id: Hashable | None = None) -> None:
         self._storage.remove(name, file_id)
 
+    def names_in(self, folder: str) -> Collection[str]:
+        return self._storage.names_in(folder)
+
     def keep_only(self, folder: str, names: Collection[str] = ()) -> None:
         self._storage.keep_only(folder, names)
 

@@ -122,6 +122,12 @@ class FileStorage:
         if file_id is None or self.id_of(name) == file_id:
             (self._path / name).unlink(missing_ok=True)
 
+    def names_in(self, folder: str) -> Collection[str]:
+        try:
+            return {file.name for file in (self._path / folder).iterdir()}
+        except FileNotFoundError:
+            return ()
+
     def keep_only(self, folder: str, names: Collection[str] = ()) -> None:
         path = self._path / folder
         with suppress(FileNotFoundError):

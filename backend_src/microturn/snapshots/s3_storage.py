@@ -134,10 +134,13 @@ class S3Storage:
 
         self._drop(self._index.change(stem, change), suffix)
 
+    def names_in(self, folder: str) -> Collection[str]:
+        return {listed.name.removeprefix(f"{folder}/") for listed in self._bucket.list(f"{folder}/")}
+
     def keep_only(self, folder: str, names: Collection[str] = ()) -> None:
-        for listed in list(self._bucket.list(f"{folder}/")):
-            if listed.name.removeprefix(f"{folder}/") not in names:
-                self._bucket.delete(listed.name)
+        for name in self.names_in(folder):
+            if name not in names:
+                self._bucket.delete(f"{folder}/{name}")
 
     def files(self) -> Iterator[Listed]:
         folders: dict[str, float] = {}

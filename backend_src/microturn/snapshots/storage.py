@@ -136,6 +136,10 @@ class Storage(Protocol):
         """Removes a file, if there is one; with an id, if it is still the one with this id."""
         ...
 
+    def names_in(self, folder: str) -> Collection[str]:
+        """The names of the files in a folder, without the folder's; none if there is no folder."""
+        ...
+
     def keep_only(self, folder: str, names: Collection[str] = ()) -> None:
         """Removes the files in a folder other than those named, and the folder where it is empty then."""
         ...
