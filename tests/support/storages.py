@@ -1,70 +1,41 @@
-"""The storages of snapshots, each with a view of what stands in it."""
+"""Storages whose bytes are told in pages, and what their tests do with them."""
 
 from __future__ import annotations
 
-import secrets
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
 
-from microturn.snapshots.encrypted_file import Secret
-from microturn.snapshots.encrypted_storage import EncryptedStorage
-from microturn.snapshots.file_storage import FileStorage
-from microturn.snapshots.s3_storage import S3Storage
-from microturn.snapshots.storage import Content, Storage
-from support.s3_server import BUCKET
+from microturn.kv.page_table import TableState
+from microturn.kv.stored import StoredImage
+from support.tiers import StorageDriver, make_kv
 
-KINDS = ["files", "encrypted files", "s3", "encrypted s3"]
-SECRET = "sixteen letters!"
+KV = make_kv(16)
+PAGE = KV.bytes_per_page
+
+# Starts one: see the fixture `start`.
+Starter = Callable[..., StorageDriver]
 
 
-@dataclass(frozen=True)
-class Place:
-    """A place for snapshots.
-
-    Attributes:
-        storage: as a server has it.
-        raw: with what really stands there.
-    """
-
-    storage: Storage
-    raw: Storage
-
-    @property
-    def names(self) -> list[str]:
-        """Of all files and folders."""
-        return sorted(listed.name for listed in self.raw.files())
-
-    @property
-    def suffixes(self) -> list[str]:
-        return [name[name.rindex(".") :] for name in self.names]
-
-    @property
-    def kv_names(self) -> list[str]:
-        """Of the files in folders, in the order in which they were written."""
-        folders = [name for name in self.names if name.endswith(".kv")]
-        return sorted(f"{folder}/{name}" for folder in folders for name in self.raw.names_in(folder))
-
-    def get(self, name: str) -> bytes:
-        """What stands in a file."""
-        with self.raw.open(name) as file:
-            return file.read(1 << 30)
-
-    def put(self, name: str, content: bytes) -> None:
-        """Writes a file as somebody else would."""
-        self.raw.write(name, Content(content, [], len(content)))
-
-    def with_secret(self, text: str | None) -> Storage:
-        """The same files as a server with another secret has them."""
-        return self.raw if text is None else EncryptedStorage(self.raw, Secret(text))
+def add(driver: StorageDriver, *pages: int) -> StoredImage:
+    """Adds a copy for which there must be room."""
+    copy = KV.read(pages)
+    assert driver.storage.has_room(KV.image_bytes(len(pages)))
+    image = driver.storage.add(copy, TableState(4, 4 * len(pages)))
+    driver.storage.check_integrity()
+    return image
 
 
-def make_place(kind: str, directory: Path) -> Place:
-    """An empty place of one of `KINDS`.
+def fetch(driver: StorageDriver, image: StoredImage, *, is_urgent: bool = True) -> None:
+    """Has a copy in memory."""
+    driver.storage.begin_step()
+    if not driver.storage.fetch(image, is_urgent=is_urgent):
+        driver.settle()
+        assert driver.storage.fetch(image, is_urgent=is_urgent)
 
-    Args:
-        kind: which.
-        directory: for files, made if it is missing.
-    """
-    prefix = secrets.token_hex(8)
-    raw = S3Storage.at(f"s3://{BUCKET}/{prefix}") if kind.endswith("s3") else FileStorage.made(directory)
-    return Place(EncryptedStorage(raw, Secret(SECRET)) if kind.startswith("encrypted") else raw, raw)
+
+def pass_steps(driver: StorageDriver) -> None:
+    for _ in range(3):
+        driver.storage.begin_step()
+
+
+def places(*images: StoredImage) -> list[str]:
+    return [image.place.name for image in images]

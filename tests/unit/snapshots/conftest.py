@@ -12,8 +12,8 @@ import pytest
 from microturn.snapshots.directory import SnapshotDirectory
 from support.fake_runner import FakeDriver
 from support.s3_server import BUCKET, S3Server, s3_server
+from support.snapshot_places import KINDS, Place, make_place
 from support.snapshots import Restart
-from support.storages import KINDS, Place, make_place
 
 
 @pytest.fixture(scope="session")

@@ -24,8 +24,8 @@ from microturn.snapshots.s3_storage import S3Storage
 from microturn.snapshots.storage import Content
 from support.fake_runner import FakeDriver
 from support.s3_server import BUCKET, S3Server
+from support.snapshot_places import Place, make_place
 from support.snapshots import RESUME, Restart, live, saved
-from support.storages import Place, make_place
 
 
 @pytest.fixture

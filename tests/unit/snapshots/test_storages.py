@@ -16,8 +16,8 @@ from microturn.snapshots.directory import SnapshotDirectory
 from microturn.snapshots.encrypted_file import PREFIX_BYTES, TAG_BYTES
 from microturn.snapshots.opening import open_snapshots
 from support.fake_runner import expected_tokens
+from support.snapshot_places import KINDS, SECRET, Place
 from support.snapshots import RESUME
-from support.storages import KINDS, SECRET, Place
 from support.threads import ThreadedDriver, starting_engines
 
 FAR_S = 1e6  # no round comes by itself
