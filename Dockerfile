@@ -9,8 +9,8 @@ FROM ${BASE} AS dependencies
 COPY constraints.txt /build/
 COPY client/pyproject.toml /build/client/
 COPY backend_src/pyproject.toml /build/backend_src/
-# [gpu] adds FlashInfer, whose kernels a GPU's first start compiles.
-ARG EXTRAS=""
+# [s3] is for snapshots in a bucket; [gpu,s3] adds FlashInfer, whose kernels a GPU's first start compiles.
+ARG EXTRAS="[s3]"
 ENV PIP_CONSTRAINT=/build/constraints.txt PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /build
 # A virtual environment, since the system's Python belongs to its distribution; Triton's stub runs the first on PATH.

@@ -19,6 +19,7 @@ MAX_IDLE_TIMEOUT_S = 3600.0
 
 # The name under which a trusted proxy says whose request this is; hosts hand that header on as a parameter.
 TENANT_HEADER = "x-microturn-tenant"
+
 # How a snapshot_dir in a bucket begins.
 S3_SCHEME = "s3://"
 

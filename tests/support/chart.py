@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 from typing import Any
 
 import yaml
 
+from microturn.serve.options import ServeOptions, add_serve_arguments, read_options
 from microturn.zoo.cache import default_cache_dir
 from support.edge import DEPLOY
 from support.needed import needed
 
 CHART = DEPLOY / "helm" / "microturn"
+PRODUCTION = ("--values", str(CHART / "examples" / "production.yaml"))
 HELM = default_cache_dir() / "tools" / "helm"
 
 
@@ -38,3 +41,22 @@ def envoy_of(*arguments: str) -> str:
     """The edge's configuration."""
     config: str = part_of(rendered(*arguments), "ConfigMap", "check-microturn-edge")["data"]["envoy.yaml"]
     return config
+
+
+def spec_of(kind: str, name: str, *arguments: str) -> dict[str, Any]:
+    spec: dict[str, Any] = part_of(rendered(*arguments), kind, f"check-microturn-{name}")["spec"]
+    return spec
+
+
+def server_of(*arguments: str) -> dict[str, Any]:
+    """The server's container, its pod's other fields beside it."""
+    pod = spec_of("StatefulSet", "server", *arguments)["template"]["spec"]
+    (container,) = pod.pop("containers")
+    return {"pod": pod, **container}
+
+
+def options_of(server: dict[str, Any]) -> ServeOptions:
+    """By the server's own parser."""
+    parser = argparse.ArgumentParser()
+    add_serve_arguments(parser)
+    return read_options(parser.parse_args(server["args"]))

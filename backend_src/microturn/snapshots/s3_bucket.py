@@ -50,11 +50,15 @@ class Bucket:
     def __init__(self, name: str, prefix: str) -> None:
         self._name = name
         self._prefix = prefix
-        with self._errors(""):
-            session = boto3.session.Session()
-            self._client = _client(session, "auto")
-            if "amazonaws.com" not in self._client.meta.endpoint_url:  # others rarely have a host name for each bucket
-                self._client = _client(session, "path")
+        try:
+            with self._errors(""):
+                session = boto3.session.Session()
+                self._client = _client(session, "auto")
+                # Others rarely have a host name for each bucket.
+                if "amazonaws.com" not in self._client.meta.endpoint_url:
+                    self._client = _client(session, "path")
+        except ValueError as error:  # an endpoint that is no address
+            raise OSError(errno.EINVAL, str(error), self.place_of("")) from error
 
     def place_of(self, key: str) -> str:
         """Where an object is, for people."""

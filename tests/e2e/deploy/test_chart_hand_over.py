@@ -2,41 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from microturn.admin.fleet import Fleet
-from microturn.serve.options import ServeOptions, add_serve_arguments, read_options
 from microturn.settings import Settings
-from support.chart import CHART, part_of, render, rendered
+from support.chart import PRODUCTION, options_of, render, server_of, spec_of
 
 SECRET = ("--set", "handOver.keySecretName=shared,handOver.movesPerMinute=7")
-PRODUCTION = ("--values", str(CHART / "examples" / "production.yaml"))
 PORT = 8005
 POD_IP = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
-
-
-def spec_of(kind: str, name: str, *arguments: str) -> dict[str, Any]:
-    spec: dict[str, Any] = part_of(rendered(*arguments), kind, f"check-microturn-{name}")["spec"]
-    return spec
-
-
-def server_of(*arguments: str) -> dict[str, Any]:
-    """The server's container, its pod's other fields beside it."""
-    pod = spec_of("StatefulSet", "server", *arguments)["template"]["spec"]
-    (container,) = pod.pop("containers")
-    return {"pod": pod, **container}
-
-
-def options_of(server: dict[str, Any]) -> ServeOptions:
-    """By the server's own parser."""
-    parser = argparse.ArgumentParser()
-    add_serve_arguments(parser)
-    return read_options(parser.parse_args(server["args"]))
 
 
 @pytest.mark.parametrize("arguments", [SECRET, PRODUCTION])
@@ -113,12 +90,3 @@ def test_settings_that_the_chart_makes_are_not_set_beside_it(name: str) -> None:
     refused = render(*SECRET, "--set", f"server.settings.{name}=1")
     assert refused.returncode != 0
     assert f"invalid propertyName '{name}'" in refused.stderr
-
-
-def test_live_sessions_are_saved_where_the_values_say_so() -> None:
-    often = ("--set", "snapshots.enabled=true", "--set-json", "snapshots.everySeconds=2.5")
-    assert Settings.from_strings(options_of(server_of(*often)).settings).snapshot_every_s == 2.5
-    assert Settings.from_strings(options_of(server_of(*PRODUCTION)).settings).snapshot_every_s == 10
-    assert (
-        Settings.from_strings(options_of(server_of("--set", "snapshots.enabled=true")).settings).snapshot_every_s == 0
-    )

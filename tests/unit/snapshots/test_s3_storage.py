@@ -82,9 +82,19 @@ def test_what_is_no_bucket_is_refused_at_the_start(url: str, message: str) -> No
 
 
 @pytest.mark.usefixtures("s3")
-def test_a_bucket_that_does_not_answer_is_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
-    with pytest.raises(InvalidArgument, match="cannot be used: Could not connect"):
+@pytest.mark.parametrize(
+    ("endpoint", "message"),
+    [
+        ("http://127.0.0.1:9", "Could not connect"),
+        ("storage.example:9000", "Invalid endpoint: storage.example"),
+        ("http://[::1", "Invalid IPv6 URL"),
+    ],
+)
+def test_a_bucket_that_does_not_answer_is_refused_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, endpoint: str, message: str
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", endpoint)
+    with pytest.raises(InvalidArgument, match=f"cannot be used: {message}"):
         open_snapshots(Settings(snapshot_dir=f"s3://{BUCKET}/a"))
 
 

@@ -139,6 +139,30 @@ imagePullSecrets:
 {{- .Values.snapshots.existingClaim | default (printf "%s-snapshots" (include "microturn.name" .)) -}}
 {{- end -}}
 
+{{/* Environment of a server: its own address for the edge's routes, and where boto3 finds the bucket of snapshots. */}}
+{{- define "microturn.serverEnv" -}}
+{{- if and .Values.handOver.keySecretName .Values.edge.enabled }}
+- {name: POD_IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}
+{{- end }}
+{{- with .Values.snapshots.bucket }}
+{{- if and $.Values.snapshots.enabled .url }}
+{{- with .endpoint }}
+- {name: AWS_ENDPOINT_URL_S3, value: {{ . | quote }}}
+{{- end }}
+{{- with .region }}
+- {name: AWS_DEFAULT_REGION, value: {{ . | quote }}}
+{{- end }}
+{{- with .credentialsSecretName }}
+- {name: AWS_ACCESS_KEY_ID, valueFrom: {secretKeyRef: {name: {{ . }}, key: access-key-id}}}
+- {name: AWS_SECRET_ACCESS_KEY, valueFrom: {secretKeyRef: {name: {{ . }}, key: secret-access-key}}}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- with .Values.server.extraEnv }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
 {{/* A setting as text: Helm reads every number as a float, and would write large ones with an exponent. */}}
 {{- define "microturn.settingValue" -}}
 {{- if and (kindIs "float64" .) (eq (floor .) .) -}}{{- int64 . -}}{{- else -}}{{- . -}}{{- end -}}
