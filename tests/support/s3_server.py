@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import boto3
+import pytest
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import WSGIRequestHandler, make_server
 
@@ -44,6 +46,16 @@ class S3Server:
 class _Quiet(WSGIRequestHandler):
     def log(self, type: str, message: str, *args: Any) -> None:
         pass
+
+
+@contextmanager
+def s3_with_bucket() -> Iterator[S3Server]:
+    """Serves a bucket until the block ends. Boto3 finds it in the environment, also in processes that are started."""
+    with s3_server() as server, pytest.MonkeyPatch.context() as patch:
+        for name, value in server.environment().items():
+            patch.setenv(name, value)
+        boto3.client("s3").create_bucket(Bucket=BUCKET)
+        yield server
 
 
 @contextmanager

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+import pytest
 
 from support.certificates import Authority
 from support.edge import Edge, TokenIssuer
 from support.replicated import BEAT_S, HeardInTime, Replicas, client_of, talk_all, talk_undisturbed, took, wait_for_beat
+from support.s3_server import BUCKET, s3_with_bucket
 from support.served import Served
 
 NUM_SESSIONS = 60
@@ -25,10 +28,22 @@ def kill_at_once(server: Served) -> None:
         process.kill()
 
 
+@pytest.fixture(params=["a directory", "an encrypted bucket"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[str]]:
+    """Where sessions are saved, as options of a server."""
+    if request.param == "a directory":
+        yield [f"--snapshot-dir={tmp_path}"]
+        return
+    key_file = tmp_path / "key"
+    key_file.write_text("sixteen letters!")
+    with s3_with_bucket():
+        yield [f"--snapshot-dir=s3://{BUCKET}/sessions", f"--set=snapshot_key_file={key_file}"]
+
+
 async def test_all_sessions_of_a_dead_node_go_on(
-    replicas: Replicas, edge: Edge, authority: Authority, issuer: TokenIssuer, tmp_path: Path
+    replicas: Replicas, edge: Edge, authority: Authority, issuer: TokenIssuer, place: list[str]
 ) -> None:
-    replicas.more_options = [f"--snapshot-dir={tmp_path}", f"--set=snapshot_every_s={SAVED_EVERY_S}"]
+    replicas.more_options = [*place, f"--set=snapshot_every_s={SAVED_EVERY_S}"]
     servers = replicas.start(3)
     edge.serve(servers)
     edge.wait_for_healthy(3)

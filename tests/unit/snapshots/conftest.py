@@ -6,22 +6,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
 
 from microturn.snapshots.directory import SnapshotDirectory
 from support.fake_runner import FakeDriver
-from support.s3_server import BUCKET, S3Server, s3_server
+from support.s3_server import S3Server, s3_with_bucket
 from support.snapshot_places import KINDS, Place, make_place
 from support.snapshots import Restart
 
 
 @pytest.fixture(scope="session")
 def serving_s3() -> Iterator[S3Server]:
-    with s3_server() as server, pytest.MonkeyPatch.context() as patch:
-        for name, value in server.environment().items():
-            patch.setenv(name, value)
-        boto3.client("s3").create_bucket(Bucket=BUCKET)
+    with s3_with_bucket() as server:
         yield server
 
 
