@@ -28,8 +28,8 @@ from microturn.snapshots.session_state import snapshot_of
 log = logging.getLogger(__name__)
 
 _TICK_S = 0.2
-# Sessions that are saved side by side: a bucket takes nine requests for each, of tens of milliseconds. The KV of so many is
-# in memory at a time.
+# Sessions that are saved side by side: a bucket takes nine requests for each, of tens of milliseconds.
+# The KV of so many is in memory at a time.
 _NUM_THREADS = 4
 # After a session could not be saved, the disk being full for example.
 _PAUSE_S = 10.0
