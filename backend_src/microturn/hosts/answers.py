@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -45,5 +44,5 @@ def output_tensors(output: TurnOutput) -> dict[str, np.ndarray[Any, Any]]:
     if output.appended_ids is not None:
         tensors["appended_ids"] = np.array([output.appended_ids], np.int32)
     if output.status is not None:
-        tensors["status"] = np.array([[json.dumps(asdict(output.status)).encode()]], np.object_)
+        tensors["status"] = np.array([[json.dumps(vars(output.status)).encode()]], np.object_)
     return tensors
