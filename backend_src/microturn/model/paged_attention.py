@@ -48,14 +48,12 @@ class _KindPlan:
         native: the plan of the native kernel; None if torch computes the attention.
         moved: int64 [n], the queries of rows with moved sinks.
         moved_by: int64 [n], how far.
-        has_moved: whether there are any.
     """
 
     def __init__(self, steps: Sequence[PagedStep], *, native: bool) -> None:
         self.steps = steps
         self.native = NativePlan(steps) if native else None
-        self.moved, self.moved_by = (torch.from_numpy(part) for part in steps[0].moved_queries())
-        self.has_moved = len(self.moved) > 0
+        self.moved, self.moved_by = steps[0].moved_queries()
 
 
 class PagedAttention:
@@ -105,8 +103,8 @@ class PagedAttention:
             return out
         if self._out is None or self._out.shape != q.shape:
             self._out = torch.empty_like(q)
-        if kind.has_moved:
-            q = torch.cat((q, self._turn_back(layer, place.kind)(q[kind.moved])))
+        if len(kind.moved):
+            q = torch.cat((q, self._turn_back(layer, place.kind)(q[torch.from_numpy(kind.moved)])))
         kind.native.append_and_attend(place.group, q, k, v, kv, scores, self._out)
         return self._out
 
@@ -115,15 +113,15 @@ class PagedAttention:
         place = self.kv.groups.places[layer]
         kind, shape = self._kinds[place.kind], self.kv.groups.slots[place.slot]
         assert kind.native is not None
-        back = Angles.of_rotation(self._turn_back(layer, place.kind)) if kind.has_moved else Angles.none()
+        back = Angles.of_rotation(self._turn_back(layer, place.kind)) if len(kind.moved) else Angles.none()
         work = kind.native.work(num_heads, shape.num_kv_heads, shape.head_dim, scores.window)
-        return LayerStep(KernelScores.of(scores), kind.native.tables, work, kind.moved.numpy(), back)
+        return LayerStep(KernelScores.of(scores), kind.native.tables, work, kind.moved, back)
 
     def _turn_back(self, layer: int, kind: int) -> Rotation:
         """The rotation of queries with moved sinks, cached for the layers of a kind with the same angles."""
         turning = None if self._rotary is None else self._rotary.turnings[layer]
         if (kind, turning) not in self._rotations:
-            self._rotations[kind, turning] = self._rotation(layer, -self._kinds[kind].moved_by)
+            self._rotations[kind, turning] = self._rotation(layer, torch.from_numpy(-self._kinds[kind].moved_by))
         return self._rotations[kind, turning]
 
     def _rotation(self, layer: int, distances: Tensor) -> Rotation:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from microturn.model.batch import Batch
+from microturn.model.batch import Batch, Row
 
 Int32Array = NDArray[np.int32]
+
+_NONE = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,8 @@ class PagedStep:
 
     def moved_queries(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The queries of rows with moved sinks, in order: their indices, and the distances of their sinks."""
+        if not self.num_sinks.any():
+            return _NONE, _NONE
         moved_by = np.repeat(np.where(self.num_sinks, self.num_evicted, 0), np.diff(self.query_indptr))
         (at,) = moved_by.nonzero()
         return at, moved_by[at]
@@ -74,29 +80,41 @@ class PagedStep:
         Each row's pages must include its last new token.
         """
         rows = batch.rows if kind == 0 else [row.seen_by(kind) for row in batch.rows]
-        num_new = np.fromiter((len(row.token_ids) for row in rows), np.int32)
-        starts = np.fromiter((row.start for row in rows), np.int64)
-        query_indptr = _indptr(num_new)
-        page_indptr = _indptr(np.fromiter((len(row.pages) // num_groups for row in rows), np.int32))
-        pages = np.concatenate([row.pages for row in rows], dtype=np.int32).reshape(-1, num_groups)
-        # Index of each new token in its row, and index of its page among all pages.
-        at = np.arange(query_indptr[-1]) + np.repeat(starts - query_indptr[:-1], num_new)
-        written = np.repeat(page_indptr[:-1], num_new) + at // page_size
+        pages = np.concatenate([row.pages for row in rows], dtype=np.int32)
+        shared = cls(
+            query_indptr=_indptr([len(row.token_ids) for row in rows]),
+            context_len=np.array([row.context_len for row in rows], np.int32),
+            page_indptr=_indptr([len(row.pages) // num_groups for row in rows]),
+            page_ids=pages,
+            slots=_NONE,
+            num_sinks=np.array([row.num_sinks if row.num_evicted else 0 for row in rows], np.int32),
+            num_evicted=np.array([row.num_evicted for row in rows], np.int64),
+            page_size=page_size,
+        )
         return [
-            cls(
-                query_indptr=query_indptr,
-                context_len=(starts + num_new).astype(np.int32),
-                page_indptr=page_indptr,
-                page_ids=page_ids,
-                slots=page_ids[written].astype(np.int64) * page_size + at % page_size,
-                num_sinks=np.fromiter((row.num_sinks if row.num_evicted else 0 for row in rows), np.int32),
-                num_evicted=np.fromiter((row.num_evicted for row in rows), np.int64),
-                page_size=page_size,
+            replace(
+                shared,
+                page_ids=np.ascontiguousarray(pages[group::num_groups]),
+                slots=np.array(_slots(rows, page_size, group, num_groups), np.int64),
             )
-            for page_ids in np.ascontiguousarray(pages.T)
+            for group in range(num_groups)
         ]
 
 
-def _indptr(lengths: NDArray[np.int32]) -> Int32Array:
+def _slots(rows: Sequence[Row], page_size: int, group: int, num_groups: int) -> list[int]:
+    """See `PagedStep.slots`."""
+    slots: list[int] = []
+    for row in rows:
+        first, end = row.start, row.context_len
+        while first < end:
+            number, offset = divmod(first, page_size)
+            slot = int(row.pages[number * num_groups + group]) * page_size + offset
+            num_here = min(page_size - offset, end - first)
+            slots += range(slot, slot + num_here)
+            first += num_here
+    return slots
+
+
+def _indptr(lengths: Iterable[int]) -> Int32Array:
     """Cumulative bounds of rows with these lengths."""
-    return np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+    return np.array([0, *accumulate(lengths)], np.int32)

@@ -150,6 +150,12 @@ class Rotary(nn.Module):
         dtype = torch.float32 if self.form is Form.COMPLEX else x.dtype
         return self.form.of(*((part * scaling).to(dtype) for part in self._turn(position_ids, layer_type)))
 
+    def frequencies(self, turning: Turning) -> tuple[Tensor, float]:
+        """What `angles` are made of, for who computes them: float64 [pairs], angle per position; and the factor."""
+        if turning.pairs is None:
+            return torch.empty(0, dtype=torch.float64), 1.0
+        return self._inv_freq[turning.kind], self._scaling[turning.kind]
+
     def angles(self, turning: Turning, positions: Tensor) -> tuple[Tensor, Tensor]:
         """How layers turn the pairs in their heads, in whichever layout.
 

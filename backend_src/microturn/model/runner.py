@@ -8,10 +8,10 @@ is recomputed or copied. The layers are ours too for known architectures (`Fused
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -92,7 +92,7 @@ class ModelRunner:
         self.kv = kv
         self.accepts_embeds = accepts_embeds
         self.no_window_reason = no_window_reason
-        embeddings = model.get_input_embeddings()
+        self._embeddings = embeddings = model.get_input_embeddings()
         # Embedding rows may be padded beyond the tokenizer's vocabulary; the width of the head counts.
         self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
         self.hidden_size = int(embeddings.weight.shape[1])
@@ -131,7 +131,7 @@ class ModelRunner:
 
     def _embed(self, batch: Batch) -> Tensor:
         """The new tokens' embeddings [tokens, hidden], including embeddings given in place of tokens."""
-        embeds: Tensor = self.model.get_input_embeddings()(self._ids(batch))
+        embeds: Tensor = self._embeddings(self._ids(batch))
         start = 0
         for row in batch.rows:
             for span in row.embeds:
@@ -143,16 +143,15 @@ class ModelRunner:
 
 def positions_of(batch: Batch) -> Tensor:
     """The new tokens' absolute positions, int64 [tokens]."""
-    num_new = np.fromiter((len(row.token_ids) for row in batch.rows), np.int64)
-    firsts = np.fromiter((row.position for row in batch.rows), np.int64)
-    return torch.from_numpy(np.arange(num_new.sum()) + np.repeat(firsts + num_new - num_new.cumsum(), num_new))
+    spans = (range(row.position, row.position + len(row.token_ids)) for row in batch.rows)
+    return torch.tensor([*chain.from_iterable(spans)])
 
 
 def wanted_of(batch: Batch) -> Tensor:
     """Indices of the tokens whose logits are wanted, int64 [n]."""
-    ends = np.cumsum([len(row.token_ids) for row in batch.rows])
-    num_wanted = np.fromiter((row.num_logits for row in batch.rows), np.int64)
-    return torch.from_numpy(np.arange(num_wanted.sum()) + np.repeat(ends - num_wanted.cumsum(), num_wanted))
+    ends = accumulate(len(row.token_ids) for row in batch.rows)
+    spans = (range(end - row.num_logits, end) for row, end in zip(batch.rows, ends, strict=True))
+    return torch.tensor([*chain.from_iterable(spans)], dtype=torch.int64)
 
 
 def load_model(

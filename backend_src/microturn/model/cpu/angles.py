@@ -34,8 +34,11 @@ class Angles(NamedTuple):
     @classmethod
     def of(cls, rotary: Rotary, turning: Turning, positions: Tensor) -> Self:
         """Those of layers at positions, int64 [n]."""
-        cos, sin = rotary.angles(turning, positions)
-        return cls(cos.numpy(), sin.numpy(), turning.pairs is Layout.INTERLEAVED)
+        frequencies, scaling = rotary.frequencies(turning)
+        # As `Rotary.angles`, by NumPy, which takes a third of the time for so few numbers.
+        angles = positions.numpy()[:, None] * frequencies.numpy()
+        cos, sin = ((part * scaling).astype(np.float32) for part in (np.cos(angles), np.sin(angles)))
+        return cls(cos, sin, turning.pairs is Layout.INTERLEAVED)
 
     @classmethod
     def of_rotation(cls, rotation: Rotation) -> Self:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from operator import itemgetter
 from typing import NamedTuple, Self
 
@@ -84,8 +84,8 @@ class Tables(NamedTuple):
     def of(cls, steps: Sequence[PagedStep]) -> Self:
         """The tables of all groups of a kind."""
         return cls(
-            np.stack([step.slots for step in steps]),
-            np.stack([step.page_ids for step in steps]),
+            np.array([step.slots for step in steps]),
+            np.array([step.page_ids for step in steps]),
             steps[0].page_indptr,
             steps[0].page_size,
         )
@@ -121,23 +121,24 @@ class Shape:
 
 def plan(step: PagedStep, shape: Shape) -> Work:
     """Divides the rows of a step among the threads."""
-    tiles = list(_tiles(step, shape))
-    num_threads = numba.get_num_threads()
-    most_cost = sum(map(_cost, tiles)) * shape.num_kv_heads / (_UNITS_PER_THREAD * num_threads)
+    tiles = [(tile, _cost(tile)) for tile in _tiles(step, shape)]
+    num_threads, heads = numba.get_num_threads(), range(shape.num_kv_heads)
+    most_cost = sum(cost for _, cost in tiles) * shape.num_kv_heads / (_UNITS_PER_THREAD * num_threads)
     tasks: list[_Task] = []
     units: list[tuple[int, _Unit]] = []
     merges: list[tuple[int, int, int]] = []
     num_results = most_divided = 0
-    for tile in tiles:
+    for tile, cost in tiles:
         first = len(tasks)
         tasks += tile
-        num_splits = min(len(tile), math.ceil(most_cost and _cost(tile) / most_cost))
+        num_splits = min(len(tile), math.ceil(most_cost and cost / most_cost))
         if num_splits <= 1:
-            units += [(_cost(tile), (first, len(tasks), -1, head)) for head in range(shape.num_kv_heads)]
+            units += [(cost, (first, len(tasks), -1, head)) for head in heads]
             continue
         for begin, end in pairwise(len(tile) * split // num_splits for split in range(num_splits + 1)):
             unit = first + begin, first + end, num_results + begin
-            units += [(_cost(tile[begin:end]), (*unit, head)) for head in range(shape.num_kv_heads)]
+            part_cost = _cost(tile[begin:end])
+            units += [(part_cost, (*unit, head)) for head in heads]
         merges.append((first, num_results, num_results + len(tile)))
         num_results += len(tile)
         most_divided = max(most_divided, tile[0][3])
@@ -146,12 +147,12 @@ def plan(step: PagedStep, shape: Shape) -> Work:
     return Work(
         np.array(tasks, np.int32),
         np.array([unit for share in shares for unit in share], np.int32),
-        np.cumsum([0, *map(len, shares)]).astype(np.int32),
+        np.array([0, *accumulate(map(len, shares))], np.int32),
         np.array(merges, np.int32).reshape(-1, 3),
         np.empty((*results, most_divided * padded(shape.head_dim)), np.float32),
         np.empty((*results, most_divided), np.float32),
         np.empty((*results, most_divided), np.float32),
-        max(tile[0][3] for tile in tiles),
+        max(tile[0][3] for tile, _ in tiles),
         shape.window,
     )
 
@@ -174,11 +175,11 @@ def _shares(units: list[tuple[int, _Unit]], num_threads: int) -> list[list[_Unit
 
 def _tiles(step: PagedStep, shape: Shape) -> Iterator[list[_Task]]:
     """The tasks of each tile."""
-    turned = int(step.query_indptr[-1])
-    for row in range(len(step.context_len)):
-        start, end = int(step.query_indptr[row]), int(step.query_indptr[row + 1])
-        position = int(step.context_len[row]) - (end - start)
-        num_sinks, num_evicted = int(step.num_sinks[row]), int(step.num_evicted[row])
+    bounds, of_rows = step.query_indptr.tolist(), (step.context_len, step.num_sinks, step.num_evicted)
+    turned = bounds[-1]
+    for row, (context_len, num_sinks, num_evicted) in enumerate(zip(*(part.tolist() for part in of_rows), strict=True)):
+        start, end = bounds[row], bounds[row + 1]
+        position = context_len - (end - start)
         num_rows = (end - start) * shape.group
         for first in range(0, num_rows, TILE_ROWS):
             num = min(TILE_ROWS, num_rows - first)

@@ -190,6 +190,7 @@ class CompiledLayers:
         self._layers = tuple(layers)
         self._arguments = arguments
         self._places: _Places | None = None
+        self._buffers: Buffers | None = None
 
     @classmethod
     def of(cls, layers: Sequence[DecoderLayer]) -> Self | None:
@@ -227,13 +228,21 @@ class CompiledLayers:
             places = self._places = _Places.of(attention.kv, self._layers)
         firsts = [(index, self._layers[index]) for index in places.firsts]
         steps = tuple(attention.layer_step(index, of.num_heads, of.scores) for index, of in firsts)
-        buffers = Buffers.of(self._layers, hidden, num_moved=max(len(step.moved) for step in steps))
+        buffers = self._buffers_for(hidden, num_moved=max(len(step.moved) for step in steps))
         _run(
             self._arguments,
             places.pages,
             steps,
             tuple(angles[of.turning] for _, of in firsts),
             amx_threads(),
-            *buffers.arrays,
+            hidden.numpy(),
+            *buffers.arrays[1:],
             buffers.experts,
         )
+
+    def _buffers_for(self, hidden: Tensor, num_moved: int) -> Buffers:
+        """Buffers for a pass: those of the last one where it was as large, as most are while sessions generate."""
+        kept = self._buffers
+        if kept is None or (len(kept.normed), len(kept.q)) != (len(hidden), len(hidden) + num_moved):
+            kept = self._buffers = Buffers.of(self._layers, hidden, num_moved)
+        return kept

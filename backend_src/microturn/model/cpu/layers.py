@@ -50,6 +50,7 @@ class FusedLayers:
         turnings = self._rotary.turnings
         self._known = [DecoderLayer.of(*of, products) for of in zip(model.model.layers, shapes, turnings, strict=True)]
         self._stepwise = [StepwiseLayer(known) for known in self._known]
+        self._turnings = {known.turning for known in self._known}
         self._compiled = CompiledLayers.of(self._known)
         self._norm = RMSNorm.of(model.model.norm)
         self._head: Product = products.of(model.lm_head)
@@ -103,13 +104,12 @@ class FusedLayers:
         """
         if self._factors.embeddings != 1:
             hidden.mul_(self._factors.embeddings)
-        turnings = {known.turning for known in self._known}
-        angles = {turning: Angles.of(self._rotary, turning, positions) for turning in turnings}
+        angles = {turning: Angles.of(self._rotary, turning, positions) for turning in self._turnings}
         if self._compiled is not None and isinstance(attention, PagedAttention) and attention.is_native:
             self._compiled(hidden, angles, attention)
         else:
             self._run_stepwise(hidden, angles, attention)
-        last = hidden[wanted]
+        last = hidden if len(wanted) == len(hidden) else hidden[wanted]
         logits = self._head(self._norm(last, last), hidden.new_empty(len(wanted), self._head.num_out))
         if self._factors.logits != 1:
             logits.mul_(self._factors.logits)
