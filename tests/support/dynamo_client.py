@@ -27,14 +27,21 @@ class Client:
     Attributes:
         handlers: those that there are.
         asked: the requests, with their instance id.
+        has_ended: set it, as when Dynamo's runtime ends.
     """
 
     def __init__(self) -> None:
         self.handlers: dict[int, Handler] = {}
         self.asked: list[tuple[Any, int]] = []
+        self.has_ended = asyncio.Event()
 
     def instance_ids(self) -> list[int]:
         return list(self.handlers)
+
+    async def wait_for_instances(self) -> list[int]:
+        """Of an endpoint that nobody serves."""
+        await self.has_ended.wait()
+        raise Exception("channel closed")
 
     async def direct(self, request: Any, instance_id: int, context: Any = None) -> AsyncIterator[Any]:
         await asyncio.sleep(0)
@@ -48,7 +55,7 @@ class Runtime:
     """`DistributedRuntime`, with one client for each endpoint, by the last part of its path."""
 
     def __init__(self) -> None:
-        self.clients = {"turn": Client(), "control": Client()}
+        self.clients = {"turn": Client(), "control": Client(), "nobody": Client()}
 
     def endpoint(self, path: str) -> Self | SimpleNamespace:
         async def client() -> Client:

@@ -70,6 +70,14 @@ def _reachable(text: str) -> str:
     return text
 
 
+def _urls(text: str) -> str:
+    """Dynamo takes anything, and says after a while that nobody answers there."""
+    for url in text.split(","):
+        if not re.fullmatch(r"https?://[^/\s,]+:\d+", url):
+            raise argparse.ArgumentTypeError(f"name etcd as http://HOST:PORT, several with commas, not '{text}'")
+    return text
+
+
 def _low_port(text: str) -> int:
     number = port(text)
     if number > _MAX_SYSTEM_PORT:
@@ -80,6 +88,12 @@ def _low_port(text: str) -> int:
 def _add_namespace_arguments(parser: argparse.ArgumentParser, lost_after_s: float) -> None:
     """Declares what a worker and an edge on Dynamo's runtime have in common."""
     parser.add_argument("--namespace", default="microturn", help="Dynamo's, of workers and edges (%(default)s)")
+    parser.add_argument(
+        "--etcd",
+        type=_urls,
+        metavar="URL[,URL…]",
+        help="find each other by etcd, http://HOST:2379 (default: by files, or as Dynamo's variables say)",
+    )
     parser.add_argument(
         "--lost-after-s",
         type=seconds,

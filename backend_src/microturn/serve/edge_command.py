@@ -40,7 +40,7 @@ def run_edge(arguments: argparse.Namespace) -> int:
 
 async def _serve(arguments: argparse.Namespace) -> None:
     stopped = asyncio.Event()
-    runtime = start_runtime(arguments.host)  # keeps the loop waiting for minutes where there is no etcd
+    runtime = start_runtime(arguments.host, arguments.etcd)  # keeps the loop waiting where there is no etcd
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)

@@ -75,7 +75,7 @@ class _Worker:
         parameters, settings = await asyncio.to_thread(_read, told)
         if "DYN_SYSTEM_PORT" not in os.environ:
             _check_free(told.host, told.metrics_port)
-        runtime = start_runtime(told.host, told.metrics_port)
+        runtime = start_runtime(told.host, told.etcd, told.metrics_port)
         workers = Workers(runtime, told.namespace, told.lost_after_s)
         watching = await workers.start()
         fleet = Fleet(settings, workers.peer_addresses, route=told.name)
@@ -92,7 +92,7 @@ class _Worker:
         )
         front = EngineFront(hosted.engine, config_response(parameters), reporting.answered, told.name)
         host = WorkerHost(
-            runtime, told.namespace, told.name, settings.peer_address, hosted.engine, front, told.engine_timeout_s
+            runtime, workers, told.name, settings.peer_address, hosted.engine, front, told.engine_timeout_s
         )
         host.expose(exposition.text)
         hosted.open()
@@ -100,6 +100,7 @@ class _Worker:
             asyncio.get_running_loop().add_signal_handler(number, self._stopped.set)
         stop = asyncio.create_task(self._stopped.wait())
         try:
+            workers.keep_to(hosted.engine.environment.model_fingerprint)
             async with _direct(front, told), _running(host) as serving:
                 found = asyncio.create_task(workers.wait_for(told.name))
                 await asyncio.wait([found, stop, serving, watching], return_when=asyncio.FIRST_COMPLETED)
@@ -108,10 +109,12 @@ class _Worker:
                     console.announce(f"ready in {time.monotonic() - begun_s:.1f} s: worker {told.name}")
                     await asyncio.wait([stop, serving, watching], return_when=asyncio.FIRST_COMPLETED)
                 found.cancel()
-                for failed in (serving, watching):
-                    if failed.done():
-                        failed.result()
-                await self._leave(host, hosted)
+                failed = [task.exception() for task in (serving, watching) if task.done()]
+                # Without discovery, sessions can still be saved.
+                if not any(isinstance(error, EngineSilentError) for error in failed):
+                    await self._leave(host, hosted)
+                for error in filter(None, failed):
+                    raise error
         except EngineSilentError as error:
             # Nothing can be closed: threads wait for the engine, and whoever joins them waits as well.
             console.say(f"error: {error.args[0]}")

@@ -39,3 +39,15 @@ def test_a_metrics_port_that_dynamo_cannot_read_is_refused(capsys: pytest.Captur
     with pytest.raises(SystemExit):
         worker("--metrics-port=40000")
     assert "32767" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("urls", ["etcd:2379", "http://etcd", "http://etcd:2379,", "ftp://etcd:2379", ""])
+def test_etcd_is_named_by_urls(urls: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Dynamo took anything, and said after two minutes that it had come too late."""
+    with pytest.raises(SystemExit):
+        worker(f"--etcd={urls}")
+    assert "http://HOST:PORT" in capsys.readouterr().err
+
+
+def test_etcd_may_have_several_urls() -> None:
+    assert worker("--etcd=http://10.0.0.1:2379,https://etcd-2:2379").etcd == "http://10.0.0.1:2379,https://etcd-2:2379"

@@ -3,7 +3,7 @@
 | endpoint | request | answer |
 | --- | --- | --- |
 | `turn` | `{"request": …, "tenant": …}`, a `ModelInferRequest` | `{"response": …}`, `ModelStreamInferResponse`s |
-| `control` | `{"op": "load"}` | how much is here: `engine.moving.Load`, `name`, `peer`, `late_share` |
+| `control` | `{"op": "load"}` | how much is here: `engine.moving.Load`, `name`, `peer`, `model`, `late_share` |
 | | `{"op": "config"}` | a `ModelConfigResponse` |
 
 Messages are serialized, as in the wire contract (client/PROTOCOL.md). The first response is empty: it says that the
@@ -27,6 +27,7 @@ from microturn.engine.engine import Engine
 from microturn.engine.moving import Load
 from microturn.errors import InternalError, MicroturnError, Unavailable
 from microturn.hosts.dynamo.runtime import COMPONENT, CONTROL, TURN
+from microturn.hosts.dynamo.workers import Workers
 from microturn.hosts.kserve.engine_front import EngineFront
 from microturn.hosts.kserve.envelope import refusal_of
 
@@ -37,8 +38,12 @@ _LOOK_EVERY_S = 0.2
 _BEAT_S = 1.0
 # Deadlines are counted over so long.
 _ATTAINMENT_S = 10.0
-# Behind a pause of so long, discovery may have dropped this worker; its lease is 10 s.
+# Behind a pause of so long, discovery may have dropped this worker: with files its lease is 10 s.
 _PAUSED_S = 3.0
+# A worker that discovery does not name for so long is registered anew, and one that it does not take ends.
+_UNLISTED_S, _FORGOTTEN_S = 1.0, 5.0
+# How long a call of discovery may take.
+_DISCOVERY_S = 1.0
 
 
 class EngineSilentError(Exception):
@@ -53,7 +58,7 @@ class WorkerHost:
 
     Args:
         runtime: Dynamo's.
-        namespace: Dynamo's.
+        workers: of the namespace, as discovery names them.
         name: of this worker.
         peer: ``host:port`` where it takes sessions from others.
         engine: runs in its own thread.
@@ -64,7 +69,7 @@ class WorkerHost:
     def __init__(
         self,
         runtime: Any,
-        namespace: str,
+        workers: Workers,
         name: str,
         peer: str,
         engine: Engine,
@@ -72,9 +77,10 @@ class WorkerHost:
         silent_after_s: float,
     ) -> None:
         self._endpoints = {
-            endpoint: runtime.endpoint(f"{namespace}.{COMPONENT}.{endpoint}") for endpoint in (TURN, CONTROL)
+            endpoint: runtime.endpoint(f"{workers.namespace}.{COMPONENT}.{endpoint}") for endpoint in (TURN, CONTROL)
         }
-        self._about = {"name": name, "peer": peer}
+        self._workers = workers
+        self._about = {"name": name, "peer": peer, "model": engine.environment.model_fingerprint}
         self._engine = engine
         self._front = front
         self._silent_after_s = silent_after_s
@@ -109,8 +115,11 @@ class WorkerHost:
 
     async def unregister(self) -> None:
         """Has edges forget this worker. The runtime's own shutdown does that too, and logs that it has failed."""
-        for endpoint in self._endpoints.values():
-            await endpoint.unregister_endpoint_instance()
+        try:
+            for endpoint in self._endpoints.values():
+                await asyncio.wait_for(endpoint.unregister_endpoint_instance(), _DISCOVERY_S)
+        except Exception as error:  # of no particular type; edges notice by themselves, and its lease ends
+            log.warning("discovery is not told that this worker leaves: %s", str(error) or repr(error))
 
     async def _serve_endpoint(self, endpoint: str, answer: Callable[..., AsyncIterator[Any]]) -> None:
         await self._endpoints[endpoint].serve_endpoint(answer)
@@ -182,15 +191,37 @@ class WorkerHost:
         return await asyncio.wait_for(asking, self._silent_after_s / 2)
 
     async def _stay_registered(self) -> None:
-        """Registers anew behind a pause: a process that was stopped has lost its lease, and discovery forgets it."""
-        while True:
-            begun_s = time.monotonic()
+        """Registers anew behind a pause, in which the lease has ended, and where discovery has lost what it knew.
+
+        Raises:
+            Unavailable: it does not help. With etcd, whose lease is gone, only a new process can.
+        """
+        instance_id = self._endpoints[CONTROL].connection_id()
+        while not self._workers.lists(instance_id):  # not yet
             await asyncio.sleep(_LOOK_EVERY_S)
-            paused_s = time.monotonic() - begun_s
-            if paused_s > _PAUSED_S and not self._is_leaving:
-                log.warning("this process did not run for %.0f s: registering anew", paused_s)
-                for endpoint in self._endpoints.values():
-                    await endpoint.register_endpoint_instance()
+        now_s = listed_s = time.monotonic()
+        while True:
+            begun_s = now_s
+            await asyncio.sleep(_LOOK_EVERY_S)
+            now_s = time.monotonic()
+            has_paused = now_s - begun_s > _PAUSED_S
+            if has_paused:
+                log.warning("this process did not run for %.0f s", now_s - begun_s)
+            if has_paused or self._is_leaving or self._workers.lists(instance_id):
+                listed_s = now_s
+            if now_s - listed_s > _FORGOTTEN_S:
+                raise Unavailable("discovery has forgotten this worker, and does not take it again")
+            if not self._is_leaving and (has_paused or now_s - listed_s > _UNLISTED_S):
+                await self._register()
+
+    async def _register(self) -> None:
+        log.warning("registering this worker anew")
+        try:
+            for endpoint in self._endpoints.values():
+                await asyncio.wait_for(endpoint.register_endpoint_instance(), _DISCOVERY_S)
+        except Exception as error:  # of no particular type
+            log.warning("discovery does not take this worker: %s", str(error) or repr(error))
+        await asyncio.sleep(_UNLISTED_S)
 
 
 class _Attainment:

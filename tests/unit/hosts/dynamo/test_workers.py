@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from microturn.errors import InvalidArgument
+from microturn.errors import InvalidArgument, Unavailable
 from microturn.hosts.dynamo import workers as workers_module
 from microturn.hosts.dynamo.workers import Workers
 from support.dynamo_client import Runtime
 
 LOST_AFTER_S = 0.1
-LOAD = {"is_leaving": False, "num_sessions": 0, "max_sessions": 4, "late_share": 0.0, "free_bytes": 100}
+LOAD = {"model": "one", "is_leaving": False, "num_sessions": 0, "max_sessions": 4, "late_share": 0.0, "free_bytes": 100}
 
 
 class Said:
@@ -173,3 +173,63 @@ async def test_a_namespace_that_dynamo_does_not_take_is_an_invalid_argument(runt
     """It was a traceback."""
     with pytest.raises(InvalidArgument, match=r"a\.b"):
         await Workers(runtime, "a.b", LOST_AFTER_S).start()
+
+
+async def test_the_end_of_dynamos_runtime_ends_the_watch(runtime: Runtime) -> None:
+    """An edge whose lease in etcd had ended stayed for ever, and found no worker any more."""
+    workers = Workers(runtime, "namespace", LOST_AFTER_S)
+    watching = await workers.start()
+    await asyncio.sleep(0.05)
+    assert not watching.done()
+    runtime.clients["nobody"].has_ended.set()
+    with pytest.raises(Unavailable, match="lost its discovery"):
+        await asyncio.wait_for(watching, 5)
+    workers.close()
+
+
+async def test_a_worker_of_another_model_is_not_used(
+    workers: Workers, there: dict[int, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each new session went to the one or the other model, as it came."""
+    there[1] = Said("a")
+    await workers.wait_for("a")
+    there[2] = Said("b", model="another")
+    await until(lambda: "b is not used" in caplog.text)
+    await asyncio.sleep(0.05)
+    assert names(workers) == ["a"]
+    assert caplog.text.count("another model") == 1
+    del there[1]
+    await workers.wait_for("b")
+
+
+async def test_a_worker_finds_others_of_its_model_alone(
+    workers: Workers, there: dict[int, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    workers.keep_to("another")
+    there[1], there[2] = Said("a"), Said("b", model="another")
+    await until(lambda: "a is not used" in caplog.text)
+    await workers.wait_for("b")
+    assert names(workers) == ["b"]
+
+
+async def test_a_worker_does_not_join_those_of_another_model(workers: Workers, there: dict[int, Any]) -> None:
+    there[1] = Said("a")
+    await workers.wait_for("a")
+    with pytest.raises(InvalidArgument, match="worker a has the fingerprint one, this one another"):
+        workers.keep_to("another")
+
+
+async def test_a_worker_without_an_answer_is_asked_less_and_less_often(
+    runtime: Runtime, workers: Workers, there: dict[int, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Discovery names it until its lease ends, with etcd for five minutes."""
+    monkeypatch.setattr(workers_module, "_ASK_LOST_EVERY_S", 0.2)
+    there[1] = said = Said("a")
+    await workers.wait_for("a")
+    load, said.load = said.load, Exception("Unavailable: TCP connection failed")
+    await asyncio.sleep(0.4)
+    num_before = len(runtime.clients["control"].asked)
+    await asyncio.sleep(0.5)
+    assert len(runtime.clients["control"].asked) <= num_before + 4
+    said.load = load
+    await workers.wait_for("a")
