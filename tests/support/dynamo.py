@@ -1,4 +1,4 @@
-"""Workers and edges on Dynamo's runtime, each a process of its own, which find each other by files."""
+"""Workers and edges on Dynamo's runtime, each a process of its own, which find each other by files or by etcd."""
 
 from __future__ import annotations
 
@@ -79,11 +79,13 @@ class Cluster:
         model: its directory.
         directory: where they find each other.
         settings: of each worker.
+        etcd: its URL, where they find each other by it.
     """
 
-    def __init__(self, model: Path | str, directory: Path, *settings: str) -> None:
+    def __init__(self, model: Path | str, directory: Path, *settings: str, etcd: str | None = None) -> None:
         self._model = str(model)
         self._files = directory / "discovery"
+        self._discovery = [] if etcd is None else [f"--etcd={etcd}"]
         self._settings = [f"--set={setting}" for setting in (f"num_threads={share.num_threads()}", *settings)]
         self._started: list[Process] = []
         self._num_workers = 0
@@ -102,7 +104,7 @@ class Cluster:
         return self._start("edge", port, f"--grpc-port={port}", *arguments)
 
     def _start(self, command: str, port: int, *arguments: str) -> Process:
-        process = Process(command, *arguments, address=f"127.0.0.1:{port}", files=self._files)
+        process = Process(command, *self._discovery, *arguments, address=f"127.0.0.1:{port}", files=self._files)
         self._started.append(process)
         return process
 
@@ -112,9 +114,9 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def cluster_of(model: Path | str, directory: Path, *settings: str) -> Iterator[Cluster]:
+def cluster_of(model: Path | str, directory: Path, *settings: str, etcd: str | None = None) -> Iterator[Cluster]:
     """They end with the block."""
-    with contextlib.closing(Cluster(model, directory, *settings)) as cluster:
+    with contextlib.closing(Cluster(model, directory, *settings, etcd=etcd)) as cluster:
         yield cluster
 
 

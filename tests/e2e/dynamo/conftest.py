@@ -2,21 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from support.dynamo import Cluster, cluster_of, wait_for_workers
+from support.etcd import Etcd
 from support.share import IN_FLOAT32
 from support.tiny_model_dir import write_tiny_model
 
+# Of a tiny model, whose logits are the same in any company.
+SETTINGS = ("weights=float32", "kv_dtype=float32", "kv_tokens=65536", "max_context=8192", "num_threads=1")
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
+
 
 @pytest.fixture
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Without workers yet; of a tiny model, whose logits are the same in any company."""
-    model = write_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
-    settings = ("weights=float32", "kv_dtype=float32", "kv_tokens=65536", "max_context=8192", "num_threads=1")
-    with cluster_of(model, tmp_path_factory.mktemp("cluster"), *settings) as cluster:
+def cluster(tiny_model: Path, tmp_path: Path) -> Iterator[Cluster]:
+    """Without workers yet."""
+    with cluster_of(tiny_model, tmp_path, *SETTINGS) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def etcd(tmp_path: Path) -> Iterator[Etcd]:
+    with contextlib.closing(Etcd(tmp_path)) as etcd:
+        yield etcd
+
+
+@pytest.fixture
+def etcd_cluster(etcd: Etcd, tiny_model: Path, tmp_path: Path) -> Iterator[Cluster]:
+    """As `cluster`, with discovery by etcd."""
+    with cluster_of(tiny_model, tmp_path, *SETTINGS, etcd=etcd.url) as cluster:
         yield cluster
 
 
