@@ -79,6 +79,7 @@ class WorkerHost:
         self._endpoints = {
             endpoint: runtime.endpoint(f"{workers.namespace}.{COMPONENT}.{endpoint}") for endpoint in (TURN, CONTROL)
         }
+        self._runtime = runtime
         self._workers = workers
         self._about = {"name": name, "peer": peer, "model": engine.environment.model_fingerprint}
         self._engine = engine
@@ -120,6 +121,7 @@ class WorkerHost:
                 await asyncio.wait_for(endpoint.unregister_endpoint_instance(), _DISCOVERY_S)
         except Exception as error:  # of no particular type; edges notice by themselves, and its lease ends
             log.warning("discovery is not told that this worker leaves: %s", str(error) or repr(error))
+            self._runtime.shutdown()  # it would go on taking questions for an event loop that is closed
 
     async def _serve_endpoint(self, endpoint: str, answer: Callable[..., AsyncIterator[Any]]) -> None:
         await self._endpoints[endpoint].serve_endpoint(answer)
