@@ -28,7 +28,7 @@ _PAUSE_S = 2.0
 
 
 class Rebalancer:
-    """Moves sessions to emptier servers, on a thread of its own.
+    """Moves sessions to emptier servers, on a thread of its own once it is started.
 
     Args:
         engine: runs in its own thread.
@@ -44,6 +44,9 @@ class Rebalancer:
         self._refused: set[SessionId] = set()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="microturn-rebalancer", daemon=True)
+
+    def start(self) -> None:
+        """Moves sessions from now on."""
         self._thread.start()
 
     def close(self) -> None:
@@ -53,17 +56,21 @@ class Rebalancer:
     def _run(self) -> None:
         pause_s = _PAUSE_S
         while not self._stopped.wait(pause_s):
-            pause_s = max(_PAUSE_S, self._interval_s)
-            try:
-                if self._move_one():
-                    pause_s = self._interval_s
-            except Unavailable as error:  # also where the engine has stopped
-                log.debug("no session is moved: %s", error)
-            except MicroturnError as error:
-                log.info("no session is moved: %s", error)
-            except Exception:
-                log.exception("no session is moved")
-                pause_s = 60.0
+            pause_s = self.look()
+
+    def look(self) -> float:
+        """Moves a session if this server has too many; returns after how many seconds to look again."""
+        try:
+            if self._move_one():
+                return self._interval_s
+        except Unavailable as error:  # also where the engine has stopped
+            log.debug("no session is moved: %s", error)
+        except MicroturnError as error:
+            log.info("no session is moved: %s", error)
+        except Exception:
+            log.exception("no session is moved")
+            return 60.0
+        return max(_PAUSE_S, self._interval_s)
 
     def _move_one(self) -> bool:
         load = self._engine.call(lambda sessions: sessions.load)
