@@ -18,7 +18,7 @@ from microturn.admin.peer_address import Address
 from microturn.admin.peers import Peers
 from microturn.admin.rebalancer import Rebalancer
 from microturn.engine.moving import Load
-from microturn.errors import MicroturnError, Unavailable
+from microturn.errors import MicroturnError, ResourceExhausted, Unavailable
 
 # Between what a server says of itself, and when a session comes that is sent for it: KV is copied first.
 _LATE_S = 0.2
@@ -53,10 +53,12 @@ class Replica:
     is_leaving: bool = False
     refuses: MicroturnError | None = None
     free_at_s: float = 0.0
+    num_coming: int = 0
+    came_s: dict[int, float] = field(default_factory=dict)
     counted: list[tuple[float, int]] = field(default_factory=list)
 
     def said(self, at_s: float) -> int:
-        """How many sessions it had at some time."""
+        """How many sessions it had at some time, with those on their way."""
         place = bisect_right(self.counted, at_s, key=lambda one: one[0])
         return self.counted[max(0, place - 1)][1]
 
@@ -100,7 +102,8 @@ class SimulatedFleet:
         self._by_address[replica.at] = replica
         for _ in range(num_sessions):
             self.open(replica)
-        rebalancer = Rebalancer(_engine(self, replica), _SimulatedPeers(self, replica), self._moves_per_minute)
+        peers, receiver = _SimulatedPeers(self, replica), _receiver(self, replica)
+        rebalancer = Rebalancer(_engine(self, replica), peers, receiver, self._moves_per_minute)
         replica.counted = [(-1e9, num_sessions)]
 
         def look() -> None:
@@ -134,13 +137,18 @@ class SimulatedFleet:
             do()
         self.now_s = until_s
 
-    def send(self, here: Replica, session_id: int, there: Replica) -> bool:
+    def send(self, here: Replica, session_id: int, there: Replica, enough: int) -> bool:
         """The session is there when its KV has gone by the network."""
         if there.refuses is not None:
             self.num_refused += 1
             raise there.refuses
         if there.is_leaving:
             raise Unavailable("it is stopping")
+        if len(there.sessions) + there.num_coming >= enough:
+            self.num_refused += 1
+            raise ResourceExhausted("there are enough")
+        there.num_coming += 1
+        self._count(there)
         there.free_at_s = max(there.free_at_s, self.now_s) + _NETWORK_S
         done_s = max(self.now_s + _CONNECTION_S, there.free_at_s)
         self._sent_s = done_s - self.now_s
@@ -149,10 +157,13 @@ class SimulatedFleet:
 
         def arrive() -> None:
             session.rests = True
+            there.num_coming -= 1
             if here.sessions.pop(session_id, None) is None:
+                self._count(there)
                 return  # it has ended
             session.last_activity_s = self.now_s  # its client comes at once
             there.sessions[session_id] = session
+            there.came_s[session_id] = self.now_s
             self.num_moves[session_id] += 1
             self._count(here)
             self._count(there)
@@ -161,7 +172,7 @@ class SimulatedFleet:
         return True
 
     def _count(self, replica: Replica) -> None:
-        replica.counted.append((self.now_s, len(replica.sessions)))
+        replica.counted.append((self.now_s, len(replica.sessions) + replica.num_coming))
 
     def load_of(self, address: Address) -> dict[str, Any]:
         """What a server answers to `GET /load`."""
@@ -203,8 +214,8 @@ class _SimulatedPeers(Peers):
         return self._fleet.load_of(address)
 
     @contextmanager
-    def connect(self, address: Address) -> Iterator[Any]:
-        yield self._fleet._by_address[address]
+    def connect(self, address: Address, enough: int | None = None) -> Iterator[Any]:
+        yield self._fleet._by_address[address], enough
 
 
 def _engine(fleet: SimulatedFleet, replica: Replica) -> Any:
@@ -222,11 +233,18 @@ def _engine(fleet: SimulatedFleet, replica: Replica) -> Any:
     return SimpleNamespace(
         call=lambda do: do(Sessions()),
         environment=SimpleNamespace(model_fingerprint="a model"),
-        send=lambda session_id, there: fleet.send(replica, session_id, there),
+        send=lambda session_id, there: fleet.send(replica, session_id, *there),
     )
 
 
-def send_simulated(engine: Any, session_id: int, there: Replica) -> bool:
+def _receiver(fleet: SimulatedFleet, replica: Replica) -> Any:
+    def came_lately() -> set[int]:
+        return {session_id for session_id, came_s in replica.came_s.items() if fleet.now_s - came_s < 60}
+
+    return SimpleNamespace(came_lately=came_lately)
+
+
+def send_simulated(engine: Any, session_id: int, there: tuple[Replica, int]) -> bool:
     """In place of `send_to_peer`."""
     sent: bool = engine.send(session_id, there)
     return sent

@@ -70,7 +70,8 @@ class Fleet:
         """
         self._server = PeerServer(self._address, self._key, self._instance, self._route, engine, self.peers)
         if self._settings.moves_per_minute and self._route is not None:
-            self._rebalancer = Rebalancer(engine, self.peers, self._settings.moves_per_minute)
+            moves_per_minute = self._settings.moves_per_minute
+            self._rebalancer = Rebalancer(engine, self.peers, self._server.receiver, moves_per_minute)
             self._rebalancer.start()
 
     def stop_rebalancing(self) -> None:

@@ -18,6 +18,7 @@ from microturn.snapshots.snapshot import Snapshot
 
 Piece = bytes | bytearray | memoryview
 BASE_EPOCH = "x-base-epoch"
+ENOUGH = "x-enough-sessions"
 
 # How long a session may be held, or KV be sent while it goes on, without anything getting through.
 _HELD_S, _AHEAD_S = 3.0, 10.0
@@ -38,11 +39,14 @@ class PeerConnection:
         address: of it.
         key: that all servers share; empty where they need none.
         timeout_s: of each answer.
+        enough: the number of sessions with which the other server takes no more by it; None for its limit.
     """
 
-    def __init__(self, address: Address, key: str, timeout_s: float) -> None:
+    def __init__(self, address: Address, key: str, timeout_s: float, enough: int | None = None) -> None:
         self._name = f"{address[0]}:{address[1]}"
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
+        if enough is not None:
+            self._headers[ENOUGH] = str(enough)
         self._http = http.client.HTTPConnection(*address, timeout=timeout_s)
 
     def open(self) -> None:

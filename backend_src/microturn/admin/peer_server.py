@@ -9,6 +9,7 @@
 | `PUT /sessions/NAME` | a snapshot, without what was sent as `/kv/NAME` | `{"route": …}`: the session lives here |
 | `POST /drop` | `{"id": …, "epoch": …}` | `{}`: what was sent here is not here, unless it has had a turn |
 
+A server that has as many sessions as the header `x-enough-sessions` says, with those on their way, takes no more.
 An error is `{"error": {"code": …, "message": …}}`. Each request brings the key that all servers share, if there is one.
 """
 
@@ -18,6 +19,7 @@ import base64
 import hmac
 import json
 import logging
+import math
 import threading
 import time
 from collections.abc import Mapping
@@ -30,7 +32,7 @@ from typing import Any
 
 from microturn.admin.hand_over import send_to_peer
 from microturn.admin.peer_address import Address
-from microturn.admin.peer_connection import BASE_EPOCH
+from microturn.admin.peer_connection import BASE_EPOCH, ENOUGH
 from microturn.admin.peers import Peers
 from microturn.admin.received import Receiver
 from microturn.engine.engine import Engine
@@ -59,6 +61,9 @@ def route_to(edge_address: str) -> str | None:
 class PeerServer:
     """Takes sessions, with a thread per connection.
 
+    Attributes:
+        receiver: what they come to.
+
     Args:
         address: host and port to listen on.
         key: what each request must bring; empty asks for none.
@@ -80,7 +85,8 @@ class PeerServer:
             raise InvalidArgument(f"peer_address: cannot listen on {address[0]}:{address[1]}: {error}") from error
         self._server.key, self._server.instance, self._server.route = key, instance, route
         self._server.begun_s = time.monotonic()
-        self._server.engine, self._server.peers, self._server.receiver = engine, peers, Receiver(engine)
+        self.receiver = Receiver(engine)
+        self._server.engine, self._server.peers, self._server.receiver = engine, peers, self.receiver
         self._thread = threading.Thread(target=self._server.serve_forever, args=(_POLL_S,), name="microturn-peers")
         self._thread.daemon = True
         self._thread.start()
@@ -170,7 +176,9 @@ class _Handler(BaseHTTPRequestHandler):
                 load = server.engine.call(lambda sessions: sessions.load)
                 model = server.engine.environment.model_fingerprint
                 age_s = time.monotonic() - server.begun_s
-                return {**asdict(load), "instance": server.instance, "model": model, "age_s": age_s}
+                num_sessions = load.num_sessions + server.receiver.num_coming
+                of_process = {"instance": server.instance, "model": model, "age_s": age_s}
+                return {**asdict(load), "num_sessions": num_sessions, **of_process}
             case "POST", "find":
                 return {"epoch": self._epoch_of(_question_in(body)), "route": server.route}
             case "POST", "give":
@@ -181,14 +189,18 @@ class _Handler(BaseHTTPRequestHandler):
                 server.engine.call(partial(Maintenance.drop, session_id=question.id, epoch=question.epoch))
                 return {}
             case "PUT", "kv":
-                server.receiver.take_ahead(name, body)
+                server.receiver.take_ahead(name, body, self._enough())
                 return {}
             case "PUT", "sessions":
                 base_epoch = _number(self.headers.get(BASE_EPOCH), BASE_EPOCH)
-                server.receiver.take(name, body, body.num_left, base_epoch)
+                server.receiver.take(name, body, body.num_left, base_epoch, self._enough())
                 return {"route": server.route}
             case _:
                 raise InvalidArgument(f"there is no {self.command} {self.path} here")
+
+    def _enough(self) -> float:
+        said = self.headers.get(ENOUGH)
+        return math.inf if said is None else _number(said, ENOUGH)
 
     def _epoch_of(self, question: _Question) -> int | None:
         return self.server.engine.call(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import random
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -90,12 +91,16 @@ class Peers:
         self._silent = _Silent()
         self._threads = ThreadPoolExecutor(_NUM_ASKED_AT_ONCE, "microturn-peers")
 
-    def others(self, model: str) -> list[Peer]:
+    def others(self, model: str, most: int | None = None) -> list[Peer]:
         """The other servers of a model that answer and take sessions, the emptiest first.
 
         Those that have just come are left out, unless there are no others: the edge may not know them yet.
+
+        Args:
+            model: fingerprint of it.
+            most: so many are asked, drawn by chance; None asks all.
         """
-        found, _ = self._ask_all(self._load_of)
+        found, _ = self._ask_all(self._load_of, most)
         others = [peer for peer in found if peer.instance != self._instance and peer.model == model]
         others = sorted((peer for peer in others if not peer.is_leaving), key=lambda peer: peer.share)
         return [peer for peer in others if peer.age_s >= SETTLED_S] or others
@@ -129,13 +134,17 @@ class Peers:
         return True
 
     @contextmanager
-    def connect(self, address: Address) -> Iterator[PeerConnection]:
+    def connect(self, address: Address, enough: int | None = None) -> Iterator[PeerConnection]:
         """A connection by which one session is handed over.
+
+        Args:
+            address: of the other server.
+            enough: the number of sessions with which it takes no more of them; None for its limit.
 
         Raises:
             Unavailable: nothing listens there, or it does not answer.
         """
-        connection = PeerConnection(address, self._key, _QUESTION_S)
+        connection = PeerConnection(address, self._key, _QUESTION_S, enough)
         try:
             connection.open()
             yield connection
@@ -159,7 +168,7 @@ class Peers:
         finally:
             connection.close()
 
-    def _ask_all(self, ask: Callable[[Address], T]) -> tuple[list[T], bool]:
+    def _ask_all(self, ask: Callable[[Address], T], most: int | None = None) -> tuple[list[T], bool]:
         """The answers of those that give one, and whether no other may live: see `_Silent`."""
 
         def ask_one(address: Address) -> T | None:
@@ -175,7 +184,10 @@ class Peers:
             self._silent.forget(address)
             return answer
 
-        asked = sorted(set(self._find()) - self._silent.dead())
+        dead = self._silent.dead()
+        asked = [address for address in dict.fromkeys(self._find()) if address not in dead]
+        if most is not None:
+            asked = random.sample(asked, min(most, len(asked)))
         answers = [answer for answer in self._threads.map(ask_one, asked) if answer is not None]
         return answers, not self._silent.may_live(asked)
 

@@ -3,12 +3,16 @@
     KV of a session that still runs there ── ahead ──┐
     the session, and the KV that has come since ─────┴──▶ lives here; its KV is loaded while pages are free
 
+A session counts as here from when its KV begins to come. Servers that even themselves out say with how many there are
+enough: only this one sees what all of them send.
+
 The KV stays in host memory until then, at the latest until its session's next turn. There is a limit for all of it;
 what exceeds that is refused, but for the KV of one session alone.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -16,10 +20,12 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from microturn.engine.engine import Engine
+from microturn.engine.maintenance import Maintenance
 from microturn.errors import InvalidArgument, ResourceExhausted
 from microturn.kv.image import KVImage, PagePart
 from microturn.kv.page_table import TableState
 from microturn.offload.image_file import ReadsInto, read_into
+from microturn.sessions.turn import SessionId
 from microturn.snapshots.file import Readable, UnreadableSnapshot, read_from
 from microturn.snapshots.kv_files import read_part
 from microturn.snapshots.kv_part import KVPart
@@ -32,6 +38,8 @@ _SHARE_OF_POOL = 0.5
 _MIN_MORE_PAGES = 64
 # KV that was sent ahead is dropped when its session has not followed.
 _AHEAD_S = 60.0
+# How long a session has just come: it is not moved again to even out servers.
+_STAYS_S = 60.0
 
 
 class Stream(Readable, ReadsInto, Protocol):
@@ -136,20 +144,51 @@ class Receiver:
         self._is_loadable = kv.loads_any_image
         self._room = _Room(int(_SHARE_OF_POOL * engine.environment.pool.num_pages * kv.bytes_per_page))
         self._ahead: dict[str, _Ahead] = {}
+        self._coming: set[str] = set()  # transfers whose KV is here, or comes
+        self._came_s: dict[SessionId, float] = {}
         self._lock = threading.Lock()
 
-    def take_ahead(self, transfer: str, stream: Stream) -> None:
+    @property
+    def num_coming(self) -> int:
+        """Sessions that are about to live here: their KV comes, or has come."""
+        return len(self._coming)
+
+    def came_lately(self) -> set[SessionId]:
+        """Sessions that have come within a minute."""
+        self._drop_old()
+        with self._lock:
+            return set(self._came_s)
+
+    def take_ahead(self, transfer: str, stream: Stream, enough: float = math.inf) -> None:
         """Reads KV whose session will follow.
 
         Args:
             transfer: names it.
             stream: at a header with a `KVPart`; the KV follows.
+            enough: the number of sessions with which it is not taken.
 
         Raises:
             InvalidArgument: it is not KV that can be used here.
-            ResourceExhausted: there is no room for it.
+            ResourceExhausted: there is no room for it, or there are enough sessions.
         """
         self._drop_old()
+        with self._lock:
+            self._coming.add(transfer)
+        try:
+            if enough < math.inf:
+                # It counts already, so that of two that come at once both see the other.
+                self._engine.call(lambda sessions: self._check_enough(sessions, enough + 1))
+            self._read_ahead(transfer, stream)
+        except BaseException:
+            with self._lock:
+                self._coming.discard(transfer)
+            raise
+
+    def _check_enough(self, sessions: Maintenance, enough: float) -> None:
+        if enough < math.inf and sessions.load.num_sessions + self.num_coming >= enough:
+            raise ResourceExhausted("other servers have sent as many sessions as this one should have")
+
+    def _read_ahead(self, transfer: str, stream: Stream) -> None:
         try:
             part = read_part(stream)
         except ValueError as error:
@@ -167,7 +206,7 @@ class Receiver:
         with self._lock:
             self._ahead[transfer] = _Ahead(image, part.num_bytes)
 
-    def take(self, transfer: str, stream: Stream, num_bytes: int, base_epoch: int) -> None:
+    def take(self, transfer: str, stream: Stream, num_bytes: int, base_epoch: int, enough: float = math.inf) -> None:
         """Reads a session and makes it live; its client is expected with START and resume.
 
         Args:
@@ -175,16 +214,19 @@ class Receiver:
             stream: at a snapshot, whose KV is without what was sent ahead.
             num_bytes: of the snapshot.
             base_epoch: that the session had before.
+            enough: the number of sessions with which one is not taken of which nothing was sent ahead.
 
         Raises:
             InvalidArgument: it is not a session.
             Unavailable: this server is about to stop.
             FailedPrecondition: it is of another model, or lives here.
-            ResourceExhausted: there is no room for it.
+            ResourceExhausted: there is no room for it, or there are enough sessions.
         """
         self._drop_old()
         with self._lock:
             ahead = self._ahead.pop(transfer, None)
+            if ahead is not None:
+                enough = math.inf
         num_bytes_taken = 0 if ahead is None else ahead.num_bytes
         kv: ReceivedKV | None = None
         try:
@@ -205,17 +247,30 @@ class Receiver:
                 _read_pages(stream, image, part.num_before, part)
                 kv = ReceivedKV(part.state, image, num_bytes_taken, self._room, is_loadable=self._is_loadable)
             taken = RestoredSession(session, kv)
-            self._engine.call(lambda sessions: sessions.receive(taken, snapshot.header, base_epoch))
+
+            def receive(sessions: Maintenance) -> None:
+                self._check_enough(sessions, enough)
+                sessions.receive(taken, snapshot.header, base_epoch)
+
+            self._engine.call(receive)
+            with self._lock:
+                self._came_s[session.id] = time.monotonic()
         except BaseException:
             self._room.give_back(num_bytes_taken)
             raise
+        finally:
+            with self._lock:
+                self._coming.discard(transfer)
         if kv is None:
             self._room.give_back(num_bytes_taken)
 
     def _drop_old(self) -> None:
         with self._lock:
+            lately_s = time.monotonic() - _STAYS_S
+            self._came_s = {session_id: came_s for session_id, came_s in self._came_s.items() if came_s > lately_s}
             due = [name for name, one in self._ahead.items() if one.received_s < time.monotonic() - _AHEAD_S]
             dropped = [self._ahead.pop(name) for name in due]
+            self._coming.difference_update(due)
         self._room.give_back(sum(one.num_bytes for one in dropped))
 
 

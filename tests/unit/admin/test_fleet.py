@@ -96,7 +96,7 @@ def test_a_newcomer_gets_its_share(start_servers: StartServers) -> None:
 
 
 def test_no_more_are_moved_than_may_be(start_servers: StartServers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("microturn.admin.rebalancer._PAUSE_S", 0.05)
+    monkeypatch.setattr("microturn.admin.rebalancer.PAUSE_S", 0.05)
     here, there = start_servers(2, moves=300)
     for number in range(20):
         open_session(here, number)

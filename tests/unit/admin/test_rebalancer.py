@@ -12,7 +12,7 @@ import pytest
 from microturn.errors import ResourceExhausted
 from support.rebalanced import SimulatedFleet, send_simulated
 
-SIZES = [4, 25, 100, 1000]
+SIZES = [4, 25, 100]
 
 
 @pytest.fixture(autouse=True)
@@ -35,8 +35,9 @@ def check_even(fleet: SimulatedFleet, joined: Sequence[int], needed: float) -> N
     assert sum(fleet.num_moves.values()) <= 1.2 * needed
 
 
-@pytest.mark.parametrize("num_replicas", SIZES)
-@pytest.mark.parametrize("mean", [20, 126])
+@pytest.mark.parametrize(
+    ("num_replicas", "mean"), [*((number, mean) for number in SIZES for mean in (20, 126)), (1000, 126)]
+)
 def test_who_joins_has_its_share_within_a_minute(num_replicas: int, mean: int) -> None:
     fleet = SimulatedFleet(uneven(num_replicas - 1, mean))
     fleet.add()
@@ -112,7 +113,7 @@ def test_one_that_leaves_gets_nothing_and_gives_nothing() -> None:
     assert 0 < there <= len(joined.sessions) <= there + 9  # on their way
 
 
-@pytest.mark.parametrize(("num_replicas", "mean"), [(4, 20), (80, 126), (1000, 126)])
+@pytest.mark.parametrize(("num_replicas", "mean"), [(4, 20), (80, 126)])
 def test_few_move_while_sessions_come_and_go(num_replicas: int, mean: int) -> None:
     """Of 20 minutes each; a new one goes to the emptiest of five, as the edge has it."""
     fleet = SimulatedFleet(uneven(num_replicas, mean), max_sessions=mean * 10 // 7)
@@ -127,4 +128,4 @@ def test_few_move_while_sessions_come_and_go(num_replicas: int, mean: int) -> No
     fleet.run(60)
     num_sessions = num_replicas * mean
     print(f"{sum(fleet.num_moves.values()) / num_sessions:.2%} of all sessions in a minute")
-    assert sum(fleet.num_moves.values()) <= 0.01 * num_sessions
+    assert sum(fleet.num_moves.values()) <= max(3, 0.005 * num_sessions)
