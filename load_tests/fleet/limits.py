@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from load_tests.fleet.fleet import Fleet
+from microturn.admin.rebalancer import NUM_ASKED, PAUSE_S, TOLERANCE
 
-# Of `peers.py`: how many are asked at once. Of `rebalancer.py`: seconds between two looks at the others.
-_NUM_ASKED_AT_ONCE, _LOOK_EVERY_S = 32, 2.0
-# Of `rebalancer.py`: up to so many replicas one that joins leaves the others with 5 % too many.
-_NUM_EVENED_OUT = 20
+# Of `peers.py`: how many are asked at once.
+_NUM_ASKED_AT_ONCE = 32
 # Of deploy/envoy/envoy.yaml, of one Envoy; and how many replicas it draws for a stream.
 _MAX_STREAMS, _MAX_CONNECTIONS, _NUM_DRAWN = 65_536, 20_000, 5
 # A message of the DNS has 65,535 bytes (RFC 1035), each address in it 16 with its name compressed; header and question.
@@ -79,7 +78,7 @@ def resources(fleet: Fleet, bounds: Bounds | None = None) -> list[Resource]:
     live = max(1.0, replicas - lost)
     moved = sessions * lost / replicas
     question_s, others = fleet.ask_s + fleet.answer_s, replicas - 1
-    look_s = max(_LOOK_EVERY_S, 60 / fleet.moves_per_minute) if fleet.moves_per_minute else math.inf
+    look_s = PAUSE_S if fleet.moves_per_minute else math.inf
     share = min(live * fleet.network_bytes_s, fleet.volume_bytes_s)
     left = max(fleet.least_share, 1 - sessions / live / fleet.capacity)
     computing_s = moved / live * fleet.context / (fleet.prefill_tokens_s * left)
@@ -89,10 +88,9 @@ def resources(fleet: Fleet, bounds: Bounds | None = None) -> list[Resource]:
     return [
         # A server asks all for each of its new sessions, and is asked by all for theirs: once for each that moved.
         Resource("look-ups, zone lost", "core s of a server", moved * question_s, bounds.zone_questions_s),
-        Resource("load questions", "of a core", others / look_s * question_s, bounds.question_share),
+        Resource("load questions", "of a core", min(others, NUM_ASKED) / look_s * question_s, bounds.question_share),
         Resource("one look-up", "s", others * fleet.ask_s, fleet.detect_s),
         Resource("silent replicas, zone lost", "asked at once", lost, _NUM_ASKED_AT_ONCE),
-        Resource("moves to the emptiest", "sessions at once", live, fleet.capacity),
         Resource("volume, zone lost", "s to read", moved * fleet.session_bytes / share, computing_s),
         Resource("streams of an Envoy", "one lost", sessions / edges_left, _MAX_STREAMS),
         Resource(
@@ -111,10 +109,13 @@ def resources(fleet: Fleet, bounds: Bounds | None = None) -> list[Resource]:
 def _fill_s(fleet: Fleet, replicas: int, each: float) -> float:
     """Until a replica that joins has its share."""
     opening_s = fleet.session_s / min(_NUM_DRAWN, replicas)  # it is drawn so many times as often as one in all
-    if replicas > _NUM_EVENED_OUT or not fleet.moves_per_minute:
+    if not fleet.moves_per_minute:
         return opening_s
-    moves_s = min((replicas - 1) * fleet.moves_per_minute / 60, fleet.network_bytes_s / fleet.session_bytes)
-    return min(opening_s, each / moves_s)
+    # So many others ask it at each look; one that has handed a session over looks again as soon as it may.
+    num_asking = min(replicas - 1, NUM_ASKED)
+    finds = num_asking / (replicas - 1)
+    moves_s = num_asking / (finds * 60 / fleet.moves_per_minute + (1 - finds) * PAUSE_S)
+    return min(opening_s, (1 - TOLERANCE) * each / min(moves_s, fleet.network_bytes_s / fleet.session_bytes))
 
 
 def breaks_at(fleet: Fleet, name: str, bounds: Bounds | None = None, most: int = 10**9) -> int | None:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from numpy.typing import NDArray
 
 from load_tests.fleet.fleet import Fleet, Loss
 from load_tests.fleet.placement import Ints, Placement
 from microturn.admin.peers import SETTLED_S
+from microturn.admin.rebalancer import NUM_ASKED, PAUSE_S, TOLERANCE
 
 Floats = NDArray[np.float64]
-
-# As `rebalancer.py` has it: servers move sessions while they have more than this multiple of their share.
-_TOLERANCE = 1.05
 
 
 def restore(
@@ -78,50 +74,58 @@ def handed_over_s(fleet: Fleet, num: int, random: np.random.Generator) -> Floats
 
 
 class Rebalancing:
-    """What servers move to emptier ones, each by itself, as `rebalancer.py` has it.
-
-    The emptiest is the same for all, and what is on its way there is not counted yet: so one replica of a cell receives
-    at a time, as its network takes it.
+    """What servers move to emptier ones, as `rebalancer.py` has it. Each receives as its network takes it.
 
     Args:
         fleet: what is assumed.
+        num_replicas: of the cell.
         random: all chance.
     """
 
-    def __init__(self, fleet: Fleet, random: np.random.Generator) -> None:
+    def __init__(self, fleet: Fleet, num_replicas: int, random: np.random.Generator) -> None:
         self._random = random
-        self._moves_s = fleet.moves_per_minute / 60
+        self._moves_per_minute = fleet.moves_per_minute
         self._most = fleet.network_bytes_s / fleet.session_bytes
-        self._due = 0.0
+        self._receives = np.zeros(num_replicas)  # so many sessions by now
+        self._looks_s = np.linspace(0.0, PAUSE_S, num_replicas)  # when each looks at others again
 
-    def move(self, placement: Placement, age_s: Floats, owners: Ints, rests: NDArray[np.bool_]) -> tuple[Ints, int]:
+    def move(
+        self, now_s: float, placement: Placement, age_s: Floats, owners: Ints, rests: NDArray[np.bool_]
+    ) -> tuple[Ints, Ints]:
         """What goes within a second.
 
         Args:
+            now_s: since the start.
             placement: all streams.
             age_s: since when each replica takes sessions.
             owners: of each session.
             rests: whether a session can be moved.
 
         Returns:
-            The sessions, of a replica each, and the replica where they go.
+            The sessions, of a replica each, and the replicas where they go.
         """
-        nothing = np.zeros(0, np.int64), 0
+        nothing = np.zeros(0, np.int64)
         places = np.flatnonzero(placement.alive & (age_s >= SETTLED_S))
-        if not self._moves_s or not len(places):
-            return nothing
+        if not self._moves_per_minute or len(places) < 2:
+            return nothing, nothing
+        self._receives = np.minimum(self._receives, 1.0) + self._most
         load = placement.load()
-        mean = load[places].mean()
-        target = int(places[load[places].argmin()])
-        least = max(2, math.floor(max(_TOLERANCE * mean, mean + 0.5)) + 1, load[target] + 2)
-        givers = places[load[places] >= least]
-        self._due = min(self._due, 1.0) + min(len(givers) * self._moves_s, self._most)
-        num = min(int(self._due), len(givers))
-        if not num:
-            return nothing
-        self._due -= num
-        is_giver = np.zeros(len(load), bool)
-        is_giver[self._random.choice(givers, num, replace=False)] = True
-        there = self._random.permutation(np.flatnonzero(is_giver[owners] & rests))
+        looking = self._random.permutation(places[self._looks_s[places] < now_s + 1.0])
+        self._looks_s[looking] += PAUSE_S
+        np.maximum(self._looks_s, now_s, out=self._looks_s)  # of those that were lost
+        asked = np.sort(self._random.choice(places, (NUM_ASKED, len(looking))), axis=0)
+        if len(places) <= NUM_ASKED:
+            asked = np.repeat(places[:, None], len(looking), axis=1)
+        targets = asked[load[asked].argmin(axis=0), np.arange(len(looking))]
+        enough = np.ceil(np.minimum(load[looking] - 1, (1 - TOLERANCE) * load[looking]))
+        gives = (load[targets] < enough) & (load[looking] >= load[asked].mean(axis=0))
+        target_of = np.full(len(load), -1)
+        for giver, target, most in zip(looking[gives], targets[gives], enough[gives], strict=True):
+            if load[target] < most and self._receives[target] >= 1:  # who receives has the last word
+                load[target] += 1
+                self._receives[target] -= 1
+                target_of[giver] = target
+        there = self._random.permutation(np.flatnonzero((target_of[owners] >= 0) & rests))
         moving: Ints = there[np.unique(owners[there], return_index=True)[1]]
-        return moving, target
+        self._looks_s[owners[moving]] += 60 / self._moves_per_minute - PAUSE_S
+        return moving, target_of[owners[moving]]

@@ -8,7 +8,7 @@ asks all others of the cell for the session before it restores it.
 
 One that is drained hands its sessions over to the emptiest, one after the other with their KV, for a share of its grace
 time. The others are refused then, and restored as if it had been killed. One that comes back is filled by sessions that
-open, and by the rebalancers of those that have more than 5 % too many.
+open, and by the rebalancers of those that have more.
 
 A replica restores one session after the other. Computing has the time that its turns leave, at least `least_share`, as
 the engine keeps a part of each step for long prompts; reading has its network, and a fair share of the cell's volume.
@@ -134,7 +134,7 @@ class _Cell:
         self._ready_s = np.zeros(fleet.sessions)  # when it is served again
         self._busy_s = np.zeros(num_replicas)  # until when a replica restores
         self._since_s = np.full(num_replicas, -np.inf)  # it takes sessions
-        self._rebalancing = Rebalancing(fleet, self._random)
+        self._rebalancing = Rebalancing(fleet, num_replicas, self._random)
         self._draining: list[_Draining] = []
         self._moved: list[Moved] = []
 
@@ -155,8 +155,8 @@ class _Cell:
             self._renew(now_s)
             rests = self._ready_s <= now_s
             age_s: Floats = float(now_s) - self._since_s
-            moving, target = self._rebalancing.move(placement, age_s, self._owners, rests)
-            self._move(moving, np.full(len(moving), target))
+            moving, targets = self._rebalancing.move(float(now_s), placement, age_s, self._owners, rests)
+            self._move(moving, targets)
             load = placement.load()
             course.num_serving[now_s] = (alive | (load > 0)).sum()
             course.mean_load[now_s] = load.sum() / course.num_serving[now_s] / fleet.capacity
