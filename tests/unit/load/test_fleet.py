@@ -172,7 +172,7 @@ def test_each_that_is_back_receives_as_its_network_permits() -> None:
     fleet = replace(STILL, moves_per_minute=60.0, context=1000, kv_bytes=1000, network_bytes_s=2e6)
     zone = Loss("zone", 10, range(0, 72, 10))
     course = simulate(fleet, [zone], "volume", length_s=200)
-    assert np.median(course.rebalanced[course.rebalanced > 0]) == 8 * 2
+    assert 13 < course.rebalanced[76:106].mean() <= 8 * 2
     assert 0.8 < course.rebalanced.sum() / (fleet.sessions * 8 / 72) <= 1  # up to nine tenths, and what is uneven
 
 
