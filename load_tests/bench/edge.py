@@ -33,8 +33,6 @@ from microturn_client import AsyncClient, AsyncSession, Tokens, TurnEnd
 
 NUM_INPUT, NUM_OUTPUT = 16, 8
 _READY_S = 120.0
-# Dynamo takes a port up to 32767 for its own HTTP.
-_METRICS_PORT = 18_902
 
 Samples = dict[str, dict[str, list[float]]]
 
@@ -50,9 +48,9 @@ def run_edge_cost(model: str, num_turns: int) -> None:
         triton = stack.enter_context(running_server(model))
         worker, edge, envoy = (f"127.0.0.1:{port}" for port in free_ports(3))
         files = {"DYN_FILE_KV": str(Path(directory) / "discovery")}
-        (peer_port,) = free_ports(1)
+        peer_port, metrics_port = free_ports(2)
         ports = ["--grpc-port", worker.rpartition(":")[2], "--peer-port", str(peer_port)]
-        ports += ["--metrics-port", str(_METRICS_PORT)]
+        ports += ["--metrics-port", str(metrics_port)]
         stack.enter_context(_running("worker", "--model", model, *ports, environment=files))
         stack.enter_context(_running("edge", "--grpc-port", edge.rpartition(":")[2], environment=files))
         stack.enter_context(_envoy(Path(directory), envoy, triton))

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -91,7 +89,7 @@ class Cluster:
         self._num_workers = 0
 
     def start_worker(self, *arguments: str) -> Process:
-        (grpc_port, peer_port), metrics_port = free_ports(2), _free_low_port()
+        grpc_port, peer_port, metrics_port = free_ports(3)
         self._num_workers += 1
         ports = [f"--grpc-port={grpc_port}", f"--peer-port={peer_port}", f"--metrics-port={metrics_port}"]
         named = [f"--model={self._model}", f"--name=worker-{self._num_workers}"]
@@ -118,14 +116,6 @@ def cluster_of(model: Path | str, directory: Path, *settings: str, etcd: str | N
     """They end with the block."""
     with contextlib.closing(Cluster(model, directory, *settings, etcd=etcd)) as cluster:
         yield cluster
-
-
-def _free_low_port() -> int:
-    """One that Dynamo takes for its own HTTP: it reads it as a number of 15 bits."""
-    while True:
-        port = random.randrange(20_000, 32_000)
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
 
 
 def wait_for_workers(edge: Process, number: int = 1, timeout_s: float = 30.0) -> None:

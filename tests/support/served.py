@@ -6,7 +6,6 @@ import contextlib
 import os
 import pty
 import queue
-import socket
 import subprocess
 import sys
 import threading
@@ -21,6 +20,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from microturn.serve.child import free_ports
 from microturn.serve.options import default_model_repository
 from support import share
 from support.processes import alive_after
@@ -71,9 +71,7 @@ class Served:
     def __init__(self, run_dir: Path, *arguments: str, on_terminal: bool = False) -> None:
         self._run_dir = run_dir
         self._run_name: str | None = None
-        with contextlib.ExitStack() as sockets:
-            held = [sockets.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(4)]
-            ports = [listener.getsockname()[1] for listener in held]
+        ports = free_ports(4)
         named_ports = zip(("grpc", "metrics", "health", "http-health"), ports, strict=True)
         self.grpc_port, self.metrics_port, self.health_port, self.http_health_port = ports
         self.address = f"127.0.0.1:{self.grpc_port}"

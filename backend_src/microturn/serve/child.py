@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+_FIRST_PORT, _NUM_PORTS = 15_000, 1 << 14
+_NUM_OF_PROCESS = 64
+_port_numbers = itertools.count(os.getpid() * _NUM_OF_PROCESS)
 
 
 @dataclass(frozen=True)
@@ -81,9 +87,15 @@ def started_server(
 
 
 def free_ports(num_ports: int) -> list[int]:
-    """Ports of loopback that were free a moment ago."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(num_ports)]
-        for bound in sockets:
-            bound.bind(("127.0.0.1", 0))
-        return [int(bound.getsockname()[1]) for bound in sockets]
+    """Ports of loopback that are free, others with each call.
+
+    They are below those that Linux gives to whoever connects to somewhere, since a server may listen to its ports only
+    seconds later. Of processes side by side each begins elsewhere.
+    """
+    found: list[int] = []
+    while len(found) < num_ports:
+        port = _FIRST_PORT + next(_port_numbers) % _NUM_PORTS
+        with suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            found.append(port)
+    return found
