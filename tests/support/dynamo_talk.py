@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -63,6 +64,20 @@ class Talk:
             disturbing.add_done_callback(lambda _: self.end())
             await talk_all(clients, self.heard, self.before_turn)
             await disturbing
+
+    async def lose(self, edge: Process, killed: Process, frozen: Process) -> dict[str, float]:
+        """An edge and a worker are killed, another worker stands still: how long a turn took at most after each."""
+        return {
+            "edge killed": await self.after(edge.kill),
+            "worker killed": await self.after(killed.kill),
+            "worker frozen": await self.after(lambda: frozen.process.send_signal(signal.SIGSTOP)),
+        }
+
+    async def check_all_there(self, worker: Process) -> None:
+        """As `check_same`; and each turn came behind the whole context before it."""
+        await self.check_same(worker)
+        for one in self.heard:
+            assert one.context_lens == [12 * n + 12 for n in range(self.num_turns)]
 
     async def check_same(self, worker: Process) -> None:
         """Each has heard what it hears on this worker alone."""

@@ -185,7 +185,7 @@ class Receiver:
             raise
 
     def _check_enough(self, sessions: Maintenance, enough: float) -> None:
-        if enough < math.inf and sessions.load.num_sessions + self.num_coming >= enough:
+        if sessions.load.num_sessions + self.num_coming >= enough:
             raise ResourceExhausted("other servers have sent as many sessions as this one should have")
 
     def _read_ahead(self, transfer: str, stream: Stream) -> None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import os
 from collections.abc import Hashable, Iterator
 from types import TracebackType
-from typing import Self
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -25,7 +24,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from microturn.offload.image_file import DamagedFile
-from microturn.snapshots.storage import Content, OpenFile
+from microturn.snapshots.storage import Content, OpenFile, ReadInPieces
 
 MAGIC = b"mtcrypt1"
 
@@ -109,7 +108,7 @@ def _encrypted_body(content: Content, chunks: _Chunks, number: int) -> Iterator[
     yield chunks.encrypt(number, bytes(waiting), is_last=True)
 
 
-class EncryptedFile:
+class EncryptedFile(ReadInPieces):
     """An `OpenFile`: what was written into an encrypted one.
 
     Args:
@@ -148,23 +147,9 @@ class EncryptedFile:
     def file_id(self) -> Hashable:
         return self._file.file_id
 
-    def read(self, num_bytes: int, /) -> bytes:
-        buffer = bytearray()
-        while len(buffer) < num_bytes and (piece := self._some(num_bytes - len(buffer))):
-            buffer += piece
-        return bytes(buffer)
-
-    def readinto(self, buffer: memoryview, /) -> int:
-        piece = self._some(len(buffer))
-        buffer[: len(piece)] = piece
-        return len(piece)
-
     def seek(self, position: int, /) -> int:
         self._position = position
         return position
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from microturn.snapshots.s3_bucket import Bucket
+from microturn.snapshots.storage import ReadInPieces
 
 _PIECE_BYTES = 1 << 20
 
 
-class S3File:
+class S3File(ReadInPieces):
     """An `OpenFile`, as one stream from where it is read.
 
     Args:
@@ -40,25 +41,11 @@ class S3File:
     def file_id(self) -> Hashable:
         return self._file_id
 
-    def read(self, num_bytes: int, /) -> bytes:
-        buffer = bytearray()
-        while len(buffer) < num_bytes and (piece := self._some(num_bytes - len(buffer))):
-            buffer += piece
-        return bytes(buffer)
-
-    def readinto(self, buffer: memoryview, /) -> int:
-        piece = self._some(min(len(buffer), _PIECE_BYTES))
-        buffer[: len(piece)] = piece
-        return len(piece)
-
     def seek(self, position: int, /) -> int:
         if position != self._position:
             self._close()
             self._position = position
         return position
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
@@ -71,7 +58,7 @@ class S3File:
         if self._body is None:
             self._body, _, _ = self._bucket.get(self._key, self._position)
         with self._bucket.errors(self._key):
-            piece = bytes(self._body.read(num_bytes))
+            piece = bytes(self._body.read(min(num_bytes, _PIECE_BYTES)))
         self._position += len(piece)
         return piece
 

@@ -107,13 +107,14 @@ class S3Storage:
 
     def cut(self, name: str, file_id: Hashable, num_bytes: int) -> None:
         stem, suffix = _split(name)
-        if self._index.files(stem).get(suffix) != file_id:
+        content = self._index.files(stem).get(suffix)
+        if content is None or content != file_id:
             return
-        with self.open(name) as file:
-            head = file.read(num_bytes)
-            found = file.file_id
-        if found != file_id:
-            return
+        try:
+            with S3File(self._bucket, content) as file:
+                head = file.read(num_bytes)
+        except FileNotFoundError:
+            return  # it has been replaced
         key = _new_key(name)
         self._bucket.put(key, head)
         before = self._index.change(

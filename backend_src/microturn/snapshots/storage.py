@@ -6,6 +6,7 @@ and what they mean, is up to `directory`.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
@@ -82,6 +83,28 @@ class OpenFile(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None: ...
+
+
+class ReadInPieces(ABC):
+    """What an `OpenFile` has in common that gets its bytes in pieces of its own."""
+
+    @abstractmethod
+    def _some(self, num_bytes: int) -> bytes | memoryview:
+        """The next bytes, at most so many, and some unless it is the end."""
+
+    def read(self, num_bytes: int, /) -> bytes:
+        buffer = bytearray()
+        while len(buffer) < num_bytes and (piece := self._some(num_bytes - len(buffer))):
+            buffer += piece
+        return bytes(buffer)
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        piece = self._some(len(buffer))
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+    def __enter__(self) -> Self:
+        return self
 
 
 class Storage(Protocol):

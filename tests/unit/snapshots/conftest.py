@@ -11,6 +11,7 @@ import pytest
 from microturn.snapshots.directory import SnapshotDirectory
 from support.fake_runner import FakeDriver
 from support.s3_server import S3Server, s3_with_bucket
+from support.snapshot_directory import Now
 from support.snapshot_places import KINDS, Place, make_place
 from support.snapshots import Restart
 
@@ -35,6 +36,11 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     if request.param.endswith("s3"):
         request.getfixturevalue("s3")
     return make_place(request.param, tmp_path / "sessions")
+
+
+@pytest.fixture
+def now() -> Now:
+    return Now()
 
 
 @pytest.fixture

@@ -11,36 +11,16 @@ import pytest
 from microturn.errors import FailedPrecondition, InternalError, NotFound
 from microturn.kv.page_table import TableState
 from microturn.offload.copies import KVCopy
-from microturn.sessions.ownership import KeyHash
-from microturn.sessions.turn import SessionId
 from microturn.snapshots.directory import SnapshotDirectory
-from microturn.snapshots.snapshot import Header, Snapshot
+from microturn.snapshots.snapshot import Snapshot
+from support.snapshot_directory import Now, snapshot_of
 from support.snapshot_places import KINDS, SECRET, Place
 from support.tiers import make_kv
-
-
-class Now:
-    """Seconds since 1970, as a test says."""
-
-    def __init__(self) -> None:
-        self.now_s = 1e9
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-@pytest.fixture
-def now() -> Now:
-    return Now()
 
 
 @pytest.fixture
 def directory(place: Place, now: Now) -> SnapshotDirectory:
     return SnapshotDirectory(place.storage, ttl_s=60, now=now)
-
-
-def snapshot_of(session_id: SessionId, directory: SnapshotDirectory, epoch: int = 1) -> Snapshot:
-    return Snapshot(Header(session_id, epoch, "", directory.expires_s, KeyHash.of(None), None), {"epoch": epoch}, {})
 
 
 def test_of_many_servers_that_claim_at_once_one_gets_it(directory: SnapshotDirectory, place: Place, now: Now) -> None:

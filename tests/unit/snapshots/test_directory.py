@@ -11,38 +11,19 @@ import pytest
 from microturn.errors import DeadlineExceeded, FailedPrecondition, InternalError, InvalidArgument, NotFound
 from microturn.kv.page_table import TableState
 from microturn.offload.copies import KVCopy
-from microturn.sessions.ownership import KeyHash
 from microturn.sessions.turn import SessionId
 from microturn.snapshots import directory as module
 from microturn.snapshots.directory import SnapshotDirectory
-from microturn.snapshots.snapshot import Header, Snapshot
+from microturn.snapshots.snapshot import Header
 from microturn.snapshots.storage import OpenFile
+from support.snapshot_directory import Now, snapshot_of
 from support.snapshot_places import KINDS, Place
 from support.tiers import make_kv
-
-
-class Now:
-    """Seconds since 1970, as a test says."""
-
-    def __init__(self) -> None:
-        self.now_s = 1e9
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-@pytest.fixture
-def now() -> Now:
-    return Now()
 
 
 @pytest.fixture
 def directory(place: Place, now: Now) -> SnapshotDirectory:
     return SnapshotDirectory(place.storage, ttl_s=60, now=now)
-
-
-def snapshot_of(session_id: SessionId, directory: SnapshotDirectory, epoch: int = 1) -> Snapshot:
-    return Snapshot(Header(session_id, epoch, "", directory.expires_s, KeyHash.of(None), None), {"epoch": epoch}, {})
 
 
 def files(tmp_path: Path) -> list[Path]:

@@ -53,7 +53,6 @@ class Buffers:
     """The buffers of a pass, all contiguous, and float32 but for some of experts.
 
     Attributes:
-        hidden: [tokens, hidden], the hidden states between layers.
         normed: [tokens, hidden].
         qkv: [tokens, heads + 2 * kv_heads, head_dim].
         q: [tokens and moved ones, heads, head_dim]: those of moved sinks follow, rotated back.
@@ -65,7 +64,6 @@ class Buffers:
         experts: None without.
     """
 
-    hidden: Tensor
     normed: Tensor
     qkv: Tensor
     q: Tensor
@@ -90,7 +88,6 @@ class Buffers:
         width = max(block.width for part in parts for block in part.blocks_of_token)
         num_tokens, num_kv_heads, head_dim = len(hidden), layer.shape.num_kv_heads, layer.shape.head_dim
         return cls(
-            hidden=hidden,
             normed=hidden.new_empty(hidden.shape),
             qkv=hidden.new_empty(num_tokens, layer.num_heads + 2 * num_kv_heads, head_dim),
             q=hidden.new_empty(num_tokens + num_moved, layer.num_heads, head_dim),

@@ -125,7 +125,7 @@ def _run(
     block: _Array,
     of_experts: ExpertBuffers | None,
 ) -> None:
-    """All layers; the arrays from `hidden` on are those of `Buffers`."""
+    """All layers; the arrays behind `hidden` are those of `Buffers`."""
     for layer in range(pages.steps.shape[0]):
         step, of_tokens = steps[pages.steps[layer]], angles[pages.steps[layer]]
         given = _normed(hidden, layers.input_norm, layer, normed)
@@ -236,7 +236,7 @@ class CompiledLayers:
             tuple(angles[of.turning] for _, of in firsts),
             amx_threads(),
             hidden.numpy(),
-            *buffers.arrays[1:],
+            *buffers.arrays,
             buffers.experts,
         )
 

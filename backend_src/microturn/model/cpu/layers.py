@@ -122,9 +122,9 @@ class FusedLayers:
         buffers = Buffers.of(self._known, hidden)
         q, k, v = buffers.q, buffers.k, buffers.v
         for index, (known, layer) in enumerate(zip(self._known, self._stepwise, strict=True)):
-            layer.project(angles[known.turning], buffers)
+            layer.project(hidden, angles[known.turning], buffers)
             attended = attention.append_and_attend(index, q, k, v, known.scores)
-            layer.finish(attended, buffers)
+            layer.finish(hidden, attended, buffers)
 
     @property
     def is_compiled(self) -> bool:

@@ -28,33 +28,33 @@ class StepwiseLayer:
     def __init__(self, layer: DecoderLayer) -> None:
         self._layer = layer
 
-    def project(self, angles: Angles, buffers: Buffers) -> None:
+    def project(self, hidden: Tensor, angles: Angles, buffers: Buffers) -> None:
         """Computes queries and keys, normed and rotated, and values from the hidden states."""
         layer = self._layer
-        layer.qkv(_normed(layer.input_norm, buffers), buffers.qkv.flatten(1))
-        _, _, qkv, q, k, v, *_ = buffers.arrays
+        layer.qkv(_normed(hidden, layer.input_norm, buffers), buffers.qkv.flatten(1))
+        _, qkv, q, k, v, *_ = buffers.arrays
         kernels.split_heads(qkv, *layer.head_norms, angles, q, k, v)
 
-    def finish(self, attended: Tensor, buffers: Buffers) -> None:
+    def finish(self, hidden: Tensor, attended: Tensor, buffers: Buffers) -> None:
         """Adds the attention's output [tokens, heads, head_dim], projected, then the feed-forward part's."""
         layer = self._layer
-        self._add(layer.output(attended.flatten(1), buffers.block), layer.attended_norm, buffers)
-        fed = feed(layer.feed_forward, _normed(layer.feed_forward_norm, buffers), buffers)
-        self._add(fed, layer.fed_forward_norm, buffers)
+        self._add(hidden, layer.output(attended.flatten(1), buffers.block), layer.attended_norm)
+        fed = feed(layer.feed_forward, _normed(hidden, layer.feed_forward_norm, buffers), buffers)
+        self._add(hidden, fed, layer.fed_forward_norm)
 
-    def _add(self, block: Tensor, norm: RMSNorm | None, buffers: Buffers) -> None:
+    def _add(self, hidden: Tensor, block: Tensor, norm: RMSNorm | None) -> None:
         """Adds a block's output, which is overwritten, to the hidden states."""
         if norm is not None:
             norm(block, block)
         # Not in one operation: torch would fuse product and sum, but for the last elements, which fill no vector.
         if self._layer.residual_factor != 1:
             block.mul_(self._layer.residual_factor)
-        buffers.hidden.add_(block)
+        hidden.add_(block)
 
 
-def _normed(norm: RMSNorm | None, buffers: Buffers) -> Tensor:
+def _normed(hidden: Tensor, norm: RMSNorm | None, buffers: Buffers) -> Tensor:
     """The hidden states, normed if there is a norm."""
-    return buffers.hidden if norm is None else norm(buffers.hidden, buffers.normed)
+    return hidden if norm is None else norm(hidden, buffers.normed)
 
 
 def feed(part: FeedForward, x: Tensor, buffers: Buffers) -> Tensor:
