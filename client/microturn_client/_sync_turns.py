@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Unpack
 
 from microturn_client._beat import Beat
-from microturn_client._errors import MicroturnError
+from microturn_client._errors import InvalidArgument, MicroturnError
 from microturn_client._events import Event, Status
 from microturn_client._inputs import TurnInput, encode_input
 from microturn_client._new_turn import begin_ask
@@ -143,8 +143,11 @@ class Turns(SessionFacts):
         a note of the exception says so.
 
         Raises:
+            InvalidArgument: ``max_tokens`` was given.
             MicroturnError: when the turn failed, in which case nothing was appended.
         """
+        if "max_tokens" in options:
+            raise InvalidArgument("append() generates nothing: max_tokens is an option of turn()")
         turn = self.turn(input, timeout_s=timeout_s, total_timeout_s=total_timeout_s, max_tokens=0, **options)
         try:
             return turn.wait()

@@ -131,6 +131,12 @@ class ClientContract:
             with pytest.raises(InvalidArgument, match="logprobs"):
                 session.append([1], logprobs=21)
 
+    def test_an_appended_input_is_not_answered(self, client: Client) -> None:
+        with client.session() as session:
+            with pytest.raises(InvalidArgument, match="max_tokens is an option of turn"):
+                session.append(PROMPT, max_tokens=3)  # type: ignore[call-arg]
+            assert session.append(PROMPT).context_len == len(PROMPT)
+
     def test_the_transcript_is_what_was_given_and_answered(self, client: Client) -> None:
         with client.session() as session:
             assert session.transcript == ()

@@ -119,13 +119,17 @@ async def client_of(edge: Edge, authority: Authority, issuer: TokenIssuer) -> As
 def took(heard: list[HeardInTime], since_s: float = 0.0) -> str:
     """How long turns took, those in which a session moved and the others."""
     moved, others = [], []
+    longest_s, why = 0.0, ""
     for one in heard:
         for at_s, took_s in one.waited_s:
-            has_moved = any(at_s - took_s <= moved_s <= at_s for moved_s, _ in one.resumed)
+            reasons = [event.reason for moved_s, event in one.resumed if at_s - took_s <= moved_s <= at_s]
             if at_s >= since_s:
-                (moved if has_moved else others).append(took_s)
-    return "; ".join(
+                (moved if reasons else others).append(took_s)
+                if reasons and took_s > longest_s:
+                    longest_s, why = took_s, " and ".join(reasons)
+    times = "; ".join(
         f"{name} {statistics.median(all_s):.3f} s (p50), {sorted(all_s)[int(0.99 * len(all_s))]:.3f} s (p99), "
         f"{max(all_s):.3f} s at most"
         for name, all_s in (("a turn in which a session moved took", moved), ("another", others))
     )
+    return f"{times}; the longest that moved: {why}"
