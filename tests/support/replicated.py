@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import random
 import statistics
@@ -90,6 +91,9 @@ async def talk(session: AsyncSession, which: int, heard: HeardInTime, before_tur
 
 async def talk_all(clients: Sequence[AsyncClient], heard: list[HeardInTime], before_turn: BeforeTurn) -> None:
     """All sessions side by side, each by one of the clients; half of them sample."""
+    # A collection would look for 0.3 s through all that the tests have imported, and turns would seem to take so long.
+    gc.collect()
+    gc.freeze()
     async with asyncio.TaskGroup() as tasks:
         for which, one in enumerate(heard):
             sampling = {"temperature": 0.9, "seed": which} if which % 2 else {}
