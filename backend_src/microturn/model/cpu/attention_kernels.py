@@ -22,7 +22,7 @@ from microturn.model.cpu import attention_products as products
 from microturn.model.cpu import attention_softmax as softmax
 from microturn.model.cpu.attention_operands import padded
 from microturn.model.cpu.attention_panels import KEY_BLOCK, NUM_KEY_VECTORS
-from microturn.model.cpu.attention_products import ROWS_AT_ONCE
+from microturn.model.cpu.attention_products import ROWS_AT_ONCE, VECTORS_AT_ONCE
 from microturn.model.cpu.attention_queries import TileMemory, new_memory, new_result, ready_queries
 from microturn.model.cpu.attention_scores import KernelScores, norm_of
 from microturn.model.cpu.attention_work import Tables, Work
@@ -33,8 +33,6 @@ from microturn.model.cpu.vectors import LANES
 # Up to so many vectors, of tokens times heads, are written by one thread: waking another takes longer.
 _FEW_VECTORS = 32
 
-# Vectors of values that are added at once.
-_MANY_VECTORS = 4
 _NO_SCORE = np.float32(softmax.NO_SCORE)
 
 # The kernels take arrays of Numba's kind; their types are inferred at the first call.
@@ -43,10 +41,11 @@ _Array = NDArray[Any]
 _pack_key = packing.pack(together=True)
 _pack_value = packing.pack(together=False)
 _prefetch = panels.prefetch()
+_prefetch_scales = panels.prefetch_scales()
 _scores = products.scores()
 _softmax = softmax.softmax()
 _capped_softmax = softmax.softmax(is_capped=True)
-_values = products.values(_MANY_VECTORS)
+_values = products.values(VECTORS_AT_ONCE)
 _values_rest = products.values(1)
 _values_part = products.values(1, is_part=True)
 _merge = products.merge()
@@ -66,15 +65,18 @@ def _locate(pages: _Array, first_key: int, end: int, of_head: tuple[int, int, in
         at: int64 [3 * NUM_KEY_VECTORS], written.
     """
     page_size, num_kv_heads, head, head_dim, terms = of_head
+    first_number, first_offset = first_key // page_size, first_key % page_size
+    number, offset = first_number, first_offset
     for vector in range(NUM_KEY_VECTORS):
-        key = first_key + vector * LANES
-        if key >= end:
-            key = first_key
-        page, offset = np.int64(pages[key // page_size]), key % page_size
-        heads = 2 * page * num_kv_heads + head
+        if first_key + vector * LANES >= end:
+            number, offset = first_number, first_offset
+        elif offset == page_size:
+            number, offset = number + 1, 0
+        heads = 2 * np.int64(pages[number]) * num_kv_heads + head
         at[vector] = heads * page_size * head_dim + offset * terms
         at[NUM_KEY_VECTORS + vector] = ((heads + num_kv_heads) * page_size + offset) * head_dim
         at[2 * NUM_KEY_VECTORS + vector] = heads * page_size + offset
+        offset += LANES
 
 
 @numba.njit(nogil=True)
@@ -109,21 +111,23 @@ def _attend(
     page_size, num_kv_heads, _, head_dim, terms = of_head
     num_lanes, stride, value_stride = head_dim // terms, page_size * terms, head_dim * terms
     _locate(pages, key_start, key_end, of_head, at)
+    to_values = num_kv_heads * page_size
     _prefetch(kv, at, stride, value_stride, num_lanes)
+    _prefetch_scales(kv, at, stride, value_stride, scales, to_values)
     for row in range(num_rows):
         peak[row] = _NO_SCORE
         total[row] = 0
     for place in range(num_rows * padded_dim):
         sums[place] = 0
-    many = head_dim - head_dim % (_MANY_VECTORS * LANES)
+    many = head_dim - head_dim % (VECTORS_AT_ONCE * LANES)
     whole = head_dim - head_dim % LANES
-    to_values = num_kv_heads * page_size
     first_key = key_start
     while first_key < key_end:
         num_keys = min(KEY_BLOCK - (first_key + phase) % KEY_BLOCK, key_end - first_key)
         next_key = first_key + num_keys
         if next_key < keys_end:
             _locate(pages, next_key, keys_end, of_head, next_at)
+            _prefetch_scales(kv, next_at, stride, value_stride, scales, to_values)
         block = kv, at, stride, value_stride
         for row in range(0, num_rows, ROWS_AT_ONCE):
             count, fetches = min(ROWS_AT_ONCE, num_rows - row), next_key < keys_end and row == 0
@@ -138,7 +142,7 @@ def _attend(
             else:
                 _capped_softmax(*of_scores, soft_cap)
             of_rows = sums, kv, at, stride, value_stride, next_at, shrink, weights, weight_scales, row, count
-            for d in range(0, many, _MANY_VECTORS * LANES):
+            for d in range(0, many, VECTORS_AT_ONCE * LANES):
                 _values(*of_rows, d, padded_dim, num_keys, fetches)
             for d in range(many, whole, LANES):
                 _values_rest(*of_rows, d, padded_dim, num_keys, fetches)

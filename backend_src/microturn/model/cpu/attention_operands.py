@@ -7,10 +7,11 @@ times the work of a float's multiply-add.
 * Pages in float32 are multiplied as floats.
 * Pages in bfloat16 are multiplied as pairs of bfloat16 on a CPU with AVX512-BF16: queries and weights are rounded to
   bfloat16, sums are floats. On other CPUs they are multiplied as floats.
-* Pages in int8 are multiplied as integers: queries are rounded to 8 bits times a scale of their row, weights to 8 bits
-  without a sign times a scale of their row and block (as in SageAttention: Zhang et al., 2024), sums are exact. With
-  VNNI four bytes are multiplied at once, of which one factor has no sign: `KEY_OFFSET` is added to keys, and what that
-  adds to a row's scores is taken off. Other x86 CPUs multiply pairs of 16-bit integers.
+* Pages in int8 are multiplied as integers, four bytes at once: queries are rounded to 8 bits times a scale of their
+  row, weights to 8 bits without a sign times a scale of their row and block (as in SageAttention: Zhang et al., 2024),
+  sums are exact. One factor of these products has no sign: `KEY_OFFSET` is added to keys, and what that adds to a row's
+  scores is taken off. CPUs without VNNI add two products in 16 bits, into which they fit if queries and weights are
+  rounded to 7 bits.
 
 The type is known when code is generated: arrays of floats are float32, those of pairs or fours int32, a lane each.
 """
@@ -31,7 +32,6 @@ from microturn.model.cpu.vectors import (
     HAS_VNNI,
     LANES,
     Values,
-    add_products,
     add_products_of_bytes,
     broadcast,
     multiply_add,
@@ -41,17 +41,16 @@ from microturn.model.cpu.vectors import (
 MAX_TERMS = 4
 HAS_BFLOAT16 = HAS_AVX512 and "+avx512bf16" in CPU_FEATURES
 
-# The largest integer of a weight.
-MOST_WEIGHT_STEPS = 2**8 - 1
+# The largest integers of a query and of a weight: without VNNI 2 * 64 * 255 and 2 * 128 * 128 must fit 16 bits.
+MOST_QUERY_STEPS, MOST_WEIGHT_STEPS = (127, 255) if HAS_VNNI else (64, 128)
 
 # Added to integers of keys, which have no sign then.
-KEY_OFFSET = 128 if HAS_VNNI else 0
+KEY_OFFSET = 128
 
 _FLOAT, _INT32, _INT16, _INT8 = ir.FloatType(), ir.IntType(32), ir.IntType(16), ir.IntType(8)
 _FLOATS, _INTS = ir.VectorType(_FLOAT, LANES), ir.VectorType(_INT32, LANES)
-_HALVES, _BYTES = ir.VectorType(_INT16, 2 * LANES), ir.VectorType(_INT8, 4 * LANES)
+_BYTES = ir.VectorType(_INT8, 4 * LANES)
 _SIXTEEN, _UPPER_HALF, _LOWER_HALF = (_INTS([value] * LANES) for value in (16, 0xFFFF0000, 0xFFFF))
-_BYTE_BITS = _HALVES([8] * 2 * LANES)
 
 
 # llvmlite is untyped.
@@ -175,35 +174,6 @@ class _Bytes(Operands):
         return b.fmul(b.sitofp(sums, _FLOATS), scale)
 
 
-class _BytesAsPairs(_Bytes):
-    """Pages in int8, as pairs of 16-bit integers: of each lane bytes 0 and 2, then bytes 1 and 3."""
-
-    terms = 2
-
-    def of_keys(self, b: ir.IRBuilder, elements: ir.Value) -> Values:
-        both = b.bitcast(elements, _HALVES)
-        return [b.bitcast(b.ashr(half, _BYTE_BITS), _INTS) for half in (b.shl(both, _BYTE_BITS), both)]
-
-    def of_values(self, b: ir.IRBuilder, elements: ir.Value) -> Values:
-        return self.of_keys(b, elements)
-
-    def of_floats(self, b: ir.IRBuilder, vectors: Values) -> Values:
-        result = []
-        for four in _fours(b, vectors):
-            narrow = b.trunc(four, ir.VectorType(_INT16, 4 * LANES))
-            for part in range(2):
-                order = [2 * LANES * part + 4 * lane + byte for lane in range(LANES // 2) for byte in (0, 2, 1, 3)]
-                half = b.shuffle_vector(narrow, narrow.type(ir.Undefined), ir.VectorType(_INT32, 2 * LANES)(order))
-                result.append(b.bitcast(half, _INTS))
-        return result
-
-    def add_keys(self, b: ir.IRBuilder, query: ir.Value, key: ir.Value, total: ir.Value) -> ir.Value:
-        return add_products(b, b.bitcast(query, _HALVES), b.bitcast(key, _HALVES), total)
-
-    def add_values(self, b: ir.IRBuilder, weight: ir.Value, value: ir.Value, total: ir.Value) -> ir.Value:
-        return self.add_keys(b, weight, value, total)
-
-
 def _fours(b: ir.IRBuilder, vectors: Values) -> Values:
     """Floats, rounded to int32, four vectors as one."""
     ints = [nearest_ints(b, vector) for vector in vectors]
@@ -227,7 +197,7 @@ def operands_of(pages: ir.Value) -> Operands:
 def _operands(bits: int) -> Operands:
     """Of pages whose elements have so many bits."""
     if bits == 8:
-        return _Bytes() if HAS_VNNI else _BytesAsPairs()
+        return _Bytes()
     if bits == 16:
         return _BFloat16Pairs() if HAS_BFLOAT16 else _BFloat16AsFloats()
     assert bits == 32, f"elements of {bits} bits"

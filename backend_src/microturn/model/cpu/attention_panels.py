@@ -57,6 +57,13 @@ class Block(NamedTuple):
         for vector in range(0, NUM_KEY_VECTORS, PANEL_TOKENS // LANES):
             fetch(b, self.key_address(b, vector, lane))
 
+    def fetch_scales(self, b: ir.IRBuilder, scales: ir.Value, offset: ir.Value) -> None:
+        """Prefetches the scales of the keys, and those of their values, `offset` behind them."""
+        for vector in range(0, NUM_KEY_VECTORS, PANEL_TOKENS // LANES):
+            start = b.load(b.gep(self.at, [INT(2 * NUM_KEY_VECTORS + vector)]))
+            for at in (start, b.add(start, offset)):
+                fetch(b, b.gep(scales, [at]))
+
     def fetch_values(self, b: ir.IRBuilder, lane: ir.Value) -> None:
         """Prefetches as much of the values as `fetch_keys` of the keys: a panel of either has as many elements."""
         for vector in range(0, NUM_KEY_VECTORS, PANEL_TOKENS // LANES):
@@ -75,6 +82,17 @@ def prefetch() -> Any:
             return []
 
         loop(b, num_lanes, [], fetch_lane)
+
+    return callable_by_kernels(emit)
+
+
+def prefetch_scales() -> Any:
+    """Makes ``(*block, scales, to_values)``: prefetches the scales of a block, if its pages have any."""
+
+    def emit(b: ir.IRBuilder, *args: ir.Value) -> None:
+        block, scales, to_values = Block(*args[:4]), *args[4:]
+        if operands_of(block.pages).are_integers:
+            block.fetch_scales(b, scales, to_values)
 
     return callable_by_kernels(emit)
 

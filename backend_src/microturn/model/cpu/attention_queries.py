@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from microturn.model.cpu import attention_panels as panels
-from microturn.model.cpu.attention_operands import KEY_OFFSET, new_lanes
+from microturn.model.cpu.attention_operands import KEY_OFFSET, MOST_QUERY_STEPS, new_lanes
 from microturn.model.cpu.attention_panels import KEY_BLOCK, NUM_KEY_VECTORS
 from microturn.model.cpu.attention_products import ROWS_AT_ONCE
 from microturn.model.cpu.int8_kernels import quantize_row
@@ -115,7 +115,8 @@ def ready_queries(
             scaled[d] = q[first_query + token, query_head, d] * scale
         of_row = memory.floats[row * padded_dim : row * padded_dim + head_dim]
         if has_scales:
-            total = quantize_row(scaled, memory.rotated, of_row, memory.query_scales[row : row + 1])
+            of_query = memory.query_scales[row : row + 1]
+            total = quantize_row(scaled, memory.rotated, MOST_QUERY_STEPS, of_row, of_query)
             memory.offsets[row] = -KEY_OFFSET * total
             memory.query_scales[row] /= np.float32(block_of(head_dim))
         else:

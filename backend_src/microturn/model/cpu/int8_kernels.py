@@ -29,8 +29,8 @@ _tile = products.tile()
 
 
 @numba.njit(nogil=True)
-def _find_scale(x: _Array, scale: _Array) -> None:
-    """Sets the scale [1] with which a row's largest integer is MOST_STEPS.
+def _find_scale(x: _Array, most_steps: int, scale: _Array) -> None:
+    """Sets the scale [1] with which a row's largest integer is `most_steps`.
 
     The scale of a row with a non-finite element is not finite: without their sign, floats are ordered like the integers
     with the same bits, infinity and NaN above all.
@@ -40,19 +40,20 @@ def _find_scale(x: _Array, scale: _Array) -> None:
     for d in range(x.shape[0]):
         top = max(top, bits[d] & _NO_SIGN)
     scale.view(np.int32)[0] = top
-    scale[0] = scale[0] / np.float32(MOST_STEPS)
+    scale[0] = scale[0] / np.float32(most_steps)
     if scale[0] < _LEAST_SCALE:
         scale[0] = _LEAST_SCALE
 
 
 @numba.njit(nogil=True)
-def quantize_row(x: _Array, rotated: _Array, steps: _Array, scale: _Array) -> np.int32:
-    """Rotates a row [width] and rounds it to 8 bits times a scale [1]; returns the sum of the integers.
+def quantize_row(x: _Array, rotated: _Array, most_steps: int, steps: _Array, scale: _Array) -> np.int32:
+    """Rotates a row [width] and rounds it to integers times a scale [1]; returns their sum.
 
-    `rotated` [width] is scratch. No two arrays are one: LLVM would compute element by element where it cannot tell.
+    The largest is `most_steps`, and `rotated` [width] is scratch. No two arrays are one: LLVM would compute element by
+    element where it cannot tell.
     """
     rotate_row(x, rotated)
-    _find_scale(rotated, scale)
+    _find_scale(rotated, most_steps, scale)
     unit = scale[0]  # a local, so that the loop is one of vectors
     total = np.int32(0)
     for d in range(x.shape[0]):
@@ -65,7 +66,7 @@ def quantize_row(x: _Array, rotated: _Array, steps: _Array, scale: _Array) -> np
 @numba.njit(nogil=True)
 def _quantize_product_row(x: _Array, steps: _Array, scale: _Array, offset: _Array) -> None:
     width = x.shape[0]
-    total = quantize_row(x, np.empty(width, np.float32), steps, scale)
+    total = quantize_row(x, np.empty(width, np.float32), MOST_STEPS, steps, scale)
     for d in range(width, steps.shape[0]):
         steps[d] = 0
     offset[0] = -WEIGHT_OFFSET * total
@@ -106,7 +107,7 @@ def round_weight(weight: _Array, panels: _Array, scales: _Array) -> None:
         rotated, steps = np.empty(num_in, np.float32), np.empty(num_in, np.int8)
         first = panel * PANEL
         for row in range(first, min(first + PANEL, num_out)):
-            quantize_row(weight[row], rotated, steps, scales[row : row + 1])
+            quantize_row(weight[row], rotated, MOST_STEPS, steps, scales[row : row + 1])
             for d in range(num_in):
                 panels[panel, d // QUAD, row - first, d % QUAD] = steps[d] + WEIGHT_OFFSET
 

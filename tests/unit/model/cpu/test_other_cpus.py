@@ -49,6 +49,11 @@ def test_attention_without_some_instructions(lacking: str, tmp_path: Path) -> No
     assert num_passed(run_tests(tmp_path, ATTENTION, "-k", ONCE, lacking=lacking)) >= 20
 
 
+@pytest.mark.parametrize("lacking", [VNNI, AVX512, "avx"])
+def test_products_of_bytes_without_some_instructions(lacking: str, tmp_path: Path) -> None:
+    assert num_passed(run_tests(tmp_path, ["test_vectors.py"], lacking=lacking)) == 1
+
+
 PRODUCTS = ["test_int8_products.py", "test_int8_linear.py"]
 
 
