@@ -13,8 +13,8 @@ from microturn.kv.quantization import dequantize
 from microturn.kv.tensors import KVTensors
 from microturn.model.batch import Batch, Row
 from microturn.model.cpu.attention_operands import HAS_BFLOAT16
+from microturn.model.cpu.integer_products import HAS_VNNI
 from microturn.model.cpu.rotation import block_of
-from microturn.model.cpu.vectors import HAS_VNNI
 from microturn.model.paged_attention import PagedAttention
 from microturn.model.scores import Scores
 from support.rounded import rotated

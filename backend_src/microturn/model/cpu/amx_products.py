@@ -16,7 +16,8 @@ from llvmlite import ir
 from numba.core import cgutils
 
 from microturn.model.cpu.int8_products import PANEL, PANELS_AT_ONCE, STEP, load, store_first
-from microturn.model.cpu.vectors import CPU_FEATURES, HAS_VNNI, INT, Values, broadcast, callable_by_kernels, fetch, loop
+from microturn.model.cpu.integer_products import HAS_VNNI
+from microturn.model.cpu.vectors import CPU_FEATURES, INT, Values, broadcast, callable_by_kernels, fetch, loop
 
 # Rows of inputs that are multiplied at once.
 TILE_ROWS = 16

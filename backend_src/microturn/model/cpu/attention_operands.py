@@ -26,17 +26,8 @@ from numba.core import cgutils
 from numba.extending import overload, register_jitable
 from numpy.typing import NDArray
 
-from microturn.model.cpu.vectors import (
-    CPU_FEATURES,
-    HAS_AVX512,
-    HAS_VNNI,
-    LANES,
-    Values,
-    add_products_of_bytes,
-    broadcast,
-    multiply_add,
-    nearest_ints,
-)
+from microturn.model.cpu.integer_products import HAS_VNNI, add_products_of_bytes
+from microturn.model.cpu.vectors import CPU_FEATURES, HAS_AVX512, LANES, Values, broadcast, multiply_add, nearest_ints
 
 MAX_TERMS = 4
 HAS_BFLOAT16 = HAS_AVX512 and "+avx512bf16" in CPU_FEATURES

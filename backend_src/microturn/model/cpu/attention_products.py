@@ -140,7 +140,7 @@ def values(num_vectors: int, *, is_part: bool = False) -> Any:
                     totals = _add_all(b, of.add_values, repeats, list(column), totals)
                 return totals
 
-            # As many lanes as these vectors have elements, so that all of them fetch each once.
+            # The lanes that hold as much as these vectors: so a head's are fetched once by all that add its values.
             num_fetched = b.select(b.icmp_signed("!=", fetches, INT(0)), INT(num_vectors * LANES // terms), INT(0))
 
             def add(place: ir.Value, totals: Values) -> Values:

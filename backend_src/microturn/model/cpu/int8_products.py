@@ -27,20 +27,17 @@ from numba.core import cgutils
 from numpy.typing import NDArray
 
 from microturn.kv.quantization import MOST_STEPS
+from microturn.model.cpu.integer_products import HAS_VNNI, add_products, add_products_of_bytes, sums_of_neighbours
 from microturn.model.cpu.vectors import (
     HAS_AVX512,
-    HAS_VNNI,
     INT,
     LANES,
     Values,
-    add_products,
-    add_products_of_bytes,
     broadcast,
     callable_by_kernels,
     fetch,
     for_each_choice,
     loop,
-    sums_of_neighbours,
 )
 from microturn.model.cpu.weight_memory import zeros
 

@@ -23,16 +23,6 @@ CPU_FEATURES = frozenset((config.CPU_FEATURES or get_host_cpu_features()).split(
 HAS_AVX512 = "+avx512f" in CPU_FEATURES
 LANES = 16 if HAS_AVX512 else 8
 
-# Whether the products of four neighbouring bytes are added at once, with 32 bits for their sum.
-HAS_VNNI = HAS_AVX512 and "+avx512vnni" in CPU_FEATURES
-
-# The function that adds the products of two neighbouring bytes, with 16 bits for their sum, where the CPU has one.
-_ADDING_PAIRS = (
-    ("llvm.x86.avx512.pmaddubs.w.512" if "+avx512bw" in CPU_FEATURES else None)
-    if HAS_AVX512
-    else ("llvm.x86.avx2.pmadd.ub.sw" if "+avx2" in CPU_FEATURES else None)
-)
-
 # The target cache of prefetches: 3 is L1, 2 is L2. Intel's L1 can have few outstanding lines, so that L2 is faster
 # there; on AMD's Zen 3 L1 is faster by 5 to 15 %.
 _NEARNESS = 2 if HAS_AVX512 else 3
@@ -40,7 +30,6 @@ _NEARNESS = 2 if HAS_AVX512 else 3
 INT = ir.IntType(64)
 _INT32, _INT16, _BYTE = ir.IntType(32), ir.IntType(16), ir.IntType(8)
 _VECTOR, _INT_VECTOR = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(_INT32, LANES)
-_HALVES = ir.VectorType(_INT16, 2 * LANES)
 _UNDEFINED = _VECTOR(ir.Undefined)
 
 # Arguments of AVX-512's functions: no lane is left out, and rounding is as the CPU is set: to nearest, ties to even.
@@ -213,51 +202,6 @@ def lanes_within(b: ir.IRBuilder, first: ir.Value, end: ir.Value, offset: int) -
 def multiply_add(b: ir.IRBuilder, x: ir.Value, y: ir.Value, total: ir.Value) -> ir.Value:
     """Total + x * y, rounded once where the CPU can."""
     return b.fadd(b.fmul(x, y, flags=_FUSED), total, flags=_FUSED)
-
-
-def add_products(b: ir.IRBuilder, x: ir.Value, y: ir.Value, sums: ir.Value) -> ir.Value:
-    """Adds the products of two neighbouring integers to the sum of their lane.
-
-    Args:
-        x: 2 * LANES integers of at most 16 bits; `y` likewise.
-        sums: LANES int32.
-    """
-    wide = ir.VectorType(_INT32, 2 * LANES)
-    # LLVM has an instruction for just that.
-    return b.add(sums, sums_of_neighbours(b, b.mul(b.sext(x, wide), b.sext(y, wide))))
-
-
-def add_products_of_bytes(b: ir.IRBuilder, unsigned: ir.Value, signed: ir.Value, sums: ir.Value) -> ir.Value:
-    """Adds the products of four neighbouring bytes to the sum of their lane.
-
-    Args:
-        unsigned: 4 * LANES bytes; `signed` likewise, which are from -128 on. On a CPU without VNNI two neighbours'
-            products have a sum of at most 16 bits.
-        sums: LANES int32.
-    """
-    if not HAS_VNNI:
-        return add_products(b, _sums_of_pairs(b, unsigned, signed), _HALVES([1] * 2 * LANES), sums)
-    kind = ir.FunctionType(_INT_VECTOR, [_INT_VECTOR, unsigned.type, signed.type])
-    add = cgutils.get_or_insert_function(b.module, kind, f"llvm.x86.avx512.vpdpbusd.{32 * LANES}")
-    return b.call(add, [sums, unsigned, signed])
-
-
-def _sums_of_pairs(b: ir.IRBuilder, unsigned: ir.Value, signed: ir.Value) -> ir.Value:
-    """The sums of the products of two neighbouring bytes, as 16-bit integers."""
-    if _ADDING_PAIRS is not None:
-        kind = ir.FunctionType(_HALVES, [unsigned.type, signed.type])
-        return b.call(cgutils.get_or_insert_function(b.module, kind, _ADDING_PAIRS), [unsigned, signed])
-    wide = ir.VectorType(_INT16, 4 * LANES)
-    products = b.mul(b.zext(unsigned, wide), b.sext(signed, wide))
-    parts = [ir.VectorType(_INT32, 2 * LANES)([2 * lane + place for lane in range(2 * LANES)]) for place in (0, 1)]
-    return b.add(*(b.shuffle_vector(products, wide(ir.Undefined), part) for part in parts))
-
-
-def sums_of_neighbours(b: ir.IRBuilder, vector: ir.Value) -> ir.Value:
-    """LANES sums of two neighbours of 2 * LANES int32."""
-    even, odd = (_INT_VECTOR([2 * lane + place for lane in range(LANES)]) for place in (0, 1))
-    nothing = vector.type(ir.Undefined)
-    return b.add(b.shuffle_vector(vector, nothing, even), b.shuffle_vector(vector, nothing, odd))
 
 
 def maximum(b: ir.IRBuilder, x: ir.Value, known: ir.Value) -> ir.Value:

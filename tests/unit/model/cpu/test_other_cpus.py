@@ -11,7 +11,7 @@ import pytest
 
 from microturn.model.cpu import amx_products
 from microturn.model.cpu.attention_operands import HAS_BFLOAT16
-from microturn.model.cpu.int8_products import HAS_VNNI
+from microturn.model.cpu.integer_products import HAS_VNNI
 from microturn.model.cpu.vectors import CPU_FEATURES, HAS_AVX512
 
 ATTENTION = ["test_attention_kernels.py", "test_attention_scores.py"]
@@ -51,7 +51,7 @@ def test_attention_without_some_instructions(lacking: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("lacking", [VNNI, AVX512, "avx"])
 def test_products_of_bytes_without_some_instructions(lacking: str, tmp_path: Path) -> None:
-    assert num_passed(run_tests(tmp_path, ["test_vectors.py"], lacking=lacking)) == 1
+    assert num_passed(run_tests(tmp_path, ["test_integer_products.py"], lacking=lacking)) == 1
 
 
 PRODUCTS = ["test_int8_products.py", "test_int8_linear.py"]

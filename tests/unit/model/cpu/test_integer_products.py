@@ -1,4 +1,4 @@
-"""Building blocks of kernels, by themselves."""
+"""Products of integers in vectors."""
 
 from __future__ import annotations
 
@@ -10,13 +10,8 @@ from llvmlite import ir
 from numpy.typing import NDArray
 
 from microturn.model.cpu.attention_operands import MOST_QUERY_STEPS, MOST_WEIGHT_STEPS
-from microturn.model.cpu.vectors import (
-    LANES,
-    add_products_of_bytes,
-    callable_by_kernels,
-    load_vector,
-    store_vector,
-)
+from microturn.model.cpu.integer_products import add_products_of_bytes
+from microturn.model.cpu.vectors import LANES, callable_by_kernels, load_vector, store_vector
 
 _Array = NDArray[Any]
 
