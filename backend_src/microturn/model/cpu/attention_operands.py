@@ -32,13 +32,14 @@ from microturn.model.cpu.vectors import CPU_FEATURES, HAS_AVX512, LANES, Values,
 MAX_TERMS = 4
 HAS_BFLOAT16 = HAS_AVX512 and "+avx512bf16" in CPU_FEATURES
 
-# The largest integers of a query and of a weight: without VNNI 2 * 64 * 255 and 2 * 128 * 128 must fit 16 bits.
+# The largest integers of a query and of a weight. Without VNNI 16 bits with a sign must hold 2 * 64 * 255, a query by
+# keys, and 2 * 128 * -128, a weight by whatever memory holds.
 MOST_QUERY_STEPS, MOST_WEIGHT_STEPS = (127, 255) if HAS_VNNI else (64, 128)
 
 # Added to integers of keys, which have no sign then.
 KEY_OFFSET = 128
 
-_FLOAT, _INT32, _INT16, _INT8 = ir.FloatType(), ir.IntType(32), ir.IntType(16), ir.IntType(8)
+_FLOAT, _INT32, _INT8 = ir.FloatType(), ir.IntType(32), ir.IntType(8)
 _FLOATS, _INTS = ir.VectorType(_FLOAT, LANES), ir.VectorType(_INT32, LANES)
 _BYTES = ir.VectorType(_INT8, 4 * LANES)
 _SIXTEEN, _UPPER_HALF, _LOWER_HALF = (_INTS([value] * LANES) for value in (16, 0xFFFF0000, 0xFFFF))
