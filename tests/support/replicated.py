@@ -21,6 +21,9 @@ from support.served import Served, Start
 
 BEAT_S = 1.0
 TURN = {"max_tokens": 4, "ignore_eos": True}
+# KV tokens of 60 sessions on one server until their contexts are full, for as many turns of 12 tokens as a slow machine
+# needs to replace all servers: in a smaller pool a session loses its KV, and computes its context again.
+ROOM_FOR_ALL = 60 * 8192
 # What a shared machine may take; what it takes is printed.
 PATIENT = Recovery(give_up_after_s=120.0, give_up_opening_s=60.0)
 
@@ -48,7 +51,7 @@ class Replicas:
         self._peer_ports = free_ports(8)
         peers = ",".join(f"127.0.0.1:{port}" for port in self._peer_ports)
         self._options = [f"--set=peers={peers}", "--drain-notice-s=2", "--grace-s=60", "--set=num_threads=1"]
-        self._options += ["--set=kv_tokens=65536"]  # all sessions have room on any of them
+        self._options += [f"--set=kv_tokens={ROOM_FOR_ALL}"]
 
     def start(self, number: int) -> list[Served]:
         new = [

@@ -10,11 +10,12 @@ import pytest
 
 from support.dynamo import Cluster, cluster_of, wait_for_workers
 from support.etcd import Etcd
+from support.replicated import ROOM_FOR_ALL
 from support.share import IN_FLOAT32
 from support.tiny_model_dir import write_tiny_model
 
 # Of a tiny model, whose logits are the same in any company.
-SETTINGS = ("weights=float32", "kv_dtype=float32", "kv_tokens=65536", "max_context=8192", "num_threads=1")
+SETTINGS = ("weights=float32", "kv_dtype=float32", f"kv_tokens={ROOM_FOR_ALL}", "max_context=8192", "num_threads=1")
 
 
 @pytest.fixture(scope="session")
