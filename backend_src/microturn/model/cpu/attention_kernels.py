@@ -28,6 +28,7 @@ from microturn.model.cpu.attention_scores import KernelScores, norm_of
 from microturn.model.cpu.attention_work import Tables, Work
 from microturn.model.cpu.kernel_cache import kernel
 from microturn.model.cpu.rotation import rotate_row
+from microturn.model.cpu.self_scheduling import take
 from microturn.model.cpu.vectors import LANES
 
 # Up to so many vectors, of tokens times heads, are written by one thread: waking another takes longer.
@@ -201,7 +202,7 @@ def append_and_attend(
     """
     # A parallel loop takes arrays, but no tuples.
     scale, soft_cap, sink_logits = scores
-    tasks, units, thread_indptr, merges, sums, peaks, totals, most_rows, window = work
+    tasks, units, num_threads, merges, sums, peaks, totals, most_rows, window = work
     slots, page_ids = tables.slots[group_of_layer], tables.page_ids[group_of_layer]
     page_indptr, page_size = tables.page_indptr, tables.page_size
     num_kv_heads, head_dim = k.shape[1], k.shape[2]
@@ -216,10 +217,12 @@ def append_and_attend(
             _append(k, v, kv, scales, slots, page_size, vector)
 
     terms = _terms(kv)
-    for thread in numba.prange(thread_indptr.shape[0] - 1):
+    taken = np.zeros(1, np.int64)
+    for _ in numba.prange(num_threads):
         memory = new_memory(kv, most_rows, head_dim, padded_dim)
         whole, split = new_result(most_rows, padded_dim), new_result(most_rows, padded_dim)
-        for number in range(thread_indptr[thread], thread_indptr[thread + 1]):
+        number = take(taken)
+        while number < units.shape[0]:
             first, end, result, head = units[number, 0], units[number, 1], units[number, 2], units[number, 3]
             pages = page_ids[page_indptr[tasks[first, 0]] :]
             of_head = page_size, num_kv_heads, head, head_dim, terms
@@ -242,6 +245,7 @@ def append_and_attend(
                         _merge(*whole, *split, row, padded_dim)
             if result < 0:
                 _write_out(tasks[first], head, group, padded_dim, sink_logits, *whole, out)
+            number = take(taken)
 
     if merges.shape[0] > 0:
         for part in numba.prange(merges.shape[0] * num_kv_heads):

@@ -1,11 +1,11 @@
-"""The work of one step of native attention, divided into tasks and among threads; `attention` describes them."""
+"""The work of one step of native attention, divided into tasks and units; `attention` describes them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from operator import itemgetter
 from typing import NamedTuple, Self
 
@@ -44,8 +44,8 @@ class Work(NamedTuple):
             the first query as these keys see it; the position of the row's key 0. The splits of a tile are consecutive,
             in the order of their keys. For moved sinks the rotated queries follow all other queries.
         units: int32 [units, 4]: first task, end of the tasks, place of the first one's result, or -1 for a whole tile,
-            and KV head. The units of a thread are consecutive.
-        thread_indptr: int32 [threads + 1], bounds of the threads' units.
+            and KV head. Threads take them in this order, the costliest first (Graham, 1969).
+        num_threads: threads that take them.
         merges: int32 [divided tiles, 3]: first task, and the places of the first result and behind the last one.
         sums: float32 [kv_heads, results, rows * padded_dim or more], weighted values.
         peaks: float32 [kv_heads, results, rows or more], highest scores.
@@ -56,7 +56,7 @@ class Work(NamedTuple):
 
     tasks: NDArray[np.int32]
     units: NDArray[np.int32]
-    thread_indptr: NDArray[np.int32]
+    num_threads: int
     merges: NDArray[np.int32]
     sums: NDArray[np.float32]
     peaks: NDArray[np.float32]
@@ -97,7 +97,7 @@ class LayerStep(NamedTuple):
     Attributes:
         scores: of the layers.
         tables: where their keys and values are.
-        work: divided among the threads.
+        work: what threads take.
         moved: int64 [n], the queries of rows with moved sinks.
         back: their angles, which rotate these queries back to what their sinks see.
     """
@@ -120,7 +120,7 @@ class Shape:
 
 
 def plan(step: PagedStep, shape: Shape) -> Work:
-    """Divides the rows of a step among the threads."""
+    """Divides the rows of a step into units that threads take."""
     tiles = [(tile, _cost(tile)) for tile in _tiles(step, shape)]
     num_threads, heads = numba.get_num_threads(), range(shape.num_kv_heads)
     most_cost = sum(cost for _, cost in tiles) * shape.num_kv_heads / (_UNITS_PER_THREAD * num_threads)
@@ -142,12 +142,12 @@ def plan(step: PagedStep, shape: Shape) -> Work:
         merges.append((first, num_results, num_results + len(tile)))
         num_results += len(tile)
         most_divided = max(most_divided, tile[0][3])
-    shares = _shares(units, num_threads)
+    units.sort(key=itemgetter(0), reverse=True)
     results = shape.num_kv_heads, num_results
     return Work(
         np.array(tasks, np.int32),
-        np.array([unit for share in shares for unit in share], np.int32),
-        np.array([0, *accumulate(map(len, shares))], np.int32),
+        np.array([unit for _, unit in units], np.int32),
+        min(num_threads, len(units)),
         np.array(merges, np.int32).reshape(-1, 3),
         np.empty((*results, most_divided * padded(shape.head_dim)), np.float32),
         np.empty((*results, most_divided), np.float32),
@@ -160,17 +160,6 @@ def plan(step: PagedStep, shape: Shape) -> Work:
 def _cost(tasks: Sequence[_Task]) -> int:
     """Of one head: reading a key costs as much as computing some rows."""
     return sum((task[6] - task[5]) * (_KEY_COST + task[3]) for task in tasks)
-
-
-def _shares(units: list[tuple[int, _Unit]], num_threads: int) -> list[list[_Unit]]:
-    """Divides units with their costs among threads: each in turn, the largest first, to the one with the least."""
-    shares: list[list[_Unit]] = [[] for _ in range(num_threads)]
-    loads = [0] * num_threads
-    for cost, unit in sorted(units, key=itemgetter(0), reverse=True):
-        least = loads.index(min(loads))
-        shares[least].append(unit)
-        loads[least] += cost
-    return shares
 
 
 def _tiles(step: PagedStep, shape: Shape) -> Iterator[list[_Task]]:
