@@ -18,7 +18,7 @@ from support.etcd import Etcd
 from support.replicated import PATIENT, TURN, said
 
 DYNAMOS_LEASE_S = 10.0
-# For an orchestrator to be told, in place of Dynamo's two minutes; about 6 s, of which a busy machine makes more.
+# For an orchestrator to be told, in place of Dynamo's two minutes; a busy machine takes its time.
 REFUSED_WITHIN_S = 60.0
 
 
