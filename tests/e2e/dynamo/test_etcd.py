@@ -18,8 +18,8 @@ from support.etcd import Etcd
 from support.replicated import PATIENT, TURN, said
 
 DYNAMOS_LEASE_S = 10.0
-# For an orchestrator to be told, in place of Dynamo's two minutes; a busy machine takes its time.
-REFUSED_WITHIN_S = 60.0
+# For an orchestrator to be told, in place of Dynamo's two minutes.
+REFUSED_WITHIN_S = 9.0
 
 
 def ends(process: Process, timeout_s: float = 30.0) -> str:
