@@ -23,6 +23,7 @@ import pytest
 from load_tests.load.locust_run import LocustRun
 from load_tests.load.thresholds import Thresholds
 from microturn.serve.child import RunningServer, free_ports
+from support.processes import kill_all
 from support.share import model_server
 from support.tiny_model_dir import write_tiny_model
 
@@ -118,8 +119,8 @@ def test_a_run_is_started_and_stopped_on_locusts_page(tiny_dir: str, tmp_path: P
             said, _ = load.communicate(timeout=60)
         finally:
             if load.poll() is None:
-                for process in [*psutil.Process(load.pid).children(recursive=True), load]:
-                    process.kill()
+                process = psutil.Process(load.pid)
+                kill_all([*process.children(recursive=True), process])
     assert load.returncode == 0, said
     assert "Traceback" not in said, said
     report = json.loads((tmp_path / "report.json").read_text())

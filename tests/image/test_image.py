@@ -19,6 +19,7 @@ import pytest
 from image.buildah import Buildah, pip_volumes
 from image.stub_base import build_stub_base
 from microturn.zoo.cache import default_cache_dir
+from support.processes import kill_all
 from support.tiny_model_dir import write_tiny_model
 
 ROOT = Path(__file__).parents[2]
@@ -77,9 +78,7 @@ def running(buildah: Buildah, network: int, *options: str) -> Iterator[tuple[str
                 time.sleep(1)
             yield container, server
         finally:
-            for process in _tree(server):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
+            kill_all(_tree(server))
 
 
 def _tree(server: subprocess.Popen) -> list[psutil.Process]:

@@ -1,10 +1,11 @@
-"""Servers' processes: which they are, and waiting for those to end that are not our children."""
+"""Servers' processes: which they are, killing them, and waiting for those to end that are not our children."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import psutil
 
@@ -23,10 +24,16 @@ def alive_after(processes: Collection[psutil.Process], timeout_s: float) -> list
     return alive
 
 
+def kill_all(processes: Iterable[psutil.Process]) -> None:
+    """Kills processes, of which some may end with the ones that were killed before them."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
 def model_process_ids() -> set[int]:
     """The model processes of all servers that this process has started."""
-    children = psutil.Process().children(recursive=True)
-    return {child.pid for child in children if child.name().startswith("triton_python_b")}
+    return {process.pid for process in find_descendants(os.getpid(), STUB_NAME)}
 
 
 def model_process_of(address: str) -> psutil.Process:

@@ -22,8 +22,10 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from microturn.serve.child import free_ports
 from microturn.serve.options import default_model_repository
+from microturn.serve.process_tree import find_descendants
+from microturn.serve.triton_server import STUB_NAME
 from support import share
-from support.processes import alive_after
+from support.processes import alive_after, kill_all
 
 SHARED_MEMORY = Path("/dev/shm")
 _LIGHT_REPOSITORY = Path(__file__).parents[1] / "e2e" / "serve" / "light_repository"
@@ -136,7 +138,7 @@ class Served:
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def model_process(self) -> psutil.Process:
-        (found,) = [process for process in self.tree() if process.name().startswith("triton_python_b")]
+        (found,) = find_descendants(self.process.pid, STUB_NAME)
         return found
 
     def traces(self) -> list[Path]:
@@ -172,9 +174,7 @@ class Served:
         remaining = self.tree() if self.process.poll() is None else []
         self.process.kill()
         self.process.wait()
-        for process in alive_after(remaining, 10):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+        kill_all(alive_after(remaining, 10))
         for reader in self._readers:
             reader.join()
         self.channel.close()

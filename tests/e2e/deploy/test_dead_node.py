@@ -12,6 +12,7 @@ import pytest
 
 from support.certificates import Authority
 from support.edge import Edge, TokenIssuer
+from support.processes import kill_all
 from support.replicated import BEAT_S, HeardInTime, Replicas, client_of, talk_all, talk_undisturbed, took, wait_for_beat
 from support.s3_server import BUCKET, s3_with_bucket
 from support.served import Served
@@ -24,8 +25,7 @@ NUM_TURNS, KILLED_AT = 20, 15
 
 def kill_at_once(server: Served) -> None:
     """Supervisor, Triton and model process, before any can look after another."""
-    for process in [psutil.Process(server.process.pid), *server.tree()]:
-        process.kill()
+    kill_all([psutil.Process(server.process.pid), *server.tree()])
 
 
 @pytest.fixture(params=["a directory", "an encrypted bucket"])
