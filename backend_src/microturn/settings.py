@@ -69,7 +69,8 @@ class Settings:
             session with ``history=whole`` keeps all.
         max_queued_turns: limit of turns that wait behind a running one in a session.
         idle_timeout_s: a session that is silent for longer expires; a session may ask for another time.
-        num_threads: threads of a forward pass; 0 is one per core this process may use.
+        num_threads: threads of a forward pass; 0 is one for each CPU that this process may use. As many are bound to a
+            CPU each, where the layers are one compiled call.
         share_prefixes: full pages of a session's first turn stay in the pool while there is room, and sessions of the
             same tenant and `cache_salt` that begin with the same tokens share them.
         check_dir: directory for the results of the checks at load, so that a restart with the same model, sources,

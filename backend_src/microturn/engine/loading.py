@@ -22,6 +22,7 @@ from microturn.errors import InvalidArgument
 from microturn.model import runner
 from microturn.model.batch import Batch, Row, RowPages
 from microturn.model.cpu import loading as cpu_loading
+from microturn.model.cpu.thread_binding import bind_threads
 from microturn.model.fingerprint import model_fingerprint
 from microturn.model.loaded import Loaded
 from microturn.settings import Settings
@@ -70,25 +71,31 @@ def start_engine(settings: Settings, fetch: Fetch | None = None) -> Engine:
 
     def live() -> None:
         try:
-            engine = load_engine(settings, fetch)
+            snapshots = open_snapshots(settings)
+            prepared = prepare(settings)
+            engine = build(prepared, settings, snapshots, fetch)
         except BaseException as error:
             loaded.set_exception(error)
             return
         loaded.set_result(engine)
+        # Products of other layers are torch's, by teams of several sizes: the threads that it then starts again would
+        # inherit this one's CPU.
+        if prepared.loaded.layers == "compiled":
+            bind_threads()
         engine.run()
 
     threading.Thread(target=live, name="microturn-engine", daemon=True).start()
     return loaded.result()
 
 
-def load_engine(settings: Settings, fetch: Fetch | None = None) -> Engine:
-    """Loads a model and builds an engine over it, with the arguments of `start_engine`; the same thread should run it.
+def load_engine(settings: Settings) -> Engine:
+    """Loads a model and builds an engine over it; the same thread should run it.
 
     Raises:
         InvalidArgument: when the model cannot be loaded or served, or the settings do not fit it.
     """
     snapshots = open_snapshots(settings)
-    return build(prepare(settings), settings, snapshots, fetch)
+    return build(prepare(settings), settings, snapshots)
 
 
 def prepare(settings: Settings) -> Prepared:

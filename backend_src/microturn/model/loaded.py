@@ -63,6 +63,15 @@ class Loaded:
         return self.needs.session_bytes(self.max_context)
 
     @property
+    def layers(self) -> str:
+        """What computes the layers: transformers, our fused operations, or one compiled call for all of them."""
+        decoder = self.runner.decoder
+        if decoder is None:
+            return "transformers"
+        is_one_call = isinstance(decoder, FusedLayers) and decoder.is_compiled and self.attention == "native"
+        return "compiled" if is_one_call else "fused"
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of the weights in memory; a tensor that several modules share counts once."""
         held: dict[int, int] = {t.data_ptr(): t.nbytes for t in self.runner.model.parameters() if not t.is_meta}

@@ -6,12 +6,12 @@ A job must not share its arguments with the engine thread; its outcome is report
 from __future__ import annotations
 
 import queue
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol, TypeVar
 
 from microturn.offload.file_thread import Outcome
+from microturn.offload.unbound_thread import UnboundThread
 
 Result = TypeVar("Result")
 
@@ -54,9 +54,7 @@ class BackgroundThreads:
         self._post = post
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._is_closed = False
-        self._threads = [
-            threading.Thread(target=self._live, name=f"{name}-{number}", daemon=True) for number in range(num_threads)
-        ]
+        self._threads = [UnboundThread(self._live, f"{name}-{number}") for number in range(num_threads)]
         self._has_begun = False
 
     def submit(self, work: Callable[[], Result], on_done: Callable[[Outcome[Result]], None]) -> None:

@@ -13,6 +13,8 @@ from enum import IntEnum
 from functools import partial
 from typing import Generic, TypeVar
 
+from microturn.offload.unbound_thread import UnboundThread
+
 Result = TypeVar("Result")
 
 
@@ -60,7 +62,7 @@ class FileThread:
         self._waiting: dict[Priority, deque[Job]] = {priority: deque() for priority in Priority}
         self._changed = threading.Condition()
         self._is_closed = False
-        self._thread = threading.Thread(target=self._live, name="microturn-files", daemon=True)
+        self._thread = UnboundThread(self._live, "microturn-files")
         self._thread.start()
 
     def submit(self, work: Callable[[], Result], on_done: Callable[[Outcome[Result]], None], priority: Priority) -> Job:

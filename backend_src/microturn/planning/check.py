@@ -15,8 +15,6 @@ from microturn.bench.about import cpu_model
 from microturn.engine.loading import Prepared, build, prepare
 from microturn.errors import InvalidArgument
 from microturn.model import recurrent
-from microturn.model.cpu.layers import FusedLayers
-from microturn.model.loaded import Loaded
 from microturn.settings import Settings
 from microturn.text.chat_templates import NO_TOOLS, tools_as_json
 from microturn.text.model_text import ModelText
@@ -94,7 +92,7 @@ class Served:
         resident_bytes = psutil.Process().memory_info().rss
         is_on_cpu = kv.device.type == "cpu"
         return cls(
-            layers=_layers(loaded),
+            layers=loaded.layers,
             layers_reason=loaded.no_fused_reason,
             attention=loaded.attention,
             attention_reason=loaded.no_kernel_reason,
@@ -137,14 +135,6 @@ def check(settings: Settings) -> Served:
     served = Served.of(prepared)
     build(prepared, settings).stop()  # refuses settings that do not fit the model
     return served
-
-
-def _layers(loaded: Loaded) -> str:
-    decoder = loaded.runner.decoder
-    if decoder is None:
-        return "transformers"
-    is_one_call = isinstance(decoder, FusedLayers) and decoder.is_compiled and loaded.attention == "native"
-    return "compiled" if is_one_call else "fused"
 
 
 def _refusal(text: ModelText, tools: str) -> str | None:
