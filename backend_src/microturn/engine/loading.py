@@ -74,14 +74,14 @@ def start_engine(settings: Settings, fetch: Fetch | None = None) -> Engine:
             snapshots = open_snapshots(settings)
             prepared = prepare(settings)
             engine = build(prepared, settings, snapshots, fetch)
+            # Products of other layers are torch's, by teams of several sizes: the threads that it then starts again
+            # would inherit this one's CPU.
+            if prepared.loaded.layers == "compiled":
+                bind_threads()
         except BaseException as error:
             loaded.set_exception(error)
             return
         loaded.set_result(engine)
-        # Products of other layers are torch's, by teams of several sizes: the threads that it then starts again would
-        # inherit this one's CPU.
-        if prepared.loaded.layers == "compiled":
-            bind_threads()
         engine.run()
 
     threading.Thread(target=live, name="microturn-engine", daemon=True).start()
