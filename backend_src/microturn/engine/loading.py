@@ -74,9 +74,9 @@ def start_engine(settings: Settings, fetch: Fetch | None = None) -> Engine:
             snapshots = open_snapshots(settings)
             prepared = prepare(settings)
             engine = build(prepared, settings, snapshots, fetch)
-            # Products of other layers are torch's, by teams of several sizes: the threads that it then starts again
+            # Torch computes parts of other layers, by teams of several sizes: the threads that OpenMP then starts again
             # would inherit this one's CPU.
-            if prepared.loaded.layers == "compiled":
+            if settings.bind_threads and prepared.loaded.layers == "compiled":
                 bind_threads()
         except BaseException as error:
             loaded.set_exception(error)

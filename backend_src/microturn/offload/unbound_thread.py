@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable
@@ -22,5 +23,8 @@ class UnboundThread(threading.Thread):
 
     def run(self) -> None:
         """See `threading.Thread.run`."""
-        os.sched_setaffinity(0, os.sched_getaffinity(os.getpid()))
+        cpus = os.sched_getaffinity(os.getpid())
+        if cpus != os.sched_getaffinity(0):
+            with contextlib.suppress(OSError):  # it is slower where it is, but it works
+                os.sched_setaffinity(0, cpus)
         super().run()

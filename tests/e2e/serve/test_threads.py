@@ -27,5 +27,6 @@ def test_threads_that_compute_are_bound_to_a_cpu_each_and_no_others(
         assert session.ask("Is water wet?", json_schema=YES_OR_NO, max_tokens=8).text() in ('"yes"', '"no"')
         cpus = [os.sched_getaffinity(thread.id) for thread in served.model_process().threads()]
     assert len(cpus) > threads
+    assert any(f"{len(EVERY_CPU)} threads are bound to a CPU each" in line for line in served.said)
     assert sorted(min(of) for of in cpus if of != EVERY_CPU) == sorted(EVERY_CPU)
     assert all(len(of) == 1 for of in cpus if of != EVERY_CPU)

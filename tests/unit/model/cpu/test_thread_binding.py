@@ -39,8 +39,10 @@ engine.join()
 
 
 def cpus_of(num_threads: int) -> list[list[set[int]] | set[int]]:
+    """Where so many threads that compute may run, and the others."""
     command = [sys.executable, "-c", PROGRAM, str(num_threads)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    environment = os.environ | {"NUMBA_NUM_THREADS": str(num_threads)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=environment)
     return ast.literal_eval(done.stdout)
 
 
@@ -53,9 +55,11 @@ def test_a_thread_for_each_cpu_is_bound_to_it_and_what_it_starts_need_not_be() -
     assert unbound == every
 
 
-@pytest.mark.skipif(NUM_CPUS == 1, reason="there is one CPU")
-def test_fewer_threads_than_cpus_are_not_bound() -> None:
+@pytest.mark.parametrize("num_threads", [NUM_CPUS - 1, NUM_CPUS + 1])
+def test_fewer_or_more_threads_than_cpus_are_not_bound(num_threads: int) -> None:
+    if num_threads == 0:
+        pytest.skip("there is one CPU")
     every = os.sched_getaffinity(0)
-    computing, *others = cpus_of(NUM_CPUS - 1)
-    assert computing == [every] * (NUM_CPUS - 1)
+    computing, *others = cpus_of(num_threads)
+    assert computing == [every] * num_threads
     assert others == [every] * 3
