@@ -21,7 +21,7 @@ def test_threads_that_compute_are_bound_to_a_cpu_each_and_no_others(
 ) -> None:
     """Under the default, a thread for each CPU; the engine starts one for grammars when it needs it."""
     served = serve(f"--model-repository={default_model_repository()}", f"--model={smollm2_dir}", "--set", "device=cpu")
-    served.wait_until_ready(60)
+    served.wait_until_ready(300)  # kernels may have to be compiled
     threads = served.model_process().num_threads()
     with Client(served.address) as client, client.session() as session:
         assert session.ask("Is water wet?", json_schema=YES_OR_NO, max_tokens=8).text() in ('"yes"', '"no"')
