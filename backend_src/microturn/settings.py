@@ -71,7 +71,7 @@ class Settings:
         idle_timeout_s: a session that is silent for longer expires; a session may ask for another time.
         num_threads: threads of a forward pass; 0 is one for each CPU that this process may use.
         bind_threads: if there is a thread for each CPU, each is bound to its own, where the layers are one compiled
-            call. Not for a server that shares its CPUs with another one that computes.
+            call.
         share_prefixes: full pages of a session's first turn stay in the pool while there is room, and sessions of the
             same tenant and `cache_salt` that begin with the same tokens share them.
         check_dir: directory for the results of the checks at load, so that a restart with the same model, sources,
