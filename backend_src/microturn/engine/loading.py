@@ -71,9 +71,7 @@ def start_engine(settings: Settings, fetch: Fetch | None = None) -> Engine:
 
     def live() -> None:
         try:
-            snapshots = open_snapshots(settings)
-            prepared = prepare(settings)
-            engine = build(prepared, settings, snapshots, fetch)
+            prepared, engine = _load(settings, fetch)
             # Torch computes parts of other layers, by teams of several sizes: the threads that OpenMP then starts again
             # would inherit this one's CPU.
             if settings.bind_threads and prepared.loaded.layers == "compiled":
@@ -94,8 +92,14 @@ def load_engine(settings: Settings) -> Engine:
     Raises:
         InvalidArgument: when the model cannot be loaded or served, or the settings do not fit it.
     """
+    _, engine = _load(settings, None)
+    return engine
+
+
+def _load(settings: Settings, fetch: Fetch | None) -> tuple[Prepared, Engine]:
     snapshots = open_snapshots(settings)
-    return build(prepare(settings), settings, snapshots)
+    prepared = prepare(settings)
+    return prepared, build(prepared, settings, snapshots, fetch)
 
 
 def prepare(settings: Settings) -> Prepared:
