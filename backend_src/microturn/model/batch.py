@@ -52,7 +52,7 @@ class Row:
         num_drafts: last new tokens that are a draft: with `wants_logits`, a token is sampled after each of them and
             after the one before them.
         num_sinks: attention sinks, which have moved up to the visible tokens; 0 without evicted tokens.
-        num_evicted: evicted tokens behind the sinks.
+        num_evicted: evicted tokens behind the sinks, of whole pages.
         others: the same for the model's other kinds of layers (see `LayerGroups`).
         states: int32 [states, pages of a state], of recurrent layers: that before the first new token, unless there is
             none before it, then one for each block that the new tokens begin, or more (see `StateTrack`); None without

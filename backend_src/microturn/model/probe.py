@@ -153,8 +153,9 @@ class _Reference:
         generator = torch.Generator().manual_seed(0)
         ids = torch.randint(vocab_size, (length,), generator=generator).tolist()
         neighbour = torch.randint(vocab_size, (min(length, _SHORT_LEN),), generator=generator).tolist()
-        far = ids[:_SHORT_LEN]
-        far_position = num_positions - len(far)
+        # What is evicted before the last positions is of whole pages.
+        far_position = max(0, num_positions - _SHORT_LEN) // PAGE_SIZE * PAGE_SIZE
+        far = ids[: num_positions - far_position]
         return cls(
             ids,
             stock_logits(model, ids),

@@ -85,7 +85,7 @@ def test_sinks_that_have_moved_share_a_softmax_with_the_other_keys(
     rotary = Rotary({None: 0.1 ** torch.arange(HEADS.head_dim // 2).float()}, {None: 1.0}, [Turning()])
     scores = Scores(HEADS.head_dim**-0.5, window, soft_cap, sink_logits)
     rows = [
-        Row([0] * 5, 16 + 1000 + 3, [0, 1], num_sinks=16, num_evicted=1000),
+        Row([0] * 5, 16 + 1008 + 3, [0, 1], num_sinks=16, num_evicted=1008),
         Row([0] * 3, 32 + 640 + 700, list(range(2, 48)), num_sinks=32, num_evicted=640),
         Row([0], 9, [60]),
     ]

@@ -51,7 +51,7 @@ MODELS = {
 
 def row(groups: LayerGroups, token_ids: Sequence[int], position: int, number: int, *, has_moved: bool = False) -> Row:
     """A row with pages of its own in each group, the other tokens of which were never written but are zeros."""
-    moved = {"num_sinks": PAGE_SIZE, "num_evicted": 40} if has_moved else {}
+    moved = {"num_sinks": PAGE_SIZE, "num_evicted": 3 * PAGE_SIZE} if has_moved else {}
     first = number * groups.num_groups * NUM_PAGES
     of_kinds = []
     for kind in groups.kinds:
