@@ -7,7 +7,7 @@ The next step may overwrite pages that are being stored, since they are gathered
 Loaded pages are valid once the transfer is done. The next step waits only if one call stores more than the staging
 buffers hold.
 
-Each layer has its own tensor, and a session's pages are scattered over it. So whole blocks of an image cross the bus,
+Each layer has its own memory, and a session's pages are scattered over it. So whole blocks of an image cross the bus,
 each in one copy, and the GPU scatters their pages with one kernel per tensor for many blocks. Elements are moved as the
 widest integers that all tensors allow.
 

@@ -16,6 +16,8 @@ x = 2)::
 
 Elements of 32 bits lie there one by one: K has all tokens' element 0, then all tokens' element 1; V is as in HND.
 
+Behind a page's elements in int8 lie their scales (see `kv.tensors`).
+
 Keys in int8 are rotated in panels before they are rounded (see `model.cpu.rotation`), and the kernel rotates queries.
 """
 

@@ -19,7 +19,7 @@ class StatePages:
         device: where the pages are.
 
     Args:
-        tensors: all tensors of the pages, each [num_pages, ...], contiguous.
+        tensors: all tensors of the pages, each [num_pages, ...], with a page's part in one piece.
         pages_per_state: how many of them one state takes.
     """
 

@@ -9,7 +9,8 @@ Position ``p`` of a session is in its page ``pages[p // page_size]`` at offset `
 pages for the layer's group.
 
 Elements are float32, bfloat16, int8, or on a GPU float8 (e4m3). In int8 each head's key and value of each token has a
-float32 scale of its own, in a second tensor ``[num_pages, 2, num_kv_heads, page_size]``.
+float32 scale of its own, in a second tensor ``[num_pages, 2, num_kv_heads, page_size]``. Both are views of the same
+memory: a page's scales lie behind its elements, so that it is read in one piece.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -60,12 +61,42 @@ class LayerPages:
     scales: Tensor
     layout: PageLayout = PageLayout.HND
 
+    @classmethod
+    def empty(
+        cls,
+        num_pages: int,
+        page_size: int,
+        shape: LayerShape,
+        dtype: torch.dtype,
+        layout: PageLayout,
+        device: torch.device | str,
+    ) -> Self:
+        """Uninitialised pages of layers of this shape."""
+        elements = PagePart((2, shape.num_kv_heads, *layout.shape(page_size, shape.head_dim, dtype)), dtype)
+        scales = PagePart((2, _num_scales(shape, dtype), page_size), _SCALE_DTYPE)
+        if not scales.num_bytes:
+            memory = torch.empty(num_pages, *elements.shape, dtype=elements.dtype, device=device)
+            return cls(memory, memory.new_empty(num_pages, *scales.shape, dtype=scales.dtype), layout)
+        to_scales = elements.num_bytes + -elements.num_bytes % scales.dtype.itemsize
+        memory = torch.empty(num_pages, to_scales + scales.num_bytes, dtype=torch.uint8, device=device)
+        of_elements, of_scales = memory[:, : elements.num_bytes], memory[:, to_scales:]
+        return cls(
+            of_elements.view(elements.dtype).view(num_pages, *elements.shape),
+            of_scales.view(scales.dtype).view(num_pages, *scales.shape),
+            layout,
+        )
+
     @cached_property
     def arrays(self) -> tuple[NDArray[Any], NDArray[np.float32]]:
-        """The memory of the elements, bfloat16 (which NumPy lacks) as int16, and of the scales, both flat. On a CPU."""
+        """The memory from the first element to the last, bfloat16 (which NumPy lacks) as int16, and that of the scales.
+
+        Both are flat, and on a CPU.
+        """
+        step = self.elements.stride(0) * self.elements.itemsize
+        assert step == sum(tensor[0].nbytes for tensor in self.tensors), "kernels know of no gaps"
         is_bfloat16 = self.elements.dtype == torch.bfloat16
         elements = self.elements.view(torch.int16) if is_bfloat16 else self.elements
-        return elements.view(-1).numpy(), self.scales.view(-1).numpy()
+        return _flat(elements).numpy(), _flat(self.scales).numpy()
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -156,10 +187,7 @@ class KVTensors:
         self.layout = layout
         self._slots = []
         for slot in self.groups.slots:
-            shape = layout.shape(page_size, slot.head_dim, dtype)
-            elements = torch.empty(num_pages, 2, slot.num_kv_heads, *shape, dtype=dtype, device=device)
-            scales = torch.empty(num_pages, 2, _num_scales(slot, dtype), page_size, dtype=_SCALE_DTYPE, device=device)
-            self._slots.append(LayerPages(elements, scales, layout))
+            self._slots.append(LayerPages.empty(num_pages, page_size, slot, dtype, layout, device))
         self.layers = [self._slots[place.slot] for place in self.groups.places]
         if new_copier is None:
             new_copier = StreamCopier.on if self._tensors[0].is_cuda else InPlaceCopier
@@ -251,6 +279,12 @@ class KVTensors:
     def _tensors(self) -> list[Tensor]:
         """All tensors of the pages; the first axis of each is that of the pages."""
         return [tensor for slot in self._slots for tensor in slot.tensors]
+
+
+def _flat(pages: Tensor) -> Tensor:
+    """A tensor's memory [n], with what lies between its pages."""
+    length = (len(pages) - 1) * pages.stride(0) + pages[0].numel() if pages.numel() else 0
+    return pages.as_strided((length,), (1,))
 
 
 def _indexable(elements: Tensor) -> Tensor:

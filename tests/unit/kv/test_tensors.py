@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from microturn.kv.layer_groups import LayerShape
+from microturn.kv.page_layout import PageLayout
 from microturn.kv.tensors import KVTensors
 from support.tiers import bits_of, contents_of, make_kv
 
@@ -34,6 +35,20 @@ def test_all_tensors_of_a_layer_are_laid_out_alike(dtype: torch.dtype, num_tenso
     assert layer.elements.shape == (5, 2, 3, 8, 64)
     assert layer.elements.dtype == dtype
     assert [tensor.shape[:4] for tensor in layer.tensors] == [(5, 2, 3, 8)] * num_tensors
+
+
+@pytest.mark.parametrize("layout", PageLayout)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
+def test_a_page_lies_in_memory_in_one_piece(dtype: torch.dtype, layout: PageLayout) -> None:
+    """Its scales, if it has any, behind its elements; and the next page behind these."""
+    layer = KVTensors([LayerShape(3, 20)], 5, 16, dtype, layout=layout).layers[0]
+    lengths = [tensor[0].nbytes for tensor in layer.tensors]
+    starts = [tensor.data_ptr() for tensor in layer.tensors]
+    assert [start - starts[0] for start in starts] == [sum(lengths[:number]) for number in range(len(lengths))]
+    assert {tensor[1].data_ptr() - tensor[0].data_ptr() for tensor in layer.tensors} == {sum(lengths)}
+    assert [len(array) for array in layer.arrays if len(array)] == [
+        (4 * sum(lengths) + length) // tensor.itemsize for length, tensor in zip(lengths, layer.tensors, strict=True)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from numba.core import cgutils
 
 from microturn.model.cpu.int8_products import PANEL, PANELS_AT_ONCE, STEP, load, store_first
 from microturn.model.cpu.integer_products import HAS_VNNI
-from microturn.model.cpu.vectors import CPU_FEATURES, INT, Values, broadcast, callable_by_kernels, fetch, loop
+from microturn.model.cpu.vectors import CPU_FEATURES, INT, L2, Values, broadcast, callable_by_kernels, fetch, loop
 
 # Rows of inputs that are multiplied at once.
 TILE_ROWS = 16
@@ -92,7 +92,7 @@ def tile() -> Any:
             for start, weights, sums in zip(starts, _WEIGHTS, _SUMS, strict=True):
                 step = b.gep(start, [b.mul(number, INT(_TILE_BYTES))])
                 for line in range(0, _TILE_BYTES, _ROW_BYTES):
-                    fetch(b, b.gep(step, [INT(_AHEAD + line)]))
+                    fetch(b, b.gep(step, [INT(_AHEAD + line)]), L2)
                 _load_tile(b, weights, step, INT(_ROW_BYTES))
                 _call(b, "tdpbsud", _BYTE(sums), _BYTE(_INPUTS), _BYTE(weights))
             return []

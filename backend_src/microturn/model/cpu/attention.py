@@ -21,8 +21,9 @@ sums, key by key: so **a query's result depends to the bit only on the tokens th
 is divided into steps, what else is in the batch, or how the work is divided among threads. (Batch invariance, as in He
 et al., "Defeating Nondeterminism in LLM Inference", 2025.)
 
-Threads take *units*: a whole tile of one KV head, whose splits are merged at once, or some splits of a tile that would
-keep a thread busy for longer than the others; their results are kept until all are there.
+Threads take *units*: a whole tile of some KV heads, whose splits are merged at once, or some splits of a tile that
+would keep a thread busy for longer than the others; their results are kept until all are there. A unit's heads, which
+lie one behind another in a page, are attended block by block: so a thread reads memory in long pieces.
 
 Threads: Numba's OpenMP layer binds to the OpenMP runtime that torch has loaded, so that both share one team. Its other
 layers have their own threads, which compete with torch's spinning ones: measured twice as slow on two cores.

@@ -1,7 +1,8 @@
 """The kernels of native attention, compiled by Numba; `attention` describes the algorithm, `attention_work` divides it.
 
-The arithmetic on a block of keys is in `attention_products` and `attention_softmax`, how it reads pages in
-`attention_panels`, how they are written in `attention_packing`, and how queries are made ready in `attention_queries`.
+The arithmetic on a block of keys is in `attention_products` and `attention_softmax`, where it is in `attention_pages`,
+how it is read in `attention_panels`, how pages are written in `attention_packing`, and how queries are made ready in
+`attention_queries`.
 
 There is a kernel for each type of pages, compiled at its first call. Loops are written out: an array expression or a
 slice takes Numba up to a second to compile.
@@ -15,15 +16,15 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from microturn.kv.page_layout import LANE_BYTES
 from microturn.model.cpu import attention_packing as packing
 from microturn.model.cpu import attention_panels as panels
 from microturn.model.cpu import attention_products as products
 from microturn.model.cpu import attention_softmax as softmax
 from microturn.model.cpu.attention_operands import padded
-from microturn.model.cpu.attention_panels import KEY_BLOCK, NUM_KEY_VECTORS
+from microturn.model.cpu.attention_pages import PageShape, locate, shape_of, starts_of
+from microturn.model.cpu.attention_panels import KEY_BLOCK
 from microturn.model.cpu.attention_products import ROWS_AT_ONCE, VECTORS_AT_ONCE
-from microturn.model.cpu.attention_queries import TileMemory, new_memory, new_result, ready_queries
+from microturn.model.cpu.attention_queries import TileMemory, new_memory, new_result, query_of, ready_queries
 from microturn.model.cpu.attention_scores import KernelScores, norm_of
 from microturn.model.cpu.attention_work import Tables, Work
 from microturn.model.cpu.kernel_cache import kernel
@@ -41,7 +42,6 @@ _Array = NDArray[Any]
 
 _pack_key = packing.pack(together=True)
 _pack_value = packing.pack(together=False)
-_prefetch = panels.prefetch()
 _prefetch_scales = panels.prefetch_scales()
 _scores = products.scores()
 _softmax = softmax.softmax()
@@ -53,38 +53,12 @@ _merge = products.merge()
 
 
 @numba.njit(nogil=True)
-def _locate(pages: _Array, first_key: int, end: int, of_head: tuple[int, int, int, int, int], at: _Array) -> None:
-    """Finds the vectors of keys of a block, and their values and scales (see `attention_panels.Block`).
-
-    Those behind the last key are the first once more.
-
-    Args:
-        pages: of the keys from 0 on.
-        first_key: of the block, at a multiple of PANEL_TOKENS in its page.
-        end: of all keys.
-        of_head: tokens of a page, heads of keys, the head, its elements, and how many of them lie together.
-        at: int64 [3 * NUM_KEY_VECTORS], written.
-    """
-    page_size, num_kv_heads, head, head_dim, terms = of_head
-    first_number, first_offset = first_key // page_size, first_key % page_size
-    number, offset = first_number, first_offset
-    for vector in range(NUM_KEY_VECTORS):
-        if first_key + vector * LANES >= end:
-            number, offset = first_number, first_offset
-        elif offset == page_size:
-            number, offset = number + 1, 0
-        heads = 2 * np.int64(pages[number]) * num_kv_heads + head
-        at[vector] = heads * page_size * head_dim + offset * terms
-        at[NUM_KEY_VECTORS + vector] = ((heads + num_kv_heads) * page_size + offset) * head_dim
-        at[2 * NUM_KEY_VECTORS + vector] = heads * page_size + offset
-        offset += LANES
-
-
-@numba.njit(nogil=True)
 def _attend(
     kv: _Array,
     scales: _Array,
-    of_head: tuple[int, int, int, int, int],
+    of: PageShape,
+    first_head: int,
+    num_heads: int,
     task: _Array,
     pages: _Array,
     keys_end: int,
@@ -96,10 +70,14 @@ def _attend(
     peak: _Array,
     total: _Array,
 ) -> None:
-    """One task: attends its keys. Writes sums [rows * padded_dim], peak and total [rows].
+    """One task: attends its keys. Writes sums [heads * rows * padded_dim], peak and total [heads * rows].
+
+    A block's keys and values of all heads are neighbours in memory: the CPU notices that they are read in turn, and
+    reads more at once than it is asked to prefetch.
 
     Args:
-        of_head: see `_locate`.
+        of: the pages.
+        first_head: of the unit's `num_heads`.
         pages: of the row.
         keys_end: end of the keys that the thread attends next; their beginning is prefetched.
         soft_cap: see `KernelScores`.
@@ -109,16 +87,14 @@ def _attend(
     scores, weights, weight_scales, shrink = memory.scores, memory.weights, memory.weight_scales, memory.shrink
     of_queries = memory.queries, memory.query_scales, memory.offsets
     num_rows, key_start, key_end, phase = task[3], task[5], task[6], task[8]
-    page_size, num_kv_heads, _, head_dim, terms = of_head
-    num_lanes, stride, value_stride = head_dim // terms, page_size * terms, head_dim * terms
-    _locate(pages, key_start, key_end, of_head, at)
-    to_values = num_kv_heads * page_size
-    _prefetch(kv, at, stride, value_stride, num_lanes)
-    _prefetch_scales(kv, at, stride, value_stride, scales, to_values)
-    for row in range(num_rows):
+    page_size, head_dim = of.page_size, of.head_dim
+    num_lanes, stride, value_stride = head_dim // of.terms, page_size * of.terms, head_dim * of.terms
+    head_len, to_values = page_size * head_dim, of.num_kv_heads * page_size
+    locate(pages, key_start, key_end, of, first_head, at)
+    for row in range(num_heads * num_rows):
         peak[row] = _NO_SCORE
         total[row] = 0
-    for place in range(num_rows * padded_dim):
+    for place in range(num_heads * num_rows * padded_dim):
         sums[place] = 0
     many = head_dim - head_dim % (VECTORS_AT_ONCE * LANES)
     whole = head_dim - head_dim % LANES
@@ -127,28 +103,32 @@ def _attend(
         num_keys = min(KEY_BLOCK - (first_key + phase) % KEY_BLOCK, key_end - first_key)
         next_key = first_key + num_keys
         if next_key < keys_end:
-            _locate(pages, next_key, keys_end, of_head, next_at)
-            _prefetch_scales(kv, next_at, stride, value_stride, scales, to_values)
-        block = kv, at, stride, value_stride
-        for row in range(0, num_rows, ROWS_AT_ONCE):
-            count, fetches = min(ROWS_AT_ONCE, num_rows - row), next_key < keys_end and row == 0
-            _scores(scores, *block, next_at, *of_queries, row, count, num_lanes, padded_dim, fetches)
-            for some in range(row, row + count):
-                first[some] = min(max(0, newest[some] - window + 1 - first_key), num_keys)
-                end[some] = max(first[some], min(num_keys, newest[some] + 1 - first_key))
-            seen = row, count, first, end
-            of_scores = scores, *block, weights, weight_scales, *seen, scales, to_values, peak, total, shrink
-            if soft_cap is None:
-                _softmax(*of_scores)
-            else:
-                _capped_softmax(*of_scores, soft_cap)
-            of_rows = sums, kv, at, stride, value_stride, next_at, shrink, weights, weight_scales, row, count
-            for d in range(0, many, VECTORS_AT_ONCE * LANES):
-                _values(*of_rows, d, padded_dim, num_keys, fetches)
-            for d in range(many, whole, LANES):
-                _values_rest(*of_rows, d, padded_dim, num_keys, fetches)
-            if whole < head_dim:
-                _values_part(*of_rows, whole, padded_dim, num_keys, fetches, head_dim - whole)
+            locate(pages, next_key, keys_end, of, first_head, next_at)
+        for head in range(num_heads):
+            block = kv, at, head * head_len, stride, value_stride
+            of_scales = scales, head * page_size, to_values + head * page_size
+            if next_key < keys_end:
+                _prefetch_scales(kv, next_at, *of_scales)
+            first_row, end_row = head * num_rows, (head + 1) * num_rows
+            for row in range(first_row, end_row, ROWS_AT_ONCE):
+                count, fetches = min(ROWS_AT_ONCE, end_row - row), next_key < keys_end and row == first_row
+                _scores(scores, *block, next_at, *of_queries, row, count, num_lanes, padded_dim, fetches)
+                for some in range(row, row + count):
+                    first[some] = min(max(0, newest[some] - window + 1 - first_key), num_keys)
+                    end[some] = max(first[some], min(num_keys, newest[some] + 1 - first_key))
+                seen = row, count, first, end
+                of_scores = scores, *block, weights, weight_scales, *seen, *of_scales, peak, total, shrink
+                if soft_cap is None:
+                    _softmax(*of_scores)
+                else:
+                    _capped_softmax(*of_scores, soft_cap)
+                of_rows = sums, *block, next_at, shrink, weights, weight_scales, row, count
+                for d in range(0, many, VECTORS_AT_ONCE * LANES):
+                    _values(*of_rows, d, padded_dim, num_keys, fetches)
+                for d in range(many, whole, LANES):
+                    _values_rest(*of_rows, d, padded_dim, num_keys, fetches)
+                if whole < head_dim:
+                    _values_part(*of_rows, whole, padded_dim, num_keys, fetches, head_dim - whole)
         first_key = next_key
         at, next_at = next_at, at
 
@@ -157,7 +137,8 @@ def _attend(
 @numba.njit(nogil=True, error_model="numpy")
 def _write_out(
     task: _Array,
-    head: int,
+    first_head: int,
+    num_heads: int,
     group: int,
     padded_dim: int,
     sink_logits: _Array | None,
@@ -167,12 +148,11 @@ def _write_out(
     out: _Array,
 ) -> None:
     """Writes the weighted mean of a tile's values, whose splits are merged."""
-    first_query, first_row, num_rows = task[1], task[2], task[3]
-    for row in range(num_rows):
-        query, query_head = first_query + (first_row + row) // group, head * group + (first_row + row) % group
+    for row in range(num_heads * task[3]):
+        token, query_head = query_of(row, task, first_head, group)
         norm = norm_of(peak[row], total[row], sink_logits, query_head)
         for d in range(out.shape[2]):
-            out[query, query_head, d] = sums[row * padded_dim + d] * norm
+            out[task[1] + token, query_head, d] = sums[row * padded_dim + d] * norm
 
 
 @kernel(parallel=True)
@@ -216,69 +196,63 @@ def append_and_attend(
         for vector in numba.prange(num_vectors):
             _append(k, v, kv, scales, slots, page_size, vector)
 
-    terms = _terms(kv)
     taken = np.zeros(1, np.int64)
     for _ in numba.prange(num_threads):
+        of = shape_of(kv, scales, page_size, num_kv_heads, head_dim)
         memory = new_memory(kv, most_rows, head_dim, padded_dim)
         whole, split = new_result(most_rows, padded_dim), new_result(most_rows, padded_dim)
         number = take(taken)
         while number < units.shape[0]:
-            first, end, result, head = units[number, 0], units[number, 1], units[number, 2], units[number, 3]
+            first, end, result = units[number, 0], units[number, 1], units[number, 2]
+            heads = units[number, 3], units[number, 4]
             pages = page_ids[page_indptr[tasks[first, 0]] :]
-            of_head = page_size, num_kv_heads, head, head_dim, terms
             for place in range(first, end):
                 task = tasks[place]
                 # Keys of moved sinks are seen by the rotated queries, other keys by the queries as they are.
                 if place == first or task[7] != tasks[place - 1, 7]:
-                    ready_queries(q, kv, num_kv_heads, head, task, scale, scales.shape[0] > 0, padded_dim, memory)
+                    ready_queries(q, kv, num_kv_heads, *heads, task, scale, scales.shape[0] > 0, padded_dim, memory)
                 if result >= 0:
                     index = result + place - first
-                    target = sums[head, index], peaks[head, index], totals[head, index]
+                    target = sums[index], peaks[index], totals[index]
                 elif place == first:
                     target = whole
                 else:
                     target = split
-                of_layer = window, padded_dim, soft_cap
-                _attend(kv, scales, of_head, task, pages, tasks[end - 1, 6], *of_layer, memory, *target)
+                keys_end = tasks[end - 1, 6]
+                _attend(kv, scales, of, *heads, task, pages, keys_end, window, padded_dim, soft_cap, memory, *target)
                 if result < 0 and place > first:
-                    for row in range(task[3]):
+                    for row in range(heads[1] * task[3]):
                         _merge(*whole, *split, row, padded_dim)
             if result < 0:
-                _write_out(tasks[first], head, group, padded_dim, sink_logits, *whole, out)
+                _write_out(tasks[first], *heads, group, padded_dim, sink_logits, *whole, out)
             number = take(taken)
 
     if merges.shape[0] > 0:
-        for part in numba.prange(merges.shape[0] * num_kv_heads):
-            index, head = part // num_kv_heads, part % num_kv_heads
-            task = tasks[merges[index, 0]]
-            first, end = merges[index, 1], merges[index, 2]
-            merged = sums[head, first], peaks[head, first], totals[head, first]
-            for number in range(first + 1, end):
-                split = sums[head, number], peaks[head, number], totals[head, number]
-                for row in range(task[3]):
-                    _merge(*merged, *split, row, padded_dim)
-            _write_out(task, head, group, padded_dim, sink_logits, *merged, out)
-
-
-@numba.njit(nogil=True)
-def _terms(kv: _Array) -> int:
-    """Elements that lie together in a panel."""
-    return LANE_BYTES // kv.itemsize
+        for part in numba.prange(merges.shape[0]):
+            task, first, end = tasks[merges[part, 0]], merges[part, 1], merges[part, 2]
+            heads = merges[part, 3], merges[part, 4]
+            merged = sums[first], peaks[first], totals[first]
+            for index in range(first + 1, end):
+                for row in range(heads[1] * task[3]):
+                    _merge(*merged, sums[index], peaks[index], totals[index], row, padded_dim)
+            _write_out(task, *heads, group, padded_dim, sink_logits, *merged, out)
 
 
 @numba.njit(nogil=True)
 def _append(k: _Array, v: _Array, kv: _Array, scales: _Array, slots: _Array, page_size: int, vector: int) -> None:
     """Writes one head's key and value of one token; vectors are counted token by token."""
-    num_kv_heads, head_dim, terms = k.shape[1], k.shape[2], _terms(kv)
+    num_kv_heads, head_dim = k.shape[1], k.shape[2]
+    of = shape_of(kv, scales, page_size, num_kv_heads, head_dim)
+    terms = of.terms
     token, head = vector // num_kv_heads, vector % num_kv_heads
     page, offset = slots[token] // page_size, slots[token] % page_size
-    keys, values = 2 * page * num_kv_heads + head, (2 * page + 1) * num_kv_heads + head
-    at = keys * page_size * head_dim + offset * terms
-    if scales.shape[0] > 0:
+    keys, values, key_scales, value_scales = starts_of(page, head, of)
+    at, scale_at = keys + offset * terms, key_scales + offset
+    if of.scales_len:
         key = np.empty(head_dim, np.float32)
         rotate_row(k[token, head], key)
-        _pack_key(kv, scales, at, keys * page_size + offset, key, 0, head_dim, page_size * terms)
+        _pack_key(kv, scales, at, scale_at, key, 0, head_dim, page_size * terms)
     else:
-        _pack_key(kv, scales, at, keys * page_size + offset, k, vector * head_dim, head_dim, page_size * terms)
-    at = values * page_size * head_dim + offset // terms * terms * head_dim + offset % terms
-    _pack_value(kv, scales, at, values * page_size + offset, v, vector * head_dim, head_dim, terms)
+        _pack_key(kv, scales, at, scale_at, k, vector * head_dim, head_dim, page_size * terms)
+    at = values + offset // terms * terms * head_dim + offset % terms
+    _pack_value(kv, scales, at, value_scales + offset, v, vector * head_dim, head_dim, terms)

@@ -57,8 +57,8 @@ def scores() -> Any:
     """
 
     def emit(b: ir.IRBuilder, scores: ir.Value, *args: ir.Value) -> None:
-        block, ahead = Block(*args[:4]), Block(*args[:4])._replace(at=args[4])
-        queries, query_scales, offsets, row, num_rows, num_lanes, padded_dim, fetches = args[5:]
+        block, ahead = Block(*args[:5]), Block(*args[:5])._replace(at=args[5])
+        queries, query_scales, offsets, row, num_rows, num_lanes, padded_dim, fetches = args[6:]
         of = operands_of(block.pages)
         num_vectors_of_lane = of.page_terms // of.terms
         row_len = b.udiv(padded_dim, INT(of.terms))
@@ -111,8 +111,8 @@ def values(num_vectors: int, *, is_part: bool = False) -> Any:
     """
 
     def emit(b: ir.IRBuilder, sums: ir.Value, *args: ir.Value) -> None:
-        block, ahead = Block(*args[:4]), Block(*args[:4])._replace(at=args[4])
-        shrink, weights, weight_scales, row, num_rows, first_element, padded_dim, num_keys, fetches = args[5:14]
+        block, ahead = Block(*args[:5]), Block(*args[:5])._replace(at=args[5])
+        shrink, weights, weight_scales, row, num_rows, first_element, padded_dim, num_keys, fetches = args[6:15]
         of = operands_of(block.pages)
         terms = of.page_terms
         num_vectors_of_place = terms // of.terms
@@ -123,7 +123,7 @@ def values(num_vectors: int, *, is_part: bool = False) -> Any:
         def operands_at(place: ir.Value) -> list[Values]:
             start = b.gep(block.value_address(b, place), [first])
             if is_part:
-                parts = [load_first(b, start, LANES * terms, b.mul(args[14], INT(terms)))]
+                parts = [load_first(b, start, LANES * terms, b.mul(args[15], INT(terms)))]
             else:
                 starts = [b.gep(start, [INT(index * LANES * terms)]) for index in range(num_vectors)]
                 parts = [load_vector(b, address, LANES * terms) for address in starts]

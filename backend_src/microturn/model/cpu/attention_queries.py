@@ -21,7 +21,7 @@ _pack_queries = panels.pack_queries()
 
 
 class TileMemory(NamedTuple):
-    """Memory for a task of so many rows; `attention_kernels` attends in it.
+    """Memory for a unit of so many rows, those of all its heads; `attention_kernels` attends in it.
 
     Attributes:
         floats: float32 [rows * padded_dim], queries before they are packed; zeros behind the head_dim.
@@ -57,7 +57,7 @@ class TileMemory(NamedTuple):
 
 @numba.njit(nogil=True)
 def new_memory(kv: _Array, most_rows: int, head_dim: int, padded_dim: int) -> TileMemory:
-    """Memory for tasks of up to so many rows."""
+    """Memory for units of up to so many rows, those of all their heads."""
     return TileMemory(
         np.zeros(most_rows * padded_dim, np.float32),
         np.empty(head_dim, np.float32),
@@ -88,28 +88,36 @@ def new_result(most_rows: int, padded_dim: int) -> tuple[_Array, _Array, _Array]
 
 
 @numba.njit(nogil=True)
+def query_of(row: int, task: _Array, first_head: int, group: int) -> tuple[int, int]:
+    """The token and the query head of a unit's row; rows are counted head by head, tokens from the task's first one."""
+    head, of_tile = first_head + row // task[3], task[2] + row % task[3]
+    return of_tile // group, head * group + of_tile % group
+
+
+@numba.njit(nogil=True)
 def ready_queries(
     q: _Array,
     kv: _Array,
     num_kv_heads: int,
-    head: int,
+    first_head: int,
+    num_heads: int,
     task: _Array,
     scale: np.float32,
     has_scales: bool,
     padded_dim: int,
     memory: TileMemory,
 ) -> None:
-    """Scales the queries of a task's rows and packs them as operands of the pages.
+    """Scales the queries of a task's rows, head by head, and packs them as operands of the pages.
 
     Writes `queries`, `query_scales`, `offsets` and `newest`. For pages `has_scales`, queries are rotated as keys are,
     and rounded.
     """
-    first_row, num_rows, position, first_query = task[2], task[3], task[4], task[7]
+    num_rows, position, first_query = num_heads * task[3], task[4], task[7]
     head_dim = q.shape[2]
     group = q.shape[1] // num_kv_heads
     scaled = memory.scaled
     for row in range(num_rows):
-        token, query_head = (first_row + row) // group, head * group + (first_row + row) % group
+        token, query_head = query_of(row, task, first_head, group)
         memory.newest[row] = position + token
         for d in range(head_dim):
             scaled[d] = q[first_query + token, query_head, d] * scale

@@ -40,20 +40,21 @@ NO_SCORE = -1e30
 
 
 def softmax(*, is_capped: bool = False) -> Any:
-    """Makes ``(scores, *block, weights, weight_scales, row, num_rows, first, end, scales, to_values, peak, total, …)``.
+    """Makes ``(scores, *block, weights, weight_scales, row, num_rows, first, end, *scales, peak, total, shrink, …)``.
 
-    The last argument is `shrink`, or `soft_cap` where it `is_capped`. A step of the online softmax, to the base 2, for
-    up to ROWS_AT_ONCE rows, whose scores and weights begin at index 0. Raises ``peak[row]`` to the highest score of the
-    keys from ``first[row]`` up to ``end[row]``, writes their weights relative to it and adds them to ``total[row]``;
-    earlier sums are to be multiplied by ``shrink[row]``. The other keys have a weight of 0. Pages in int8 have
-    `scales`, those of values `to_values` behind those of keys: the latter belong to the scores, the former to the
-    weights, which are written as integers times ``weight_scales[row]``. Scores with a cap are given as parts of it:
-    they become ``soft_cap * tanh(score)``.
+    The last argument is `soft_cap` where it `is_capped`. A step of the online softmax, to the base 2, for up to
+    ROWS_AT_ONCE rows, whose scores and weights begin at index 0. Raises ``peak[row]`` to the highest score of the keys
+    from ``first[row]`` up to ``end[row]``, writes their weights relative to it and adds them to ``total[row]``; earlier
+    sums are to be multiplied by ``shrink[row]``. The other keys have a weight of 0. Three arguments are of pages in
+    int8: all scales, and the offsets of those of keys and of values (see `Block.scales_of`). The former belong to the
+    scores, the latter to the weights, which are written as integers times ``weight_scales[row]``. Scores with a cap are
+    given as parts of it: they become ``soft_cap * tanh(score)``.
     """
 
     def emit(b: ir.IRBuilder, scores: ir.Value, *args: ir.Value) -> None:
-        block = Block(*args[:4])
-        weights, weight_scales, row, num_rows, first, end, scales, to_values, peak, total, shrink, *soft_cap = args[4:]
+        block = Block(*args[:5])
+        weights, weight_scales, row, num_rows, first, end, scales, to_keys, to_values = args[5:14]
+        peak, total, shrink, *soft_cap = args[14:]
         of = operands_of(block.pages)
 
         def scaled(vectors: Values, offset: ir.Value) -> Values:
@@ -80,7 +81,7 @@ def softmax(*, is_capped: bool = False) -> Any:
         def scores_of(index: int) -> Values:
             start = b.gep(scores, [INT(index * KEY_BLOCK)])
             given = [load_vector(b, b.gep(start, [INT(vector * LANES)]), LANES) for vector in range(NUM_KEY_VECTORS)]
-            vectors = scaled(given, INT(0))
+            vectors = scaled(given, to_keys)
             return capped(vectors) if is_capped else vectors
 
         def visible_to(number: ir.Value) -> Values:

@@ -19,8 +19,13 @@ from microturn.model.cpu.attention_panels import KEY_BLOCK
 from microturn.model.cpu.attention_scores import KernelScores
 from microturn.model.paged_step import PagedStep
 
-# Most rows of a tile: with head_dim 64 queries and sums take up to 32 KiB of the L2 cache.
+# Most rows of a tile, and of all heads that a unit takes: with head_dim 64 queries and sums take up to 32 KiB of the L2
+# cache.
 TILE_ROWS = 64
+
+# A unit takes KV heads together that have up to so many elements: their block and the next, which is prefetched, are
+# 128 KiB in 8 bits, of an L2 cache of 512 KiB or more.
+_ELEMENTS_TOGETHER = 512
 
 # Keys of a split: few enough that one session occupies several threads.
 SPLIT_LEN = 256
@@ -28,11 +33,12 @@ SPLIT_LEN = 256
 # A key costs as much to read as so many rows to compute with it.
 _KEY_COST = 4
 
-# Tiles are divided into so many units at least, as far as they have splits, so that all threads have as much to do.
+# The tiles are divided into so many units at least, as far as they have splits and heads: no thread waits long.
 _UNITS_PER_THREAD = 4
 
 _Task = tuple[int, ...]
-_Unit = tuple[int, int, int, int]
+_Unit = tuple[int, int, int, int, int]
+_Merge = tuple[int, int, int, int, int]
 
 
 class Work(NamedTuple):
@@ -43,14 +49,15 @@ class Work(NamedTuple):
             there; number of these rows; where the first query's own key is among the row's; first key; end of the keys;
             the first query as these keys see it; the position of the row's key 0. The splits of a tile are consecutive,
             in the order of their keys. For moved sinks the rotated queries follow all other queries.
-        units: int32 [units, 4]: first task, end of the tasks, place of the first one's result, or -1 for a whole tile,
-            and KV head. Threads take them in this order, the costliest first (Graham, 1969).
+        units: int32 [units, 5]: first task, end of the tasks, place of the first one's result, or -1 for a whole tile,
+            first KV head, and number of these. Threads take them in this order, the costliest first (Graham, 1969).
         num_threads: threads that take them.
-        merges: int32 [divided tiles, 3]: first task, and the places of the first result and behind the last one.
-        sums: float32 [kv_heads, results, rows * padded_dim or more], weighted values.
-        peaks: float32 [kv_heads, results, rows or more], highest scores.
-        totals: float32 [kv_heads, results, rows or more], sums of weights.
-        most_rows: of a task.
+        merges: int32 [divided tiles, 5]: first task, the places of the first result and behind the last one, first KV
+            head, and number of these.
+        sums: float32 [results, rows * padded_dim or more], weighted values, head by head.
+        peaks: float32 [results, rows or more], highest scores.
+        totals: float32 [results, rows or more], sums of weights.
+        most_rows: of a unit, those of all its heads.
         window: positions visible to a query, itself included.
     """
 
@@ -122,39 +129,50 @@ class Shape:
 def plan(step: PagedStep, shape: Shape) -> Work:
     """Divides the rows of a step into units that threads take."""
     tiles = [(tile, _cost(tile)) for tile in _tiles(step, shape)]
-    num_threads, heads = numba.get_num_threads(), range(shape.num_kv_heads)
+    num_threads = numba.get_num_threads()
     most_cost = sum(cost for _, cost in tiles) * shape.num_kv_heads / (_UNITS_PER_THREAD * num_threads)
     tasks: list[_Task] = []
     units: list[tuple[int, _Unit]] = []
-    merges: list[tuple[int, int, int]] = []
-    num_results = most_divided = 0
+    merges: list[_Merge] = []
+    num_results = most_rows = most_divided = 0
     for tile, cost in tiles:
         first = len(tasks)
         tasks += tile
-        num_splits = min(len(tile), math.ceil(most_cost and cost / most_cost))
-        if num_splits <= 1:
-            units += [(cost, (first, len(tasks), -1, head)) for head in heads]
-            continue
-        for begin, end in pairwise(len(tile) * split // num_splits for split in range(num_splits + 1)):
-            unit = first + begin, first + end, num_results + begin
-            part_cost = _cost(tile[begin:end])
-            units += [(part_cost, (*unit, head)) for head in heads]
-        merges.append((first, num_results, num_results + len(tile)))
-        num_results += len(tile)
-        most_divided = max(most_divided, tile[0][3])
+        num_rows = tile[0][3]
+        num_together = max(1, min(TILE_ROWS // num_rows, _ELEMENTS_TOGETHER // shape.head_dim))
+        num_parts = math.ceil(shape.num_kv_heads / num_together)
+        wanted = math.ceil(most_cost and cost * shape.num_kv_heads / most_cost)
+        num_splits = max(1, min(len(tile), math.ceil(wanted / num_parts)))
+        num_parts = max(num_parts, min(shape.num_kv_heads, math.ceil(wanted / num_splits)))
+        for head, end_head in _parts(shape.num_kv_heads, num_parts):
+            num_heads = end_head - head
+            most_rows = max(most_rows, num_heads * num_rows)
+            if num_splits == 1:
+                units.append((num_heads * cost, (first, len(tasks), -1, head, num_heads)))
+                continue
+            for begin, end in _parts(len(tile), num_splits):
+                unit = first + begin, first + end, num_results + begin, head, num_heads
+                units.append((num_heads * _cost(tile[begin:end]), unit))
+            merges.append((first, num_results, num_results + len(tile), head, num_heads))
+            num_results += len(tile)
+            most_divided = max(most_divided, num_heads * num_rows)
     units.sort(key=itemgetter(0), reverse=True)
-    results = shape.num_kv_heads, num_results
     return Work(
         np.array(tasks, np.int32),
         np.array([unit for _, unit in units], np.int32),
         min(num_threads, len(units)),
-        np.array(merges, np.int32).reshape(-1, 3),
-        np.empty((*results, most_divided * padded(shape.head_dim)), np.float32),
-        np.empty((*results, most_divided), np.float32),
-        np.empty((*results, most_divided), np.float32),
-        max(tile[0][3] for tile, _ in tiles),
+        np.array(merges, np.int32).reshape(-1, 5),
+        np.empty((num_results, most_divided * padded(shape.head_dim)), np.float32),
+        np.empty((num_results, most_divided), np.float32),
+        np.empty((num_results, most_divided), np.float32),
+        most_rows,
         shape.window,
     )
+
+
+def _parts(count: int, num_parts: int) -> Iterator[tuple[int, int]]:
+    """Bounds of parts that differ by one at most."""
+    return pairwise(count * part // num_parts for part in range(num_parts + 1))
 
 
 def _cost(tasks: Sequence[_Task]) -> int:

@@ -31,6 +31,8 @@ from microturn.model.cpu.integer_products import HAS_VNNI, add_products, add_pro
 from microturn.model.cpu.vectors import (
     HAS_AVX512,
     INT,
+    L1,
+    L2,
     LANES,
     Values,
     broadcast,
@@ -69,8 +71,8 @@ MOST_WIDTH = (2**31 - 1) // MOST_STEPS**2
 _LINE_BYTES = 64
 _NUM_QUADS = _LINE_BYTES // (QUAD * PANEL)
 
-# Weights are fetched so many bytes ahead.
-_AHEAD = 4096
+# Weights are fetched so many bytes ahead: into L2, as Intel's L1 has few lines under way. Without AVX-512 into L1.
+_AHEAD, _FETCHED_TO = 4096, L2 if HAS_AVX512 else L1
 
 _INT32, _FLOAT = ir.IntType(32), ir.FloatType()
 _SUMS, _FLOATS, _WIDE = ir.VectorType(_INT32, LANES), ir.VectorType(_FLOAT, LANES), ir.VectorType(_INT32, 2 * LANES)
@@ -103,7 +105,7 @@ def tile() -> Any:
 
             def add_line(number: ir.Value, sums: Values) -> Values:
                 line = b.gep(start, [b.mul(number, INT(_LINE_BYTES))])
-                fetch(b, b.gep(line, [INT(_AHEAD)]))
+                fetch(b, b.gep(line, [INT(_AHEAD)]), _FETCHED_TO)
                 for quad in range(_NUM_QUADS):
                     at = b.mul(b.add(b.mul(number, INT(_NUM_QUADS)), INT(quad)), INT(QUAD))
                     starts = [QUAD * (quad * PANEL + vector * PANEL // _NUM_VECTORS) for vector in range(_NUM_VECTORS)]

@@ -23,9 +23,8 @@ CPU_FEATURES = frozenset((config.CPU_FEATURES or get_host_cpu_features()).split(
 HAS_AVX512 = "+avx512f" in CPU_FEATURES
 LANES = 16 if HAS_AVX512 else 8
 
-# The target cache of prefetches: 3 is L1, 2 is L2. Intel's L1 can have few outstanding lines, so that L2 is faster
-# there; on AMD's Zen 3 L1 is faster by 5 to 15 %.
-_NEARNESS = 2 if HAS_AVX512 else 3
+# Target caches of prefetches, as LLVM numbers them.
+L1, L2 = 3, 2
 
 INT = ir.IntType(64)
 _INT32, _INT16, _BYTE = ir.IntType(32), ir.IntType(16), ir.IntType(8)
@@ -149,12 +148,12 @@ def load_first(b: ir.IRBuilder, address: ir.Value, count: int, num_first: ir.Val
     return b.call(masked_load, [pointer, _INT32(1), mask, kind(None)])
 
 
-def fetch(b: ir.IRBuilder, address: ir.Value) -> None:
-    """Prefetches a cache line (see `_NEARNESS`)."""
+def fetch(b: ir.IRBuilder, address: ir.Value, cache: int) -> None:
+    """Prefetches a cache line into L1 or L2."""
     pointer = b.bitcast(address, _BYTE.as_pointer())
     kind = ir.FunctionType(ir.VoidType(), [pointer.type, _INT32, _INT32, _INT32])
     prefetch = cgutils.get_or_insert_function(b.module, kind, "llvm.prefetch.p0i8")
-    b.call(prefetch, [pointer, _INT32(0), _INT32(_NEARNESS), _INT32(1)])  # for reading, data
+    b.call(prefetch, [pointer, _INT32(0), _INT32(cache), _INT32(1)])  # for reading, data
 
 
 def splat(value: float) -> ir.Constant:

@@ -44,6 +44,7 @@ def test_paged_attention_equals_attention_over_plain_keys(
 
 
 @pytest.mark.parametrize("use_native", [True, False], ids=["native", "torch"])
+@pytest.mark.parametrize("page_size", [16, 48])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8], ids=str)
 @pytest.mark.parametrize("window", [None, 20])
 @pytest.mark.parametrize(
@@ -56,10 +57,10 @@ def test_paged_attention_equals_attention_over_plain_keys(
     ],
 )
 def test_pages_of_other_types_give_attention_over_what_they_keep(
-    heads: Heads, window: int | None, dtype: torch.dtype, use_native: bool
+    heads: Heads, window: int | None, dtype: torch.dtype, page_size: int, use_native: bool
 ) -> None:
     rows = [(0, 1), (0, 5), (77, 1), (KEY_BLOCK - 1, 1), (KEY_BLOCK, 1), (2 * SPLIT_LEN - 1, 2), (130, MANY_QUERIES)]
-    check_rows(heads, 16, rows, window, use_native=use_native, dtype=dtype)
+    check_rows(heads, page_size, rows, window, use_native=use_native, dtype=dtype)
 
 
 @pytest.mark.parametrize(("use_native", "page_size"), [(True, 16), (True, 48), (False, 1), (False, 16)])
