@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import Cache, DummyLayer, LinearAttentionCacheLayerMixin, LinearAttentionLayer
+from transformers.cache_utils import Cache, DynamicLayer, LinearAttentionCacheLayerMixin, LinearAttentionLayer
 
 from microturn.errors import InternalError
 from microturn.kv.state_pages import StatePages
@@ -149,9 +149,10 @@ class RecurrentLayers:
 
     def _cache(self, states: Tensor) -> Cache:
         """The states as the modules take them."""
-        layers: list[Any] = [DummyLayer() for _ in range(self._num_model_layers)]
+        # Placeholders: a layer with attention takes no cache. (`DummyLayer` is not in each transformers that we allow.)
+        layers: list[Any] = [DynamicLayer() for _ in range(self._num_model_layers)]
         for part in self._parts:
-            if part.number == 0 and isinstance(layers[part.layer], DummyLayer):
+            if part.number == 0 and isinstance(layers[part.layer], DynamicLayer):
                 layers[part.layer] = LinearAttentionLayer(self._num_states[part.layer])
             layer, tensor = layers[part.layer], part.of(states)
             if part.is_recurrent:
