@@ -44,6 +44,10 @@ class Settings:
             each product).
         attention: the kernels: ``native`` (on a CPU), ``flashinfer`` (on a GPU), ``torch`` (slow, runs everywhere), or
             ``auto``, the first of them that can run.
+        cuda_graphs: small steps are replayed from CUDA graphs (on a GPU); ``false`` launches each kernel by itself, to
+            see whether a failure is theirs.
+        compiled_glue: what lies between products and attention is compiled by torch (on a GPU); ``false`` runs it
+            operation by operation, likewise.
         kv_dtype: type of the KV cache, ``auto`` (int8 on a CPU, or bfloat16 with torch's or latent attention; on a GPU
             that of the weights), ``float32``, ``bfloat16``, ``float8`` (on a GPU) or ``int8``: smaller types have room
             for more tokens and change logits more (`make bench-kv` measures how much).
@@ -106,6 +110,8 @@ class Settings:
     device: str = "auto"
     weights: str = "auto"
     attention: str = "auto"
+    cuda_graphs: bool = True
+    compiled_glue: bool = True
     kv_dtype: str = "auto"
     kv_tokens: int = 0
     page_size: int = 16

@@ -24,6 +24,12 @@ def test_nothing_is_kept_outside_the_pool_unless_it_is_asked_for() -> None:
     assert (Settings().host_tier_bytes, Settings().disk_tier_dir) == (0, "")
 
 
+def test_parts_of_the_gpus_path_can_be_turned_off() -> None:
+    assert (Settings().cuda_graphs, Settings().compiled_glue) == (True, True)
+    read = Settings.from_strings({"cuda_graphs": "false", "compiled_glue": "false"})
+    assert (read.cuda_graphs, read.compiled_glue) == (False, False)
+
+
 def test_every_type_is_read_from_text() -> None:
     read = Settings.from_strings(
         {"model_dir": "models/a b", "max_sessions": "7", "idle_timeout_s": "2.5", "share_prefixes": "true"}

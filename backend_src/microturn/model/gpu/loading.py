@@ -86,8 +86,7 @@ def make_ready(model: PreTrainedModel, settings: Settings) -> Loaded:
     recurrent.install(model)  # its states are of the new type
     latent_attention.install(model)
     if checked.decoder is not None:  # frees the float32 weights of the checked layers
-        glue = Glue.compiled() if model.device.type == "cuda" else Glue()
-        checked = replace(checked, decoder=TorchLayers.of(model, layers, glue))
+        checked = replace(checked, decoder=TorchLayers.of(model, layers, new_glue(settings, model.device)))
     serving = _Serving(model, layers, scores, checked, has_flashinfer, kv_dtype, settings)
     pool, kv_tokens, max_context = size_pool(settings, model, serving.needs, serving.free_tokens)
     ready = serving.new_runner(pool.num_pages)
@@ -104,6 +103,11 @@ def make_ready(model: PreTrainedModel, settings: Settings) -> Loaded:
         no_int8_reason=None,
         no_kernel_reason=no_kernel_reason,
     )
+
+
+def new_glue(settings: Settings, device: torch.device) -> Glue:
+    """What lies between products and attention, compiled on a GPU unless that is turned off."""
+    return Glue.compiled() if settings.compiled_glue and device.type == "cuda" else Glue()
 
 
 @dataclass(frozen=True)
@@ -124,6 +128,9 @@ class _Serving:
 
     @cached_property
     def sizes(self) -> list[StepSize]:
+        """Of the passes to capture, the largest first."""
+        if not self.settings.cuda_graphs:
+            return []
         return step_sizes(self.settings.max_sessions, self.settings.max_batch_tokens)
 
     def new_runner(self, num_pages: int) -> GpuRunner:
@@ -153,7 +160,7 @@ class _Serving:
         """Tokens for which there is memory beside the largest passes, which are captured and run here without pages."""
         device, free_before = self.model.device, _free_bytes(self.model.device)
         rehearsal = self.new_runner(0)
-        rehearsal.capture({self.sizes[0], max(size for size in self.sizes if size.is_decode)}, max_context)
+        rehearsal.capture({*self.sizes[:1], *[size for size in self.sizes if size.is_decode][:1]}, max_context)
         num_rows = min(self.settings.max_sessions, self.settings.max_batch_tokens)
         rehearsal.run(padding_batch(rehearsal.kv, StepSize(self.settings.max_batch_tokens, num_rows)))
         torch.cuda.synchronize(device)

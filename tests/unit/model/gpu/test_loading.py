@@ -7,17 +7,37 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from microturn.engine import loading
 from microturn.errors import InvalidArgument
 from microturn.model.batch import Batch, Row, RowPages
+from microturn.model.gpu import flashinfer_attention
 from microturn.model.gpu import loading as gpu_loading
+from microturn.model.gpu.glue import Glue
+from microturn.model.loaded import Loaded
 from microturn.settings import Settings
-from support import models
+from support import models, plain_flashinfer, recorded_graphs
 from support.oracle import TOLERANCE, stock_logits
+from support.recorded_graphs import RecordedGraph
 from support.tiny_model_dir import write_tiny_model
 
 CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def _with_plain_flashinfer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FlashInfer and CUDA graphs as far as a CPU can stand for them."""
+    plain_flashinfer.install(monkeypatch)
+    recorded_graphs.install(monkeypatch)
+    monkeypatch.setattr(flashinfer_attention, "unavailable_reason", lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "no GPU")
+
+
+def served(model: PreTrainedModel, **settings: object) -> Loaded:
+    """One with heads that FlashInfer serves, ready for a few short sessions."""
+    few = {"kv_tokens": 256, "max_context": 64, "max_sessions": 4, "max_batch_tokens": 16}
+    return gpu_loading.make_ready(model, Settings(**few, **settings))
 
 
 def test_a_checked_model_is_converted_and_has_one_page_more_than_the_pool() -> None:
@@ -54,6 +74,23 @@ def test_recurrent_states_are_of_the_type_that_the_model_is_converted_to() -> No
         got = loaded.runner.run(Batch([row]))
     expected = stock_logits(exact, ids)[-1:]
     assert 0 < (got - expected).abs().max() < 0.3 * expected.std()
+
+
+@pytest.mark.usefixtures("_with_plain_flashinfer")
+def test_graphs_are_captured_unless_they_are_turned_off() -> None:
+    for wanted in (True, False):
+        loaded = served(models.with_served_heads("llama"), cuda_graphs=wanted)
+        assert loaded.attention == "flashinfer"
+        num_replays = RecordedGraph.num_replays
+        loaded.runner.run(Batch([Row([5, 6, 7], 0, [3])]))
+        assert RecordedGraph.num_replays == num_replays + wanted
+
+
+def test_glue_is_compiled_on_a_gpu_unless_that_is_turned_off() -> None:
+    gpu = torch.device("cuda", 0)
+    assert gpu_loading.new_glue(Settings(), gpu) != Glue()
+    assert gpu_loading.new_glue(Settings(compiled_glue=False), gpu) == Glue()
+    assert gpu_loading.new_glue(Settings(), CPU) == Glue()
 
 
 @pytest.mark.parametrize(
