@@ -109,17 +109,16 @@ class FakeRunner:
         return logits
 
     def _with_ids(self, batch: Batch) -> Batch:
-        """The batch with tokens that the host did not know; nothing else may be in it then."""
-        if batch.ids is None:
-            assert all(UNKNOWN_ID not in row.token_ids for row in batch.rows), "a token that nobody knows"
-            return batch
-        assert self.is_asynchronous, "nobody runs ahead of who is waited for"
-        assert batch.ids.shape == (batch.num_tokens,)
-        assert batch.ids.dtype == torch.int64
-        assert all(list(row.token_ids) == [UNKNOWN_ID] for row in batch.rows), "tokens that were looked at too early"
-        return Batch(
-            [replace(row, token_ids=[token_id]) for row, token_id in zip(batch.rows, batch.ids.tolist(), strict=True)]
-        )
+        """The batch with the tokens that the host did not know: each is a row, before the others."""
+        unknown = [] if batch.ids is None else batch.ids.tolist()
+        rows, others = batch.rows[: len(unknown)], batch.rows[len(unknown) :]
+        assert all(UNKNOWN_ID not in row.token_ids for row in others), "a token that nobody knows"
+        assert all(list(row.token_ids) == [UNKNOWN_ID] for row in rows), "tokens that were looked at too early"
+        if batch.ids is not None:
+            assert self.is_asynchronous, "nobody runs ahead of who is waited for"
+            assert batch.ids.dtype == torch.int64
+        known = [replace(row, token_ids=[token_id]) for row, token_id in zip(rows, unknown, strict=True)]
+        return Batch([*known, *others])
 
     def _spoil(self, batch: Batch) -> None:
         for row in batch.rows:

@@ -1,7 +1,7 @@
 """The engine: one thread that owns all sessions and runs them, step by step, through the model.
 
 A step is schedule → run → commit. On an asynchronous runner the next step is launched before this one is committed
-(see `steps`). Other threads post to the inbox and never touch a session. The engine handles token ids and sinks; text
+(see `steps`); turns that come meanwhile join it. Other threads post to the inbox and never touch a session. The engine handles token ids and sinks; text
 belongs to the codec, responses to the adapter.
 """
 
@@ -59,7 +59,7 @@ class Engine:
         *,
         settings: Settings,
         clock: Callable[[], float],
-        inbox: queue.SimpleQueue[Callable[[], None]],
+        inbox: queue.SimpleQueue[Callable[[], None] | Turn],
         pool: PagePool,
         sessions: SessionTable,
         prefixes: PrefixCache,
@@ -95,6 +95,8 @@ class Engine:
         self._maintenance = maintenance
         self._backgrounds = backgrounds
         self._in_flight: InFlightStep | None = None
+        # A post that was taken while a step was in flight, and has to wait until none is.
+        self._postponed: Callable[[], None] | None = None
         # Nothing is left to do until something is posted, or falls due.
         self._can_wait = True
         # The holder may run posted tasks: the thread of `run`; after it has ended, one thread at a time.
@@ -115,7 +117,7 @@ class Engine:
 
     def submit(self, turn: Turn) -> None:
         """Posts a turn; its sinks are told how it goes."""
-        self._inbox.put(partial(self._arrive, turn))
+        self._inbox.put(turn)
         if self._has_ended:
             self._refuse_posts()
 
@@ -169,8 +171,9 @@ class Engine:
     def step(self, *, block: bool = False) -> bool:
         """Takes what was posted, then makes one forward pass.
 
-        A pass that is under way since the last step is ended before that, since sessions change while none is. As long
-        as nothing is posted or falls due, that is all: the next pass is under way already (see `InFlightStep`).
+        A pass that is under way since the last step is ended before that. As long as nothing but turns is posted, and
+        nothing falls due, that is all: the next pass is under way already (see `InFlightStep`), with the turns that
+        have come in it.
 
         Args:
             block: wait for a post when there is nothing to do.
@@ -214,13 +217,38 @@ class Engine:
         self._sessions.accounts.check_integrity()
 
     def _take_posts(self, *, block: bool) -> None:
+        postponed, self._postponed = self._postponed, None
+        if postponed is not None:
+            postponed()
         try:
-            if block:
-                self._inbox.get(timeout=self._patience_s())()
+            if block and postponed is None:
+                self._take(self._inbox.get(timeout=self._patience_s()))
             while True:
-                self._inbox.get_nowait()()
+                self._take(self._inbox.get_nowait())
         except queue.Empty:
             return
+
+    def _take(self, post: Callable[[], None] | Turn) -> None:
+        if isinstance(post, Turn):
+            self._arrive(post)
+        else:
+            post()
+
+    def _take_turns(self) -> None:
+        """Takes the turns that have come, beside a step in flight, up to a post of another kind, which has to wait.
+
+        A turn may well be of a session in that step. It waits for the one that runs, or takes its place: then the
+        session's row is dropped like that of a turn which has ended (see `steps`).
+        """
+        while self._postponed is None:
+            try:
+                post = self._inbox.get_nowait()
+            except queue.Empty:
+                return
+            if isinstance(post, Turn):
+                self._arrive(post)
+            else:
+                self._postponed = post
 
     def _patience_s(self) -> float | None:
         """How long nothing falls due; None is for ever."""
@@ -238,13 +266,15 @@ class Engine:
 
     def _is_quiet_until(self, time_s: float) -> bool:
         """Whether nothing but the step in flight is to be done before a time."""
-        if not self._inbox.empty():
+        if self._postponed is not None or not self._inbox.empty():
             return False
         due_s = self._due_s()
         return due_s is None or due_s > time_s
 
     def _finish(self, step: InFlightStep) -> None:
         """Ends a step in flight; where the next one can follow from it, that is launched before."""
+        if self.runner.is_asynchronous:
+            self._take_turns()
         self._in_flight = self.steps.launch_next(step, self._is_quiet_until)
         self.steps.process_result(step, self._in_flight)
         if self._in_flight is not None:

@@ -53,7 +53,7 @@ class InFlightStep:
         return self.drawn.sampled()
 
     def ids_of(self, following: Sequence[ScheduledRow]) -> Tensor:
-        """The tokens that the rows of the next pass compute, int64 [rows], where they are chosen.
+        """The tokens that these rows of the next pass compute, int64 [rows], where they are chosen.
 
         Args:
             following: some of the turns that choose a token here, in their order.

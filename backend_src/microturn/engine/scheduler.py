@@ -51,6 +51,11 @@ class ScheduledRow:
         return self.first + self.num_tokens
 
     @property
+    def follows(self) -> bool:
+        """Whether its token is one that the step under way still chooses."""
+        return self.first >= len(self.session.context)
+
+    @property
     def wants_logits(self) -> bool:
         """Whether it ends with the context, so that a token is chosen behind it."""
         return self.end >= len(self.session.context)
@@ -191,24 +196,22 @@ class Scheduler:
         has_drafts = self._drafts and any(row.speculates for row in rows)
         return self._with_drafts(rows, with_others=with_others) if has_drafts else rows
 
-    def schedule_next_decode(self, rows: Iterable[ScheduledRow], running: Collection[Session]) -> list[ScheduledRow]:
-        """The rows of the step behind one that is under way, as far as they follow from it whatever it chooses.
+    def schedule_next(self, rows: Iterable[ScheduledRow], running: Collection[Session]) -> list[ScheduledRow]:
+        """The rows of the step behind one that is under way, if they are known whatever that one chooses.
 
-        They are those of turns that may go on: the tokens that it chooses, each a row. What follows nothing must be
-        scheduled, once the step is over: where a session would miss a step (a session that is not in this one, or has
-        more of its input to compute; a turn that begins when the one before it ends, which is sure), and where the pool
-        has no page free.
+        First those of turns in it that may go on: the tokens that it chooses, each a row. Then the short appends of
+        sessions that are not in it, which need nobody's pages. Nothing must follow where a session would miss a step
+        that `schedule` would give it: one that has more of its input to compute, or begins its next turn when this one
+        ends, which is sure; a long append, or one whose last pass failed; and where the pool has no page free.
 
         Args:
             rows: of the step that is under way.
             running: the sessions that have a turn.
 
-        Pages for the new tokens are reserved. Nothing is evicted before: more than a turn needs is given up with its
-        end, or by `schedule`, where the pool is full.
+        Pages for the new tokens are reserved. Of the sessions under way nothing is evicted before: more than a turn
+        needs is given up with its end, or by `schedule`, where the pool is full.
         """
         current = [row for row in rows if row.is_wanted]
-        if len(current) < len(running):
-            return []
         following = []
         for row in current:
             session, turn = row.session, row.turn
@@ -220,7 +223,31 @@ class Scheduler:
                 following.append(ScheduledRow(session, turn, row.end, 1))
             elif session.queued:
                 return []
-        return following
+        under_way = {row.session for row in current}
+        waiting = sorted((session for session in running if session not in under_way), key=self._urgency)
+        joining = self._joining(waiting, self._max_batch_tokens - len(following))
+        return [] if joining is None else [*following, *joining]
+
+    def _joining(self, waiting: Sequence[Session], budget: int) -> list[ScheduledRow] | None:
+        """The appends of these sessions, but for those whose KV is on its way; None where `schedule` must decide."""
+        if any(self._is_long(session) or session in self._suspects for session in waiting):
+            return None
+        joining = []
+        for session in waiting:
+            if not self._memory.is_ready(session):
+                continue
+            session.begin_behind_forgotten()
+            num_tokens = min(session.num_computable, budget)
+            if num_tokens <= 0:
+                continue
+            session.evict()
+            if not session.reserve(num_tokens):
+                return None
+            if self._memory.load(session):
+                assert session.running is not None
+                joining.append(ScheduledRow(session, session.running, session.kv_len, num_tokens))
+                budget -= num_tokens
+        return joining
 
     def _urgency(self, session: Session) -> tuple[bool, bool, float]:
         assert session.running is not None

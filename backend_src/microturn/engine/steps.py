@@ -91,18 +91,19 @@ class Steps:
 
         Args:
             rows: whose tokens it computes.
-            before: the step that still chooses these tokens; None where they are known.
+            before: the step that still chooses the tokens of the first of them; None where all are known.
         """
         step = InFlightStep(rows, self._clock())
         try:
-            ids = None if before is None else before.ids_of(rows)
+            following = [row for row in rows if row.follows]
+            ids = before.ids_of(following) if before is not None and following else None
             step.batch = Batch([row.build() for row in rows], ids)
             logits = self.runner.run(step.batch)
             if ids is not None and any(row.turn.matcher for row in rows):
                 step.logits = logits
                 return step
-            # Where the tokens are still being chosen, every row has one, and chooses the next.
-            unknown = repeat(None, len(rows)) if ids is None else ids.unsqueeze(1).unbind()
+            # Rows whose token is still being chosen come first, and each chooses the next.
+            unknown = chain(() if ids is None else ids.unsqueeze(1).unbind(), repeat(None))
             step.drawn = draw(logits, [*chain.from_iterable(map(self._sampling_rows, step.choosing, unknown))])
         except Exception as error:
             step.error = error
@@ -130,7 +131,7 @@ class Steps:
             return None
         if not is_quiet_until(max(self._clock(), step.begun_s + self.step_time.pass_s(step.batch.num_tokens))):
             return None
-        rows = self._scheduler.schedule_next_decode(step.rows, self._lifecycle.running)
+        rows = self._scheduler.schedule_next(step.rows, self._lifecycle.running)
         return self.launch(rows, step) if rows else None
 
     def process_result(self, step: InFlightStep, following: InFlightStep | None) -> None:

@@ -29,6 +29,7 @@ from microturn.offload.tiers import Tiers
 from microturn.sessions.accounts import ID_BYTES, ByteLimits
 from microturn.sessions.environment import SessionEnvironment
 from microturn.sessions.table import SessionTable
+from microturn.sessions.turn import Turn
 from microturn.settings import Settings
 from microturn.snapshots.arrivals import Arrivals, Fetch
 from microturn.snapshots.directory import SnapshotDirectory
@@ -77,7 +78,7 @@ def build_engine(
     """
     kv = runner.kv
     num_context_pages = pages_of_context(kv, pool, max_context, settings.max_batch_tokens)
-    inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+    inbox: queue.SimpleQueue[Callable[[], None] | Turn] = queue.SimpleQueue()
     recorder = Recorder(settings)
     limits = ByteLimits.of(
         of_session=settings.max_session_bytes,

@@ -99,8 +99,8 @@ class Batch:
 
     Attributes:
         rows: one for each session.
-        ids: int64 [tokens], the new tokens of all rows if they are still being sampled on the device; the rows then
-            have `UNKNOWN_ID` in their place.
+        ids: int64 [n], the first n new tokens if they are still being sampled on the device; their rows have
+            `UNKNOWN_ID` in their place.
     """
 
     rows: Sequence[Row]

@@ -125,9 +125,11 @@ class ModelRunner:
 
     def _ids(self, batch: Batch) -> Tensor:
         """The new tokens, int64 [tokens]."""
-        if batch.ids is not None:
-            return batch.ids
-        return upload(torch.tensor([token_id for row in batch.rows for token_id in row.token_ids]), self.kv.device)
+        num_unknown = 0 if batch.ids is None else len(batch.ids)
+        known = [token_id for row in batch.rows for token_id in row.token_ids][num_unknown:]
+        if batch.ids is None:
+            return upload(torch.tensor(known), self.kv.device)
+        return torch.cat((batch.ids, upload(torch.tensor(known), self.kv.device))) if known else batch.ids
 
     def _embed(self, batch: Batch) -> Tensor:
         """The new tokens' embeddings [tokens, hidden], including embeddings given in place of tokens."""

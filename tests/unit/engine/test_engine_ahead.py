@@ -240,14 +240,15 @@ def test_the_turn_behind_one_that_stops_does_not_take_its_row(driver: AheadDrive
 
 
 def test_the_turn_behind_one_that_stops_is_computed_right_behind_the_pass_under_way(driver: AheadDriver) -> None:
-    """Others go on ahead for as long as nobody else has anything to compute."""
+    """And others go on ahead."""
     driver.post(1, PROMPT, start=True, **STOPS)
     answer, _ = driver.post(1, [10], max_tokens=3)
     driver.post(2, [9], start=True, max_tokens=20)
-    driver.steps(3)
+    driver.run()
     assert driver.rows[:4] == [2, 2, 2, 2]
     assert [len(row.token_ids) for row in driver.runner.batches[3].rows] == [1, 2]
-    assert answer.token_ids == expected_tokens([*PROMPT, FIRST, SECOND, 10], 1)
+    assert driver.ahead == list(range(2, driver.num_passes + 1))
+    assert answer.token_ids == expected_tokens([*PROMPT, FIRST, SECOND, 10], 3)
 
 
 @pytest.mark.parametrize("rewind_to", [0, 3, 4, 5])
@@ -313,26 +314,54 @@ def begun(driver: AheadDriver, **values: Any) -> tuple[Recorder, Any]:
 
 
 def test_a_turn_that_comes_is_computed_right_behind_the_pass_under_way(driver: AheadDriver) -> None:
-    """Running ahead goes on for as long as nobody comes: who does must not wait for its end."""
+    """Together with what follows from that one, before it is over."""
     running, _ = begun(driver)
-    answer, _ = driver.post(2, [9], start=True, max_tokens=3)
-    driver.steps(1)
-    assert driver.rows[:3] == [1, 1, 2]
-    assert len(answer.token_ids) == 1
+    answer, _ = driver.post(2, [9, 10], start=True, max_tokens=3)
     driver.run()
-    assert answer.token_ids == expected_tokens([9], 3)
+    assert driver.rows[:6] == [1, 1, 2, 2, 2, 1]
+    assert driver.ahead == list(range(2, 21))
+    assert answer.token_ids == expected_tokens([9, 10], 3)
     assert running.token_ids == expected_tokens(PROMPT, 20)
 
 
+def test_the_turns_of_many_that_come_and_go_never_end_running_ahead(driver: AheadDriver) -> None:
+    """Each is as if it were alone, penalties and log probabilities included."""
+    options: dict[str, Any] = {"repetition_penalty": 1.5, "temperature": 0.7, "seed": 3, "logprobs": True}
+    begun(driver, max_tokens=40)
+    answers = []
+    for number in range(12):
+        answers.append(driver.post(2 + number % 4, [number, 7], start=number < 4, max_tokens=3, **options)[0])
+        driver.steps(2)
+    driver.run()
+    assert driver.ahead == list(range(2, driver.num_passes + 1))
+    assert max(driver.rows) == 3
+    alone = FakeDriver(max_context=64)
+    for number, answer in enumerate(answers):
+        expected = alone.turn(2 + number % 4, [number, 7], start=number < 4, max_tokens=3, **options)
+        assert [output.logprobs for output in answer.outputs] == [output.logprobs for output in expected.outputs]
+        assert answer.token_ids == expected.token_ids
+
+
+def test_a_turn_whose_rows_are_dropped_begins_anew_behind_them(driver: AheadDriver) -> None:
+    """Its session has a row under way that nobody wants any more, and one behind it."""
+    driver.post(1, PROMPT, start=True, **STOPS)
+    driver.steps(2)
+    assert driver.is_in_flight
+    answer, _ = driver.post(1, [9], max_tokens=3)
+    driver.run()
+    assert driver.ahead == [2, 3, 5, 6]
+    assert answer.token_ids == expected_tokens([*PROMPT, FIRST, SECOND, 9], 3)
+
+
 @pytest.mark.parametrize("rewind_to", [None, 3, 4, 1000])
-def test_an_interrupt_stops_the_turn_with_the_pass_under_way(driver: AheadDriver, rewind_to: int | None) -> None:
+def test_an_interrupt_drops_the_row_of_the_pass_under_way(driver: AheadDriver, rewind_to: int | None) -> None:
     values = {} if rewind_to is None else {"rewind_to": rewind_to}
     answer, _ = begun(driver)
     over, _ = driver.post(1, [9], max_tokens=3, on_overlap="interrupt", **values)
     driver.run()
     assert answer.status.finish_reason == "interrupted"
-    assert answer.token_ids == [FIRST, SECOND]
-    history = [*[*PROMPT, FIRST, SECOND][:rewind_to], 9]
+    assert answer.token_ids == [FIRST], "what is under way is not waited for"
+    history = [*[*PROMPT, FIRST][:rewind_to], 9]
     assert over.token_ids == expected_tokens(history, 3)
 
 
