@@ -9,7 +9,7 @@ FROM ${BASE} AS dependencies
 COPY constraints.txt /build/
 COPY client/pyproject.toml /build/client/
 COPY backend_src/pyproject.toml /build/backend_src/
-# [s3] is for snapshots in a bucket; [gpu,s3] adds FlashInfer, whose kernels a GPU's first start compiles.
+# [s3] is for snapshots in a bucket; [gpu,s3] adds FlashInfer, whose kernels are compiled below, or by a GPU's first start.
 ARG EXTRAS="[s3]"
 ENV PIP_CONSTRAINT=/build/constraints.txt PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /build
@@ -39,13 +39,32 @@ RUN --mount=type=bind,from=wheels,source=/wheels,target=/wheels \
         && cp -r "/build/models/${MODEL}/." /model; \
     fi
 
+# FlashInfer's kernels for the GPUs of CUDA_ARCHS ("8.0 8.9 9.0a 10.0a"), if any, with EXTRAS of gpu; the directory is there
+# in any case. The compiler stays here. What was compiled is kept for the next build: our code, not theirs, changes.
+FROM dependencies AS kernels
+ARG CUDA_ARCHS=""
+ARG KERNELS="--head-dims 64 128 --kv-dtypes bfloat16 float8_e4m3fn"
+COPY backend_src/cuda-compiler.txt /build/backend_src/
+# hadolint ignore=SC2086
+RUN --mount=type=bind,from=wheels,source=/wheels,target=/wheels \
+    --mount=type=cache,target=/build/flashinfer \
+    mkdir /kernels \
+    && if [ -n "${CUDA_ARCHS}" ]; then \
+        python3 -m pip --python /opt/microturn/bin/python install --no-deps --no-index /wheels/*.whl \
+        && python3 -m pip install --no-deps --target /build/cuda --requirement backend_src/cuda-compiler.txt \
+        && /opt/microturn/bin/microturn kernels --archs ${CUDA_ARCHS} ${KERNELS} \
+            --cuda-home /build/cuda/nvidia/cu13 --work /build/flashinfer --out /kernels; \
+    fi
+
 FROM ${BASE}
 COPY --from=dependencies /opt/microturn /opt/microturn
 COPY --from=model /model /model
 # Owned by nobody but root, so that the server cannot change its own code; what it writes goes where 1000 may write:
 # compiled kernels into the cache, the run directory into /tmp, sessions into /snapshots.
 RUN --mount=type=bind,from=wheels,source=/wheels,target=/wheels \
+    --mount=type=bind,from=kernels,source=/kernels,target=/kernels \
     python3 -m pip --python /opt/microturn/bin/python install --no-cache-dir --no-deps --no-index /wheels/*.whl \
+    && if [ -n "$(ls /kernels)" ]; then cp -r /kernels "$(echo /opt/microturn/lib/python3*/site-packages/flashinfer/data)/aot"; fi \
     && install --directory --owner=1000 --group=1000 --mode=0700 /var/cache/microturn /snapshots
 ENV PATH=/opt/microturn/bin:${PATH} \
     HOME=/var/cache/microturn \

@@ -25,7 +25,7 @@ PYTEST := $(BIN)/python -m pytest
 .PHONY: help setup model demo serve gateway simulate test test-fast test-all test-unit test-oracles test-e2e setup-frameworks test-frameworks check client-sync client-messages models-page chart-values sbom check-deploy deploy-tools image-test clean \
 	bench-overhead bench-turns bench-beat bench-starts bench-peers llama-server bench-engine bench-prefixes bench-endless bench-kv \
 	bench-weights bench-families bench-load-memory bench-parked bench-client bench-telemetry bench-grammars bench-plan bench-host bench-speculation \
-	bench-tool-loop bench-edge bench-hand-over gpu-report fleet soak load load-ui capacity
+	bench-tool-loop bench-edge bench-hand-over gpu-report gpu-kernels fleet soak load load-ui capacity
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -235,6 +235,12 @@ bench-plan: model  ## what `microturn plan --measure` says of this machine, and 
 
 gpu-report: setup  ## on a GPU: its tests, and the engine against the card's memory; ARGS='--shapes llama-3.1-8b …'
 	@PYTHON=$(BIN)/python tests/gpu/report.sh $(ARGS)
+
+# Without a GPU; the compiler comes from the package index. What was compiled is taken from out/flashinfer the next time.
+CUDA_ARCHS ?= 9.0a
+gpu-kernels: setup  ## compile FlashInfer's kernels for CUDA_ARCHS='8.0 9.0a' into out/gpu-kernels; ARGS='--head-dims 128 …'
+	@$(PIP_INSTALL) --no-deps --target out/cuda --upgrade --requirement backend_src/cuda-compiler.txt
+	@$(BIN)/microturn kernels --archs $(CUDA_ARCHS) --cuda-home out/cuda/nvidia/cu13 --work out/flashinfer --out out/gpu-kernels $(ARGS)
 
 fleet: setup  ## simulate up to 1,000,000 sessions over replicas that are lost and come back; ARGS='--headroom 0.4 …'
 	@$(BIN)/python -m load_tests.fleet $(ARGS)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from microturn import __version__
 from microturn.admin.command import add_sessions_arguments
 from microturn.bench.command import add_bench_arguments, run_bench
+from microturn.model.gpu.kernels_command import add_kernels_arguments, run_kernels
 from microturn.planning.check_command import add_check_arguments, run_check
 from microturn.planning.command import add_plan_arguments, run_plan
 from microturn.serve.dynamo_options import add_edge_arguments, add_worker_arguments
@@ -125,6 +126,14 @@ def _build_parser() -> argparse.ArgumentParser:
     )
     add_plan_arguments(plan)
     plan.set_defaults(run=run_plan)
+    kernels = commands.add_parser(
+        "kernels",
+        help="compile a GPU's kernels ahead of time",
+        description="Compile FlashInfer's kernels where there is a CUDA compiler, for GPUs where there is none.",
+        allow_abbrev=False,
+    )
+    add_kernels_arguments(kernels)
+    kernels.set_defaults(run=run_kernels)
     return parser
 
 

@@ -36,6 +36,7 @@ def main() -> int:
     parser.add_argument("--results", type=Path, default=RESULTS_DIR, metavar="DIR", help="where files go (%(default)s)")
     arguments = parser.parse_args()
     shapes, sections, results_dir = arguments.shapes, arguments.sections, arguments.results
+    results_dir.mkdir(parents=True, exist_ok=True)
     if sections:
         if not torch.cuda.is_available():
             parser.error("torch finds no GPU")

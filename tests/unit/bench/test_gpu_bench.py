@@ -77,7 +77,7 @@ def test_what_memory_gives_is_the_most_that_was_seen() -> None:
     assert CARD.memory_bytes_per_s == 2e9
     assert replace(CARD, copy_bytes_per_s=3e9).memory_bytes_per_s == 3e9
     measured = measure_card(CPU, num_bytes=1 << 22, num_host_bytes=1 << 20)
-    assert measured.to_host_bytes_per_s > 1e8
+    assert measured.to_host_bytes_per_s > 1e7
     assert 1e8 < measured.memory_bytes_per_s < 1e13
 
 
