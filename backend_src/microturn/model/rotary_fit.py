@@ -28,6 +28,9 @@ _NUM_TOKENS = 2
 # Tolerances relative to the largest element: near the beginning, and added per position.
 _TOLERANCE = 1e-4
 _ANGLE_ERROR = 2**-22
+# The same where layers compute in a narrower type: in bfloat16 an element is rounded by 2^-9 of itself, some times. A
+# layer that rotates otherwise deviates by about 1.
+_NARROW_TOLERANCE = 3e-2
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ class _HeadRecorder:
 
 
 def install(model: PreTrainedModel) -> None:
-    """Replaces the model's rotary module by `Rotary` if the layers' results stay the same.
+    """Replaces the rotary module of a float32 model by `Rotary` if the layers' results stay the same.
 
     This is tested by results, not by class names: families differ in the layout of angles and pairs, and in which
     layers rotate; some use other angles if the batch has a long session.
@@ -108,6 +111,36 @@ def install(model: PreTrainedModel) -> None:
         setattr(parent, name, module)
 
 
+def adopt(model: PreTrainedModel, few: PreTrainedModel, counterparts: Sequence[int]) -> bool:
+    """Replaces a model's rotary module as that of its first layers was in float32: rounding hides how layers rotate.
+
+    Args:
+        model: with our attention, in any type.
+        few: a float32 model of its first layers, after `install`.
+        counterparts: of each layer of the model with attention one of `few`, counted like it, that rotates like it.
+
+    Returns:
+        Whether each layer rotates like its counterpart; True as well if the module of `few` was not replaced.
+    """
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, Rotary):
+                setattr(parent, name, child.stock[0])
+    path, found = next(((path, part) for path, part in few.named_modules() if isinstance(part, Rotary)), ("", None))
+    if found is None:
+        return True
+    parent_path, _, name = path.rpartition(".")
+    parent = model.get_submodule(parent_path)
+    ours = Rotary.of(getattr(parent, name), found.form)
+    setattr(parent, name, ours)
+    if not found.turnings:
+        return True
+    ours.turnings = [found.turnings[layer] for layer in counterparts]
+    tolerance = _TOLERANCE if model.dtype == torch.float32 else _NARROW_TOLERANCE
+    of_layers = zip(ours.turnings, _heads_at(model, _NEAR), strict=True)
+    return all(_fits(ours, turning, heads, tolerance) for turning, heads in of_layers)
+
+
 @torch.inference_mode()
 def _heads_at(model: PreTrainedModel, positions: Sequence[int]) -> list[_Heads]:
     """Each layer's queries and keys for some tokens at each of the positions."""
@@ -145,7 +178,7 @@ def _turnings(rotary: Rotary, layers: Sequence[_Heads]) -> list[Turning]:
     candidates = [Turning(None, None), *(Turning(kind, pairs) for kind in rotary.kinds for pairs in Layout)]
     found = []
     for heads in layers:
-        fitting = (turning for turning in candidates if _fits(rotary, turning, heads))
+        fitting = (turning for turning in candidates if _fits(rotary, turning, heads, _TOLERANCE))
         turning = next(fitting, None)
         if turning is None:
             return []
@@ -153,11 +186,11 @@ def _turnings(rotary: Rotary, layers: Sequence[_Heads]) -> list[Turning]:
     return found
 
 
-def _fits(rotary: Rotary, turning: Turning, heads: _Heads) -> bool:
+def _fits(rotary: Rotary, turning: Turning, heads: _Heads, tolerance: float) -> bool:
     """Whether a layer's queries and keys at the near positions follow from those at the first one, which is 0."""
     rotation = rotary.rotation_of(turning, torch.tensor(_NEAR, device=heads.q.device).repeat_interleave(_NUM_TOKENS))
     if rotation.cos.shape[-1] > heads.q.shape[-1]:  # the angles of layers with wider heads
         return False
     q, k = (x[:1].expand_as(x).flatten(0, 1) for x in (heads.q, heads.k))
     turned = _Heads(*(rotation(x).view(len(_NEAR), -1, *x.shape[1:]) for x in (q, k)))
-    return turned.is_near(heads, _TOLERANCE)
+    return turned.is_near(heads, tolerance)

@@ -192,7 +192,10 @@ def read_model(model_dir: str | Path, dtype: torch.dtype = torch.float32) -> Pre
 
 
 def prepare_model(model: PreTrainedModel, device: torch.device | str) -> PreTrainedModel:
-    """Prepares a model for inference: on its device, with our attention and exact rotary angles."""
+    """Prepares a model for inference: on its device, with our attention, and in float32 with exact rotary angles.
+
+    In a narrower type rounding hides how its layers rotate: see `rotary_fit.adopt`.
+    """
     paged.register()
     if model.device != torch.device(device):
         model.to(device)
@@ -201,7 +204,8 @@ def prepare_model(model: PreTrainedModel, device: torch.device | str) -> PreTrai
     recurrent.install(model.eval())
     latent_attention.install(model)
     model.set_attn_implementation(paged.IMPLEMENTATION)
-    rotary_fit.install(model)
+    if model.dtype == torch.float32:
+        rotary_fit.install(model)
     return model
 
 

@@ -15,17 +15,18 @@ _STD = 0.02
 
 
 @torch.no_grad()
-def random_model(config: Mapping[str, Any], device: torch.device) -> PreTrainedModel:
-    """A float32 model with our attention, as `runner.load_model` would have loaded it.
+def random_model(config: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+    """A model with our attention, as `runner.load_model` would have loaded it.
 
     Args:
         config: what would stand in its config.json.
         device: where it is made and stays.
+        dtype: of its weights, in which they are made.
     """
     torch.manual_seed(0)
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(
-            AutoConfig.for_model(**config), attn_implementation=stock.IMPLEMENTATION, dtype=torch.float32
+            AutoConfig.for_model(**config), attn_implementation=stock.IMPLEMENTATION, dtype=dtype
         )
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):

@@ -23,7 +23,7 @@ from microturn.engine.loading import warm_up
 from microturn.engine.step_time import StepTimeModel
 from microturn.engine.wiring import build_engine
 from microturn.errors import Unavailable
-from microturn.model.gpu.loading import make_ready
+from microturn.model.gpu.loading import make_ready, weights_dtype
 from microturn.model.loaded import Loaded
 from microturn.settings import Settings
 
@@ -37,7 +37,7 @@ class Subject:
         loaded: the model and its pages.
         card: that it runs on.
         roofline: over its passes.
-        ready_s: what it took to check, convert and capture it.
+        ready_s: what it took to make, check and capture it.
         device_bytes: that are taken on the device; 0 on a CPU, where others take some too.
     """
 
@@ -73,7 +73,7 @@ def ready_subject(config: Mapping[str, Any], settings: Settings, device: torch.d
     """
     started_s = time.perf_counter()
     taken_before = _taken_bytes(device)
-    loaded = make_ready(random_model(config, device), settings)
+    loaded = make_ready(random_model(config, device, weights_dtype(settings)), settings)
     assert loaded.runner.decoder is not None, "layers of transformers' own have no roof that we know"
     engine = build_engine(
         settings,

@@ -45,7 +45,17 @@ class TorchLayers:
 
     @classmethod
     def of(cls, model: PreTrainedModel, shapes: Sequence[LayerShape], glue: Glue | None = None) -> Self:
-        """The layers of the model.
+        """The layers of the model; its own weights become views of theirs, layer by layer.
+
+        Raises:
+            NotKnown: see `require_known`.
+        """
+        cls.require_known(model, shapes)
+        return cls(model, shapes, glue or Glue())
+
+    @staticmethod
+    def require_known(model: PreTrainedModel, shapes: Sequence[LayerShape]) -> None:
+        """Looks at a model's modules only.
 
         Raises:
             NotKnown: its architecture is not known, or has experts: which are chosen would have to be read from the
@@ -58,7 +68,6 @@ class TorchLayers:
             raise NotKnown("its weights are of several types")
         if any(has_experts(layer.mlp) for layer in model.model.layers):
             raise NotKnown("its experts are chosen on the device")
-        return cls(model, shapes, glue or Glue())
 
     def __call__(self, hidden: Tensor, positions: Tensor, wanted: Tensor, attention: Attention) -> Tensor:
         """Runs all layers.

@@ -1,8 +1,8 @@
-"""Loads a model on a GPU from the settings: load, check, convert, capture, and size the pool by the remaining memory.
+"""Loads a model on a GPU from the settings: load, check, fuse, capture, and size the pool by the remaining memory.
 
-The model is checked in float32 with torch's attention: there a difference is an error and not rounding (in bfloat16 a
-position off by one may change logits no more than rounding does). FlashInfer's kernels are then compared with torch's
-separately, in the types that they will serve.
+The model is loaded in the type that serves. Its first layers are checked in float32 with torch's attention: there a
+difference is an error and not rounding (in bfloat16 a position off by one may change logits no more than rounding
+does). FlashInfer's kernels are then compared with torch's separately, in the types that they will serve.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import gc
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 
 import torch
 from transformers import PreTrainedModel
@@ -24,13 +24,13 @@ from microturn.kv.tensors import KV_DTYPES, KVTensors
 from microturn.model import latent_attention, recurrent, runner
 from microturn.model.gpu import flashinfer_attention
 from microturn.model.gpu.attention_probe import check_attention
+from microturn.model.gpu.few_layers import check_few_layers
 from microturn.model.gpu.glue import Glue
 from microturn.model.gpu.graphs import StepSize, padding_batch, step_sizes
 from microturn.model.gpu.layers import TorchLayers
 from microturn.model.gpu.runner import GpuRunner
 from microturn.model.loaded import Loaded, needs_of, size_pool
-from microturn.model.probe import TOLERANCE, Checked, check_runner
-from microturn.model.probe_pages import new_pages
+from microturn.model.probe import Checked
 from microturn.model.scores import Scores
 from microturn.settings import Settings
 
@@ -50,42 +50,41 @@ def load(settings: Settings, device: torch.device) -> Loaded:
     Raises:
         InvalidArgument: it cannot be loaded or served, or the settings do not fit it.
     """
+    return make_ready(runner.load_model(settings.model_dir, weights_dtype(settings), device), settings)
+
+
+def weights_dtype(settings: Settings) -> torch.dtype:
+    """The type of the weights.
+
+    Raises:
+        InvalidArgument: they cannot have the set one on a GPU.
+    """
     if settings.weights not in _DTYPES:
         raise InvalidArgument(f"setting 'weights' is one of {', '.join(_DTYPES)} on a GPU, not '{settings.weights}'")
-    return make_ready(runner.load_model(settings.model_dir, torch.float32, device), settings)
+    return _DTYPES[settings.weights]
 
 
 def make_ready(model: PreTrainedModel, settings: Settings) -> Loaded:
-    """Checks a float32 model on its device, converts it, sizes its pool and captures its passes.
+    """Checks a model on its device, fuses its weights, sizes its pool and captures its passes.
+
+    Args:
+        model: prepared for us (see `runner.prepare_model`), best in its serving type, else it is converted.
+        settings: with which it is to be served.
 
     Raises:
         InvalidArgument: see `load`.
     """
     # No TF32: it would round the factors of products to 10 bits.
     torch.backends.cuda.matmul.allow_tf32 = False
+    dtype = weights_dtype(settings)
+    if model.dtype != dtype:
+        _convert(model, dtype)
     layers, scores = runner.trace_layers(model), runner.trace_scores(model)
-    checked = check_runner(
-        model,
-        layers,
-        lambda decoder: GpuRunner(
-            model,
-            new_pages(model, layers, device=model.device),
-            layers,
-            scores,
-            decoder=decoder,
-            has_flashinfer=False,
-            max_tokens=settings.max_batch_tokens,
-        ),
-        partial(TorchLayers.of, model, layers),
-        TOLERANCE,
-    )
-    dtype = _DTYPES[settings.weights]
+    checked, few = check_few_layers(model, layers, scores, settings.max_batch_tokens)
+    del few
     kv_dtype = dtype if settings.kv_dtype == "auto" else KV_DTYPES[settings.kv_dtype]
     has_flashinfer, no_kernel_reason = _has_flashinfer(settings.attention, model, layers, scores, dtype, kv_dtype)
-    model.to(dtype)
-    recurrent.install(model)  # its states are of the new type
-    latent_attention.install(model)
-    if checked.decoder is not None:  # frees the float32 weights of the checked layers
+    if checked.decoder is not None:
         checked = replace(checked, decoder=TorchLayers.of(model, layers, new_glue(settings, model.device)))
     serving = _Serving(model, layers, scores, checked, has_flashinfer, kv_dtype, settings)
     pool, kv_tokens, max_context = size_pool(settings, model, serving.needs, serving.free_tokens)
@@ -172,6 +171,19 @@ class _Serving:
         free = _free_bytes(device) - taken - kept - _SPARE_BYTES
         free -= 2 * staged_bytes_of(free)
         return max(0, free) // self.needs.token_bytes
+
+
+@torch.inference_mode()
+def _convert(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Converts a model in place, one tensor after another; buffers that no file has, such as frequencies, stay."""
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            parameter.data = parameter.data.to(dtype)
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            if buffer.is_floating_point() and name not in module._non_persistent_buffers_set:
+                setattr(module, name, buffer.to(dtype))
+    recurrent.install(model)  # its states are of the new type
+    latent_attention.install(model)
 
 
 def _has_flashinfer(

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from microturn.engine import loading
 from microturn.errors import InvalidArgument
+from microturn.model import runner
 from microturn.model.batch import Batch, Row, RowPages
 from microturn.model.gpu import flashinfer_attention
 from microturn.model.gpu import loading as gpu_loading
@@ -38,6 +39,21 @@ def served(model: PreTrainedModel, **settings: object) -> Loaded:
     """One with heads that FlashInfer serves, ready for a few short sessions."""
     few = {"kv_tokens": 256, "max_context": 64, "max_sessions": 4, "max_batch_tokens": 16}
     return gpu_loading.make_ready(model, Settings(**few, **settings))
+
+
+@pytest.mark.parametrize(("weights", "dtype"), [("auto", torch.bfloat16), ("float32", torch.float32)])
+def test_weights_are_loaded_in_the_type_that_serves(
+    weights: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[torch.dtype] = []
+    read_model = runner.read_model
+    monkeypatch.setattr(runner, "read_model", lambda model_dir, of: read.append(of) or read_model(model_dir, of))
+    model_dir = str(write_tiny_model(tmp_path / "tiny"))
+    loaded = gpu_loading.load(Settings(model_dir=model_dir, kv_tokens=100, max_context=64, weights=weights), CPU)
+    assert read == [dtype]
+    assert {parameter.dtype for parameter in loaded.runner.model.parameters()} == {dtype}
+    assert loaded.no_fused_reason is None
+    assert loaded.runner.no_window_reason is None
 
 
 def test_a_checked_model_is_converted_and_has_one_page_more_than_the_pool() -> None:
