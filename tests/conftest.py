@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
-import pytest
 import torch
+
+# Kernels for GPUs are interpreted on a CPU. OpenAI's Triton reads this when it is imported, which transformers does.
+os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")
+
+import pytest
 from hypothesis import settings
 from transformers import PreTrainedModel
 

@@ -301,7 +301,7 @@ def with_served_heads(family: str, **changes: object) -> PreTrainedModel:
     """Two layers with heads of 64, which FlashInfer has kernels for; of gemma3's the first sees 40 tokens back.
 
     Args:
-        family: `llama`, `qwen3` (with query and key norms) or `gemma3`.
+        family: `llama`, `qwen3` (with query and key norms), `olmo2` (with norms of all heads at once) or `gemma3`.
         changes: to its configuration.
     """
     shape = {
@@ -320,6 +320,8 @@ def with_served_heads(family: str, **changes: object) -> PreTrainedModel:
         return build(LlamaForCausalLM, LlamaConfig(**shape))
     if family == "qwen3":
         return build(Qwen3ForCausalLM, Qwen3Config(**shape))
+    if family == "olmo2":
+        return build(Olmo2ForCausalLM, Olmo2Config(**shape))
     layer_types = ["sliding_attention", "full_attention"] * (shape["num_hidden_layers"] // 2)
     return build(Gemma3ForCausalLM, Gemma3TextConfig(**shape, sliding_window=40, layer_types=layer_types))
 

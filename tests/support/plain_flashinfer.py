@@ -15,13 +15,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from support import projections
 from support.recorded_graphs import kernel
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Puts these in the place of FlashInfer's."""
-    for plain in (BatchPrefillWithPagedKVCacheWrapper, append_paged_kv_cache, merge_state):
+    """Puts these in the place of FlashInfer's, and the like in that of our own kernel."""
+    for plain in (BatchPrefillWithPagedKVCacheWrapper, merge_state):
         monkeypatch.setattr(flashinfer, plain.__name__, plain)
+    projections.install_plain(monkeypatch)
 
 
 class BatchPrefillWithPagedKVCacheWrapper:
@@ -122,29 +124,6 @@ class BatchPrefillWithPagedKVCacheWrapper:
             out[first:last] = attended.to(out.dtype)
             lse[first:last] = (scores.logsumexp(-1) / math.log(2)).t()
         return (out, lse) if return_lse else out
-
-
-@kernel
-def append_paged_kv_cache(
-    append_key: Tensor,
-    append_value: Tensor,
-    batch_indices: Tensor,
-    positions: Tensor,
-    paged_kv_cache: Tensor,
-    kv_indices: Tensor,
-    kv_indptr: Tensor,
-    kv_last_page_len: Tensor,
-    kv_layout: str = "NHD",
-) -> None:
-    assert kv_layout == "HND"
-    assert append_key.dtype == append_value.dtype == paged_kv_cache.dtype, "FlashInfer converts nothing"
-    page_size = paged_kv_cache.shape[3]
-    for table in (batch_indices, positions, kv_indices, kv_indptr, kv_last_page_len):
-        assert table.dtype == torch.int32
-    at = kv_indptr[batch_indices.long()] * page_size + positions
-    pages, offsets = kv_indices[(at // page_size).long()].long(), (at % page_size).long()
-    paged_kv_cache[pages, 0, :, offsets] = append_key
-    paged_kv_cache[pages, 1, :, offsets] = append_value
 
 
 @kernel

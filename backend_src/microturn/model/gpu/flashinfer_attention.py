@@ -29,6 +29,7 @@ from microturn.kv.transfer import upload
 from microturn.model import rotary
 from microturn.model.batch import Batch
 from microturn.model.gpu.flashinfer_kernel import Kernel
+from microturn.model.gpu.glue import Projection
 from microturn.model.paged_step import PagedStep
 from microturn.model.rotary import Rotary, Rotation
 from microturn.model.scores import Scores
@@ -150,10 +151,28 @@ class FlashInferAttention:
 
     def append_and_attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
         """See `PagedAttention.append_and_attend`."""
-        writer, reader = self._layers[layer]
-        kv = self._kv.layers[layer]
-        writer.write(k, v, kv)
-        return reader.attend(q, kv, scores, partial(self._turn, layer))
+        writer, _ = self._layers[layer]
+        writer.write(k, v, self._kv.layers[layer])
+        return self.attend(layer, q, scores)
+
+    def append_projection(self, layer: int, projection: Projection) -> Tensor | None:
+        """Writes the new keys and values of a layer into their pages, straight from its projection.
+
+        Returns:
+            The queries for `attend`, [tokens, heads, head_dim]; None if the kernel does not cover such projections:
+            then nothing is written.
+        """
+        from microturn.model.gpu import projection_kernel  # needs OpenAI's Triton, which is not installed for a CPU
+
+        pages, (writer, _) = self._kv.layers[layer], self._layers[layer]
+        if not projection_kernel.covers(projection, pages):
+            return None
+        return projection_kernel.append_projection(projection, pages, writer.places)
+
+    def attend(self, layer: int, q: Tensor, scores: Scores) -> Tensor:
+        """Attends over each row's whole context, whose last keys and values have been written in this step."""
+        _, reader = self._layers[layer]
+        return reader.attend(q, self._kv.layers[layer], scores, partial(self._turn, layer))
 
     def _turn(self, layer: int, distances: Tensor) -> Rotation:
         assert self._rotary is not None, "moved sinks need the model's rotary embedding"
@@ -161,35 +180,27 @@ class FlashInferAttention:
 
 
 class _Writer:
-    """Writes a step's new keys and values into the pages of one group of layers."""
+    """Writes a step's new keys and values into the pages of one group of layers.
+
+    Attributes:
+        places: int64 [max_tokens, 2], page and offset of each new token; always the same memory.
+    """
 
     def __init__(self, kv: KVTensors, max_tokens: int) -> None:
-        device = kv.device
         self._page_size = kv.page_size
         self._padding_slot = (kv.num_pages - 1) * kv.page_size
-        # For FlashInfer the tokens are one sequence with a page per token: the page that the token is written to.
-        self._pages_and_places = torch.zeros(2, max_tokens, dtype=torch.int32, device=device)
-        self._sequence = torch.zeros(max_tokens, dtype=torch.int32, device=device)
-        self._indptr = torch.tensor([0, max_tokens], dtype=torch.int32, device=device)
-        self._last_page_len = torch.tensor([kv.page_size], dtype=torch.int32, device=device)
+        self.places = torch.zeros(max_tokens, 2, dtype=torch.int64, device=kv.device)
 
     def plan(self, slots: NDArray[np.int64], num_tokens: int) -> None:
         """Plans where the tokens are written, including padding."""
         at = np.full(num_tokens, self._padding_slot)
         at[: len(slots)] = slots
-        pages, offsets = np.divmod(at, self._page_size)
-        places = np.arange(num_tokens) * self._page_size + offsets
-        planned = torch.from_numpy(np.stack((pages, places)).astype(np.int32))
-        self._pages_and_places[:, :num_tokens] = upload(planned, self._indptr.device)
+        places = torch.from_numpy(np.stack(np.divmod(at, self._page_size), axis=1))
+        self.places[:num_tokens] = upload(places, self.places.device)
 
     def write(self, k: Tensor, v: Tensor, kv: LayerPages) -> None:
-        from flashinfer import append_paged_kv_cache
-
-        (k, _), (v, _) = kv.encode(k), kv.encode(v)
-        pages, places = self._pages_and_places[:, : len(k)]
-        append_paged_kv_cache(
-            k, v, self._sequence[: len(k)], places, kv.elements, pages, self._indptr, self._last_page_len, "HND"
-        )
+        pages, offsets = self.places[: len(k)].unbind(1)
+        kv.put(pages, offsets, k, v)
 
 
 class _Reader:

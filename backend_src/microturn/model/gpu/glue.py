@@ -16,8 +16,28 @@ from torch import Tensor
 # A norm: its gain, float32 [width], and its eps.
 Norm = tuple[Tensor, float]
 
-# Cosines and sines, float32 [tokens, pairs], and whether neighbours are a pair (see `cpu.angles.Angles`).
+# Cosines and sines, float32 [tokens, pairs], contiguous, and whether neighbours are a pair (see `cpu.angles.Angles`).
 Angles = tuple[Tensor, Tensor, bool]
+
+
+@dataclass(frozen=True)
+class Projection:
+    """The fused projection of a layer, and what makes its queries, keys and values of it.
+
+    Attributes:
+        qkv: [tokens, heads + 2 * kv_heads, head_dim], the query heads first, then those of keys.
+        q_norm: of each query head, or of all as one vector, as long as its gain is; `k_norm` likewise.
+        angles: of the tokens.
+        num_heads: query heads.
+        num_kv_heads: key heads, and value heads.
+    """
+
+    qkv: Tensor
+    q_norm: Norm | None
+    k_norm: Norm | None
+    angles: Angles
+    num_heads: int
+    num_kv_heads: int
 
 
 def rms_norm(x: Tensor, norm: Norm) -> Tensor:
@@ -40,24 +60,16 @@ def add_and_norm(
     return hidden, hidden if next_norm is None else rms_norm(hidden, next_norm)
 
 
-def split_heads(
-    qkv: Tensor, q_norm: Norm | None, k_norm: Norm | None, angles: Angles, num_heads: int, num_kv_heads: int
-) -> tuple[Tensor, Tensor, Tensor]:
+def split_heads(projection: Projection) -> tuple[Tensor, Tensor, Tensor]:
     """Splits the fused projection into heads; queries and keys are normed, where there are norms, and rotated.
 
-    Args:
-        qkv: [tokens, heads + 2 * kv_heads, head_dim], the query heads first.
-        q_norm: of each query head, or of all as one vector, as long as its gain is; `k_norm` likewise.
-        angles: of the tokens.
-        num_heads: query heads.
-        num_kv_heads: key heads, and value heads.
-
     Returns:
-        [tokens, heads, head_dim] and twice [tokens, kv_heads, head_dim], contiguous.
+        Queries [tokens, heads, head_dim], and keys and values [tokens, kv_heads, head_dim]. The values are a view.
     """
-    q, k, v = torch.split(qkv, [num_heads, num_kv_heads, num_kv_heads], dim=1)
-    q, k = _norm_heads(q, q_norm), _norm_heads(k, k_norm)
-    return _rotate(q, angles), _rotate(k, angles), v.contiguous()
+    num_heads, num_kv_heads = projection.num_heads, projection.num_kv_heads
+    q, k, v = torch.split(projection.qkv, [num_heads, num_kv_heads, num_kv_heads], dim=1)
+    q, k = _norm_heads(q, projection.q_norm), _norm_heads(k, projection.k_norm)
+    return _rotate(q, projection.angles), _rotate(k, projection.angles), v
 
 
 def _norm_heads(x: Tensor, norm: Norm | None) -> Tensor:
@@ -92,7 +104,7 @@ class Glue:
 
     rms_norm: Callable[[Tensor, Norm], Tensor] = rms_norm
     add_and_norm: Callable[[Tensor, Tensor, Norm | None, float, Norm | None], tuple[Tensor, Tensor]] = add_and_norm
-    split_heads: Callable[..., tuple[Tensor, Tensor, Tensor]] = split_heads
+    split_heads: Callable[[Projection], tuple[Tensor, Tensor, Tensor]] = split_heads
     gate: Callable[[Tensor, Callable[[Tensor], Tensor]], Tensor] = gate
 
     @classmethod

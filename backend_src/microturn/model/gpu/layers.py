@@ -1,8 +1,8 @@
 """A decoder's forward pass over packed tokens in torch operations, for a GPU and any type of weights.
 
 The counterpart of `FusedLayers`, with the same layers and attention. The operations between products and attention
-are one kernel each (`glue`), so that a layer has some ten kernels. Nothing synchronises with the device or reads a
-value, so that a pass can be captured as a CUDA graph.
+are one kernel each (`projection_kernel` before attention, `glue` behind it), so that a layer has ten kernels. Nothing
+synchronises with the device or reads a value, so that a pass can be captured as a CUDA graph.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from microturn.model.cpu.feed_forward import has_experts
 from microturn.model.cpu.layers import Attention
 from microturn.model.cpu.linear import Product, TorchLinear
 from microturn.model.cpu.weights import DecoderLayer, NotKnown, RMSNorm, soft_cap_of_logits, unknown_reason
-from microturn.model.gpu.glue import Angles, Glue, Norm
+from microturn.model.gpu.flashinfer_attention import FlashInferAttention
+from microturn.model.gpu.glue import Angles, Glue, Norm, Projection
 from microturn.model.rotary import Layout, Turning
-from microturn.model.scores import soft_capped
+from microturn.model.scores import Scores, soft_capped
 
 
 class TorchLayers:
@@ -92,8 +93,8 @@ class TorchLayers:
             shape = layer.shape
             qkv = _multiply(layer.qkv, normed).view(len(hidden), -1, shape.head_dim)
             norms = _norm_of(layer.q_norm), _norm_of(layer.k_norm)
-            q, k, v = glue.split_heads(qkv, *norms, angles[layer.turning], layer.num_heads, shape.num_kv_heads)
-            attended = attention.append_and_attend(index, q, k, v, layer.scores)
+            projection = Projection(qkv, *norms, angles[layer.turning], layer.num_heads, shape.num_kv_heads)
+            attended = self._append_and_attend(index, projection, layer.scores, attention)
             hidden, normed = glue.add_and_norm(
                 hidden,
                 _multiply(layer.output, attended.flatten(1)),
@@ -119,6 +120,14 @@ class TorchLayers:
     def weight_bytes(self) -> int:
         """Bytes of weights that one pass reads at least."""
         return sum(layer.weight_bytes for layer in self._layers) + self._head.num_bytes
+
+    def _append_and_attend(self, index: int, projection: Projection, scores: Scores, attention: Attention) -> Tensor:
+        """The result of a layer's attention [tokens, heads, head_dim], by one kernel before it where there is one."""
+        if isinstance(attention, FlashInferAttention):
+            queries = attention.append_projection(index, projection)
+            if queries is not None:
+                return attention.attend(index, queries, scores)
+        return attention.append_and_attend(index, *self._glue.split_heads(projection), scores)
 
     def _angles(self, turning: Turning, positions: Tensor) -> Angles:
         """Those of the tokens."""

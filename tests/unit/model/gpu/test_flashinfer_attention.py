@@ -12,12 +12,14 @@ from torch import Tensor
 from microturn.kv.layer_groups import LayerGroups, LayerShape
 from microturn.kv.tensors import KVTensors
 from microturn.model.batch import Batch, Row, RowPages
-from microturn.model.gpu import flashinfer_attention
+from microturn.model.gpu import flashinfer_attention, projection_kernel
 from microturn.model.gpu.flashinfer_attention import AttentionShape, FlashInferAttention
+from microturn.model.gpu.glue import Projection, split_heads
+from microturn.model.gpu.projection_kernel import append_projection
 from microturn.model.paged_attention import PagedAttention
 from microturn.model.rotary import Rotary, Turning
 from microturn.model.scores import Scores
-from support import plain_flashinfer, recorded_graphs
+from support import plain_flashinfer, projections, recorded_graphs
 
 CPU = torch.device("cpu")
 PAGE_SIZE = 4
@@ -32,7 +34,7 @@ def _without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded_graphs.install(monkeypatch)
 
 
-@pytest.mark.parametrize("name", ["BatchPrefillWithPagedKVCacheWrapper", "append_paged_kv_cache", "merge_state"])
+@pytest.mark.parametrize("name", ["BatchPrefillWithPagedKVCacheWrapper", "merge_state"])
 def test_the_plain_functions_are_called_like_flashinfer_s(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     plain, real = getattr(plain_flashinfer, name), getattr(flashinfer, name)
@@ -68,6 +70,47 @@ def test_attention_and_pages_are_torch_s(
         got = attention.append_and_attend(0, q, k, v, Scores(SCALE, window))[: batch.num_tokens]
         torch.testing.assert_close(got, expected, atol=2e-2, rtol=2e-2)
         assert _equal_but_for_padding(kv, plain_kv)
+
+
+@pytest.mark.parametrize("room", [None, (2, 3)])
+def test_a_projection_goes_straight_into_the_pages(
+    room: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the kernel itself, interpreted; padding is no number."""
+    monkeypatch.setattr(projection_kernel, "append_projection", append_projection)
+    projections.let_interpreter_round(monkeypatch)
+    layers = [LayerShape(NUM_KV_HEADS, HEAD_DIM)]
+    kv, plain_kv = _pages(layers, torch.bfloat16), _pages(layers, torch.bfloat16)
+    attention = _attention(layers, kv, MIXED, room)
+    for rows, seed in ((MIXED, 0), (MIXED, 1), (MIXED if room is None else DECODE, 2)):
+        batch = _batch(rows, seed)
+        attention.plan(batch)
+        num_tokens = batch.num_tokens
+        padding = 0 if room is None else sum(num_new for num_new, _ in MIXED) + sum(room) - num_tokens
+        qkv = torch.cat(_random(num_tokens, seed), 1)
+        qkv = torch.cat((qkv, torch.full((padding, *qkv.shape[1:]), torch.nan, dtype=qkv.dtype)))
+        angles = torch.arange(num_tokens + padding)[:, None] * 0.1 ** torch.arange(HEAD_DIM // 2)
+        projection = Projection(qkv, None, None, (angles.cos(), angles.sin(), False), NUM_HEADS, NUM_KV_HEADS)
+        plain = [x[:num_tokens] for x in split_heads(projection)]
+        expected = PagedAttention(batch, plain_kv).append_and_attend(0, *plain, Scores(SCALE))
+        queries = attention.append_projection(0, projection)
+        assert queries is not None
+        got = attention.attend(0, queries, Scores(SCALE))
+        torch.testing.assert_close(got[:num_tokens], expected, atol=2e-2, rtol=2e-2)
+        for layer, of in zip(kv.layers, plain_kv.layers, strict=True):
+            torch.testing.assert_close(layer.elements[:-1], of.elements[:-1])
+
+
+def test_a_projection_that_the_kernel_does_not_cover_is_not_written() -> None:
+    layers = [LayerShape(NUM_KV_HEADS, HEAD_DIM)]
+    kv, plain_kv = _pages(layers, torch.bfloat16), _pages(layers, torch.bfloat16)
+    attention = _attention(layers, kv, DECODE, None)
+    attention.plan(_batch(DECODE, 0))
+    qkv, angles = torch.cat(_random(3, 0), 1), torch.ones(3, HEAD_DIM // 2)
+    norm = torch.ones(NUM_HEADS * HEAD_DIM), 1e-6
+    of_all_heads = Projection(qkv, norm, None, (angles, angles, False), NUM_HEADS, NUM_KV_HEADS)
+    assert attention.append_projection(0, of_all_heads) is None
+    assert _equal_but_for_padding(kv, plain_kv)
 
 
 def test_a_step_of_a_fixed_size_may_be_smaller_than_the_one_before() -> None:
