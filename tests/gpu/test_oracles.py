@@ -50,7 +50,7 @@ def model(request: pytest.FixtureRequest) -> PreTrainedModel:
 def captured_runner(model: PreTrainedModel, **kwargs: Any) -> GpuRunner:
     """With few sizes, since each takes a part of a second: for more than four rows or twelve tokens it is eager."""
     runner = gpu_runner(model, has_flashinfer=True, **kwargs)
-    runner.capture(step_sizes(max_rows=4, max_tokens=12), max_context=4096)
+    runner.capture(step_sizes(4, 12, runner._shape), max_context=4096)
     return runner
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Self
 
 import numpy as np
@@ -40,8 +40,8 @@ _DTYPES = (torch.bfloat16, torch.float16)
 _KV_DTYPES = (*_DTYPES, torch.float8_e4m3fn)
 _LEAST_CAPABILITY = (8, 0)
 
-# Size of the workspace for partial results of split keys: enough for every captured step.
-_WORKSPACE_BYTES = 512 << 20
+# Size of the workspace for partial results of split keys; no step is captured that needs more.
+WORKSPACE_BYTES = 512 << 20
 
 
 def unavailable_reason(
@@ -84,6 +84,11 @@ class AttentionShape:
     dtype: torch.dtype
     rotary: Rotary | None
 
+    @cached_property
+    def heads(self) -> frozenset[tuple[int, int]]:
+        """Query heads of a key head, and elements of a head, of all layers."""
+        return frozenset((self.num_heads // layer.num_kv_heads, layer.head_dim) for layer in self.layers)
+
     @classmethod
     def of(
         cls, model: PreTrainedModel, layers: Sequence[LayerShape], scores: Sequence[Scores], dtype: torch.dtype
@@ -95,7 +100,7 @@ class AttentionShape:
 
 def new_workspace(device: torch.device) -> Tensor:
     """Allocates the workspace that all steps on one stream share."""
-    return torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+    return torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
 
 
 class FlashInferAttention:

@@ -25,6 +25,7 @@ from microturn.model import latent_attention, recurrent, runner
 from microturn.model.gpu import flashinfer_attention
 from microturn.model.gpu.attention_probe import check_attention
 from microturn.model.gpu.few_layers import check_few_layers
+from microturn.model.gpu.flashinfer_attention import AttentionShape
 from microturn.model.gpu.glue import Glue
 from microturn.model.gpu.graphs import StepSize, padding_batch, step_sizes
 from microturn.model.gpu.layers import TorchLayers
@@ -130,7 +131,8 @@ class _Serving:
         """Of the passes to capture, the largest first."""
         if not self.settings.cuda_graphs:
             return []
-        return step_sizes(self.settings.max_sessions, self.settings.max_batch_tokens)
+        shape = AttentionShape.of(self.model, self.layers, self.scores, self.model.dtype)
+        return step_sizes(self.settings.max_sessions, self.settings.max_batch_tokens, shape)
 
     def new_runner(self, num_pages: int) -> GpuRunner:
         """A runner with `num_pages` pages and one for padding."""
@@ -159,9 +161,10 @@ class _Serving:
         """Tokens for which there is memory beside the largest passes, which are captured and run here without pages."""
         device, free_before = self.model.device, _free_bytes(self.model.device)
         rehearsal = self.new_runner(0)
-        rehearsal.capture({*self.sizes[:1], *[size for size in self.sizes if size.is_decode][:1]}, max_context)
+        with_most_rows = sorted(self.sizes, key=lambda size: size.num_rows)[-1:]
+        rehearsal.capture({*self.sizes[:1], *with_most_rows}, max_context)
         num_rows = min(self.settings.max_sessions, self.settings.max_batch_tokens)
-        rehearsal.run(padding_batch(rehearsal.kv, StepSize(self.settings.max_batch_tokens, num_rows)))
+        rehearsal.run(padding_batch(rehearsal.kv, self.settings.max_batch_tokens, num_rows))
         torch.cuda.synchronize(device)
         taken = free_before - torch.cuda.mem_get_info(device)[0]
         # Each graph keeps float32 logits per row, and page ids per row and group of layers.

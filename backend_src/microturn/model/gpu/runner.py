@@ -19,7 +19,7 @@ from microturn.kv.tensors import KVTensors
 from microturn.model.batch import Batch
 from microturn.model.cpu.layers import Attention
 from microturn.model.gpu.flashinfer_attention import AttentionShape, FlashInferAttention, new_workspace
-from microturn.model.gpu.graphs import StepGraph, StepSize
+from microturn.model.gpu.graphs import StepGraph, StepSize, best_size
 from microturn.model.gpu.layers import TorchLayers
 from microturn.model.runner import ModelRunner
 from microturn.model.scores import Scores
@@ -79,7 +79,7 @@ class GpuRunner(ModelRunner):
         for size in tqdm(sorted(sizes, reverse=True), desc="capturing CUDA graphs", unit="graph", leave=False):
             max_pages = max(size.num_tokens, size.num_rows * pages_per_row)
             attention = FlashInferAttention(
-                self._shape, self.kv, self._workspace, size.num_tokens, size.num_rows, max_pages
+                self._shape, self.kv, self._workspace, size.num_tokens, size.num_planned, max_pages
             )
             embeddings = self._embed(Batch([], torch.zeros(size.num_tokens, dtype=torch.int64, device=self.kv.device)))
             self._graphs[size] = StepGraph(self.decoder, attention, self.kv, size, embeddings, pool)
@@ -91,10 +91,10 @@ class GpuRunner(ModelRunner):
         return graph.replay(batch, self._embed(batch), positions, wanted)
 
     def _graph_for(self, batch: Batch) -> StepGraph | None:
-        """The smallest graph that holds a batch, if any."""
+        """The best graph for a batch, if one holds it."""
         if _has_moved_sinks(batch, range(len(self.kv.groups.kinds))):
             return None
-        size = min((size for size in self._graphs if size.holds(batch)), default=None)
+        size = best_size(self._graphs, batch, self._shape)
         return None if size is None else self._graphs[size]
 
     def _attend(self, batch: Batch) -> Attention:

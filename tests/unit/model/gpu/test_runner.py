@@ -10,13 +10,13 @@ import torch
 from transformers import PreTrainedModel
 
 from microturn.model.batch import Batch, EmbedSpan, Row, RowPages
-from microturn.model.gpu.graphs import StepSize, step_sizes
+from microturn.model.gpu.graphs import StepSize
 from support import models, plain_flashinfer, recorded_graphs
 from support.gpu_runner import gpu_runner
 from support.oracle import stock_logits
 from support.recorded_graphs import RecordedGraph
 
-SIZES = [StepSize(4, 4), StepSize(8, 2), StepSize(24, 4)]
+SIZES = [StepSize(4, 4, 4), StepSize(8, 2, 7), StepSize(24, 4, 4), StepSize(24, 4, 24)]
 
 
 @pytest.fixture(params=["llama", "qwen3", "olmo2"])
@@ -116,15 +116,3 @@ def test_tokens_may_lie_on_the_device_alone() -> None:
     got = runner.run(Batch([Row([0, 0], 0, [0]), Row([0], 0, [1])], ids=ids))
     torch.testing.assert_close(got[0], stock_logits(model, [5, 6])[-1], atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(got[1], stock_logits(model, [7])[-1], atol=1e-4, rtol=1e-4)
-
-
-def test_sizes_hold_every_small_step_with_little_padding() -> None:
-    sizes = step_sizes(max_rows=256, max_tokens=2048)
-    assert sizes == sorted(sizes, reverse=True)
-    assert len(set(sizes)) == len(sizes) < 90
-    for num_rows in range(1, 257):
-        size = min(size for size in sizes if num_rows <= size.num_rows and num_rows <= size.num_tokens)
-        assert size.num_rows == size.num_tokens or num_rows in (4, 16, 64)
-        assert size.num_tokens <= max(num_rows + 1, 1.5 * num_rows)
-    assert max(size.num_tokens for size in step_sizes(max_rows=8, max_tokens=40)) == 40
-    assert max(size.num_rows for size in step_sizes(max_rows=8, max_tokens=40)) == 8
