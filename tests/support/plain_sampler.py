@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from microturn.model.sampler import uniform
 from microturn.model.sampling_row import SamplingRow
 from microturn.sessions.options import TurnOptions
 from microturn.sessions.token_counts import TokenCounts
@@ -101,6 +100,19 @@ def times_seen(row: SamplingRow) -> Counter[int]:
     return seen
 
 
+def uniform(seed: int, position: int) -> float:
+    """SplitMix64 as its authors wrote it, in numbers of any length."""
+    return (_splitmix64(_splitmix64(seed) ^ position) >> 11) * 2.0**-53
+
+
+def _splitmix64(state: int) -> int:
+    mask = 2**64 - 1
+    state = (state + 0x9E3779B97F4A7C15) & mask
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & mask
+    return state ^ (state >> 31)
+
+
 def normalized(weights: Sequence[float]) -> list[float]:
     total = sum(weights)
     return [weight / total for weight in weights]
@@ -109,6 +121,15 @@ def normalized(weights: Sequence[float]) -> list[float]:
 def least_gap(values: Sequence[float], border: float) -> float:
     """How far from a border the closest value is that is not on it."""
     return min((abs(value - border) for value in values if value != border), default=math.inf)
+
+
+def chi_square(counts: Counter[int], probs: Sequence[float]) -> tuple[float, int]:
+    """How far counts are from a distribution, and the degrees of freedom."""
+    num_draws = sum(counts.values())
+    possible = [token_id for token_id, prob in enumerate(probs) if prob > 0]
+    assert set(counts) <= set(possible), "a token came that was ruled out"
+    terms = [(counts[i] - num_draws * probs[i]) ** 2 / (num_draws * probs[i]) for i in possible]
+    return sum(terms), len(possible) - 1
 
 
 # ---- steps that may be anything ------------------------------------------------------------------------------------

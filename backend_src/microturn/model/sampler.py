@@ -7,7 +7,6 @@ batch. On a GPU all work is enqueued without synchronisation: no value of a tens
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 from microturn.kv.transfer import upload
 from microturn.model.drawn import Drawn, Logprobs
 from microturn.model.logits import add_biases, forbid_others
+from microturn.model.sampling_columns import SamplingColumns, sampling_columns
 from microturn.model.sampling_filters import filtered
 from microturn.model.sampling_row import SamplingRow
 
@@ -46,10 +46,13 @@ def choose(logits: Tensor, rows: Sequence[SamplingRow], *, at_once: int) -> Tens
     """
     ids = _argmax(logits)
     changed = [at for at, row in enumerate(rows) if not _takes_argmax(row)]
+    if not changed:
+        return ids
+    columns = sampling_columns([rows[at] for at in changed], logits.shape[-1], logits.device)
     for first in range(0, len(changed), at_once):
         group = changed[first : first + at_once]
-        places = _sent(group, logits.device)
-        ids.index_copy_(0, places, _choose(logits.index_select(0, places), [rows[at] for at in group]))
+        places, of_group = _sent(group, logits.device), columns.of_rows(first, first + at_once)
+        ids.index_copy_(0, places, _choose(logits.index_select(0, places), [rows[at] for at in group], of_group))
     return ids
 
 
@@ -79,46 +82,15 @@ def _logprobs(logits: Tensor, ids: Tensor, rows: Sequence[SamplingRow]) -> Logpr
     return Logprobs(wanting, chosen, num_top, top.indices, top.values)
 
 
-def _sent(values: Sequence[Any] | NDArray[np.int64], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
-    return upload(torch.as_tensor(values, dtype=dtype), device)
+def _sent(values: Sequence[int] | NDArray[np.int64], device: torch.device) -> Tensor:
+    return upload(torch.as_tensor(values, dtype=torch.int64), device)
 
 
 # ---- rows that are not greedy --------------------------------------------------------------------------------------
 
 
-class _Columns(NamedTuple):
-    """The rows' options, each float64 [rows, 1] on the device; a disabled filter is 0, or infinite for top_p."""
-
-    temperature: Tensor
-    top_k: Tensor
-    top_p: Tensor
-    min_p: Tensor
-    repetition_penalty: Tensor
-    frequency_penalty: Tensor
-    presence_penalty: Tensor
-    dice: Tensor
-
-
-def _columns(rows: Sequence[SamplingRow], logits: Tensor) -> _Columns:
-    values = [
-        (
-            row.options.temperature,
-            row.options.top_k if row.options.top_k < logits.shape[-1] else 0,
-            row.options.top_p if row.options.top_p < 1 else float("inf"),
-            row.options.min_p,
-            row.options.repetition_penalty,
-            row.options.frequency_penalty,
-            row.options.presence_penalty,
-            uniform(row.seed, row.position),
-        )
-        for row in rows
-    ]
-    return _Columns(*_sent(values, logits.device, torch.float64).unsqueeze(-1).unbind(1))
-
-
-def _choose(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+def _choose(logits: Tensor, rows: Sequence[SamplingRow], columns: SamplingColumns) -> Tensor:
     """Ids [rows]. Overwrites the logits."""
-    columns = _columns(rows, logits)
     if any(row.options.has_penalties for row in rows):
         _penalize(logits, rows, columns)
     if any(row.options.logit_bias for row in rows):
@@ -149,7 +121,7 @@ def _choose(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     return torch.where(columns.temperature > 0, drawn, likeliest.unsqueeze(-1)).squeeze(-1)
 
 
-def _penalize(logits: Tensor, rows: Sequence[SamplingRow], columns: _Columns) -> None:
+def _penalize(logits: Tensor, rows: Sequence[SamplingRow], columns: SamplingColumns) -> None:
     """Penalties over the whole context: repetition after Keskar et al. (2019), the others as OpenAI defines them."""
     cells, at, counts = _seen(rows, logits)
     repetition, frequency, presence = (
@@ -193,18 +165,3 @@ def _cells(ids: Sequence[Sequence[int]], logits: Tensor) -> Tensor:
     of_rows = [np.fromiter(of_row, np.int64) for of_row in ids]
     cells = [of_row[of_row < vocab_size] + row * vocab_size for row, of_row in enumerate(of_rows)]
     return _sent(np.concatenate(cells), logits.device)
-
-
-_MASK = 2**64 - 1
-
-
-def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) from seed and position (SplitMix64: Steele, Lea and Flood, 2014)."""
-    return (_splitmix64(_splitmix64(seed) ^ position) >> 11) * 2.0**-53
-
-
-def _splitmix64(state: int) -> int:
-    state = (state + 0x9E3779B97F4A7C15) & _MASK
-    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
-    return state ^ (state >> 31)

@@ -34,15 +34,15 @@ def filtered(relative: Tensor, rows: Sequence[SamplingRow], top_k: Tensor, top_p
     Args:
         relative: [rows, vocab_size], probabilities relative to the likeliest token.
         rows: with the options.
-        top_k: the same options on the device, float64 [rows, 1]; 0 is disabled. `min_p` likewise.
-        top_p: likewise; infinite is disabled.
+        top_k: the same options on the device, float64 [rows, 1]; infinite is disabled. `top_p` likewise.
+        min_p: likewise; 0 is disabled.
     """
     vocab_size = relative.shape[-1]
     limits = [row.options.top_k for row in rows if 0 < row.options.top_k < vocab_size]
     if limits:
-        last = top_k.long().clamp(1, max(limits)) - 1
+        last = top_k.clamp(max=max(limits)).long() - 1
         least = relative.topk(max(limits)).values.gather(-1, last)
-        relative = relative * (relative >= least * (top_k > 0))
+        relative = relative * (relative >= least * (top_k < torch.inf))
     weights = _weights(relative)
     if any(row.options.top_p < 1 for row in rows):
         enough = top_p * weights.sum(-1, keepdim=True)

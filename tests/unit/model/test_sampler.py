@@ -7,7 +7,6 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -16,11 +15,11 @@ from torch import Tensor
 
 from microturn.model.drawn import Sampled
 from microturn.model.logits import forbid_others, forbid_others_there
-from microturn.model.sampler import choose, draw, uniform
+from microturn.model.sampler import choose, draw
 from microturn.model.sampling_row import SamplingRow
 from microturn.sessions.options import TurnOptions
 from microturn.sessions.token_counts import TokenCounts
-from support.plain_sampler import distribution, mask_of, normalized, plain_choice, random_step
+from support.plain_sampler import chi_square, distribution, mask_of, normalized, plain_choice, random_step
 
 LOGITS = [2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, 3.0]
 NUM_DRAWS = 3000
@@ -35,15 +34,6 @@ def row(
 def sample_one(logits: Sequence[float] | Tensor, sampling_row: SamplingRow) -> Sampled:
     (sampled,) = draw(torch.as_tensor(logits)[None], [sampling_row]).sampled()
     return sampled
-
-
-def chi_square(counts: Counter[int], probs: Sequence[float]) -> tuple[float, int]:
-    """How far counts are from a distribution, and the degrees of freedom."""
-    num_draws = sum(counts.values())
-    possible = [token_id for token_id, prob in enumerate(probs) if prob > 0]
-    assert set(counts) <= set(possible), "a token came that was ruled out"
-    terms = [(counts[i] - num_draws * probs[i]) ** 2 / (num_draws * probs[i]) for i in possible]
-    return sum(terms), len(possible) - 1
 
 
 # ---- the plain reference -------------------------------------------------------------------------------------------
@@ -422,37 +412,3 @@ def test_where_none_asks_no_logits_are_normalized(monkeypatch: pytest.MonkeyPatc
     monkeypatch.undo()
     monkeypatch.setattr(torch.Tensor, "topk", refuse)
     assert sample_one(LOGITS, row(logprobs=True)).logprob is not None
-
-
-# ---- the random numbers --------------------------------------------------------------------------------------------
-
-
-def test_uniform_numbers_are_in_the_half_open_interval() -> None:
-    for seed in (0, 1, 2**63 - 1):
-        assert all(0 <= uniform(seed, position) < 1 for position in (*range(1000), 2**31, 2**40))
-
-
-@pytest.mark.parametrize("along", ["position", "seed"])
-def test_uniform_numbers_are_spread_evenly_and_do_not_follow_each_other(along: str) -> None:
-    num = 20_000
-    values = [uniform(7, n) if along == "position" else uniform(n, 7) for n in range(num)]
-    counts = Counter(int(value * 20) for value in values)
-    statistic, _ = chi_square(counts, [1 / 20] * 20)
-    assert statistic < 60  # of 19 degrees of freedom: one in 200,000
-    mean = sum(values) / num
-    covariance = sum((a - mean) * (b - mean) for a, b in pairwise(values)) / num
-    assert abs(covariance * 12) < 5 / math.sqrt(num)
-
-
-@pytest.mark.parametrize(
-    ("seed", "position", "value"),
-    [
-        (0, 0, 0.6524484863740322),
-        (0, 1, 0.03401170130434639),
-        (42, 7, 0.08603176010658542),
-        (2**63 - 1, 2**31, 0.45017658843051855),
-    ],
-)
-def test_uniform_numbers_never_change(seed: int, position: int, value: float) -> None:
-    """A session that is restored from a snapshot, or moves to another worker, must go on identically."""
-    assert uniform(seed, position) == value
