@@ -12,6 +12,6 @@ pytest=("$PYTHON" -m pytest -o addopts="-ra --import-mode=importlib" -o filterwa
 # Not those that need a download, that are made for a CPU, or that would be the same again.
 oracles="not smollm2 and not five_hundred and not only_sliding and not the_oracle_sees and not where_all_layers and not native and not torch"
 tests=0
-"${pytest[@]}" tests/gpu || tests=$?
+"${pytest[@]}" tests/gpu tests/unit/model/gpu/test_sampling.py || tests=$?
 "${pytest[@]}" --device cuda -k "$oracles" tests/oracles/test_{incremental,rewind,fork,tiers,window,embeds,sampling}.py || tests=$?
 "$PYTHON" -m load_tests.bench.gpu "$@" && exit "$tests"

@@ -6,8 +6,12 @@ import random
 
 import pytest
 import torch
+from torch import Tensor
 
 from microturn.model.sampler import choose, draw
+from microturn.model.sampling_columns import sampling_columns
+from microturn.model.sampling_row import SamplingRow
+from microturn.sessions.options import TurnOptions
 from support.plain_sampler import plain_choice, random_step
 
 
@@ -28,6 +32,35 @@ def test_choices_are_those_of_a_cpu(vocab_size: int, num_rows: int, num_steps: i
                 if row.options.logprobs:
                     assert there.logprob == pytest.approx(here.logprob, rel=1e-4, abs=1e-4, nan_ok=True)
     assert num_judged > num_rows * num_steps / 3, "too many choices were left to rounding errors"
+
+
+def top_p_step(num_rows: int, vocab_size: int) -> tuple[Tensor, list[SamplingRow]]:
+    """Logits on the GPU and rows of a step in which all sample, as most do."""
+    logits = 3 * torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(num_rows))
+    options = TurnOptions(temperature=0.8, top_p=0.95)
+    return logits.cuda(), [SamplingRow(options, 5, position) for position in range(num_rows)]
+
+
+def test_a_large_step_is_drawn_as_alone_and_as_on_a_cpu() -> None:
+    logits, rows = top_p_step(64, 131_072)
+    ids = draw(logits, rows).ids
+    assert choose(logits, rows, at_once=1).equal(ids)
+    assert choose(logits, rows, at_once=23).equal(ids)
+    # Exponentials are rounded otherwise there: a token whose bounds are that close to the random number may be another.
+    assert (draw(logits.cpu(), rows).ids != ids.cpu()).sum() <= 1
+
+
+def test_the_kernels_of_a_draw_can_be_captured() -> None:
+    logits, rows = top_p_step(8, 5000)
+    from microturn.model.gpu.sampling import draw_filtered  # needs Triton
+
+    columns, greatest = sampling_columns(rows, 5000, logits.device), logits.amax(-1, keepdim=True)
+    expected, given = draw_filtered(logits.clone(), greatest, rows, columns), logits.clone()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        ids = draw_filtered(given, greatest, rows, columns)
+    graph.replay()
+    assert ids.equal(expected)
 
 
 @pytest.mark.parametrize("vocab_size", [97, 1024, 50_257])

@@ -25,6 +25,9 @@ from microturn.model.cpu import loading as cpu_loading
 from microturn.model.cpu.thread_binding import bind_threads
 from microturn.model.fingerprint import model_fingerprint
 from microturn.model.loaded import Loaded
+from microturn.model.sampler import draw
+from microturn.model.sampling_row import SamplingRow
+from microturn.sessions.options import TurnOptions
 from microturn.settings import Settings
 from microturn.snapshots.arrivals import Fetch
 from microturn.snapshots.directory import SnapshotDirectory
@@ -33,6 +36,9 @@ from microturn.text.model_text import ModelText
 from microturn.text.session_text import SessionText
 
 log = logging.getLogger(__name__)
+
+# Wants all filters of sampling.
+_WARM_UP_ROW = SamplingRow(TurnOptions(temperature=1.0, top_k=1, top_p=0.5, min_p=0.5), seed=0, position=0)
 
 
 @dataclass(frozen=True)
@@ -203,7 +209,7 @@ def warm_up(model_runner: runner.ModelRunner, max_batch_tokens: int, max_context
         )
         states = model_runner.kv.new_state_pages(num_tokens, unused)
         batch = Batch([Row([0] * num_tokens, 0, first.pages, others=others, states=states)])
-        model_runner.run(batch).cpu()
+        draw(model_runner.run(batch), [_WARM_UP_ROW]).sampled()
         started_s = time.perf_counter()
         model_runner.run(batch).cpu()
         passes.append((num_tokens, time.perf_counter() - started_s))

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from microturn.kv.transfer import upload
+from microturn.model import sampling_filters
 from microturn.model.drawn import Drawn, Logprobs
 from microturn.model.logits import add_biases, forbid_others
 from microturn.model.sampling_columns import SamplingColumns, sampling_columns
-from microturn.model.sampling_filters import filtered
 from microturn.model.sampling_row import SamplingRow
 
 # Bounds the GPU memory of sampling: some 60 bytes per logit of this many rows.
@@ -44,15 +44,18 @@ def choose(logits: Tensor, rows: Sequence[SamplingRow], *, at_once: int) -> Tens
         rows: as many.
         at_once: how many rows are computed together; does not change the result.
     """
-    ids = _argmax(logits)
     changed = [at for at, row in enumerate(rows) if not _takes_argmax(row)]
     if not changed:
-        return ids
+        return _argmax(logits)
+    ids = _argmax(logits) if len(changed) < len(rows) else logits.new_empty(len(rows), dtype=torch.int64)
     columns = sampling_columns([rows[at] for at in changed], logits.shape[-1], logits.device)
     for first in range(0, len(changed), at_once):
         group = changed[first : first + at_once]
-        places, of_group = _sent(group, logits.device), columns.of_rows(first, first + at_once)
-        ids.index_copy_(0, places, _choose(logits.index_select(0, places), [rows[at] for at in group], of_group))
+        places = _sent(group, logits.device)
+        # Passes over memory count on a GPU: rows that are all meant are not gathered before they are changed.
+        given = logits if len(group) == len(rows) else logits.index_select(0, places)
+        chosen = _choose(given, [rows[at] for at in group], columns.of_rows(first, first + at_once))
+        ids.index_copy_(0, places, chosen)
     return ids
 
 
@@ -90,35 +93,36 @@ def _sent(values: Sequence[int] | NDArray[np.int64], device: torch.device) -> Te
 
 
 def _choose(logits: Tensor, rows: Sequence[SamplingRow], columns: SamplingColumns) -> Tensor:
-    """Ids [rows]. Overwrites the logits."""
-    if any(row.options.has_penalties for row in rows):
+    """Ids [rows]. Does not change the logits."""
+    has_penalties = any(row.options.has_penalties for row in rows)
+    has_biases = any(row.options.logit_bias for row in rows)
+    if has_penalties or has_biases:
+        logits = logits.clone()
+    if has_penalties:
         _penalize(logits, rows, columns)
-    if any(row.options.logit_bias for row in rows):
+    if has_biases:
         add_biases(logits, [row.options.logit_bias for row in rows])
     # Extreme penalties, or embeddings, produce infinities and NaN. That must affect this row only: without a token to
     # choose, an exception would end all turns in the step.
-    logits.nan_to_num_()
+    logits = logits.nan_to_num()
     if any(row.banned_ids for row in rows):
         banned = _cells([row.banned_ids for row in rows], logits)
         logits.view(-1).index_fill_(0, banned, torch.finfo(logits.dtype).min)
     if any(row.allowed is not None for row in rows):
         forbid_others(logits, [row.allowed for row in rows])
-    likeliest = _argmax(logits)
+    likeliest = _argmax(logits).unsqueeze(-1)
     if all(row.options.temperature == 0 for row in rows):
-        return likeliest
-    # A smaller temperature than the smallest float would overflow the division; sampling is greedy there anyway.
-    temperature = columns.temperature.clamp(min=1e-5).float()
-    relative = (logits - logits.amax(-1, keepdim=True)).div_(temperature)
-    if any(row.allowed is not None for row in rows):
-        relative.clamp_(min=-80)  # weighs nothing either, and the exponential of infinities is slow
-    relative.exp_()
-    # Inverse transform sampling in the order of the vocabulary: a rounding error in one probability, as with another
-    # batch, moves the bounds slightly and cannot swap two tokens.
-    cumulative = filtered(relative, rows, columns.top_k, columns.top_p, columns.min_p).cumsum(-1)
-    total = cumulative[:, -1:]
-    target = torch.minimum((columns.dice * total).long(), total - 1)
-    drawn = torch.searchsorted(cumulative, target, right=True)
-    return torch.where(columns.temperature > 0, drawn, likeliest.unsqueeze(-1)).squeeze(-1)
+        return likeliest.squeeze(-1)
+    drawn = _draw_filtered(logits, logits.gather(-1, likeliest), rows, columns)
+    return torch.where(columns.temperature > 0, drawn, likeliest).squeeze(-1)
+
+
+def _draw_filtered(logits: Tensor, greatest: Tensor, rows: Sequence[SamplingRow], columns: SamplingColumns) -> Tensor:
+    if not logits.is_cuda:
+        return sampling_filters.draw_filtered(logits, greatest, rows, columns)
+    from microturn.model.gpu import sampling  # needs Triton, which only torch for a GPU brings along
+
+    return sampling.draw_filtered(logits, greatest, rows, columns)
 
 
 def _penalize(logits: Tensor, rows: Sequence[SamplingRow], columns: SamplingColumns) -> None:
