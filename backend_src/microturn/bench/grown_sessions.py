@@ -87,10 +87,11 @@ class GrownSessions:
         request = TurnRequest(session_id, TokenInput(given), sink, self.engine.clock(), start, end, options)
         self.engine.submit(Turn(request))
 
-    def submit_from(self, session_id: int, sink: TurnSink, num_given: int, num_output: int) -> None:
+    def submit_from(self, session_id: int, sink: TurnSink, num_given: int, num_output: int, **sampling: float) -> None:
         """Posts a turn from the end of the context that a session has grown to, cutting back later tokens."""
         at = self._context_lens[session_id]
-        self.submit(session_id, sink, num_given, {"max_tokens": num_output, "ignore_eos": True, "rewind_to": at})
+        options = {"max_tokens": num_output, "ignore_eos": True, "rewind_to": at, **sampling}
+        self.submit(session_id, sink, num_given, options)
 
     def run_out(self) -> None:
         """Runs steps until nothing is left to compute."""

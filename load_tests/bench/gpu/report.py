@@ -63,6 +63,12 @@ def lines_of(section: str, result: Mapping[str, Any]) -> Iterator[Line]:
             for kernel in result["kernels"][:6]:
                 figure = f"{kernel['us_each']:.1f} µs each, {kernel['share']:.1%} of the time"
                 yield f"{section}: {kernel['name'][:60]}", figure, ""
+        case "sampling":
+            for name, kind in result["kinds"].items():
+                figure = f"{kind['p50_ms']:.3f} ms a step, {kind['over_greedy']:.3f} times greedy"
+                yield f"{section} by {name}, {_at(result)}", figure, ""
+                times = f"{kind['draw_ms']:.3f} ms, enqueued in {kind['host_ms']:.3f}"
+                yield f"{section} by {name}, a draw alone", times, ""
         case "restore":
             figure = f"{result['restore_p50_ms']:.1f} ms, {result['restore_over_copy']:.2f} times the copy"
             yield f"{section} of {result['num_bytes'] / 1e9:.2f} GB", figure, ""

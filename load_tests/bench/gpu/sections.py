@@ -10,6 +10,7 @@ from load_tests.bench.gpu.extent import Extent
 from load_tests.bench.gpu.kernels import measure_kernels
 from load_tests.bench.gpu.memory import measure_memory
 from load_tests.bench.gpu.restore import measure_restore
+from load_tests.bench.gpu.sampling import measure_sampling
 from load_tests.bench.gpu.steps import measure_decode, watch_steps
 from load_tests.bench.gpu.subject import Subject
 from load_tests.bench.gpu.turns import measure_turns
@@ -67,6 +68,7 @@ SECTIONS: Mapping[str, Section] = {
     "steady": Section(served, watch_steps),
     "beat": Section(served, measure_beat),
     "kernels": Section(served, measure_kernels),
+    "sampling": Section(served, measure_sampling),
     "float8-decode": Section(served_in_float8, measure_decode),
     "float8-turns": Section(served_in_float8, measure_turns),
     "float8-beat": Section(served_in_float8, measure_beat),

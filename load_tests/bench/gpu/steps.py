@@ -29,7 +29,7 @@ def measure_decode(subject: Subject, extent: Extent) -> dict[str, object]:
     sessions, steps = subject.sessions, []
     kinds = [(rows, length) for length in sorted(extent.context_lens) for rows in extent.rows]
     for num_rows, context_len in tqdm(kinds, desc="decode", unit="kind", leave=False):
-        length = context_len + _NUM_WARM_UP + extent.num_steps
+        length = length_after(context_len, extent.num_steps)
         if not subject.has_room(num_rows, length + 1):
             steps.append({"num_rows": num_rows, "context_len": context_len, "skipped": "the pool is too small"})
             continue
@@ -64,11 +64,23 @@ def grown(sessions: GrownSessions, num_rows: int, context_len: int) -> Sequence[
     return ids
 
 
-def decode_steps_ms(sessions: GrownSessions, ids: Sequence[int], num_steps: int) -> list[float]:
-    """Milliseconds of so many steps; what the sessions appended meanwhile is cut off when they take their next turn."""
+def length_after(context_len: int, num_steps: int) -> int:
+    """Tokens that a session holds after steps that were timed."""
+    return context_len + _NUM_WARM_UP + num_steps
+
+
+def decode_steps_ms(sessions: GrownSessions, ids: Sequence[int], num_steps: int, **sampling: float) -> list[float]:
+    """Milliseconds of so many steps; what the sessions appended meanwhile is cut off when they take their next turn.
+
+    Args:
+        sessions: all.
+        ids: of those that take a turn.
+        num_steps: that are timed.
+        sampling: options of their turns; greedy without.
+    """
     answers = [Answer() for _ in ids]
     for session_id, answer in zip(ids, answers, strict=True):
-        sessions.submit_from(session_id, answer, num_given=1, num_output=_NUM_WARM_UP + num_steps)
+        sessions.submit_from(session_id, answer, num_given=1, num_output=_NUM_WARM_UP + num_steps, **sampling)
     sessions.run_out()
     for answer in answers:
         answer.result()

@@ -138,6 +138,12 @@ def test_every_section_is_measured_and_written(tmp_path: Path, capsys: pytest.Ca
     assert sum(kernel["share"] for kernel in found["kernels"]["kernels"]) <= 1.001
     assert found["kernels"]["kernels"][0]["us_each"] > 0
 
+    sampling = found["sampling"]
+    assert (sampling["num_rows"], sampling["context_len"], sampling["vocab_size"]) == (3, 20, 150)
+    assert list(sampling["kinds"]) == ["greedy", "top_p", "top_k"]
+    assert sampling["kinds"]["greedy"]["over_greedy"] == 1
+    assert min(kind[part] for kind in sampling["kinds"].values() for part in ("p50_ms", "draw_ms", "host_ms")) > 0
+
     restore = found["restore"]
     assert restore["num_bytes"] == 112 * KV_BYTES_PER_TOKEN
     assert restore["copy_ms"] == pytest.approx(restore["num_bytes"] / 5e5)
