@@ -239,6 +239,7 @@ gpu-report: setup  ## on a GPU: its tests, and the engine against the card's mem
 # Without a GPU; the compiler comes from the package index. What was compiled is taken from out/flashinfer the next time.
 CUDA_ARCHS ?= 9.0a
 gpu-kernels: setup  ## compile FlashInfer's kernels for CUDA_ARCHS='8.0 9.0a' into out/gpu-kernels; ARGS='--head-dims 128 …'
+	@$(PIP_INSTALL) ninja
 	@$(PIP_INSTALL) --no-deps --target out/cuda --upgrade --requirement backend_src/cuda-compiler.txt
 	@$(BIN)/microturn kernels --archs $(CUDA_ARCHS) --cuda-home out/cuda/nvidia/cu13 --work out/flashinfer --out out/gpu-kernels $(ARGS)
 

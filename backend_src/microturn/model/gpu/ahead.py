@@ -100,7 +100,7 @@ def prepare(archs: Sequence[str], cuda_home: Path | None, work_dir: Path, num_jo
         num_jobs: compilers at a time.
 
     Errors:
-        FailedPrecondition: there is no compiler.
+        FailedPrecondition: there is no compiler, or no ninja.
     """
     assert "flashinfer" not in sys.modules, "FlashInfer has read its environment already"
     home = _cuda_home(cuda_home)
@@ -120,8 +120,11 @@ def prepare(archs: Sequence[str], cuda_home: Path | None, work_dir: Path, num_jo
         FLASHINFER_WORKSPACE_BASE=str(work_dir),
         FLASHINFER_EXTRA_LDFLAGS=flags.strip(),
         MAX_JOBS=str(num_jobs),
-        PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",  # ninja is beside Python
+        PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",  # ninja may be beside Python
     )
+    for program in (os.environ.get("CXX", "c++"), "ninja"):
+        if shutil.which(program) is None:
+            raise FailedPrecondition(f"kernels are compiled with {program}, which is not on the PATH")
 
 
 def installed_modules() -> Path:

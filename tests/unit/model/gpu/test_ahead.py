@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -89,12 +90,23 @@ def test_files_of_another_form_are_compiled_whole(source: str) -> None:
     assert without_kernels(source) == source
 
 
-def test_without_a_compiler_the_command_says_where_it_looked(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("has_nvcc", "reason"),
+    [
+        (False, "no CUDA compiler: there is no bin/nvcc in {}/cuda"),
+        (True, "kernels are compiled with no-c++, which is not on the PATH"),
+    ],
+)
+def test_what_is_needed_to_compile_is_told(has_nvcc: bool, reason: str, tmp_path: Path) -> None:
+    if has_nvcc:
+        (tmp_path / "cuda/bin").mkdir(parents=True)
+        (tmp_path / "cuda/bin/nvcc").touch()
     command = ["kernels", "--archs", "9.0a", "--cuda-home", str(tmp_path / "cuda"), "--work", str(tmp_path)]
     script = f"import sys; from microturn.cli import main; sys.exit(main({command}))"
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    environment = os.environ | {"CXX": "no-c++"}
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=120)
     assert ran.returncode == 1
-    assert ran.stderr == f"microturn: error: no CUDA compiler: there is no bin/nvcc in {tmp_path}/cuda\n"
+    assert ran.stderr == f"microturn: error: {reason.format(tmp_path)}\n"
 
 
 @pytest.mark.parametrize(
