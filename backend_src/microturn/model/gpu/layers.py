@@ -8,6 +8,7 @@ synchronises with the device or reads a value, so that a pass can be captured as
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Self
 
 from torch import Tensor
@@ -28,10 +29,13 @@ from microturn.model.scores import Scores, soft_capped
 class TorchLayers:
     """The layers, last norm and head of a transformers model, over the model's own weights.
 
+    Attributes:
+        glue: the operations between products and attention.
+
     Args:
         model: a causal LM that is known (see `unknown_reason`) and has no experts, on its device and in its type.
         shapes: KV shape of each layer.
-        glue: the operations between products and attention.
+        glue: see above.
     """
 
     def __init__(self, model: PreTrainedModel, shapes: Sequence[LayerShape], glue: Glue) -> None:
@@ -42,7 +46,7 @@ class TorchLayers:
         self._head = TorchLinear.of(model.lm_head)
         self._factors = Factors.of(model)
         self._soft_cap = soft_cap_of_logits(model)
-        self._glue = glue
+        self.glue = glue
 
     @classmethod
     def of(cls, model: PreTrainedModel, shapes: Sequence[LayerShape], glue: Glue | None = None) -> Self:
@@ -70,6 +74,13 @@ class TorchLayers:
         if any(has_experts(layer.mlp) for layer in model.model.layers):
             raise NotKnown("its experts are chosen on the device")
 
+    def first(self, num_layers: int, glue: Glue | None = None) -> Self:
+        """The first layers, then the last norm and the head, over the same weights; with other glue if it is given."""
+        few = copy(self)
+        few._layers = self._layers[:num_layers]
+        few.glue = glue or self.glue
+        return few
+
     def __call__(self, hidden: Tensor, positions: Tensor, wanted: Tensor, attention: Attention) -> Tensor:
         """Runs all layers.
 
@@ -82,7 +93,7 @@ class TorchLayers:
         Returns:
             float32 logits [n, vocab_size].
         """
-        glue, layers = self._glue, self._layers
+        glue, layers = self.glue, self._layers
         angles = {turning: self._angles(turning, positions) for turning in {layer.turning for layer in layers}}
         following = [_norm_of(layer.input_norm) for layer in layers[1:]] + [_norm_of(self._norm)]
         if self._factors.embeddings != 1:

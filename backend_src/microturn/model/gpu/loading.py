@@ -2,7 +2,8 @@
 
 The model is loaded in the type that serves. Its first layers are checked in float32 with torch's attention: there a
 difference is an error and not rounding (in bfloat16 a position off by one may change logits no more than rounding
-does). FlashInfer's kernels are then compared with torch's separately, in the types that they will serve.
+does). FlashInfer's kernels are then compared with torch's separately, in the types that they will serve, and so is the
+whole path that serves (`served_probe`).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from microturn.model.gpu.glue import Glue
 from microturn.model.gpu.graphs import StepSize, padding_batch, step_sizes
 from microturn.model.gpu.layers import TorchLayers
 from microturn.model.gpu.runner import GpuRunner
+from microturn.model.gpu.served_probe import check_first_layers, check_graphs
 from microturn.model.loaded import Loaded, needs_of, size_pool
 from microturn.model.probe import Checked
 from microturn.model.scores import Scores
@@ -82,15 +84,17 @@ def make_ready(model: PreTrainedModel, settings: Settings) -> Loaded:
         _convert(model, dtype)
     layers, scores = runner.trace_layers(model), runner.trace_scores(model)
     checked, few = check_few_layers(model, layers, scores, settings.max_batch_tokens)
-    del few
     kv_dtype = dtype if settings.kv_dtype == "auto" else KV_DTYPES[settings.kv_dtype]
     has_flashinfer, no_kernel_reason = _has_flashinfer(settings.attention, model, layers, scores, dtype, kv_dtype)
     if checked.decoder is not None:
         checked = replace(checked, decoder=TorchLayers.of(model, layers, new_glue(settings, model.device)))
+    check_first_layers(model, few, checked.decoder, kv_dtype, has_flashinfer=has_flashinfer)
+    del few  # their memory is for the pool
     serving = _Serving(model, layers, scores, checked, has_flashinfer, kv_dtype, settings)
     pool, kv_tokens, max_context = size_pool(settings, model, serving.needs, serving.free_tokens)
     ready = serving.new_runner(pool.num_pages)
     ready.capture(serving.sizes, max_context)
+    check_graphs(ready, settings.max_sessions, settings.max_batch_tokens, max_context)
     return Loaded(
         runner=ready,
         needs=serving.needs,

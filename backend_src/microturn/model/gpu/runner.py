@@ -7,7 +7,8 @@ attention of that step: which sinks their window hides depends on the query.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -83,6 +84,20 @@ class GpuRunner(ModelRunner):
             )
             embeddings = self._embed(Batch([], torch.zeros(size.num_tokens, dtype=torch.int64, device=self.kv.device)))
             self._graphs[size] = StepGraph(self.decoder, attention, self.kv, size, embeddings, pool)
+
+    @property
+    def has_graphs(self) -> bool:
+        """Whether some steps are replayed."""
+        return bool(self._graphs)
+
+    @contextmanager
+    def without_graphs(self) -> Iterator[None]:
+        """Has all steps launched meanwhile."""
+        graphs, self._graphs = self._graphs, {}
+        try:
+            yield
+        finally:
+            self._graphs = graphs
 
     def _pass(self, batch: Batch, positions: Tensor, wanted: Tensor) -> Tensor:
         graph = self._graph_for(batch)

@@ -102,6 +102,7 @@ def test_graphs_are_captured_unless_they_are_turned_off() -> None:
         assert RecordedGraph.num_replays == num_replays + wanted
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own modules
 def test_glue_is_compiled_on_a_gpu_unless_that_is_turned_off() -> None:
     gpu = torch.device("cuda", 0)
     assert gpu_loading.new_glue(Settings(), gpu) != Glue()
