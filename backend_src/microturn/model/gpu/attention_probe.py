@@ -1,4 +1,4 @@
-"""Compares FlashInfer's kernels with torch's on random keys, in the types and shapes that they will serve."""
+"""Compares FlashInfer's kernels and ours with torch's on random keys, in the types and shapes that they will serve."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from microturn.kv.layer_groups import LayerShape
 from microturn.kv.tensors import KVTensors
 from microturn.model.batch import Batch, Row
 from microturn.model.gpu.flashinfer_attention import AttentionShape, FlashInferAttention, new_workspace
+from microturn.model.gpu.glue import Projection, split_heads
 from microturn.model.paged_attention import PagedAttention
 from microturn.model.scores import Scores
 
@@ -53,17 +54,17 @@ def check_attention(
         keys = torch.randn(kv.layers[0].elements.shape, generator=generator, device=device)
         kv.layers[0].elements.copy_(keys)
         for batch in _batches(with_moved_sinks=shape.rotary is not None and layer.window is None):
-            q, k, v = (
-                torch.randn(batch.num_tokens, heads, layer.head_dim, generator=generator, device=device).to(dtype)
-                for heads in (shape.num_heads, layer.num_kv_heads, layer.num_kv_heads)
-            )
-            q *= of.soft_cap or 1.0  # so that scores are as large as their cap
+            projection = _projection(shape, batch.num_tokens, of, generator)
+            q, k, v = split_heads(projection)
+            before = kv.layers[0].elements.clone()
             expected = PagedAttention(batch, kv, rotary=shape.rotary).append_and_attend(0, q, k, v, of).float()
             written = kv.layers[0].elements.clone()
+            kv.layers[0].elements.copy_(before)
             attention = FlashInferAttention(shape, kv, workspace, batch.num_tokens)
             attention.plan(batch)
-            got = attention.append_and_attend(0, q, k, v, of).float()
-            deviation = float((got - expected).norm() / expected.norm())
+            queries = attention.append_projection(0, projection)
+            got = attention.append_and_attend(0, q, k, v, of) if queries is None else attention.attend(0, queries, of)
+            deviation = float((got.float() - expected).norm() / expected.norm())
             log.info("probe: FlashInfer's attention of %s deviates by %.1e", layer, deviation)
             # Written so that NaN fails too.
             if not deviation <= TOLERANCE or not _same_bits(kv.layers[0].elements[:-1], written[:-1]):
@@ -71,6 +72,17 @@ def check_attention(
                     f"FlashInfer's attention of {layer} deviates from torch's by {deviation:.1e} (allowed: "
                     f"{TOLERANCE:.0e}) on {torch.cuda.get_device_name(device)}: set attention=torch"
                 )
+
+
+def _projection(shape: AttentionShape, num_tokens: int, scores: Scores, generator: torch.Generator) -> Projection:
+    """Random heads, which quarter turns leave exact: whatever rotates them, keys are the same to the bit."""
+    device, (layer,) = generator.device, shape.layers
+    size = num_tokens, shape.num_heads + 2 * layer.num_kv_heads, layer.head_dim
+    qkv = torch.randn(size, generator=generator, device=device)
+    qkv[:, : shape.num_heads] *= scores.soft_cap or 1.0  # so that scores are as large as their cap
+    quarters = torch.randint(4, (num_tokens, layer.head_dim // 2), generator=generator, device=device)
+    cos, sin = (torch.tensor(part, device=device)[quarters] for part in ([1.0, 0.0, -1.0, 0.0], [0.0, 1.0, 0.0, -1.0]))
+    return Projection(qkv.to(shape.dtype), None, None, (cos, sin, False), shape.num_heads, layer.num_kv_heads)
 
 
 def _batches(*, with_moved_sinks: bool) -> list[Batch]:

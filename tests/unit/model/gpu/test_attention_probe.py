@@ -11,16 +11,19 @@ from torch import Tensor
 
 from microturn.errors import InvalidArgument
 from microturn.kv.layer_groups import LayerShape
+from microturn.kv.tensors import LayerPages
+from microturn.model.gpu import projection_kernel
 from microturn.model.gpu.attention_probe import check_attention
 from microturn.model.gpu.flashinfer_attention import FlashInferAttention
+from microturn.model.gpu.glue import Projection, split_heads
 from microturn.model.scores import Scores
-from support import models, plain_flashinfer, recorded_graphs
+from support import models, plain_flashinfer, projections, recorded_graphs
 
 SHAPES = [LayerShape(2, 64, 40), LayerShape(2, 64), LayerShape(2, 64)]
 SCORES = [
     Scores(64**-0.5, 40),
     Scores(64**-0.5),
-    Scores(64**-0.5, None, 30.0, torch.tensor([2.0, 0.0, 3.0, 1.0])),
+    Scores(64**-0.5, None, 30.0, torch.tensor([20.0, 0.0, 24.0, 10.0])),  # as large as scores are
 ]
 
 
@@ -48,12 +51,12 @@ def test_scores_that_flashinfer_computes_otherwise_are_refused(
     change: Callable[[Scores], Scores], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check()
-    original = FlashInferAttention.append_and_attend
+    original = FlashInferAttention.attend
 
-    def append_and_attend(self: FlashInferAttention, layer: int, q: Tensor, k: Tensor, v: Tensor, of: Scores) -> Tensor:
-        return original(self, layer, q, k, v, change(of))
+    def attend(self: FlashInferAttention, layer: int, q: Tensor, of: Scores) -> Tensor:
+        return original(self, layer, q, change(of))
 
-    monkeypatch.setattr(FlashInferAttention, "append_and_attend", append_and_attend)
+    monkeypatch.setattr(FlashInferAttention, "attend", attend)
     with pytest.raises(InvalidArgument, match="FlashInfer's attention of LayerShape"):
         check()
 
@@ -68,5 +71,19 @@ def test_a_soft_cap_that_flashinfer_has_otherwise_is_refused(
         original(*args, logits_soft_cap=logits_soft_cap and soft_cap, **kwargs)
 
     monkeypatch.setattr(plain_flashinfer.BatchPrefillWithPagedKVCacheWrapper, "plan", plan)
+    with pytest.raises(InvalidArgument, match="FlashInfer's attention of LayerShape"):
+        check()
+
+
+@pytest.mark.parametrize("shift", [None, 1])
+def test_keys_that_are_not_written_or_not_where_they_belong_are_refused(
+    shift: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def append(projection: Projection, pages: LayerPages, places: Tensor) -> Tensor:
+        if shift is not None:
+            return projections.plain_append(projection, pages, places.roll(shift, 0))
+        return split_heads(projection)[0]
+
+    monkeypatch.setattr(projection_kernel, "append_projection", append)
     with pytest.raises(InvalidArgument, match="FlashInfer's attention of LayerShape"):
         check()
