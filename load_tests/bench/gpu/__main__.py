@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from load_tests.bench.gpu.card import measure_card
+from load_tests.bench.gpu.extent import Extent
 from load_tests.bench.gpu.picture import draw_found
 from load_tests.bench.gpu.report import print_card, print_found
 from load_tests.bench.gpu.run import read_found, run_shape
@@ -33,9 +34,16 @@ def main() -> int:
     parser.add_argument(
         "--sections", nargs="*", choices=list(SECTIONS), default=list(SECTIONS), help="(all); none draws what is there"
     )
+    parser.add_argument(
+        "--extent", nargs="+", default=[], metavar="NAME=VALUE", help="other numbers than a whole measurement's: rows=8,64"
+    )
     parser.add_argument("--results", type=Path, default=RESULTS_DIR, metavar="DIR", help="where files go (%(default)s)")
     arguments = parser.parse_args()
     shapes, sections, results_dir = arguments.shapes, arguments.sections, arguments.results
+    try:
+        extent = Extent.of(arguments.extent)
+    except ValueError as error:
+        parser.error(str(error))
     results_dir.mkdir(parents=True, exist_ok=True)
     if sections:
         if not torch.cuda.is_available():
@@ -47,7 +55,7 @@ def main() -> int:
         release(device)
         print_card(card)
         for shape in shapes:
-            run_shape(shape, NAMED_CONFIGS[shape], sections, device, card, results_dir)
+            run_shape(shape, NAMED_CONFIGS[shape], sections, device, card, results_dir, extent=extent)
     has_failed = False
     for shape in shapes:
         found = read_found(shape, results_dir)

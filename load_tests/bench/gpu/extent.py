@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Self
 
 
 @dataclass(frozen=True)
@@ -45,3 +46,27 @@ class Extent:
     num_in_pool: int = 10
     num_restored: int = 24
     num_rounds: int = 7
+
+    @classmethod
+    def of(cls, settings: Iterable[str]) -> Self:
+        """The usual extent but for these, as `steady_s=20` or `rows=8,64`.
+
+        Raises:
+            ValueError: one is no such number.
+        """
+        usual = asdict(cls())
+        changed: dict[str, Any] = {}
+        for setting in settings:
+            name, _, value = setting.partition("=")
+            if name not in usual:
+                raise ValueError(f"'{name}' is none of {', '.join(usual)}")
+            try:
+                changed[name] = _number_like(usual[name], value)
+            except ValueError:
+                raise ValueError(f"'{value}' cannot be '{name}', which is {usual[name]} otherwise") from None
+        return cls(**changed)
+
+
+def _number_like(usual: Any, value: str) -> Any:
+    """A number, or several, of the type of another."""
+    return tuple(int(part) for part in value.split(",")) if isinstance(usual, tuple) else type(usual)(value)

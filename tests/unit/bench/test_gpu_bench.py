@@ -250,3 +250,12 @@ def test_engines_have_room_for_what_is_measured() -> None:
     # What parked sessions leave free must hold one that comes back.
     assert small.kv_tokens / 8 > max(extent.context_lens)
     assert extent.num_away * max(extent.context_lens) > 1.5 * small.kv_tokens
+
+
+def test_less_can_be_measured() -> None:
+    extent = Extent.of(["rows=8,64", "steady_s=20", "num_turns=30"])
+    assert (extent.rows, extent.steady_s, extent.num_turns) == ((8, 64), 20.0, 30)
+    assert extent.context_lens == Extent().context_lens
+    for setting in ("row=8", "rows=many", "rows"):
+        with pytest.raises(ValueError, match=setting.partition("=")[0]):
+            Extent.of([setting])

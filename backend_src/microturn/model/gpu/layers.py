@@ -138,7 +138,7 @@ class TorchLayers:
             queries = attention.append_projection(index, projection)
             if queries is not None:
                 return attention.attend(index, queries, scores)
-        return attention.append_and_attend(index, *self._glue.split_heads(projection), scores)
+        return attention.append_and_attend(index, *self.glue.split_heads(projection), scores)
 
     def _angles(self, turning: Turning, positions: Tensor) -> Angles:
         """Those of the tokens."""
