@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,6 +16,11 @@ from microturn.sessions.options import TurnOptions
 from support.plain_sampler import plain_choice, random_step
 
 
+def on_gpu(rows: list[SamplingRow]) -> list[SamplingRow]:
+    """The rows, whose unknown tokens lie where they were chosen."""
+    return [row if row.unknown is None else replace(row, unknown=row.unknown.cuda()) for row in rows]
+
+
 @pytest.mark.parametrize(
     ("vocab_size", "num_rows", "num_steps"), [(2, 8, 20), (97, 100, 3), (1501, 8, 20), (50_257, 8, 2)]
 )
@@ -23,8 +29,8 @@ def test_choices_are_those_of_a_cpu(vocab_size: int, num_rows: int, num_steps: i
     num_judged = 0
     for _ in range(num_steps):
         logits, rows = random_step(rng, num_rows, vocab_size)
-        on_cpu, on_gpu = draw(logits, rows).sampled(), draw(logits.cuda(), rows).sampled()
-        for row_logits, row, here, there in zip(logits.tolist(), rows, on_cpu, on_gpu, strict=True):
+        here_all, there_all = draw(logits, rows).sampled(), draw(logits.cuda(), on_gpu(rows)).sampled()
+        for row_logits, row, here, there in zip(logits.tolist(), rows, here_all, there_all, strict=True):
             # Where a comparison was close, exponentials that are rounded otherwise may choose another token.
             if plain_choice(row_logits, row).margin > 1e-5:
                 num_judged += 1
@@ -67,7 +73,7 @@ def test_the_kernels_of_a_draw_can_be_captured() -> None:
 def test_company_changes_nothing(vocab_size: int) -> None:
     """To the bit, where rows begin at odd addresses too."""
     logits, rows = random_step(random.Random(vocab_size), 20, vocab_size)
-    logits = logits.cuda()
+    logits, rows = logits.cuda(), on_gpu(rows)
     alone = choose(logits, rows, at_once=1)
     assert choose(logits, rows, at_once=7).equal(alone)
     assert choose(logits.flip(0), rows[::-1], at_once=64).equal(alone.flip(0))
@@ -75,7 +81,7 @@ def test_company_changes_nothing(vocab_size: int) -> None:
 
 def test_nothing_waits_for_a_choice() -> None:
     logits, rows = random_step(random.Random(0), 100, 1500)
-    there = logits.cuda()
+    there, rows = logits.cuda(), on_gpu(rows)
     torch.cuda.set_sync_debug_mode("error")
     try:
         drawn = draw(there, rows)
@@ -87,7 +93,7 @@ def test_nothing_waits_for_a_choice() -> None:
 
 def test_who_waits_for_a_choice_does_not_wait_for_what_comes_behind_it() -> None:
     logits, rows = random_step(random.Random(0), 8, 1500)
-    drawn = draw(logits.cuda(), rows)
+    drawn = draw(logits.cuda(), on_gpu(rows))
     torch.cuda._sleep(2_000_000_000)  # a second of nothing
     sampled = drawn.sampled()
     assert not torch.cuda.current_stream().query(), "waited for it all"

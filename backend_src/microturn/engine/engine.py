@@ -1,8 +1,8 @@
 """The engine: one thread that owns all sessions and runs them, step by step, through the model.
 
 A step is schedule → run → commit. On an asynchronous runner the next step is launched before this one is committed
-(see `steps`); turns that come meanwhile join it. Other threads post to the inbox and never touch a session. The engine handles token ids and sinks; text
-belongs to the codec, responses to the adapter.
+(see `steps`); turns that come meanwhile join it. Other threads post to the inbox and never touch a session. The engine
+handles token ids and sinks; text belongs to the codec, responses to the adapter.
 """
 
 from __future__ import annotations

@@ -39,8 +39,9 @@ _OF_STOCK = 2.0
 _OF_NARROW_KV = 4.0
 # Where experts are chosen, rounding may choose others.
 _OF_CHOICES = 10.0
-# A replayed step differs from the launched one in the order of sums: the rounding of one pass, not of the weights.
-OF_GRAPHS = 3e-2
+# A replayed step is padded, for which products add up in another order: the rounding of one pass, not of the weights,
+# but of all layers. 32 of Llama-3.1-8B's shape deviated by 3.9e-2 on an H200.
+OF_GRAPHS = 1e-1
 
 # New tokens of each session in the steps of a check: appends of any length, beside decoding, and decoding alone.
 _STEPS = ((21, 6, 1), (3, 1, 1), (1, 1, 1))
