@@ -26,11 +26,11 @@ from microturn.kv.page_layout import PageLayout
 from microturn.kv.tensors import KVTensors
 from microturn.model import runner
 from microturn.model.batch import Batch, Row, RowPages
-from microturn.model.cpu.feed_forward import Products
 from microturn.model.cpu.int8_linear import Int8Linear
 from microturn.model.cpu.layers import FusedLayers
 from microturn.model.cpu.linear import Linear
 from microturn.model.cpu.weights import release_linears
+from microturn.model.products import Products
 
 _SIZES = {
     "hidden_size": 576,

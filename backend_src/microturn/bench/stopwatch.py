@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from microturn.model.cpu.layers import Attention, FusedLayers
+from microturn.model.cpu.layers import FusedLayers
+from microturn.model.step_attention import Attention
 
 
 @dataclass
@@ -60,3 +61,11 @@ class TimedDecoder:
         self._stopwatch.num_tokens += len(positions)
         self._stopwatch.product_bytes += self._decoder.weight_bytes
         return logits
+
+    @property
+    def is_compiled(self) -> bool:
+        return self._decoder.is_compiled
+
+    @property
+    def weight_bytes(self) -> int:
+        return self._decoder.weight_bytes

@@ -21,8 +21,6 @@ from microturn.engine.wiring import build_engine, pages_of_context
 from microturn.errors import InvalidArgument
 from microturn.model import runner
 from microturn.model.batch import Batch, Row, RowPages
-from microturn.model.cpu import loading as cpu_loading
-from microturn.model.cpu.thread_binding import bind_threads
 from microturn.model.fingerprint import model_fingerprint
 from microturn.model.loaded import Loaded
 from microturn.model.sampler import draw
@@ -81,6 +79,8 @@ def start_engine(settings: Settings, fetch: Fetch | None = None) -> Engine:
             # Torch computes parts of other layers, by teams of several sizes: the threads that OpenMP then starts again
             # would inherit this one's CPU.
             if settings.bind_threads and prepared.loaded.layers == "compiled":
+                from microturn.model.cpu.thread_binding import bind_threads  # what only a CPU needs: Numba
+
                 bind_threads()
         except BaseException as error:
             loaded.set_exception(error)
@@ -117,9 +117,9 @@ def prepare(settings: Settings) -> Prepared:
     if not settings.model_dir:
         raise InvalidArgument("setting 'model_dir' is missing: name a Hugging Face model directory")
     num_threads = settings.num_threads or len(os.sched_getaffinity(0))
-    runner.set_num_threads(num_threads)
     device = _device(settings.device)
-    loaded = cpu_loading.load(settings) if device.type == "cpu" else _load_on_gpu(settings, device)
+    torch.set_num_threads(num_threads)
+    loaded = _load_on_cpu(settings, num_threads) if device.type == "cpu" else _load_on_gpu(settings, device)
     # A pass does not look whether its pages are in the pool.
     pages_of_context(loaded.runner.kv, loaded.pool, loaded.max_context, settings.max_batch_tokens)
     text = ModelText.from_directory(Path(settings.model_dir))
@@ -186,6 +186,13 @@ def _device(wanted: str) -> torch.device:
         why = "is built without CUDA" if torch.version.cuda is None else "finds no GPU, or no driver for it"
         raise InvalidArgument(f"setting 'device' cannot be cuda here: torch {torch.__version__} {why}")
     return torch.device("cuda", 0)
+
+
+def _load_on_cpu(settings: Settings, num_threads: int) -> Loaded:
+    from microturn.model.cpu import loading  # what only a CPU needs: Numba
+
+    runner.set_num_threads(num_threads)
+    return loading.load(settings)
 
 
 def _load_on_gpu(settings: Settings, device: torch.device) -> Loaded:

@@ -21,12 +21,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from microturn.model.cpu import attention as native
-from microturn.model.cpu import float_products
 from microturn.model.cpu.stored_weight import as_stored
 
 log = logging.getLogger(__name__)
@@ -88,16 +88,26 @@ class _Products:
     def __init__(self, weight: Tensor) -> None:
         # A copy, since it may be mapped from a file.
         self.weight = weight.clone(memory_format=torch.contiguous_format)
-        is_on_cpu = weight.device.type == "cpu" and native.unavailable_reason() is None
-        self._array = float_products.as_array(self.weight) if is_on_cpu and float_products.fits(weight[0]) else None
+        self._array = _as_array(self.weight) if weight.device.type == "cpu" else None
 
     def __call__(self, x: Tensor) -> Tensor:
         """The products [heads, rows, out] of [heads, rows, in]."""
         if self._array is None or x.dtype != torch.float32:
             return x @ self.weight.to(x.dtype).transpose(1, 2)
+        from microturn.model.cpu import float_products
+
         out = x.new_empty(*x.shape[:2], self._array.shape[1])
         float_products.multiply_each(x.contiguous().numpy(), self._array, out.numpy())
         return out
+
+
+def _as_array(weight: Tensor) -> NDArray[Any] | None:
+    """The weight as kernels take it, on a CPU; None where they cannot."""
+    from microturn.model.cpu import attention as native
+    from microturn.model.cpu import float_products  # what only a CPU needs: Numba
+
+    fits = native.unavailable_reason() is None and float_products.fits(weight[0])
+    return float_products.as_array(weight) if fits else None
 
 
 @torch.inference_mode()

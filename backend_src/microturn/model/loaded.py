@@ -13,7 +13,6 @@ from microturn.kv.layer_groups import LayerShape
 from microturn.kv.page_needs import PageNeeds
 from microturn.kv.pool import PagePool
 from microturn.model import recurrent
-from microturn.model.cpu.layers import FusedLayers
 from microturn.model.positions import num_positions_of
 from microturn.model.runner import ModelRunner
 from microturn.settings import Settings
@@ -68,7 +67,7 @@ class Loaded:
         decoder = self.runner.decoder
         if decoder is None:
             return "transformers"
-        is_one_call = isinstance(decoder, FusedLayers) and decoder.is_compiled and self.attention == "native"
+        is_one_call = decoder.is_compiled and self.attention == "native"
         return "compiled" if is_one_call else "fused"
 
     @property
@@ -77,7 +76,7 @@ class Loaded:
         held: dict[int, int] = {t.data_ptr(): t.nbytes for t in self.runner.model.parameters() if not t.is_meta}
         decoder = self.runner.decoder
         # In 8 bits they are copies, and those of the model have been released.
-        copied = decoder.weight_bytes if self.weights == "int8" and isinstance(decoder, FusedLayers) else 0
+        copied = decoder.weight_bytes if self.weights == "int8" and decoder is not None else 0
         return sum(held.values()) + copied
 
 

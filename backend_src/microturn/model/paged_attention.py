@@ -23,16 +23,14 @@ from microturn.kv.tensors import KVTensors
 from microturn.model import dense_attention as dense
 from microturn.model import latent_attention
 from microturn.model.batch import Batch
-from microturn.model.cpu.angles import Angles
-from microturn.model.cpu.attention import NativePlan
-from microturn.model.cpu.attention_scores import KernelScores
-from microturn.model.cpu.attention_work import LayerStep
 from microturn.model.paged_step import PagedStep
 from microturn.model.rotary import Rotary, Rotation, Turning
 from microturn.model.scores import Scores
+from microturn.model.step_attention import Attention
 
-if TYPE_CHECKING:  # it imports this module
-    from microturn.model.cpu.layers import Attention
+if TYPE_CHECKING:  # what only a CPU needs: Numba
+    from microturn.model.cpu.attention import NativePlan
+    from microturn.model.cpu.attention_work import LayerStep
 
 IMPLEMENTATION = "microturn_paged"
 
@@ -52,8 +50,14 @@ class _KindPlan:
 
     def __init__(self, steps: Sequence[PagedStep], *, native: bool) -> None:
         self.steps = steps
-        self.native = NativePlan(steps) if native else None
+        self.native = _native_plan(steps) if native else None
         self.moved, self.moved_by = steps[0].moved_queries()
+
+
+def _native_plan(steps: Sequence[PagedStep]) -> NativePlan:
+    from microturn.model.cpu.attention import NativePlan
+
+    return NativePlan(steps)
 
 
 class PagedAttention:
@@ -110,6 +114,10 @@ class PagedAttention:
 
     def layer_step(self, layer: int, num_heads: int, scores: Scores) -> LayerStep:
         """The step as the native kernel takes it, for a layer and others of its kind, scores and rotary embedding."""
+        from microturn.model.cpu.angles import Angles
+        from microturn.model.cpu.attention_scores import KernelScores
+        from microturn.model.cpu.attention_work import LayerStep
+
         place = self.kv.groups.places[layer]
         kind, shape = self._kinds[place.kind], self.kv.groups.slots[place.slot]
         assert kind.native is not None

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,12 +23,14 @@ from microturn.errors import InvalidArgument, reason_of
 from microturn.kv.layer_groups import LayerShape
 from microturn.kv.page_layout import PageLayout
 from microturn.model.batch import Batch, EmbedSpan
-from microturn.model.cpu.layers import FusedLayers
 from microturn.model.positions import num_positions_of
 from microturn.model.probe_attention import UnlikeOurs, check_attention
 from microturn.model.probe_pages import PAGE_SIZE, SessionPages, new_pages, probe_len
 from microturn.model.runner import ModelRunner, TransformerLayers
 from microturn.model.stock import stock_logits
+
+if TYPE_CHECKING:  # what only a CPU needs: Numba
+    from microturn.model.cpu.layers import FusedLayers
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +72,8 @@ def check_model(model: PreTrainedModel, layers: Sequence[LayerShape], layout: Pa
     Raises:
         InvalidArgument: a session's logits would differ from the stock model's.
     """
+    from microturn.model.cpu.layers import FusedLayers
+
     return check_runner(
         model,
         layers,

@@ -23,10 +23,9 @@ from microturn.kv.transfer import upload
 from microturn.model import latent_attention, recurrent, rotary, rotary_fit, stock
 from microturn.model import paged_attention as paged
 from microturn.model.batch import Batch
-from microturn.model.cpu import attention as native
-from microturn.model.cpu.layers import Attention
 from microturn.model.paged_attention import PagedAttention
 from microturn.model.scores import Scores
+from microturn.model.step_attention import Attention
 
 
 class Runner(Protocol):
@@ -59,7 +58,18 @@ class Runner(Protocol):
 
 
 class TransformerLayers(Protocol):
-    """A model's layers (see `FusedLayers`)."""
+    """A model's layers (see `FusedLayers`).
+
+    Attributes:
+        is_compiled: whether all layers are one call where the attention is native.
+        weight_bytes: bytes of weights that one pass reads at least.
+    """
+
+    @property
+    def is_compiled(self) -> bool: ...
+
+    @property
+    def weight_bytes(self) -> int: ...
 
     def __call__(self, hidden: Tensor, positions: Tensor, wanted: Tensor, attention: Attention) -> Tensor: ...
 
@@ -210,7 +220,9 @@ def prepare_model(model: PreTrainedModel, device: torch.device | str) -> PreTrai
 
 
 def set_num_threads(num_threads: int) -> None:
-    """Sets the threads of forward passes made by the calling thread."""
+    """Sets the threads of forward passes on a CPU made by the calling thread."""
+    from microturn.model.cpu import attention as native  # what only a CPU needs: Numba
+
     torch.set_num_threads(num_threads)
     if native.unavailable_reason() is None:
         native.set_num_threads(num_threads)

@@ -35,7 +35,7 @@ def main() -> int:
         "--sections", nargs="*", choices=list(SECTIONS), default=list(SECTIONS), help="(all); none draws what is there"
     )
     parser.add_argument(
-        "--extent", nargs="+", default=[], metavar="NAME=VALUE", help="numbers other than those of a whole run: rows=8,64"
+        "--extent", nargs="+", default=[], metavar="NAME=VALUE", help="other numbers than usual: rows=8,64"
     )
     parser.add_argument("--results", type=Path, default=RESULTS_DIR, metavar="DIR", help="where files go (%(default)s)")
     arguments = parser.parse_args()

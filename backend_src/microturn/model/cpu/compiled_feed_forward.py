@@ -13,7 +13,7 @@ from microturn.model.cpu.arrays import LayerArrays, Unlike, array_of
 from microturn.model.cpu.buffers import ExpertBuffers
 from microturn.model.cpu.feed_forward import FeedForward, GatedBlock, Router
 from microturn.model.cpu.int8_linear import Int8Linear, Int8Weight, multiply
-from microturn.model.cpu.linear import Product
+from microturn.model.products import Product
 
 _Array = NDArray[Any]
 

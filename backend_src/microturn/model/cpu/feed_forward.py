@@ -8,21 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import nn
 
-from microturn.model.cpu.int8_linear import Int8Linear
-from microturn.model.cpu.linear import Linear, Product, TorchLinear
 from microturn.model.cpu.module_parts import children_of, other_parts
 from microturn.model.cpu.stored_weight import as_stored
+from microturn.model.products import Product, Products
+
+if TYPE_CHECKING:
+    from microturn.model.cpu.linear import Linear
 
 # A transformers module, whose attributes are untyped.
 _Module = Any
-
-# Creates products from linear modules.
-Products = type[TorchLinear] | type[Int8Linear] | type[Linear]
 
 _GATED = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 _FUSED = {"gate_up_proj", "down_proj", "activation_fn"}
@@ -81,6 +80,8 @@ class Router:
     @classmethod
     def of(cls, module: _Module, products: Products) -> Self:
         """Reads the router of a mixture of experts."""
+        from microturn.model.cpu.linear import Linear  # what only a CPU needs: Numba
+
         router, has_shared = module.gate, hasattr(module, "shared_expert")
         weights = [router.weight.detach(), *([module.shared_expert_gate.weight.detach()] if has_shared else [])]
         return cls(

@@ -19,7 +19,7 @@ from microturn.model.cpu import amx_kernels, amx_products, int8_kernels, rotatio
 from microturn.model.cpu.int8_kernels import FEW_ROWS
 from microturn.model.cpu.int8_products import MOST_WIDTH, PANEL, StepType, empty_panels
 from microturn.model.cpu.kernel_cache import kernel
-from microturn.model.cpu.linear import stacked
+from microturn.model.products import stacked
 
 _Array = NDArray[Any]
 

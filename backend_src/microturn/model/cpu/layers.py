@@ -7,7 +7,7 @@ compiled.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -21,19 +21,13 @@ from microturn.model.cpu.angles import Angles
 from microturn.model.cpu.buffers import Buffers
 from microturn.model.cpu.compiled import CompiledLayers
 from microturn.model.cpu.factors import Factors
-from microturn.model.cpu.feed_forward import Products
-from microturn.model.cpu.linear import Linear, Product
+from microturn.model.cpu.linear import Linear
 from microturn.model.cpu.stepwise import StepwiseLayer
 from microturn.model.cpu.weights import DecoderLayer, NotKnown, RMSNorm, soft_cap_of_logits, unknown_reason
 from microturn.model.paged_attention import PagedAttention
+from microturn.model.products import Product, Products
 from microturn.model.rotary import Turning
-from microturn.model.scores import Scores
-
-
-class Attention(Protocol):
-    """The attention as a layer uses it (see `PagedAttention`)."""
-
-    def append_and_attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor: ...
+from microturn.model.step_attention import Attention
 
 
 class FusedLayers:

@@ -15,8 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from microturn.model.cpu import float_products
-
 # Torch's product of more rows with a widened copy is faster than the kernel's, which is made for few.
 _MOST_ROWS = 32
 
@@ -85,6 +83,8 @@ def _widened(weight: Tensor) -> Tensor:
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
     """`F.linear` by our kernel; None where that cannot compute it, or others are faster."""
+    from microturn.model.cpu import float_products  # what only a CPU needs: Numba
+
     stored, width = as_stored(weight), x.shape[-1]
     num_rows = x.numel() // width
     if x.dtype != torch.float32 or num_rows > _MOST_ROWS or stored.dim() != 2 or not float_products.fits(stored):

@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from microturn.kv.layer_groups import LayerShape
-from microturn.model.cpu import feed_forward, kernels
+from microturn.model.cpu import feed_forward
 from microturn.model.cpu.factors import residual_factor_of
-from microturn.model.cpu.feed_forward import FeedForward, Products
+from microturn.model.cpu.feed_forward import FeedForward
 from microturn.model.cpu.layer_parts import has_head_norms, norms_of, other_layer_parts, projections_of
-from microturn.model.cpu.linear import Product
 from microturn.model.cpu.module_parts import other_parts
 from microturn.model.cpu.stored_weight import as_stored
+from microturn.model.products import Product, Products
 from microturn.model.rotary import Rotary, Turning
 from microturn.model.scores import Scores
 
@@ -58,6 +58,8 @@ class RMSNorm:
 
     def __call__(self, x: Tensor, out: Tensor) -> Tensor:
         """Writes the normed rows of x [rows, width] into out, which may be x itself; float32, contiguous, on a CPU."""
+        from microturn.model.cpu import kernels  # what only a CPU needs: Numba
+
         kernels.rms_norm(x.numpy(), *arrays_of(self), out.numpy())
         return out
 

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from microturn.kv.tensors import KVTensors
 from microturn.model.batch import Batch, Row, RowPages
-from microturn.model.cpu.layers import Attention
 from microturn.model.gpu.flashinfer_attention import WORKSPACE_BYTES, AttentionShape, FlashInferAttention
 from microturn.model.runner import TransformerLayers
+from microturn.model.step_attention import Attention
 
 # Above this number of tokens a step takes longer on the GPU than its launch on the host.
 _MOST_TOKENS = 512

@@ -17,13 +17,13 @@ from transformers import PreTrainedModel
 from microturn.kv.layer_groups import LayerShape
 from microturn.model.cpu.factors import Factors
 from microturn.model.cpu.feed_forward import has_experts
-from microturn.model.cpu.layers import Attention
-from microturn.model.cpu.linear import Product, TorchLinear
 from microturn.model.cpu.weights import DecoderLayer, NotKnown, RMSNorm, soft_cap_of_logits, unknown_reason
 from microturn.model.gpu.flashinfer_attention import FlashInferAttention
 from microturn.model.gpu.glue import Angles, Glue, Norm, Projection
+from microturn.model.products import Product, TorchLinear
 from microturn.model.rotary import Layout, Turning
 from microturn.model.scores import Scores, soft_capped
+from microturn.model.step_attention import Attention
 
 
 class TorchLayers:
@@ -126,6 +126,11 @@ class TorchLayers:
         if self._factors.logits != 1:
             logits = logits * self._factors.logits
         return soft_capped(logits, self._soft_cap)
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether all layers are one call."""
+        return False
 
     @property
     def weight_bytes(self) -> int:

@@ -18,12 +18,12 @@ from transformers import PreTrainedModel
 from microturn.kv.layer_groups import LayerShape
 from microturn.kv.tensors import KVTensors
 from microturn.model.batch import Batch
-from microturn.model.cpu.layers import Attention
 from microturn.model.gpu.flashinfer_attention import AttentionShape, FlashInferAttention, new_workspace
 from microturn.model.gpu.graphs import StepGraph, StepSize, best_size
 from microturn.model.gpu.layers import TorchLayers
 from microturn.model.runner import ModelRunner
 from microturn.model.scores import Scores
+from microturn.model.step_attention import Attention
 
 
 class GpuRunner(ModelRunner):

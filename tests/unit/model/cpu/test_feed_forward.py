@@ -12,10 +12,11 @@ from transformers import PreTrainedModel
 
 from microturn.model.cpu import feed_forward, stepwise
 from microturn.model.cpu.buffers import Buffers
-from microturn.model.cpu.feed_forward import FeedForward, Products
+from microturn.model.cpu.feed_forward import FeedForward
 from microturn.model.cpu.int8_linear import Int8Linear
 from microturn.model.cpu.linear import Linear
 from microturn.model.cpu.weights import DecoderLayer, release_linears
+from microturn.model.products import Products
 from microturn.model.rotary import Turning
 from microturn.model.runner import trace_layers
 from support import models

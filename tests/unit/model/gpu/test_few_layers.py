@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from microturn.model import rotary
-from microturn.model.cpu import linear
+from microturn.model import products, rotary
 from microturn.model.cpu.weights import NotKnown
 from microturn.model.gpu.few_layers import FewLayers, Kinds, check_few_layers
 from microturn.model.gpu.layers import TorchLayers
@@ -177,7 +176,7 @@ def test_fusing_never_holds_more_than_one_layer_twice(monkeypatch: pytest.Monkey
     model = deep(monkeypatch, models.grouped_heads)
     layers, before = trace_layers(model), held_bytes(model)
     most = 0
-    stack = linear.stacked
+    stack = products.stacked
 
     def stacked(modules: Any) -> Any:
         nonlocal most
@@ -185,7 +184,7 @@ def test_fusing_never_holds_more_than_one_layer_twice(monkeypatch: pytest.Monkey
         most = max(most, held_bytes(model) + made[0].nbytes - before)
         return made
 
-    monkeypatch.setattr(linear, "stacked", stacked)
+    monkeypatch.setattr(products, "stacked", stacked)
     decoder = TorchLayers.of(model, layers)
     assert held_bytes(model) == before
     largest = sum(parameter.nbytes for parameter in model.model.layers[0].parameters())

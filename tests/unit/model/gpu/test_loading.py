@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from itertools import islice
 from pathlib import Path
 
@@ -130,6 +132,15 @@ def test_a_cpu_refuses_what_is_for_a_gpu(setting: str, tmp_path: Path) -> None:
     settings = Settings(model_dir=str(write_tiny_model(tmp_path / "tiny")), device="cpu", **{name: value})
     with pytest.raises(InvalidArgument, match=f"setting '{name}' cannot be {value} on a CPU"):
         loading.load_engine(settings)
+
+
+def test_a_gpu_needs_no_numba() -> None:
+    """It wants a NumPy of its own, often another than what is installed beside a GPU."""
+    program = (
+        "import sys; sys.modules.update(numba=None, llvmlite=None)\n"
+        "import microturn.model.gpu.loading, microturn.engine.loading"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
