@@ -31,7 +31,8 @@ def measure_beat(subject: Subject, extent: Extent) -> dict[str, object]:
     most = 1
     while subject.has_room(2 * most, per_session):
         most *= 2
-    most = next(number for number in range(2 * most, 0, -1) if subject.has_room(number, per_session))
+    room = next(number for number in range(2 * most, 0, -1) if subject.has_room(number, per_session))
+    most = min(room, extent.beat_most_rows)
     sessions, levels = subject.sessions, []
     with tqdm(desc="beat", unit="level", leave=False) as progress:
 
@@ -48,7 +49,8 @@ def measure_beat(subject: Subject, extent: Extent) -> dict[str, object]:
     return {
         "context_len": extent.beat_context_len,
         "sessions_on_time": largest,
-        "is_limited_by_pool": largest == most,
+        "room": room,
+        "is_limited_by_pool": largest == room,
         "levels": [level.as_json() for level in sorted(levels, key=lambda level: level.num_sessions)],
     }
 

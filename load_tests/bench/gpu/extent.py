@@ -23,6 +23,7 @@ class Extent:
         steady_rows: sessions meanwhile.
         beat_context_len: tokens that each session on the beat holds before.
         beat_first_rows: sessions on the beat to begin with.
+        beat_most_rows: no more are tried, though there be room.
         beat_turns: of each session at a level.
         num_away: sessions that do not all fit a small pool.
         num_in_pool: of them those that do.
@@ -41,6 +42,7 @@ class Extent:
     steady_rows: int = 8
     beat_context_len: int = 2048
     beat_first_rows: int = 64
+    beat_most_rows: int = 4096
     beat_turns: int = 25
     num_away: int = 16
     num_in_pool: int = 10
