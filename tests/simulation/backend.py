@@ -180,7 +180,7 @@ class Backend:
     def is_waiting(self) -> bool:
         """Whether the engine has nothing to do before somebody comes, or the time has."""
         engine = self.engine
-        return engine._can_wait and engine._inbox.empty() and engine._in_flight is None
+        return engine._can_wait and engine._inbox.is_empty and engine._in_flight is None
 
     def is_wanted(self, session_id: SessionId) -> bool:
         """Whether a sequence has a session here, or a turn that may make it one."""
@@ -246,5 +246,5 @@ class Backend:
         self.responses.step()
         if self.responses._unanswered:
             self._wake_sender(_POLL_S)
-        if not self.engine._inbox.empty():
+        if not self.engine._inbox.is_empty:
             self.wake()

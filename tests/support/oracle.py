@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from microturn.engine.in_flight_step import InFlightStep
-from microturn.engine.scheduler import ScheduledRow
+from microturn.engine.scheduled_row import ScheduledRow
 from microturn.kv.page_layout import PageLayout
 from microturn.kv.tensors import KVTensors
 from microturn.kv.window import Window

@@ -8,7 +8,6 @@ handles token ids and sinks; text belongs to the codec, responses to the adapter
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -16,6 +15,7 @@ from functools import partial
 from typing import TypeVar
 
 from microturn.engine.in_flight_step import InFlightStep
+from microturn.engine.inbox import Inbox
 from microturn.engine.lifecycle import Lifecycle
 from microturn.engine.maintenance import Maintenance
 from microturn.engine.preparation import Preparation
@@ -59,7 +59,7 @@ class Engine:
         *,
         settings: Settings,
         clock: Callable[[], float],
-        inbox: queue.SimpleQueue[Callable[[], None] | Turn],
+        inbox: Inbox,
         pool: PagePool,
         sessions: SessionTable,
         prefixes: PrefixCache,
@@ -95,8 +95,6 @@ class Engine:
         self._maintenance = maintenance
         self._backgrounds = backgrounds
         self._in_flight: InFlightStep | None = None
-        # A post that was taken while a step was in flight, and has to wait until none is.
-        self._postponed: Callable[[], None] | None = None
         # Nothing is left to do until something is posted, or falls due.
         self._can_wait = True
         # The holder may run posted tasks: the thread of `run`; after it has ended, one thread at a time.
@@ -217,38 +215,11 @@ class Engine:
         self._sessions.accounts.check_integrity()
 
     def _take_posts(self, *, block: bool) -> None:
-        postponed, self._postponed = self._postponed, None
-        if postponed is not None:
-            postponed()
-        try:
-            if block and postponed is None:
-                self._take(self._inbox.get(timeout=self._patience_s()))
-            while True:
-                self._take(self._inbox.get_nowait())
-        except queue.Empty:
-            return
-
-    def _take(self, post: Callable[[], None] | Turn) -> None:
-        if isinstance(post, Turn):
-            self._arrive(post)
-        else:
-            post()
-
-    def _take_turns(self) -> None:
-        """Takes the turns that have come, beside a step in flight, up to a post of another kind, which has to wait.
-
-        A turn may well be of a session in that step. It waits for the one that runs, or takes its place: then the
-        session's row is dropped like that of a turn which has ended (see `steps`).
-        """
-        while self._postponed is None:
-            try:
-                post = self._inbox.get_nowait()
-            except queue.Empty:
-                return
+        for post in self._inbox.take(wait_s=self._patience_s() if block else 0.0):
             if isinstance(post, Turn):
                 self._arrive(post)
             else:
-                self._postponed = post
+                post()
 
     def _patience_s(self) -> float | None:
         """How long nothing falls due; None is for ever."""
@@ -266,7 +237,7 @@ class Engine:
 
     def _is_quiet_until(self, time_s: float) -> bool:
         """Whether nothing but the step in flight is to be done before a time."""
-        if self._postponed is not None or not self._inbox.empty():
+        if not self._inbox.is_empty:
             return False
         due_s = self._due_s()
         return due_s is None or due_s > time_s
@@ -274,7 +245,10 @@ class Engine:
     def _finish(self, step: InFlightStep) -> None:
         """Ends a step in flight; where the next one can follow from it, that is launched before."""
         if self.runner.is_asynchronous:
-            self._take_turns()
+            # A turn may well be of a session in that step. It waits for the one that runs, or takes its place: then the
+            # session's row is dropped like that of a turn which has ended (see `steps`).
+            for turn in self._inbox.take_turns():
+                self._arrive(turn)
         self._in_flight = self.steps.launch_next(step, self._is_quiet_until)
         self.steps.process_result(step, self._in_flight)
         if self._in_flight is not None:

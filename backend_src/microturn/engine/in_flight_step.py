@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from microturn.engine.scheduler import ScheduledRow
+from microturn.engine.scheduled_row import ScheduledRow
 from microturn.kv.transfer import upload
 from microturn.model.batch import Batch
 from microturn.model.drawn import Drawn, Sampled

@@ -29,7 +29,8 @@ from torch import Tensor
 
 from microturn.engine.in_flight_step import InFlightStep
 from microturn.engine.lifecycle import Lifecycle
-from microturn.engine.scheduler import ScheduledRow, Scheduler
+from microturn.engine.scheduled_row import ScheduledRow
+from microturn.engine.scheduler import Scheduler
 from microturn.engine.step_time import StepTimeModel
 from microturn.engine.suspects import MAX_FAILURES, Suspects
 from microturn.errors import InternalError

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import queue
 import time
 from collections.abc import Callable
 
 from microturn.engine.engine import Engine
 from microturn.engine.gauges import Gauges
+from microturn.engine.inbox import Inbox
 from microturn.engine.lifecycle import Lifecycle
 from microturn.engine.maintenance import Maintenance
 from microturn.engine.preparation import Preparation
@@ -29,7 +29,6 @@ from microturn.offload.tiers import Tiers
 from microturn.sessions.accounts import ID_BYTES, ByteLimits
 from microturn.sessions.environment import SessionEnvironment
 from microturn.sessions.table import SessionTable
-from microturn.sessions.turn import Turn
 from microturn.settings import Settings
 from microturn.snapshots.arrivals import Arrivals, Fetch
 from microturn.snapshots.directory import SnapshotDirectory
@@ -78,7 +77,7 @@ def build_engine(
     """
     kv = runner.kv
     num_context_pages = pages_of_context(kv, pool, max_context, settings.max_batch_tokens)
-    inbox: queue.SimpleQueue[Callable[[], None] | Turn] = queue.SimpleQueue()
+    inbox = Inbox()
     recorder = Recorder(settings)
     limits = ByteLimits.of(
         of_session=settings.max_session_bytes,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from microturn.engine.in_flight_step import InFlightStep
-from microturn.engine.scheduler import ScheduledRow
+from microturn.engine.scheduled_row import ScheduledRow
 from microturn.engine.suspects import MAX_FAILURES
 from microturn.model.batch import Batch, Row
 from support.fake_runner import FakeDriver, expected_tokens

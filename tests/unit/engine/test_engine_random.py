@@ -31,7 +31,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from microturn.engine import steps, suspects, turn_grammars
 from microturn.engine.engine import Engine
 from microturn.engine.in_flight_step import InFlightStep
-from microturn.engine.scheduler import ScheduledRow
+from microturn.engine.scheduled_row import ScheduledRow
 from microturn.sessions import speculation
 from microturn.sessions.options import TurnOptions
 from microturn.sessions.session import Session

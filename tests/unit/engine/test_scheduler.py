@@ -9,7 +9,8 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from microturn.engine.scheduler import ScheduledRow, Scheduler
+from microturn.engine.scheduled_row import ScheduledRow
+from microturn.engine.scheduler import Scheduler
 from microturn.engine.step_time import StepTimeModel
 from microturn.kv.pool import PagePool
 from microturn.model.batch import UNKNOWN_ID

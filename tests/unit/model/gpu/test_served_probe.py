@@ -18,7 +18,7 @@ from microturn.model.batch import Batch
 from microturn.model.gpu import flashinfer_attention, loading
 from microturn.model.gpu.few_layers import check_few_layers
 from microturn.model.gpu.flashinfer_attention import FlashInferAttention
-from microturn.model.gpu.glue import Angles, Glue, split_heads
+from microturn.model.gpu.glue import Glue, Projection, split_heads
 from microturn.model.gpu.graphs import StepGraph
 from microturn.model.gpu.layers import TorchLayers
 from microturn.model.gpu.runner import GpuRunner
@@ -67,14 +67,14 @@ class QueriesOneFurther:
     def __init__(self) -> None:
         self._step: Tensor | None = None
 
-    def __call__(self, qkv: Tensor, q_norm: object, k_norm: object, angles: Angles, *nums: int) -> tuple[Tensor, ...]:
-        cos, sin, is_interleaved = angles
+    def __call__(self, projection: Projection) -> tuple[Tensor, ...]:
+        cos, sin, is_interleaved = projection.angles
         turned = torch.complex(cos, sin)
         if self._step is None:  # the first step begins with the first tokens of a session
             self._step = turned[1:2] / turned[:1]
         further = turned * self._step
-        q, _, _ = split_heads(qkv, q_norm, k_norm, (further.real, further.imag, is_interleaved), *nums)
-        return q, *split_heads(qkv, q_norm, k_norm, angles, *nums)[1:]
+        q, _, _ = split_heads(replace(projection, angles=(further.real, further.imag, is_interleaved)))
+        return q, *split_heads(projection)[1:]
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3"])
@@ -95,12 +95,12 @@ def test_a_position_that_is_off_by_one_is_found_and_the_setting_named(family: st
 
 
 def test_attention_that_is_off_is_found_and_the_setting_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    attend = FlashInferAttention.append_and_attend
+    attend = FlashInferAttention.attend
 
-    def append_and_attend(self: Any, layer: int, q: Tensor, k: Tensor, v: Tensor, of: Scores) -> Tensor:
-        return attend(self, layer, q, k.roll(1, dims=0), v, of)
+    def attend_by_others(self: Any, layer: int, q: Tensor, scores: Scores) -> Tensor:
+        return attend(self, layer, q.roll(1, dims=0), scores)
 
-    monkeypatch.setattr(FlashInferAttention, "append_and_attend", append_and_attend)
+    monkeypatch.setattr(FlashInferAttention, "attend", attend_by_others)
     with pytest.raises(InvalidArgument, match=r": set attention=torch$"):
         check(served(), has_flashinfer=True)
     both = replace(Glue(), gate=lambda gate_up, activation: activation(gate_up.chunk(2, dim=-1)[0]))

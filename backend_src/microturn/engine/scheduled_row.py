@@ -1,0 +1,76 @@
+"""A session's part in a forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from microturn.model.batch import UNKNOWN_ID, Row, RowPages
+from microturn.sessions.session import Session
+from microturn.sessions.turn import Turn
+
+
+@dataclass(frozen=True)
+class ScheduledRow:
+    """A session's part in a forward pass.
+
+    Attributes:
+        session: whose tokens.
+        turn: on whose behalf; the session may run another one when the pass is over.
+        first: position of the first of them.
+        num_tokens: how many.
+        draft: tokens that may come behind them; verified in the same pass.
+        draft_cost: tokens that the pass could make in the time that the draft takes.
+    """
+
+    session: Session
+    turn: Turn
+    first: int
+    num_tokens: int
+    draft: Sequence[int] = ()
+    draft_cost: float = 0.0
+
+    @property
+    def end(self) -> int:
+        """Position behind its last token, the draft not included."""
+        return self.first + self.num_tokens
+
+    @property
+    def follows(self) -> bool:
+        """Whether its token is one that the step under way still chooses."""
+        return self.first >= len(self.session.context)
+
+    @property
+    def wants_logits(self) -> bool:
+        """Whether it ends with the context, so that a token is chosen behind it."""
+        return self.end >= len(self.session.context)
+
+    @property
+    def speculates(self) -> bool:
+        """Whether a token is chosen behind it, and behind those of a draft if there is one.
+
+        What a grammar allows behind a token is known once the token is committed: such a turn has no drafts.
+        """
+        return self.wants_logits and self.turn.options.speculate == "ngram" and self.turn.matcher is None
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether its turn still runs."""
+        return self.session.running is self.turn
+
+    def build(self) -> Row:
+        """The row that the model sees."""
+        session, first, last = self.session, self.first, self.end
+        (track, pages), *others = session.table.seen(0 if session.window is None else session.window.evicted(first))
+        return Row(
+            token_ids=[*session.context.ids_between(first, last), *self.draft] or [UNKNOWN_ID],
+            position=first,
+            pages=pages,
+            embeds=session.context.embeds_between(first, last),
+            wants_logits=self.wants_logits,
+            num_drafts=len(self.draft),
+            num_sinks=track.num_sinks,
+            num_evicted=track.num_evicted,
+            others=[RowPages(pages, track.num_sinks, track.num_evicted) for track, pages in others],
+            states=session.table.state_pages,
+        )
