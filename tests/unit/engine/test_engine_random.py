@@ -354,7 +354,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.num_said += 1
         posted = PlainTurn(ask, turn, recorder, self.driver.clock())
         self.driver.clock.now_s += delay_s
-        self._take_posts()
+        self._take_turns()
         self.plain.arrive(posted)
         self.plain.listen(pass_failed=False)
         self._check()
@@ -375,8 +375,13 @@ class EngineMachine(RuleBasedStateMachine):
         assert is_busy == bool(self.plain.num_heard or self.driver.engine._in_flight)
         self._check()
 
+    def _take_turns(self) -> None:
+        """Turns that were posted, and nothing else that a step does: a pass may be under way, and still is then."""
+        for turn in self.driver.engine._inbox.take_turns():
+            self.driver.engine._arrive(turn)
+
     def _take_posts(self) -> None:
-        """What was posted, and nothing else that a step does; no pass may be under way then."""
+        """Whatever was posted, and nothing else that a step does; no pass may be under way then."""
         if self.driver.engine._in_flight is not None:
             self.driver.engine._finish(self.driver.engine._in_flight)
         assert self.driver.engine._in_flight is None, "a pass is begun while somebody waits"

@@ -340,8 +340,8 @@ def test_every_turn_ends_in_a_pool_that_holds_one_context(
 # ---- the step behind one that is under way -------------------------------------------------------------------------
 
 
-def next_decode(pool: PagePool, sessions: Sequence[Session], rows: Sequence[ScheduledRow]) -> list[ScheduledRow]:
-    return make_scheduler(64, TiersDriver(pool)).schedule_next_decode(rows, sessions)
+def following(pool: PagePool, sessions: Sequence[Session], rows: Sequence[ScheduledRow]) -> list[ScheduledRow]:
+    return make_scheduler(64, TiersDriver(pool)).schedule_next(rows, sessions)
 
 
 def all_of(session: Session) -> ScheduledRow:
@@ -352,8 +352,9 @@ def all_of(session: Session) -> ScheduledRow:
 
 def test_what_follows_is_a_token_that_nobody_knows_yet(pool: PagePool) -> None:
     session = running(pool, 1, context_len=8, kv_len=3, max_tokens=2)
-    (following,) = next_decode(pool, [session], [all_of(session)])
-    row = following.build()
+    (next_row,) = following(pool, [session], [all_of(session)])
+    assert next_row.follows
+    row = next_row.build()
     assert (list(row.token_ids), row.position, row.wants_logits) == ([UNKNOWN_ID], 8, True)
     assert len(row.pages) == 3
     assert len(session.context) == 8
@@ -364,32 +365,55 @@ def test_a_turn_that_ends_with_this_step_is_followed_by_nothing(pool: PagePool) 
     ends, appends, goes_on = (running(pool, n, 8, 7, max_tokens=n) for n in (1, 0, 2))
     appends.context.append_ids([9])
     rows = [row_of(appends, 1), all_of(ends), all_of(goes_on)]
-    assert [row.turn for row in next_decode(pool, [ends, appends, goes_on], rows)] == [goes_on.running]
+    assert [row.turn for row in following(pool, [ends, appends, goes_on], rows)] == [goes_on.running]
 
 
 def test_nothing_follows_where_somebody_would_miss_a_step(pool: PagePool) -> None:
     session, other = running(pool, 1, 8, 7, max_tokens=9), running(pool, 2, 8, max_tokens=9)
     rows = [all_of(session)]
-    assert next_decode(pool, [session], rows)
-    assert not next_decode(pool, [session, other], rows), "it is not in the step"
-    assert not next_decode(pool, [session, other], [*rows, row_of(other, 4)]), "it has more of its input to compute"
+    assert following(pool, [session], rows)
+    assert not following(pool, [session, other], [*rows, row_of(other, 4)]), "it has more of its input to compute"
     other.running = make_turn(max_tokens=1)
-    assert next_decode(pool, [session, other], [*rows, all_of(other)])
+    assert following(pool, [session, other], [*rows, all_of(other)])
     other.queued.append(make_turn())
-    assert not next_decode(pool, [session, other], [*rows, all_of(other)]), "its next turn begins"
+    assert not following(pool, [session, other], [*rows, all_of(other)]), "its next turn begins"
 
 
-def test_nothing_follows_from_a_turn_that_has_ended(pool: PagePool) -> None:
+def test_short_appends_of_sessions_that_are_not_in_the_step_follow_it(pool: PagePool) -> None:
+    """Behind the tokens that it chooses, the one due earliest before the others."""
+    session, late, soon = running(pool, 1, 8, 7, max_tokens=9), running(pool, 2, 8), running(pool, 3, 6, 2)
+    assert late.running is not None
+    assert soon.running is not None
+    late.running.due_s = soon.running.due_s + 1
+    rows = following(pool, [session, late, soon], [all_of(session)])
+    assert [(row.session, row.first, row.num_tokens, row.follows) for row in rows] == [
+        (session, 8, 1, True),
+        (soon, 2, 4, False),
+        (late, 0, 8, False),
+    ]
+
+
+def test_a_long_append_or_a_session_that_failed_follows_nothing(pool: PagePool) -> None:
+    session, other = running(pool, 1, 8, 7, max_tokens=9), running(pool, 2, 17)
+    assert not following(pool, [session, other], [all_of(session)])
+    failed = running(pool, 3, 2)
+    memory = TiersDriver(pool)
+    scheduler = Scheduler(64, memory.tiers, StepTimeModel(), memory.clock, suspects={failed})
+    assert not scheduler.schedule_next([all_of(session)], [session, failed])
+
+
+def test_the_turn_behind_one_that_has_ended_follows_as_any_other(pool: PagePool) -> None:
     session = running(pool, 1, 8, 7, max_tokens=9)
     rows = [all_of(session)]
     session.running = make_turn(max_tokens=9)
-    assert not next_decode(pool, [session], rows)
+    (row,) = following(pool, [session], rows)
+    assert (row.turn, row.first, row.follows) == (session.running, 7, False)
 
 
 def test_nothing_follows_where_a_page_would_have_to_be_taken_from_somebody() -> None:
     pool = PagePool(3, PAGE_SIZE)
     session, parked = running(pool, 1, 8, 7, max_tokens=9), make_session(pool, 2, context_len=5, kv_len=4)
     rows = [all_of(session)]
-    assert not next_decode(pool, [session], rows)
+    assert not following(pool, [session], rows)
     parked.table.truncate(0)
-    assert next_decode(pool, [session], rows)
+    assert following(pool, [session], rows)
