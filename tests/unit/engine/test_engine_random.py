@@ -376,9 +376,15 @@ class EngineMachine(RuleBasedStateMachine):
         self._check()
 
     def _take_turns(self) -> None:
-        """Turns that were posted, and nothing else that a step does: a pass may be under way, and still is then."""
-        for turn in self.driver.engine._inbox.take_turns():
-            self.driver.engine._arrive(turn)
+        """Turns that were posted, and nothing else that a step does: beside a pass under way, as long as nothing else
+        was posted before them.
+        """
+        engine = self.driver.engine
+        if engine._in_flight is not None:
+            for turn in engine._inbox.take_turns():
+                engine._arrive(turn)
+        if not engine._inbox.is_empty:
+            self._take_posts()
 
     def _take_posts(self) -> None:
         """Whatever was posted, and nothing else that a step does; no pass may be under way then."""
