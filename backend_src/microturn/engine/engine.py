@@ -181,6 +181,7 @@ class Engine:
         """
         has_run = self._in_flight is not None
         if self._in_flight is not None:
+            self._tiers.begin_step()  # before the next pass asks for anybody's KV
             self._finish(self._in_flight)
         is_ahead = self._in_flight is not None
         if not is_ahead:
@@ -191,7 +192,8 @@ class Engine:
             self._lifecycle.expire_turns()
             self._reap()
             self._arrivals.purge()
-        self._tiers.begin_step()
+        if not has_run:
+            self._tiers.begin_step()
         if not is_ahead:
             rows = self._scheduler.schedule(self._lifecycle.running, with_others=len(self._sessions) > 1)
             if rows:
@@ -244,10 +246,10 @@ class Engine:
 
     def _finish(self, step: InFlightStep) -> None:
         """Ends a step in flight; where the next one can follow from it, that is launched before."""
-        if self.runner.is_asynchronous:
+        if self.steps.can_run_ahead:
             # A turn may well be of a session in that step. It waits for the one that runs, or takes its place: then the
             # session's row is dropped like that of a turn which has ended (see `steps`).
-            for turn in self._inbox.take_turns():
+            for turn in self._inbox.take_turns(step.can_be_dropped):
                 self._arrive(turn)
         self._in_flight = self.steps.launch_next(step, self._is_quiet_until)
         self.steps.process_result(step, self._in_flight)

@@ -12,6 +12,7 @@ from microturn.engine.scheduled_row import ScheduledRow
 from microturn.kv.transfer import upload
 from microturn.model.batch import Batch
 from microturn.model.drawn import Drawn, Sampled
+from microturn.sessions.turn import Turn
 
 _NOTHING = Batch([])
 
@@ -51,6 +52,14 @@ class InFlightStep:
             raise self.error
         assert self.drawn is not None
         return self.drawn.sampled()
+
+    def can_be_dropped(self, turn: Turn) -> bool:
+        """Whether a turn may take the place of what its session has here: not where that is nothing of a turn yet.
+
+        Interrupts that come as fast as passes go would leave the session without a token for ever.
+        """
+        of_session = (row for row in self.rows if row.is_wanted and row.session.id == turn.request.session_id)
+        return all(row.turn.num_output for row in of_session)
 
     def ids_of(self, following: Sequence[ScheduledRow]) -> Tensor:
         """The tokens that these rows of the next pass compute, int64 [rows], where they are chosen.

@@ -44,14 +44,14 @@ class Inbox:
         except queue.Empty:
             return
 
-    def take_turns(self) -> Iterator[Turn]:
-        """The turns before the first post of another kind."""
+    def take_turns(self, can_come: Callable[[Turn], bool]) -> Iterator[Turn]:
+        """The turns before the first post of another kind, or the first that cannot come yet."""
         while self._postponed is None:
             try:
                 post = self._posts.get_nowait()
             except queue.Empty:
                 return
-            if isinstance(post, Turn):
+            if isinstance(post, Turn) and can_come(post):
                 yield post
             else:
                 self._postponed = post

@@ -136,7 +136,8 @@ class Scheduler:
         First those of turns in it that may go on: the tokens that it chooses, each a row. Then the short appends of
         sessions that are not in it, which need nobody's pages. Nothing must follow where a session would miss a step
         that `schedule` would give it: one that has more of its input to compute, or begins its next turn when this one
-        ends, which is sure; a long append, or one whose last pass failed; and where the pool has no page free.
+        ends, which is sure; a long append; a session whose last pass failed, which computes alone. Nor where the pool
+        has no page free, or the step no token left.
 
         Args:
             rows: of the step that is under way.
@@ -158,6 +159,8 @@ class Scheduler:
             elif session.queued:
                 return []
         under_way = {row.session for row in current}
+        if any(session in self._suspects for session in under_way) and len(running) > len(under_way):
+            return []
         waiting = sorted((session for session in running if session not in under_way), key=self._urgency)
         joining = self._joining(waiting, self._max_batch_tokens - len(following))
         return [] if joining is None else [*following, *joining]
@@ -171,11 +174,9 @@ class Scheduler:
             if not self._memory.is_ready(session):
                 continue
             session.begin_behind_forgotten()
-            num_tokens = min(session.num_computable, budget)
-            if num_tokens <= 0:
-                continue
+            num_tokens = session.num_computable
             session.evict()
-            if not session.reserve(num_tokens):
+            if num_tokens > budget or not session.reserve(num_tokens):
                 return None
             if self._memory.load(session):
                 assert session.running is not None

@@ -87,6 +87,14 @@ class Steps:
         self._eos_ids = eos_ids
         self._clock = clock
 
+    @property
+    def can_run_ahead(self) -> bool:
+        """Whether a step may be launched behind one in flight.
+
+        Of recurrent layers a step writes the state that it reads: nothing follows it before it is committed.
+        """
+        return self.runner.is_asynchronous and self.runner.kv.states is None
+
     def launch(self, rows: Sequence[ScheduledRow], before: InFlightStep | None = None) -> InFlightStep:
         """Gives the model a pass; if that fails, `process_result` reports why.
 
@@ -127,8 +135,7 @@ class Steps:
             step: in flight.
             is_quiet_until: whether nothing else is to be done before a time, by the engine's clock.
         """
-        # Of recurrent layers a step writes the state that it reads: nothing follows it before it is committed.
-        if not self.runner.is_asynchronous or self.runner.kv.states is not None or step.error is not None:
+        if not self.can_run_ahead or step.error is not None:
             return None
         if not is_quiet_until(max(self._clock(), step.begun_s + self.step_time.pass_s(step.batch.num_tokens))):
             return None

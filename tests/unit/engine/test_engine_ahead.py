@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -442,6 +443,39 @@ def test_what_is_done_between_two_steps_meets_no_pass_under_way(threaded: Thread
     (at_rest,) = threaded.engine.call(Maintenance.quiesce)
     assert len(at_rest.context) == 0
     assert any(batch.ids is not None for batch in threaded.runner.batches)
+
+
+def test_interrupts_as_fast_as_passes_keep_nobody_from_its_first_token(driver: AheadDriver) -> None:
+    """Each takes the place of the one before, but not of its first pass."""
+    history = list(PROMPT)
+    answers = [driver.post(1, PROMPT, start=True, max_tokens=20)[0]]
+    for number in range(6):
+        driver.steps(1)
+        answers.append(driver.post(1, [number], max_tokens=20, on_overlap="interrupt")[0])
+    driver.run()
+    for number, answer in enumerate(answers):
+        assert answer.token_ids
+        assert answer.token_ids == expected_tokens(history, len(answer.token_ids))
+        history += [*answer.token_ids, number]
+
+
+def test_a_step_of_the_tiers_begins_before_anybody_asks_for_kv(
+    driver: AheadDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked for before, a copy on its way counted as one that nobody wanted any more, and was read again and again."""
+    tiers, events = driver.engine._tiers, []
+    for name in ("begin_step", "is_ready", "end_step"):
+        done = getattr(tiers, name)
+        monkeypatch.setattr(tiers, name, lambda *of, name=name, done=done: events.append(name) or done(*of))
+    begun(driver)
+    for session_id in range(2, 6):
+        driver.post(session_id, [9, session_id], start=True, max_tokens=3)
+        driver.steps(1)
+    driver.run()
+    steps_of_tiers = "".join({"begin_step": "(", "is_ready": "r", "end_step": ")"}[name] for name in events)
+    assert re.fullmatch(r"(\(r*\))+", steps_of_tiers)
+    assert steps_of_tiers.count("r") == 5
+    assert len(driver.ahead) > 10
 
 
 # ---- when somebody would miss a step, nobody runs ahead --------------------------------------------------------------

@@ -402,6 +402,24 @@ def test_a_long_append_or_a_session_that_failed_follows_nothing(pool: PagePool) 
     assert not scheduler.schedule_next([all_of(session)], [session, failed])
 
 
+def test_a_session_that_failed_goes_on_alone(pool: PagePool) -> None:
+    failed, other = running(pool, 1, 8, 7, max_tokens=9), running(pool, 2, 2)
+    memory = TiersDriver(pool)
+    scheduler = Scheduler(64, memory.tiers, StepTimeModel(), memory.clock, suspects={failed})
+    rows = [all_of(failed)]
+    assert scheduler.schedule_next(rows, [failed])
+    assert not scheduler.schedule_next(rows, [failed, other])
+
+
+def test_nothing_follows_where_not_all_appends_have_room(pool: PagePool) -> None:
+    """The one due earliest goes first: `schedule` must choose."""
+    session, *others = (running(pool, n, 4, 0 if n else 3, max_tokens=9) for n in range(3))
+    memory, rows = TiersDriver(pool), [all_of(session)]
+    for max_batch_tokens, num_rows in ((16, 3), (8, 0)):
+        scheduler = Scheduler(max_batch_tokens, memory.tiers, StepTimeModel(), memory.clock)
+        assert len(scheduler.schedule_next(rows, [session, *others])) == num_rows
+
+
 def test_the_turn_behind_one_that_has_ended_follows_as_any_other(pool: PagePool) -> None:
     session = running(pool, 1, 8, 7, max_tokens=9)
     rows = [all_of(session)]

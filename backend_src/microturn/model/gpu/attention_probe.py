@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 TOLERANCE = 2e-2
 _PAGE_SIZE = 16
 _NUM_PAGES = 40
+_MOST_WINDOW = 40
 
 
 @torch.inference_mode()
@@ -49,6 +51,9 @@ def check_attention(
     workspace, generator = new_workspace(device), torch.Generator(device).manual_seed(0)
     distinct = {(layer, of.soft_cap, of.sink_logits is None): of for layer, of in zip(layers, scores, strict=True)}
     for (layer, *_), of in distinct.items():
+        if layer.window is not None:  # one that the batches go beyond; its length is no matter to the kernel
+            layer = replace(layer, window=min(layer.window, _MOST_WINDOW))
+            of = replace(of, window=layer.window)
         shape = AttentionShape.of(model, [layer], [of], dtype)
         kv = KVTensors([layer], _NUM_PAGES + 1, _PAGE_SIZE, kv_dtype, device)
         keys = torch.randn(kv.layers[0].elements.shape, generator=generator, device=device)

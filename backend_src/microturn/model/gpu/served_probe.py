@@ -172,7 +172,7 @@ def _logits_in_turns(runner: GpuRunner, sessions: Sequence[Sequence[int]]) -> Te
 
 @torch.inference_mode()
 def check_graphs(runner: GpuRunner, max_rows: int, max_tokens: int, max_context: int) -> None:
-    """Compares steps that are replayed from graphs with the same steps launched; nothing without graphs.
+    """Compares steps that are replayed from graphs with the same steps launched; nothing without graphs, or room.
 
     Args:
         runner: ready to serve; its pages are overwritten.
@@ -186,6 +186,8 @@ def check_graphs(runner: GpuRunner, max_rows: int, max_tokens: int, max_context:
     if not runner.has_graphs:
         return
     steps = list(_steps(runner, max_rows, max_tokens, max_context))
+    if not steps:
+        return
     replayed = [runner.run(step).clone() for step in steps]
     with runner.without_graphs():
         launched = [runner.run(step).clone() for step in steps]

@@ -75,6 +75,21 @@ def test_a_soft_cap_that_flashinfer_has_otherwise_is_refused(
         check()
 
 
+@pytest.mark.parametrize("length", [40, 4096])
+def test_a_window_that_flashinfer_has_otherwise_is_refused(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long one too, though no batch of the check is as long."""
+    original = plain_flashinfer.BatchPrefillWithPagedKVCacheWrapper.plan
+
+    def plan(*args: object, window_left: int, **kwargs: object) -> None:
+        original(*args, window_left=-1 if window_left < 0 else window_left + 1, **kwargs)
+
+    monkeypatch.setattr(plain_flashinfer.BatchPrefillWithPagedKVCacheWrapper, "plan", plan)
+    model = models.with_served_heads("llama").to(torch.bfloat16)
+    shapes, scores = [LayerShape(2, 64, length)], [Scores(64**-0.5, length)]
+    with pytest.raises(InvalidArgument, match="FlashInfer's attention of LayerShape"):
+        check_attention(model, shapes, scores, torch.bfloat16, torch.bfloat16)
+
+
 @pytest.mark.parametrize("shift", [None, 1])
 def test_keys_that_are_not_written_or_not_where_they_belong_are_refused(
     shift: int | None, monkeypatch: pytest.MonkeyPatch
