@@ -381,7 +381,7 @@ class EngineMachine(RuleBasedStateMachine):
         """
         engine = self.driver.engine
         if engine._in_flight is not None:
-            for turn in engine._inbox.take_turns():
+            for turn in engine._inbox.take_turns(engine._in_flight.can_be_dropped):
                 engine._arrive(turn)
         if not engine._inbox.is_empty:
             self._take_posts()
