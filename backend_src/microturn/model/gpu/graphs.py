@@ -2,7 +2,7 @@
 
 Enough sizes are captured in advance to make padding cheap: small steps are limited by reading weights and keys, which a
 few more tokens do not change. Each size has its own input buffers; only page tables, positions and embeddings are
-copied.
+copied. The logits of all sizes lie in the same memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from microturn.kv.tensors import KVTensors
 from microturn.model.batch import Batch, Row, RowPages
 from microturn.model.gpu.flashinfer_attention import WORKSPACE_BYTES, AttentionShape, FlashInferAttention
-from microturn.model.runner import TransformerLayers
+from microturn.model.gpu.layers import TorchLayers
 from microturn.model.step_attention import Attention
 
 # Above this number of tokens a step takes longer on the GPU than its launch on the host.
@@ -134,16 +134,18 @@ class StepGraph:
         kv: the pages; the last one is for padding.
         size: see `StepSize`.
         hidden: [tokens, hidden], embeddings of any tokens of the size.
+        logits: float32 [rows of the size or more, vocab_size], written by each replay.
         pool: memory pool that all graphs share.
     """
 
     def __init__(
         self,
-        decoder: TransformerLayers,
+        decoder: TorchLayers,
         attention: FlashInferAttention,
         kv: KVTensors,
         size: StepSize,
         hidden: Tensor,
+        logits: Tensor,
         pool: Any,
     ) -> None:
         self._attention = attention
@@ -151,20 +153,21 @@ class StepGraph:
         self._hidden = hidden
         self._positions = torch.zeros(size.num_tokens, dtype=torch.int64, device=device)
         self._wanted = torch.zeros(size.num_rows, dtype=torch.int64, device=device)
+        self._logits = logits[: size.num_rows]
         attention.plan(padding_batch(kv, size.num_tokens, size.num_rows))
         self._run(decoder, attention)  # compile and allocate before the capture
         torch.cuda.synchronize(device)
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, pool=pool):
-            self._logits = self._run(decoder, attention)
+            self._run(decoder, attention)
 
-    def _run(self, decoder: TransformerLayers, attention: Attention) -> Tensor:
-        return decoder(self._hidden, self._positions, self._wanted, attention)
+    def _run(self, decoder: TorchLayers, attention: Attention) -> None:
+        decoder(self._hidden, self._positions, self._wanted, attention, self._logits)
 
     def replay(self, batch: Batch, hidden: Tensor, positions: Tensor, wanted: Tensor) -> Tensor:
         """Enqueues the pass for a batch that fits; arguments and result as those of a `TransformerLayers`.
 
-        The logits are valid until the next replay.
+        The logits are valid until the next replay of any size.
         """
         self._attention.plan(batch)
         self._hidden[: len(hidden)] = hidden

@@ -81,7 +81,9 @@ class TorchLayers:
         few.glue = glue or self.glue
         return few
 
-    def __call__(self, hidden: Tensor, positions: Tensor, wanted: Tensor, attention: Attention) -> Tensor:
+    def __call__(
+        self, hidden: Tensor, positions: Tensor, wanted: Tensor, attention: Attention, logits: Tensor | None = None
+    ) -> Tensor:
         """Runs all layers.
 
         Args:
@@ -89,9 +91,10 @@ class TorchLayers:
             positions: int64 [tokens].
             wanted: int64 [n], indices of the tokens whose logits are wanted.
             attention: of this step.
+            logits: float32 [n, vocab_size], written; None for new memory.
 
         Returns:
-            float32 logits [n, vocab_size].
+            The logits.
         """
         glue, layers = self.glue, self._layers
         angles = {turning: self._angles(turning, positions) for turning in {layer.turning for layer in layers}}
@@ -122,10 +125,11 @@ class TorchLayers:
                 layer.residual_factor,
                 next_norm,
             )
-        logits = _multiply(self._head, normed[wanted]).float()
+        product = _multiply(self._head, normed[wanted])
+        logits = product.float() if logits is None else logits.copy_(product)
         if self._factors.logits != 1:
-            logits = logits * self._factors.logits
-        return soft_capped(logits, self._soft_cap)
+            logits *= self._factors.logits
+        return logits if self._soft_cap is None else logits.copy_(soft_capped(logits, self._soft_cap))
 
     @property
     def is_compiled(self) -> bool:

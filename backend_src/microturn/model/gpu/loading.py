@@ -171,8 +171,8 @@ class _Serving:
         rehearsal.run(padding_batch(rehearsal.kv, self.settings.max_batch_tokens, num_rows))
         torch.cuda.synchronize(device)
         taken = free_before - torch.cuda.mem_get_info(device)[0]
-        # Each graph keeps float32 logits per row, and page ids per row and group of layers.
-        num_words = rehearsal.vocab_size + self.needs.groups.num_groups * -(-max_context // self.settings.page_size)
+        # Each graph keeps page ids per row and group of layers.
+        num_words = self.needs.groups.num_groups * -(-max_context // self.settings.page_size)
         kept = len(self.sizes) * _BYTES_PER_GRAPH + sum(size.num_rows for size in self.sizes) * 4 * num_words
         del rehearsal
         free = _free_bytes(device) - taken - kept - _SPARE_BYTES

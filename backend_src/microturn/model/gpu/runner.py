@@ -40,6 +40,7 @@ class GpuRunner(ModelRunner):
     """
 
     is_asynchronous = True
+    decoder: TorchLayers | None
 
     def __init__(
         self,
@@ -77,13 +78,16 @@ class GpuRunner(ModelRunner):
             return
         pool = torch.cuda.graph_pool_handle()
         pages_per_row = -(-max_context // self.kv.page_size)
-        for size in tqdm(sorted(sizes, reverse=True), desc="capturing CUDA graphs", unit="graph", leave=False):
+        sizes = sorted(sizes, reverse=True)
+        most_rows = max((size.num_rows for size in sizes), default=0)
+        logits = torch.empty(most_rows, self.vocab_size, device=self.kv.device)
+        for size in tqdm(sizes, desc="capturing CUDA graphs", unit="graph", leave=False):
             max_pages = max(size.num_tokens, size.num_rows * pages_per_row)
             attention = FlashInferAttention(
                 self._shape, self.kv, self._workspace, size.num_tokens, size.num_planned, max_pages
             )
             embeddings = self._embed(Batch([], torch.zeros(size.num_tokens, dtype=torch.int64, device=self.kv.device)))
-            self._graphs[size] = StepGraph(self.decoder, attention, self.kv, size, embeddings, pool)
+            self._graphs[size] = StepGraph(self.decoder, attention, self.kv, size, embeddings, logits, pool)
 
     @property
     def has_graphs(self) -> bool:

@@ -82,6 +82,16 @@ def test_captured_passes_give_what_eager_ones_give(model: PreTrainedModel) -> No
 
 
 @pytest.mark.usefixtures("_without_a_gpu")
+def test_passes_of_all_sizes_write_their_logits_to_the_same_memory() -> None:
+    """70 sizes of 256 sessions would keep gigabytes otherwise."""
+    runner = gpu_runner(models.with_served_heads("llama").to(torch.bfloat16), has_flashinfer=True)
+    runner.capture(SIZES, max_context=128)
+    steps = [[Row([5] * size.num_tokens, 0, [3, 7])] for size in SIZES]
+    assert len({runner.run(Batch(rows)).data_ptr() for rows in steps}) == 1
+    assert RecordedGraph.num_replays == len(SIZES)
+
+
+@pytest.mark.usefixtures("_without_a_gpu")
 def test_a_step_with_moved_sinks_is_not_replayed(model: PreTrainedModel) -> None:
     runner = gpu_runner(model, has_flashinfer=True)
     runner.capture(SIZES, max_context=128)
