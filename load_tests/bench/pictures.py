@@ -223,27 +223,28 @@ def draw_parked(name: str, restore_ms: Mapping[str, Sequence[float]], bound_ms: 
     return _saved(figure, name)
 
 
-def draw_host_time(name: str, us_per_row: Mapping[str, Mapping[str, Mapping[int, float]]]) -> Path:
-    """What the host takes for a row of a step, before and after.
+def draw_host_time(name: str, step_ms: Mapping[str, Mapping[str, Mapping[int, float]]]) -> Path:
+    """What the host takes for a decode step, before and after.
 
     Args:
         name: of the file in the results folder, without its suffix.
-        us_per_row: by side (`before`, `after`) and kind of step, microseconds by tokens of context.
+        step_ms: by side (`before`, `after`) and kind of step, milliseconds by rows of the step.
 
     Returns:
         The picture's path.
     """
     figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
-    kinds = list(us_per_row["after"])
-    for number, kind in enumerate(kinds):
-        for (side, of_side), colour in zip(us_per_row.items(), ("stateless", "session"), strict=True):
-            for part, (context_len, value) in enumerate(of_side[kind].items()):
-                at = number + 0.2 * (part - 1.5) + (0.4 if side == "after" else 0)
-                bar = axes.bar(at, value, 0.18, color=_COLOURS[colour], alpha=0.5 + 0.5 * part)
-                axes.bar_label(bar, labels=[f"{value:.0f}"], fontsize=8)
-                bar.set_label(f"{side}, {context_len:,} tokens" if number == 0 else "")
-    axes.set(title="100 sessions in a decode step", ylabel="host time per row, µs", yscale="log")
-    axes.set_xticks(range(len(kinds)), kinds)
+    bars = [
+        (f"{kind}, {num_rows}", kind, num_rows) for kind, by_rows in step_ms["after"].items() for num_rows in by_rows
+    ]
+    for (side, of_side), colour, shift in zip(step_ms.items(), ("stateless", "session"), (-0.2, 0.2), strict=True):
+        values = [of_side[kind][num_rows] for _, kind, num_rows in bars]
+        of_side_bars = axes.bar(
+            [at + shift for at in range(len(bars))], values, 0.38, color=_COLOURS[colour], label=side
+        )
+        axes.bar_label(of_side_bars, labels=[f"{value:.2g}" for value in values], fontsize=8)
+    axes.set(title="Host time of a decode step, by its rows", ylabel="ms", yscale="log")
+    axes.set_xticks(range(len(bars)), [label for label, _, _ in bars], fontsize=8)
     _label_plainly(axes)
     axes.legend(frameon=False, loc="upper left")
     _frame_lightly(axes)
