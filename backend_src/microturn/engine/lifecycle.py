@@ -122,7 +122,7 @@ class Lifecycle:
         session = self._sessions.find_owned(request) if request.end and not request.opens else None
         if session is None:
             return
-        turn.options = replace(session.defaults, **request.options)
+        turn.resolve_options(session.defaults)
         session.is_closing = True
         if turn.interrupts and session.running is not None:
             last_text = session.codec.end_generation()

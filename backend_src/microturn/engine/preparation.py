@@ -14,7 +14,7 @@ import heapq
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from weakref import ReferenceType, ref
@@ -186,7 +186,7 @@ class Preparation:
 
     def _mind_deadline(self, turn: Turn) -> None:
         """Gives a turn that waits the options that it will have, as far as they are known, and minds its deadline."""
-        turn.options = replace(self._defaults(turn), **turn.request.options)
+        turn.resolve_options(self._defaults(turn))
         if turn.deadline_s is not None:
             self._limit(turn, turn.deadline_s, too_late)
 
@@ -242,7 +242,7 @@ class Preparation:
             yield True
         given = request.input
         if self._prepare_text is not None and isinstance(given, TextInput) and len(given.text) > NUM_CHARS_AT_ONCE:
-            parse_special = replace(self._defaults(turn), **request.options).parse_special
+            parse_special = self._defaults(turn).updated(request.options).parse_special
             work = partial(self._prepare_text, given.text, parse_special, self._max_context)
             self._texts.submit(work, partial(self._has_prepared, turn))
             yield True

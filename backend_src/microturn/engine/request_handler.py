@@ -110,7 +110,7 @@ class RequestHandler:
         request = turn.request
         if session.is_closing:
             raise FailedPrecondition(f"session '{session.id}' is closing: open a new one with START")
-        turn.options = replace(session.defaults, **request.options)
+        turn.resolve_options(session.defaults)
         check_number(session, turn, num_before=sum(not queued.is_keepalive for queued in session.queued))
         least_len = least_input_len(request.input, session.codec)
         if least_len > session.max_context:

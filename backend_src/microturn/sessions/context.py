@@ -169,6 +169,8 @@ class Context:
     def embeds_between(self, first: int, last: int) -> list[EmbedSpan]:
         """Embeddings at positions from `first` to before `last`, their starts counted from `first`."""
         assert not self._is_forgotten(first, last), f"some of {first} to {last} is forgotten, up to {self.first_kept}"
+        if not self.embeds:
+            return []
         spans = []
         # An hour of speech is tens of thousands of spans: only those that may overlap are looked at.
         from_at, to_at = bisect_right(self.embeds, first, key=_START) - 1, bisect_left(self.embeds, last, key=_START)
@@ -180,6 +182,8 @@ class Context:
 
     def num_kept_between(self, first: int, last: int) -> int:
         """How many positions from `first` to before `last` are not forgotten."""
+        if not self.num_forgotten:
+            return max(0, last - first)
         num_gone = min(last, self.first_kept) - max(first, self.num_sinks)
         return max(0, last - first - max(0, num_gone))
 

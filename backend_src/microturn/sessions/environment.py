@@ -104,7 +104,7 @@ class SessionEnvironment:
                 id=request.session_id,
                 history=History(self.new_codec(asked.tools)),
                 table=table,
-                defaults=replace(TurnOptions(), **defaults),
+                defaults=TurnOptions().updated(defaults),
                 seed=secrets.randbits(63) if seed is None else seed,
                 max_context=max_context,
                 window=window,
@@ -123,7 +123,7 @@ class SessionEnvironment:
             session = replace(
                 parent.at_rest(table),
                 id=request.session_id,
-                defaults=replace(parent.defaults, **defaults),
+                defaults=parent.defaults.updated(defaults),
                 seed=parent.seed if seed is None else seed,
                 max_context=max_context,
                 idle_timeout_s=asked.idle_timeout_s or parent.idle_timeout_s,
@@ -137,7 +137,7 @@ class SessionEnvironment:
                 num_turns=0,
                 is_closing=False,
             )
-        turn.options = replace(session.defaults, **request.options)
+        turn.resolve_options(session.defaults)
         turn.model_fingerprint = self.model_fingerprint or None
         append_input(session, turn, max_tokens=turn.max_tokens)
         if parent is not None:

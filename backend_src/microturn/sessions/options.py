@@ -148,6 +148,16 @@ class TurnOptions:
     session_key: str | None = _option(None, text(MAX_KEY_LEN))
     tenant: str | None = field(default=None, metadata={"parse": text(MAX_KEY_LEN), "wire_name": TENANT_HEADER})
 
+    def updated(self, given: Mapping[str, Any]) -> TurnOptions:
+        """These options, but for those that are given by name."""
+        assert given.keys() <= _TURN_OPTIONS, "options that no turn has"
+        if not given:
+            return self
+        # `dataclasses.replace` reads and sets all fields one by one, which takes as long as a row of a step.
+        options = object.__new__(TurnOptions)
+        vars(options).update(vars(self), **given)
+        return options
+
     @property
     def num_top_logprobs(self) -> int:
         """How many of the likeliest tokens come with each token."""

@@ -59,6 +59,8 @@ class Session:
         is_closing: END has come; no turn is taken any more.
         held_as: the epoch of the copy that is to go on elsewhere; its turns wait. None while it is not held.
         kv_floor: KV from here on may be another than was saved of the session that goes on.
+        context: its tokens, those of `history`.
+        codec: its text, that of `history`.
     """
 
     id: SessionId
@@ -91,14 +93,11 @@ class Session:
     is_closing: bool = False
     held_as: int | None = None
     kv_floor: int = 0
+    context: Context = field(init=False)
+    codec: Codec = field(init=False)
 
-    @property
-    def context(self) -> Context:
-        return self.history.context
-
-    @property
-    def codec(self) -> Codec:
-        return self.history.codec
+    def __post_init__(self) -> None:
+        self.context, self.codec = self.history.context, self.history.codec
 
     @property
     def prefix_salt(self) -> str | None:

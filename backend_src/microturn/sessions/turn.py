@@ -123,7 +123,7 @@ class Turn:
         options: the session's defaults with what the request said.
         sinks: where it is answered: the request's, and those of its repetitions.
         pieces: what was answered so far; kept for a numbered turn, which may be asked for again, and on demand.
-        keeps_pieces: whether they are kept anyway.
+        keeps_pieces: whether they are kept.
         unsent: pieces that no sink has yet: they wait for those behind them.
         send_at_s: when the next of them go to the sinks.
         on_end: is told how the turn ended, once.
@@ -143,6 +143,8 @@ class Turn:
         model_fingerprint: of the model here, reported to the turn that opens a session.
         is_answered: whether it has ended.
         is_paused: nobody hears it though it runs, and nothing of it is computed until somebody comes back.
+        max_tokens: to generate at most: 16 by default; an empty input generates only if its own turn says so.
+        generates: whether that is more than none.
     """
 
     request: TurnRequest
@@ -174,19 +176,34 @@ class Turn:
     model_fingerprint: str | None = None
     is_answered: bool = False
     is_paused: bool = False
+    max_tokens: int = field(init=False)
+    generates: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.sinks.append(self.request.sink)
+        self.keeps_pieces = self.is_numbered
+        self._set_options(self.options)
+
+    def resolve_options(self, defaults: TurnOptions) -> None:
+        """Gives it its options: those that its request said, and its session's defaults for the others."""
+        self._set_options(defaults.updated(self.request.options))
+
+    def _set_options(self, options: TurnOptions) -> None:
+        self.options = options
+        is_silent = options.count_only or ("max_tokens" not in self.request.options and self.request.input.is_empty)
+        asked = 16 if options.max_tokens is None else options.max_tokens
+        self.max_tokens = 0 if is_silent else asked
+        self.generates = self.max_tokens > 0
 
     def put(self, output: TurnOutput, now_s: float) -> None:
         """Answers with a piece, or keeps it until those behind it are there; one with a status is the last."""
         self.is_answered = output.status is not None
-        if self.is_numbered or self.keeps_pieces:
+        if self.keeps_pieces:
             self.pieces.append(output)
         self.unsent.append(output)
-        interval_s = self.options.stream_interval_ms / 1e3
-        if self.is_answered or (self.options.stream and (not interval_s or now_s >= self.send_at_s)):
-            self.send_at_s = now_s + interval_s
+        options = self.options
+        if self.is_answered or (options.stream and (not options.stream_interval_ms or now_s >= self.send_at_s)):
+            self.send_at_s = now_s + options.stream_interval_ms / 1e3
             self._send()
         if output.status is not None:
             self.on_end(self, output.status)
@@ -266,17 +283,6 @@ class Turn:
         return not changes and not self.request.end and not self.is_numbered
 
     @property
-    def max_tokens(self) -> int:
-        """Tokens to generate at most: 16 by default; an empty input generates only if its own turn says so."""
-        if self.options.count_only or (self.request.input.is_empty and "max_tokens" not in self.request.options):
-            return 0
-        return 16 if self.options.max_tokens is None else self.options.max_tokens
-
-    @property
     def num_passes_left(self) -> int:
         """Forward passes that it still needs, once its input fits one: each of them makes a token."""
         return max(1, self.max_tokens - self.num_output)
-
-    @property
-    def generates(self) -> bool:
-        return self.max_tokens > 0

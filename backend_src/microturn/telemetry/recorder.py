@@ -79,7 +79,7 @@ class Recorder:
     def watch(self, turn: Turn) -> None:
         """Records a turn when it ends."""
         turn.on_end = self._turn_ended
-        turn.keeps_pieces = self._logs_text
+        turn.keeps_pieces = turn.keeps_pieces or self._logs_text
 
     def turn_repeated(self) -> None:
         """A repeated turn is answered from its record."""
