@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import cycle, islice
 from statistics import median
 
@@ -66,7 +65,7 @@ class ScoringRunner:
     def run(self, batch: Batch) -> Tensor:
         """See `Runner.run`."""
         rows = [
-            replace(row, token_ids=[token_id], position=row.position + at, wants_logits=True)
+            row._replace(token_ids=[token_id], position=row.position + at, wants_logits=True)
             for row in batch.rows
             for at, token_id in enumerate(row.token_ids)
         ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ from support.plain_sampler import plain_choice, random_step
 
 def on_gpu(rows: list[SamplingRow]) -> list[SamplingRow]:
     """The rows, whose unknown tokens lie where they were chosen."""
-    return [row if row.unknown is None else replace(row, unknown=row.unknown.cuda()) for row in rows]
+    return [row if row.unknown is None else row._replace(unknown=row.unknown.cuda()) for row in rows]
 
 
 @pytest.mark.parametrize(

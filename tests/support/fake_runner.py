@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 from typing import Any
@@ -117,7 +116,7 @@ class FakeRunner:
         if batch.ids is not None:
             assert self.is_asynchronous, "nobody runs ahead of who is waited for"
             assert batch.ids.dtype == torch.int64
-        known = [replace(row, token_ids=[token_id]) for row, token_id in zip(rows, unknown, strict=True)]
+        known = [row._replace(token_ids=[token_id]) for row, token_id in zip(rows, unknown, strict=True)]
         return Batch([*known, *others])
 
     def _spoil(self, batch: Batch) -> None:
@@ -141,7 +140,7 @@ class FakeRunner:
     def _row(self, row: Row, kind: int, group: int) -> Row:
         """The row with the pages of one group of layers."""
         seen = row.seen_by(kind)
-        return replace(seen, pages=seen.pages[group :: self.kv.groups.kinds[kind].num_groups])
+        return seen._replace(pages=seen.pages[group :: self.kv.groups.kinds[kind].num_groups])
 
     def _write(self, row: Row, values: Sequence[bytes]) -> None:
         numbers = [_number(value) for value in values]

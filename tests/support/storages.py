@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from microturn.kv.page_table import TableState
 from microturn.kv.stored import StoredImage
+from microturn.kv.table_state import TableState
 from support.tiers import StorageDriver, make_kv
 
 KV = make_kv(16)

@@ -23,7 +23,7 @@ from microturn.engine.engine import Engine
 from microturn.engine.maintenance import Maintenance
 from microturn.errors import InvalidArgument, ResourceExhausted
 from microturn.kv.image import KVImage, PagePart
-from microturn.kv.page_table import TableState
+from microturn.kv.table_state import TableState
 from microturn.offload.image_file import ReadsInto, read_into
 from microturn.sessions.turn import SessionId
 from microturn.snapshots.file import Readable, UnreadableSnapshot, read_from

@@ -39,7 +39,7 @@ def answer_end(
         status = replace(status, model_fingerprint=turn.model_fingerprint)
     session.is_rebuilt = False
     with aftermath():
-        turn.put(replace(output, status=status, appended_ids=appended_ids), now_s)
+        turn.put(output._replace(status=status, appended_ids=appended_ids), now_s)
     if turn.is_numbered:
         with aftermath():
             session.results.record(turn)

@@ -25,6 +25,7 @@ class InFlightStep:
         rows: whose tokens it computes.
         begun_s: since when no other pass is before it, by the engine's clock.
         batch: what the model was given; nothing where that could not be built.
+        choosing: the rows behind which a token is chosen.
         drawn: the choice of a token for each row that wants one.
         logits: what they are to be chosen from, once the tokens before them are committed; None where that is done.
         error: why there is none.
@@ -33,14 +34,10 @@ class InFlightStep:
     rows: Sequence[ScheduledRow]
     begun_s: float
     batch: Batch = _NOTHING
+    choosing: Sequence[ScheduledRow] = ()
     drawn: Drawn | None = None
     logits: Tensor | None = None
     error: Exception | None = None
-
-    @property
-    def choosing(self) -> list[ScheduledRow]:
-        """The rows behind which a token is chosen."""
-        return [scheduled for scheduled, row in zip(self.rows, self.batch.rows, strict=True) if row.wants_logits]
 
     def sampled(self) -> list[Sampled]:
         """Waits for the tokens that were chosen, in the order of the rows that want one.
@@ -68,9 +65,9 @@ class InFlightStep:
             following: some of the turns that choose a token here, in their order.
         """
         assert self.drawn is not None
-        ids, choosing = self.drawn.ids, self.choosing
-        if len(following) == len(choosing):
+        ids = self.drawn.ids
+        if len(following) == len(self.choosing):
             return ids
-        place_of = {row.turn: place for place, row in enumerate(choosing)}
+        place_of = {row.turn: place for place, row in enumerate(self.choosing)}
         places = torch.tensor([place_of[row.turn] for row in following])
         return ids[upload(places, ids.device)]

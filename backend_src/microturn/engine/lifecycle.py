@@ -14,7 +14,6 @@ end the running state: `finish` and `fail` are given the turn, as its token.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from microturn.engine.answers import abandoned, aftermath, answer_cancelled, answer_end, to_client_error
 from microturn.engine.attendance import attend
@@ -190,9 +189,9 @@ class Lifecycle:
     def finish(self, session: Session, turn: Turn, reason: str, output: TurnOutput | None = None) -> None:
         """Ends the running turn well: what it appended and generated stays. `output` brings its last tokens."""
         assert session.running is turn, "only its owner ends a turn"
-        output = output or TurnOutput()
+        output = TurnOutput() if output is None else output
         if turn.generates:
-            output = replace(output, text=output.text + session.codec.end_generation())
+            output = output._replace(text=output.text + session.codec.end_generation())
         if turn.request.end and turn.request.input.is_empty and not turn.generates:
             reason = "closed"
         answer_end(session, turn, reason, output, self._clock())

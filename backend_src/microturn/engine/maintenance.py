@@ -15,7 +15,7 @@ from microturn.engine.moving import Held, Load, Mark, Saving, mark_of
 from microturn.engine.preparation import Preparation
 from microturn.engine.request_handler import RequestHandler
 from microturn.errors import FailedPrecondition, NotFound, Unavailable
-from microturn.kv.page_table import TableState
+from microturn.kv.table_state import TableState
 from microturn.offload.copies import Copying, KVCopies
 from microturn.sessions.environment import SessionEnvironment, next_epoch
 from microturn.sessions.ownership import owns

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from microturn.model.batch import UNKNOWN_ID, Row, RowPages
 from microturn.sessions.session import Session
 from microturn.sessions.turn import Turn
 
 
-@dataclass(frozen=True)
-class ScheduledRow:
+class ScheduledRow(NamedTuple):
     """A session's part in a forward pass.
 
     Attributes:
@@ -51,7 +50,8 @@ class ScheduledRow:
 
         What a grammar allows behind a token is known once the token is committed: such a turn has no drafts.
         """
-        return self.wants_logits and self.turn.options.speculate == "ngram" and self.turn.matcher is None
+        turn = self.turn
+        return turn.options.speculate == "ngram" and turn.matcher is None and self.wants_logits
 
     @property
     def is_wanted(self) -> bool:

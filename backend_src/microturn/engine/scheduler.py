@@ -13,7 +13,6 @@ gets no more tokens than fit the time that those have, by what earlier passes to
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
-from dataclasses import replace
 from typing import Protocol
 
 from microturn.engine.scheduled_row import ScheduledRow
@@ -235,7 +234,7 @@ class Scheduler:
             return row
         step_s = self._step_time.pass_s(_num_tokens(rows))
         longer_s = self._step_time.pass_s(_num_tokens(rows) + len(draft)) - step_s
-        return replace(row, draft=draft, draft_cost=len(rows) * longer_s / step_s if step_s else 0.0)
+        return row._replace(draft=draft, draft_cost=len(rows) * longer_s / step_s if step_s else 0.0)
 
     def _reserve(self, session: Session, num_tokens: int, victims: Sequence[Session], preempted: set[Session]) -> bool:
         """Gets the pages, from the least urgent running sessions if need be and if that is enough."""

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, islice, repeat, takewhile
+from itertools import takewhile
 
 import torch
 from torch import Tensor
@@ -38,16 +38,13 @@ from microturn.model.batch import Batch
 from microturn.model.drawn import Sampled
 from microturn.model.runner import Runner
 from microturn.model.sampler import draw
-from microturn.model.sampling_row import SamplingRow
+from microturn.model.sampling_row import LIKELIEST, NO_TOKENS, SamplingRow
 from microturn.sessions.options import TurnOptions
 from microturn.sessions.session import Session
-from microturn.sessions.token_counts import TokenCounts
 from microturn.sessions.turn import Turn, TurnOutput
 from microturn.telemetry.recorder import Recorder
 
 log = logging.getLogger(__name__)
-
-_NO_TOKENS = TokenCounts()
 
 
 class Steps:
@@ -106,14 +103,14 @@ class Steps:
         try:
             following = [row for row in rows if row.follows]
             ids = before.ids_of(following) if before is not None and following else None
-            step.batch = Batch([row.build() for row in rows], ids)
+            built = [row.build() for row in rows]
+            step.batch = Batch(built, ids)
+            step.choosing = [row for row, seen in zip(rows, built, strict=True) if seen.wants_logits]
             logits = self.runner.run(step.batch)
             if ids is not None and any(row.turn.matcher for row in rows):
                 step.logits = logits
-                return step
-            # Rows whose token is still being chosen come first, and each chooses the next.
-            unknown = chain(() if ids is None else ids.unsqueeze(1).unbind(), repeat(None))
-            step.drawn = draw(logits, [*chain.from_iterable(map(self._sampling_rows, step.choosing, unknown))])
+            else:
+                step.drawn = draw(logits, self._sampling_rows(step.choosing, ids))
         except Exception as error:
             step.error = error
         return step
@@ -124,7 +121,7 @@ class Steps:
             return
         logits, step.logits = step.logits, None
         try:
-            step.drawn = draw(logits, [*chain.from_iterable(map(self._sampling_rows, step.choosing))])
+            step.drawn = draw(logits, self._sampling_rows(step.choosing))
         except Exception as error:
             step.error = error
 
@@ -150,7 +147,7 @@ class Steps:
             following: what was launched after it.
         """
         try:
-            sampled = iter(step.sampled())
+            sampled = step.sampled()
         except Exception as error:
             self._fail(step, error)
             return
@@ -160,15 +157,16 @@ class Steps:
         step_s = landed_s - step.begun_s
         self.step_time.observe(step.batch.num_tokens, step_s)
         self._recorder.stepped(len(step.rows), step.batch.num_tokens, step_s)
+        end = 0
         for scheduled, row in zip(step.rows, step.batch.rows, strict=True):
-            tokens = list(islice(sampled, row.num_logits))
+            first, end = end, end + row.num_logits
             if not scheduled.is_wanted:
                 # Its turn has ended with the token that this row computed.
                 scheduled.session.table.drop_newest_state()
                 continue
             self._suspects.clear(scheduled.session)
             try:
-                self._commit(scheduled, tokens)
+                self._commit(scheduled, sampled[first:end])
             except Exception as error:
                 self._lifecycle.fail(scheduled.session, scheduled.turn, error)
 
@@ -185,11 +183,28 @@ class Steps:
             else:
                 self._lifecycle.fail(session, turn, failure)
 
-    def _sampling_rows(self, row: ScheduledRow, unknown: Tensor | None = None) -> Iterator[SamplingRow]:
-        """What the token behind a row, whose tokens end the context, is chosen by, and those behind its draft's tokens.
+    def _sampling_rows(self, choosing: Sequence[ScheduledRow], ids: Tensor | None = None) -> list[SamplingRow]:
+        """What the tokens behind rows, whose tokens end the context, are chosen by, and those behind their drafts'.
 
         Args:
-            unknown: int64 [1], the row's token where the host does not know it yet.
+            choosing: the rows.
+            ids: int64 [n], the tokens of the first of them, where the host does not know them yet.
+        """
+        found: list[SamplingRow] = []
+        num_unknown = 0 if ids is None else len(ids)
+        for at, row in enumerate(choosing):
+            if row.turn.is_greedy and row.turn.matcher is None:
+                found += [LIKELIEST] * (1 + len(row.draft))
+            else:
+                found += self._changed_rows(row, ids[at : at + 1] if ids is not None and at < num_unknown else None)
+        return found
+
+    def _changed_rows(self, row: ScheduledRow, unknown: Tensor | None) -> Iterator[SamplingRow]:
+        """The same for a row whose likeliest tokens are not simply taken.
+
+        Args:
+            row: the row.
+            unknown: int64 [1], its token where the host does not know it yet.
         """
         session, turn = row.session, row.turn
         options, matcher = turn.options, turn.matcher
@@ -205,7 +220,7 @@ class Steps:
                 options=options,
                 seed=session.seed if options.seed is None else options.seed,
                 position=row.end + num_drafted,
-                seen=session.counts.follow(session.context) if options.has_penalties else _NO_TOKENS,
+                seen=session.counts.follow(session.context) if options.has_penalties else NO_TOKENS,
                 banned_ids=banned_ids,
                 unknown=torch.tensor(row.draft[:num_drafted]) if num_drafted else unknown,
                 allowed=allowed,
@@ -216,13 +231,16 @@ class Steps:
         session, turn = row.session, row.turn
         session.table.kv_len += row.num_tokens
         turn.num_computed += row.num_tokens
-        if sampled:
-            self._commit_tokens(row, sampled)
+        if row.draft:
+            self._commit_drafted(row, sampled)
+        elif sampled:
+            self._commit_token(session, turn, sampled[0])
         elif not session.num_pending:
             self._lifecycle.finish(session, turn, "append")
-        self._lifecycle.advance(session)
+        if session.running is not turn:
+            self._lifecycle.advance(session)
 
-    def _commit_tokens(self, row: ScheduledRow, sampled: Sequence[Sampled]) -> None:
+    def _commit_drafted(self, row: ScheduledRow, sampled: Sequence[Sampled]) -> None:
         """Commits the token behind a row, and those behind the tokens of its draft that are the chosen ones."""
         session, turn = row.session, row.turn
         pairs = zip(sampled, row.draft, strict=False)
@@ -236,32 +254,28 @@ class Steps:
             self._commit_token(session, turn, token)
             if session.running is not turn:
                 break
-        if row.draft:
-            session.speculation.observe(len(session.context), len(row.draft), num_equal, row.draft_cost)
-            session.table.trim()
+        session.speculation.observe(len(session.context), len(row.draft), num_equal, row.draft_cost)
+        session.table.trim()
 
     def _commit_token(self, session: Session, turn: Turn, sampled: Sampled) -> None:
-        position = len(session.context)
-        session.context.append_ids([sampled.token_id])
+        context, options, token_id = session.context, turn.options, sampled.token_id
+        position = len(context)
+        context.append_ids((token_id,))
         turn.num_output += 1
         if turn.first_token_s is None:
             turn.first_token_s = self._clock()
-        piece = session.codec.accept(sampled.token_id)
-        if turn.num_output == turn.options.min_tokens:
-            session.codec.begin_generation(turn.options.stop, shows_special=not turn.options.skip_special_tokens)
+        piece = session.codec.accept(token_id)
+        if turn.num_output == options.min_tokens:
+            session.codec.begin_generation(options.stop, shows_special=not options.skip_special_tokens)
         if piece.stop is not None:
             turn.stop_reason = piece.stop
-        elif turn.num_output > turn.options.min_tokens and sampled.token_id in self._stop_ids(turn.options):
-            turn.stop_reason = sampled.token_id
+        elif turn.num_output > options.min_tokens and self._is_stop(token_id, options):
+            turn.stop_reason = token_id
         if turn.matcher is not None:
-            turn.matcher.accept(sampled.token_id)
-        output = TurnOutput(
-            token_ids=(sampled.token_id,),
-            text=piece.text,
-            position=position,
-            logprobs=() if sampled.logprob is None else (sampled.logprob,),
-            top_logprobs=(sampled.top,) if sampled.top else (),
-        )
+            turn.matcher.accept(token_id)
+        logprobs = () if sampled.logprob is None else (sampled.logprob,)
+        top_logprobs = (sampled.top,) if sampled.top else ()
+        output = TurnOutput((token_id,), piece.text, position, logprobs, top_logprobs=top_logprobs)
         is_complete = turn.matcher is not None and turn.matcher.is_complete and piece.stop is None
         if is_complete:
             self._lifecycle.finish(session, turn, "complete", output)
@@ -269,6 +283,9 @@ class Steps:
             self._lifecycle.finish(session, turn, "length" if turn.stop_reason is None else "stop", output)
         else:
             turn.put(output, self._clock())
+
+    def _is_stop(self, token_id: int, options: TurnOptions) -> bool:
+        return token_id in options.stop_token_ids or (token_id in self._eos_ids and not options.ignore_eos)
 
     def _stop_ids(self, options: TurnOptions) -> tuple[int, ...]:
         return options.stop_token_ids if options.ignore_eos else (*options.stop_token_ids, *self._eos_ids)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from typing import Self
 
@@ -13,58 +13,7 @@ from microturn.kv.page_list import PageIds, PageList
 from microturn.kv.page_track import Track
 from microturn.kv.pool import PagePool
 from microturn.kv.state_track import StateTrack
-
-
-@dataclass(frozen=True)
-class TableState:
-    """A page table without its pages, as plain numbers; with their content the table can be restored.
-
-    Attributes:
-        page_size: tokens in a page.
-        kv_len: position of the first token that is not in the cache.
-        tracks: which of the tokens before it each kind of layers keeps; last, which states recurrent layers keep.
-    """
-
-    page_size: int
-    kv_len: int
-    tracks: tuple[Track | StateTrack, ...] = (Track(),)
-
-    @property
-    def num_pages(self) -> int:
-        """Pages with tokens in the cache."""
-        return sum(self.ends)
-
-    def whole(self) -> Self:
-        """The state of as many tokens as have pages that are not written again."""
-        return self.cut(min(track.full_len(self.kv_len, self.page_size) for track in self.tracks))
-
-    @property
-    def num_rewritten(self) -> int:
-        """Pages, the last of them, whose content the next step replaces: those of the newest recurrent state."""
-        track = self.tracks[-1]
-        return track.num_groups if isinstance(track, StateTrack) and self.kv_len % track.block else 0
-
-    @property
-    def ends(self) -> list[int]:
-        """Number of pages with tokens in the cache, for each kind of layers."""
-        return [track.num_pages(self.kv_len, self.page_size) for track in self.tracks]
-
-    def num_pages_with(self, num_tokens: int) -> int:
-        """Pages for the cached tokens and `num_tokens` more."""
-        return sum(track.num_pages(self.kv_len + num_tokens, self.page_size) for track in self.tracks)
-
-    def cut(self, kv_len: int) -> Self:
-        """The state after every token from position `kv_len` on is dropped; it uses the first of these pages.
-
-        If some layers no longer keep all that the next token would see, more is dropped: up to where recurrent layers
-        have a state, up to the sinks, or everything.
-        """
-        if kv_len >= self.kv_len:
-            return self
-        states = chain.from_iterable(track.positions(kv_len) for track in self.tracks)
-        candidates = kv_len, *states, min(kv_len, max(track.num_sinks for track in self.tracks)), 0
-        left = next(left for left in candidates if all(track.reaches(left) for track in self.tracks))
-        return replace(self, kv_len=left, tracks=tuple(track.cut(left) for track in self.tracks))
+from microturn.kv.table_state import TableState
 
 
 class PageTable:
@@ -77,6 +26,9 @@ class PageTable:
     Pages of tokens that a kind no longer keeps (see `Track`) are removed from its list. A kind of n groups has n
     consecutive pages for the same tokens.
 
+    Attributes:
+        slides: whether some layers have sliding-window attention.
+
     Args:
         pool: allocates and takes back the pages.
         tracks: the empty track of each kind of layers, that of recurrent layers last.
@@ -87,8 +39,11 @@ class PageTable:
         self.page_size = pool.page_size
         self.tracks = list(tracks)
         assert not any(track.num_sinks % self.page_size for track in self.tracks), "sinks are whole pages"
+        self.slides = any(track.window is not None for track in self.tracks)
         self._pages = [PageList() for _ in self.tracks]
         self.kv_len = 0
+        # First tokens that surely have their pages: most reservations of a decode step ask for no more.
+        self._num_reserved = 0
 
     @property
     def pages(self) -> list[int]:
@@ -104,11 +59,6 @@ class PageTable:
     def num_pages(self) -> int:
         """Number of pages of all kinds."""
         return sum(map(len, self._pages))
-
-    @property
-    def slides(self) -> bool:
-        """Whether some layers have sliding-window attention."""
-        return any(track.window is not None for track in self.tracks)
 
     @property
     def is_empty(self) -> bool:
@@ -181,8 +131,13 @@ class PageTable:
 
     def reserve(self, num_tokens: int) -> bool:
         """Allocates pages for `num_tokens` tokens in all; returns False and takes none if the pool has too few."""
+        if num_tokens <= self._num_reserved:
+            return True
         missing = [track.num_pages(num_tokens, self.page_size) - len(pages) for track, pages in self._kinds()]
-        return max(missing) <= 0 or self._take([max(0, num_pages) for num_pages in missing])
+        if max(missing) > 0 and not self._take([max(0, num_pages) for num_pages in missing]):
+            return False
+        self._num_reserved = -(-num_tokens // self.page_size) * self.page_size
+        return True
 
     def could_have(self, num_pages: int, others: Iterable[Self]) -> bool:
         """Whether it could have `num_pages` pages, its own included, if the `others` released theirs."""
@@ -267,6 +222,7 @@ class PageTable:
         """Releases the pages behind the last token in the cache."""
         for pages, end in zip(self._pages, self.save().ends, strict=True):
             self._pool.release(pages.truncate(end))
+        self._num_reserved = 0
 
     def check_integrity(self) -> None:
         """Asserts that all visible tokens in the cache have a page."""

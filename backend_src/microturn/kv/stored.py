@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from microturn.kv.image import KVImage
-from microturn.kv.page_table import PageTable, TableState
+from microturn.kv.page_table import PageTable
+from microturn.kv.table_state import TableState
 from microturn.kv.transfer import DONE, Transfer
 
 

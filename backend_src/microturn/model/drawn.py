@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True)
-class Sampled:
+class Sampled(NamedTuple):
     """A sampled token.
 
     Attributes:
@@ -82,5 +82,7 @@ class Drawn:
         """The sampled tokens on the host. Waits for them, but not for work enqueued behind them."""
         if self._arrival is not None:
             self._arrival.synchronize()
-        logprobs = {} if self._host_logprobs is None else self._host_logprobs.by_row()
+        if self._host_logprobs is None:
+            return list(map(Sampled, self._host_ids.tolist()))
+        logprobs = self._host_logprobs.by_row()
         return [Sampled(token_id, *logprobs.get(row, ())) for row, token_id in enumerate(self._host_ids.tolist())]

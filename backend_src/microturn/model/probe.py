@@ -215,7 +215,7 @@ class _Probe:
         cuts = [1, len(of.far) - 1, len(of.far)]
         for first, last in pairwise([0, *cuts]):
             far = self._neighbour_pages.row(of.far[first:last], first)
-            far = replace(far, position=of.far_position + first, num_evicted=of.far_position)
+            far = far._replace(position=of.far_position + first, num_evicted=of.far_position)
             logits = self._runner.run(Batch([self._pages.row(of.ids[first:last], first), far]))
             got_near.append(logits[0])
             got.append(logits[1])
@@ -230,8 +230,8 @@ class _Probe:
         row = self._pages.row([0] * len(ids), 0)
         try:
             # Of no tokens: some models look up whose embeddings they are given, for what else they know of a token.
-            self._runner.run(Batch([replace(row, embeds=[EmbedSpan(0, embeds.roll(1, dims=-1))])]))
-            got = self._runner.run(Batch([replace(row, embeds=[EmbedSpan(0, embeds)])]))
+            self._runner.run(Batch([row._replace(embeds=[EmbedSpan(0, embeds.roll(1, dims=-1))])]))
+            got = self._runner.run(Batch([row._replace(embeds=[EmbedSpan(0, embeds)])]))
         except Exception as error:  # a model may raise anything without ids
             log.warning("input_embeds are refused: %s", reason_of(error))
             return False
@@ -248,7 +248,7 @@ class _Probe:
         try:
             for first, last in pairwise(firsts):
                 row = self._pages.row(ids[first:last], first)
-                row = replace(row, position=first + _EVICTED, num_sinks=PAGE_SIZE, num_evicted=_EVICTED)
+                row = row._replace(position=first + _EVICTED, num_sinks=PAGE_SIZE, num_evicted=_EVICTED)
                 got.append(self._runner.run(Batch([row]))[0])
         except Exception as error:  # a model may raise anything at unseen positions
             return f"tokens behind {_EVICTED} evicted ones cannot be computed: {error}"

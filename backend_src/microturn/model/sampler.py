@@ -18,7 +18,7 @@ from microturn.model import sampling_filters
 from microturn.model.drawn import Drawn, Logprobs
 from microturn.model.logits import add_biases, forbid_others
 from microturn.model.sampling_columns import SamplingColumns, sampling_columns
-from microturn.model.sampling_row import SamplingRow
+from microturn.model.sampling_row import LIKELIEST, SamplingRow
 
 # Bounds the GPU memory of sampling: some 60 bytes per logit of this many rows.
 _AT_ONCE = 64
@@ -44,7 +44,7 @@ def choose(logits: Tensor, rows: Sequence[SamplingRow], *, at_once: int) -> Tens
         rows: as many.
         at_once: how many rows are computed together; does not change the result.
     """
-    changed = [at for at, row in enumerate(rows) if not _takes_argmax(row)]
+    changed = [at for at, row in enumerate(rows) if row is not LIKELIEST and not _takes_argmax(row)]
     if not changed:
         return _argmax(logits)
     ids = _argmax(logits) if len(changed) < len(rows) else logits.new_empty(len(rows), dtype=torch.int64)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,8 +50,10 @@ class _NoTokens:
     ids = counts = np.empty(0, np.int64)
 
 
-@dataclass(frozen=True)
-class SamplingRow:
+NO_TOKENS: SeenTokens = _NoTokens()
+
+
+class SamplingRow(NamedTuple):
     """The input to sample one token, besides the logits.
 
     Attributes:
@@ -69,7 +70,24 @@ class SamplingRow:
     options: SamplingOptions
     seed: int
     position: int
-    seen: SeenTokens = field(default_factory=_NoTokens)
+    seen: SeenTokens = NO_TOKENS
     banned_ids: Sequence[int] = ()
     unknown: Tensor | None = None
     allowed: NDArray[np.uint32] | None = None
+
+
+class _Greedy:
+    """Options of a turn that takes the likeliest token."""
+
+    temperature = 0.0
+    top_k = 0
+    top_p = 1.0
+    min_p = presence_penalty = frequency_penalty = 0.0
+    repetition_penalty = 1.0
+    logit_bias: Sequence[tuple[int, float]] = ()
+    has_penalties = logprobs = False
+    num_top_logprobs = 0
+
+
+# A row whose likeliest token is taken, wherever it is: one for all of them, since nothing else is to be said.
+LIKELIEST = SamplingRow(_Greedy(), seed=0, position=0)

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from microturn.kv.image import KVImage
-from microturn.kv.page_table import TableState
 from microturn.kv.pool import PagePool
+from microturn.kv.table_state import TableState
 from microturn.kv.tensors import KVTensors
 from microturn.offload.storage import Storage
 from microturn.sessions.session import Session

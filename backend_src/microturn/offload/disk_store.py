@@ -13,8 +13,8 @@ from itertools import count
 from pathlib import Path
 
 from microturn.kv.image import KVImage
-from microturn.kv.page_table import TableState
 from microturn.kv.stored import StoredImage
+from microturn.kv.table_state import TableState
 from microturn.offload.file_thread import FileThread, Outcome, Priority
 from microturn.offload.image_file import read_image, write_image
 from microturn.offload.own_directory import OwnDirectory

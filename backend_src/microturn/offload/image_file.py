@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import torch
 
 from microturn.kv.image import KVImage
-from microturn.kv.page_table import TableState
+from microturn.kv.table_state import TableState
 
 # safetensors' names of element types.
 DTYPE_NAMES = {

@@ -11,8 +11,8 @@ from functools import partial
 from typing import Protocol
 
 from microturn.kv.image import KVImage
-from microturn.kv.page_table import TableState
 from microturn.kv.stored import StoredImage
+from microturn.kv.table_state import TableState
 from microturn.offload.file_thread import FileThread, Outcome, Priority
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from microturn.kv.image import KVImage
-from microturn.kv.page_table import TableState
+from microturn.kv.table_state import TableState
 from microturn.sessions.session import Session
 
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from microturn.kv.image import KVImage
-from microturn.kv.page_table import TableState
 from microturn.kv.stored import Place, StoredImage
+from microturn.kv.table_state import TableState
 from microturn.offload.counters import TierCounters
 from microturn.offload.disk_store import DiskStore
 from microturn.offload.file_thread import Job, Outcome, Priority

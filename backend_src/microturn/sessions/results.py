@@ -61,7 +61,7 @@ class Results:
             return None
         check_same(request, result.content)
         assert result.answer.status is not None
-        return replace(result.answer, status=replace(result.answer.status, replayed=True))
+        return result.answer._replace(status=replace(result.answer.status, replayed=True))
 
     def answer_repetition(
         self, request: TurnRequest, open_turns: Iterable[Turn], num_turns: int, *, max_waiting: int

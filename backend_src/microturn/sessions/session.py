@@ -271,7 +271,7 @@ class Session:
         The sinks are computed first, if they have to be; then comes what stands behind the gap.
         """
         origin = self.context.first_kept
-        if self.kv_len >= origin:
+        if not origin or self.kv_len >= origin:
             return
         assert self.window is not None, "a context without a window forgets nothing"
         num_sinks = self.window.num_sinks

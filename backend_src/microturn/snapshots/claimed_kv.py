@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from contextlib import suppress
 
 from microturn.kv.image import KVImage
-from microturn.kv.page_table import TableState
+from microturn.kv.table_state import TableState
 from microturn.offload.image_file import LENGTH_BYTES, DamagedFile, read_tensors
 from microturn.snapshots.kv_files import FiledKV, KVFiles, kv_folder
 from microturn.snapshots.kv_part import KVPart

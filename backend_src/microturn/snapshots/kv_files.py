@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from microturn.kv.image import KVImage, PagePart
-from microturn.kv.page_table import TableState
+from microturn.kv.table_state import TableState
 from microturn.offload.copies import KVCopy
 from microturn.offload.image_file import (
     LENGTH_BYTES,

@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from microturn.kv.image import PagePart
-from microturn.kv.page_table import TableState
 from microturn.kv.page_track import Track
 from microturn.kv.state_track import StateTrack
+from microturn.kv.table_state import TableState
 from microturn.offload.copies import KVCopy
 from microturn.offload.image_file import DTYPE_NAMES, checksum_of, tensor_entries
 

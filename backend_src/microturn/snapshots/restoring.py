@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from microturn.errors import Expired, FailedPrecondition
 from microturn.kv.image import PagePart
-from microturn.kv.page_table import TableState
+from microturn.kv.table_state import TableState
 from microturn.offload.incoming import KVSource
 from microturn.sessions.environment import SessionEnvironment
 from microturn.sessions.ownership import check_owner, is_owner

@@ -20,7 +20,7 @@ from microturn.errors import (
     Unavailable,
 )
 from microturn.kv.image import KVImage
-from microturn.kv.page_table import TableState
+from microturn.kv.table_state import TableState
 from microturn.offload.tiers import Tiers
 from microturn.serve.child import free_ports
 from support.fake_runner import expected_tokens

@@ -18,9 +18,10 @@ from hypothesis.stateful import (
 )
 
 from microturn.kv.page_list import PageIds
-from microturn.kv.page_table import PageTable, TableState
+from microturn.kv.page_table import PageTable
 from microturn.kv.page_track import Track
 from microturn.kv.pool import PagePool
+from microturn.kv.table_state import TableState
 
 
 def num_evictable(pool: PagePool) -> int:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from microturn.kv.page_table import PageTable, TableState
+from microturn.kv.page_table import PageTable
 from microturn.kv.pool import PagePool
 from microturn.kv.stored import Place, StoredImage, StoredKV
+from microturn.kv.table_state import TableState
 
 
 def stored(unused: list[StoredImage]) -> StoredKV:

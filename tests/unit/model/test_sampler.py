@@ -6,7 +6,6 @@ import math
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -58,7 +57,7 @@ def test_every_choice_is_the_plain_one(vocab_size: int) -> None:
 
 
 def masked(allowed: Sequence[int], *, vocab_size: int = len(LOGITS), **kwargs: Any) -> SamplingRow:
-    return replace(row(**kwargs), allowed=mask_of(allowed, vocab_size))
+    return row(**kwargs)._replace(allowed=mask_of(allowed, vocab_size))
 
 
 def test_a_bias_is_added_to_the_logits_of_its_tokens() -> None:
@@ -250,9 +249,9 @@ def test_the_frequency_penalty_counts_every_time() -> None:
 def test_a_token_that_the_host_does_not_know_yet_counts_too() -> None:
     """It lies on the device only, and comes on top of what the host has counted of the same token."""
     three = row(history=[7] * 3, frequency_penalty=0.3)
-    assert sample_one(LOGITS, replace(three, unknown=torch.tensor([6]))).token_id == 7
-    assert sample_one(LOGITS, replace(three, unknown=torch.tensor([7]))).token_id == 0
-    assert sample_one(LOGITS, replace(row(presence_penalty=2.0), unknown=torch.tensor([7]))).token_id == 0
+    assert sample_one(LOGITS, three._replace(unknown=torch.tensor([6]))).token_id == 7
+    assert sample_one(LOGITS, three._replace(unknown=torch.tensor([7]))).token_id == 0
+    assert sample_one(LOGITS, row(presence_penalty=2.0)._replace(unknown=torch.tensor([7]))).token_id == 0
 
 
 def test_tokens_that_the_model_cannot_choose_are_nothing_to_penalize() -> None:
@@ -370,7 +369,7 @@ def test_no_value_is_looked_at_on_a_device() -> None:
     """The host would have to wait for it. A meta tensor has none, so here such a look fails."""
     logits, rows = random_step(random.Random(0), 40, 1500)
     assert any(row.unknown is not None and row.options.has_penalties for row in rows)
-    rows = [row if row.unknown is None else replace(row, unknown=row.unknown.to("meta")) for row in rows]
+    rows = [row if row.unknown is None else row._replace(unknown=row.unknown.to("meta")) for row in rows]
     assert choose(logits.to("meta"), rows, at_once=16).is_meta
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from microturn.kv.image import KVImage
-from microturn.kv.page_table import TableState
 from microturn.kv.stored import StoredImage
+from microturn.kv.table_state import TableState
 from microturn.offload.disk_store import DiskStore
 from microturn.offload.file_thread import Outcome, Priority
 from microturn.offload.image_file import DamagedFile

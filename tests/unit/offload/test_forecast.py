@@ -7,9 +7,9 @@ import weakref
 
 import pytest
 
-from microturn.kv.page_table import TableState
 from microturn.kv.pool import PagePool
 from microturn.kv.stored import StoredImage, StoredKV
+from microturn.kv.table_state import TableState
 from microturn.offload.forecast import Forecast
 from microturn.sessions.session import Session
 from support.sessions import make_session, make_turn

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from microturn.kv.page_table import TableState
 from microturn.kv.stored import StoredImage
+from microturn.kv.table_state import TableState
 from microturn.offload.host_store import HostStore
 
 

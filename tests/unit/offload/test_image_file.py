@@ -14,7 +14,7 @@ import torch
 from safetensors import safe_open
 
 from microturn.kv.image import KVImage
-from microturn.kv.page_table import TableState
+from microturn.kv.table_state import TableState
 from microturn.offload.image_file import DamagedFile, read_image, write_image
 from support.tiers import MODEL, contents_of, make_kv, tensors_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from microturn.kv.image import KVImage
-from microturn.kv.page_table import TableState
+from microturn.kv.table_state import TableState
 from microturn.offload.image_file import DamagedFile
 from support.storages import KV, PAGE, Starter, add, fetch, pass_steps, places
 from support.tiers import contents_of

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from microturn.kv.page_table import TableState
+from microturn.kv.table_state import TableState
 from microturn.offload.copies import KVCopy
 from microturn.sessions.ownership import KeyHash
 from microturn.snapshots.claimed_kv import ClaimedFile, ClaimedKV

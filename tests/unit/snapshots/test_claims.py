@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from microturn.errors import FailedPrecondition, InternalError, NotFound
-from microturn.kv.page_table import TableState
+from microturn.kv.table_state import TableState
 from microturn.offload.copies import KVCopy
 from microturn.snapshots.directory import SnapshotDirectory
 from microturn.snapshots.snapshot import Snapshot

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from microturn.errors import DeadlineExceeded, FailedPrecondition, InternalError, InvalidArgument, NotFound
-from microturn.kv.page_table import TableState
+from microturn.kv.table_state import TableState
 from microturn.offload.copies import KVCopy
 from microturn.sessions.turn import SessionId
 from microturn.snapshots import directory as module

@@ -15,7 +15,7 @@ import torch
 from safetensors import safe_open
 
 from microturn.errors import DeadlineExceeded, FailedPrecondition
-from microturn.kv.page_table import TableState
+from microturn.kv.table_state import TableState
 from microturn.offload.copies import KVCopy
 from microturn.offload.image_file import DamagedFile
 from microturn.sessions.ownership import KeyHash
@@ -42,7 +42,7 @@ from pathlib import Path
 import torch
 from microturn.errors import MicroturnError
 from microturn.kv.image import KVImage, PagePart
-from microturn.kv.page_table import TableState
+from microturn.kv.table_state import TableState
 from microturn.snapshots.file import read_snapshot, write_snapshot
 from microturn.offload.copies import KVCopy
 path = Path(sys.argv[1])

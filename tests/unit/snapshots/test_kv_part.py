@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from microturn.kv.layer_groups import LayerShape
-from microturn.kv.page_table import TableState
+from microturn.kv.table_state import TableState
 from microturn.kv.tensors import KVTensors
 from microturn.offload.copies import KVCopy
 from microturn.snapshots.kv_part import KVPart, add_to_header

@@ -21,6 +21,8 @@ from support.snapshots import KEY, find, live, saved
 _NOT_SAVED = {"history", "table", "stored", "beat", "results", "last_activity_s", "running", "queued", "is_closing"} | {
     "counts",
     "speculation",
+    "context",
+    "codec",
 }
 
 

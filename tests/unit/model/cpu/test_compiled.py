@@ -111,7 +111,7 @@ def test_a_session_has_the_same_bits_in_any_company_and_however_it_is_cut(
     )
     runner = ModelRunner(model, kv, decoder=decoder)
     ids, others = torch.randint(models.VOCAB_SIZE, (2, 90), generator=torch.Generator().manual_seed(2)).tolist()
-    whole = runner.run(Batch([replace(row(groups, ids, 0, 0), num_drafts=len(ids) - 1)])).clone()
+    whole = runner.run(Batch([row(groups, ids, 0, 0)._replace(num_drafts=len(ids) - 1)])).clone()
     for cuts in ([1, 40, 41, 89], range(1, 90)):
         for first, last in pairwise([0, *cuts, 90]):
             rows = [row(groups, others[first:last], 0, 1), row(groups, ids[first:last], first, 0)]
