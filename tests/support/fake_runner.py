@@ -23,7 +23,7 @@ from torch import Tensor
 from microturn.kv.layer_groups import LayerGroups, LayerShape
 from microturn.kv.tensors import KVTensors
 from microturn.kv.window import Window
-from microturn.model.batch import UNKNOWN_ID, Batch, Row
+from microturn.model.batch import UNKNOWN_IDS, Batch, Row
 from support.driver import Driver
 from support.late_copies import NewCopier
 from support.late_draws import fail_late
@@ -111,8 +111,8 @@ class FakeRunner:
         """The batch with the tokens that the host did not know: each is a row, before the others."""
         unknown = [] if batch.ids is None else batch.ids.tolist()
         rows, others = batch.rows[: len(unknown)], batch.rows[len(unknown) :]
-        assert all(UNKNOWN_ID not in row.token_ids for row in others), "a token that nobody knows"
-        assert all(list(row.token_ids) == [UNKNOWN_ID] for row in rows), "tokens that were looked at too early"
+        assert not any(tuple(row.token_ids) == UNKNOWN_IDS for row in others), "a token that nobody knows"
+        assert all(tuple(row.token_ids) == UNKNOWN_IDS for row in rows), "tokens that were looked at too early"
         if batch.ids is not None:
             assert self.is_asynchronous, "nobody runs ahead of who is waited for"
             assert batch.ids.dtype == torch.int64

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 from microturn.errors import InternalError, MicroturnError, Unavailable
@@ -38,10 +36,10 @@ def answer_end(
     if turn.request.opens:
         status = replace(status, model_fingerprint=turn.model_fingerprint)
     session.is_rebuilt = False
-    with aftermath():
+    with AFTERMATH:
         turn.put(output._replace(status=status, appended_ids=appended_ids), now_s)
     if turn.is_numbered:
-        with aftermath():
+        with AFTERMATH:
             session.results.record(turn)
 
 
@@ -89,13 +87,19 @@ def _usage_of(turn: Turn) -> dict[str, int]:
     return usage
 
 
-@contextmanager
-def aftermath() -> Iterator[None]:
+class Aftermath:
     """Logs the faults of what follows an answer: neither the client nor the engine sees them."""
-    try:
-        yield
-    except Exception:
-        log.exception("a fault behind the end of a turn; the turn has been answered")
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        log.error("a fault behind the end of a turn; the turn has been answered", exc_info=error)
+        return True
+
+
+AFTERMATH = Aftermath()
 
 
 def abandoned() -> Unavailable:

@@ -5,7 +5,7 @@ A paused turn keeps its place and what it has generated. Its session is parked: 
 
 from __future__ import annotations
 
-from microturn.engine.answers import aftermath
+from microturn.engine.answers import AFTERMATH
 from microturn.sessions.session import Session
 from microturn.sessions.table import SessionTable
 
@@ -26,7 +26,7 @@ def attend(session: Session, running: dict[Session, None], sessions: SessionTabl
     if turn.is_paused:
         session.last_activity_s = now_s
         running.pop(session, None)
-        with aftermath():
+        with AFTERMATH:
             sessions.park(session)
     else:
         running[session] = None

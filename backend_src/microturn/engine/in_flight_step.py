@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from microturn.engine.scheduled_row import ScheduledRow
 from microturn.kv.transfer import upload
 from microturn.model.batch import Batch
 from microturn.model.drawn import Drawn, Sampled
-from microturn.sessions.turn import Turn
+from microturn.sessions.turn import SessionId, Turn
 
 _NOTHING = Batch([])
 
@@ -55,8 +56,12 @@ class InFlightStep:
 
         Interrupts that come as fast as passes go would leave the session without a token for ever.
         """
-        of_session = (row for row in self.rows if row.is_wanted and row.session.id == turn.request.session_id)
-        return all(row.turn.num_output for row in of_session)
+        row = self._row_of.get(turn.request.session_id)
+        return row is None or not row.is_wanted or row.turn.num_output > 0
+
+    @cached_property
+    def _row_of(self) -> dict[SessionId, ScheduledRow]:
+        return {row.session.id: row for row in self.rows}
 
     def ids_of(self, following: Sequence[ScheduledRow]) -> Tensor:
         """The tokens that these rows of the next pass compute, int64 [rows], where they are chosen.

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from microturn.engine.answers import abandoned, aftermath, answer_cancelled, answer_end, to_client_error
+from microturn.engine.answers import AFTERMATH, abandoned, answer_cancelled, answer_end, to_client_error
 from microturn.engine.attendance import attend
 from microturn.errors import MicroturnError
 from microturn.kv.prefix_cache import PrefixCache
@@ -151,7 +151,7 @@ class Lifecycle:
         if session.running is not None:
             self.attend(session)
         elif not session.queued and session.held_as is None:
-            with aftermath():
+            with AFTERMATH:
                 if session.is_closing:
                     self._sessions.end(session)
                 else:
@@ -198,7 +198,7 @@ class Lifecycle:
         self._release(session)
         salt = session.prefix_salt if turn.number == 0 else None
         if salt is not None and session.stored is None:
-            with aftermath():
+            with AFTERMATH:
                 self._prefixes.publish(session.table, session.context, salt, max_len=session.max_shared)
 
     def fail(self, session: Session, turn: Turn, error: Exception) -> None:

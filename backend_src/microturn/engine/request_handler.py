@@ -25,6 +25,9 @@ from microturn.telemetry.recorder import Recorder
 _END_OF_IDS = 2**63
 
 
+_NO_OPTIONS = SessionOptions()
+
+
 class RequestHandler:
     """Accepts turns, or refuses them.
 
@@ -74,7 +77,7 @@ class RequestHandler:
             self._check_request(request)
             lives = self._sessions.find(request.session_id) is not None
             session = self._sessions.get(request.session_id, request) if lives or not request.opens else None
-            if not request.opens and replace(request.session_options, resume=False) != SessionOptions():
+            if not request.opens and _says_more(request.session_options):
                 raise InvalidArgument("resume goes on with what START has set: send no other option of the session")
             if session is not None and session.results.answer_repetition(
                 request, session.open_turns, session.num_turns, max_waiting=self._settings.max_queued_turns
@@ -166,3 +169,8 @@ class RequestHandler:
                 f"the session is one of another model (fingerprint {asked}, here {here}): open it on a server of that "
                 "model, or a new one"
             )
+
+
+def _says_more(options: SessionOptions) -> bool:
+    """Whether the options of a session say anything but `resume`."""
+    return options != _NO_OPTIONS and replace(options, resume=False) != _NO_OPTIONS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from microturn.model.batch import UNKNOWN_ID, Row, RowPages
+from microturn.model.batch import UNKNOWN_IDS, Row, RowPages
 from microturn.sessions.session import Session
 from microturn.sessions.turn import Turn
 
@@ -60,17 +60,21 @@ class ScheduledRow(NamedTuple):
 
     def build(self) -> Row:
         """The row that the model sees."""
-        session, first, last = self.session, self.first, self.end
-        (track, pages), *others = session.table.seen(0 if session.window is None else session.window.evicted(first))
+        session, first, end = self.session, self.first, self.end
+        context, table = session.context, session.table
+        context_len = len(context)
+        is_known = first < context_len
+        seen = table.seen(0 if session.window is None else session.window.evicted(first))
+        track, pages = seen[0]
         return Row(
-            token_ids=[*session.context.ids_between(first, last), *self.draft] or [UNKNOWN_ID],
-            position=first,
-            pages=pages,
-            embeds=session.context.embeds_between(first, last),
-            wants_logits=self.wants_logits,
-            num_drafts=len(self.draft),
-            num_sinks=track.num_sinks,
-            num_evicted=track.num_evicted,
-            others=[RowPages(pages, track.num_sinks, track.num_evicted) for track, pages in others],
-            states=session.table.state_pages,
+            [*context.ids_between(first, end), *self.draft] if is_known else UNKNOWN_IDS,
+            first,
+            pages,
+            context.embeds_between(first, end) if context.embeds and is_known else (),
+            end >= context_len,
+            len(self.draft),
+            track.num_sinks,
+            track.num_evicted,
+            [RowPages(pages, of.num_sinks, of.num_evicted) for of, pages in seen[1:]] if len(seen) > 1 else (),
+            table.state_pages,
         )

@@ -13,7 +13,8 @@ gets no more tokens than fit the time that those have, by what earlier passes to
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
-from typing import Protocol
+from operator import itemgetter
+from typing import NamedTuple, Protocol
 
 from microturn.engine.scheduled_row import ScheduledRow
 from microturn.engine.step_time import StepTimeModel
@@ -22,6 +23,18 @@ from microturn.sessions.turn import BEAT_S
 
 # With other sessions in the step a pass lasts no longer than this where it can be helped: four fit between two beats.
 _SHARED_PASS_S = BEAT_S / 4
+
+
+class _Urgency(NamedTuple):
+    """What comes first: of a session, less is more urgent."""
+
+    is_trusted: bool
+    is_long: bool
+    due_s: float
+
+
+# A session with tokens to compute, and how many.
+_Waiting = tuple[_Urgency, Session, int]
 
 
 def _num_tokens(rows: Iterable[ScheduledRow]) -> int:
@@ -96,27 +109,31 @@ class Scheduler:
         urgent running ones, which lose pages and no token. The most urgent session is never preempted, and one session
         fits the pool: so there is always progress.
         """
-        waiting = sorted((session for session in running if session.num_pending), key=self._urgency)
-        num_short = sum(not self._is_long(session) for session in waiting)
+        waiting = self._by_urgency(running)
+        num_short = sum(not urgency.is_long for urgency, _, _ in waiting)
         budget = self._max_batch_tokens - (self._long_share if num_short < len(waiting) else 0)
         rows: list[ScheduledRow] = []
         preempted: set[Session] = set()
         num_on_way = 0
-        for index, session in enumerate(waiting):
+        for index, (_, session, num_pending) in enumerate(waiting):
             if index == num_short:
                 budget = self._left_for_long(rows, with_others=with_others)
             if session in preempted:
                 continue
+            # Then what follows changes nothing of what it has to compute.
+            is_simple = session.stored is None and session.window is None
             if not self._memory.is_ready(session):
                 num_on_way += 1
                 continue
             session.begin_behind_forgotten()
-            num_tokens = min(session.num_computable, budget)
+            num_tokens = min(num_pending if is_simple else session.num_computable, budget)
             if num_tokens <= 0:
                 continue
             session.evict()
-            if not self._reserve(session, num_tokens, waiting[:index:-1], preempted):
-                break
+            if not session.reserve(num_tokens):
+                victims = [victim for _, victim, _ in waiting[:index:-1]]
+                if not self._take_pages(session, num_tokens, victims, preempted):
+                    break
             if not self._memory.load(session):
                 num_on_way += 1
                 continue
@@ -148,28 +165,30 @@ class Scheduler:
         current = [row for row in rows if row.is_wanted]
         following = []
         for row in current:
-            session, turn = row.session, row.turn
-            if row.end < session.kv_target:
+            session, turn, end = row.session, row.turn, row.end
+            if end < session.kv_target:
                 return []
             if turn.num_passes_left > 1:
-                if not session.table.reserve(row.end + 1):
+                if not session.table.reserve(end + 1):
                     return []
-                following.append(ScheduledRow(session, turn, row.end, 1))
+                following.append(ScheduledRow(session, turn, end, 1))
             elif session.queued:
                 return []
         under_way = {row.session for row in current}
-        if any(session in self._suspects for session in under_way) and len(running) > len(under_way):
+        if len(running) == len(under_way):
+            return following
+        if any(session in self._suspects for session in under_way):
             return []
-        waiting = sorted((session for session in running if session not in under_way), key=self._urgency)
+        waiting = self._by_urgency(session for session in running if session not in under_way)
         joining = self._joining(waiting, self._max_batch_tokens - len(following))
         return [] if joining is None else [*following, *joining]
 
-    def _joining(self, waiting: Sequence[Session], budget: int) -> list[ScheduledRow] | None:
+    def _joining(self, waiting: Sequence[_Waiting], budget: int) -> list[ScheduledRow] | None:
         """The appends of these sessions, but for those whose KV is on its way; None where `schedule` must decide."""
-        if any(self._is_long(session) or session in self._suspects for session in waiting):
+        if any(urgency.is_long or not urgency.is_trusted for urgency, _, _ in waiting):
             return None
         joining = []
-        for session in waiting:
+        for _, session, _ in waiting:
             if not self._memory.is_ready(session):
                 continue
             session.begin_behind_forgotten()
@@ -183,12 +202,19 @@ class Scheduler:
                 budget -= num_tokens
         return joining
 
-    def _urgency(self, session: Session) -> tuple[bool, bool, float]:
-        assert session.running is not None
-        return session not in self._suspects, self._is_long(session), session.running.due_s
-
-    def _is_long(self, session: Session) -> bool:
-        return session.num_pending > max(1, self._long_share)
+    def _by_urgency(self, sessions: Iterable[Session]) -> list[_Waiting]:
+        """Those of the sessions that have tokens to compute, the most urgent first."""
+        waiting: list[_Waiting] = []
+        longest_short = max(1, self._long_share)
+        for session in sessions:
+            num_pending = session.num_pending
+            if num_pending:
+                assert session.running is not None
+                is_long = num_pending > longest_short
+                urgency = _Urgency(session not in self._suspects, is_long, session.running.due_s)
+                waiting.append((urgency, session, num_pending))
+        waiting.sort(key=itemgetter(0))
+        return waiting
 
     def _left_for_long(self, rows: Sequence[ScheduledRow], *, with_others: bool) -> int:
         """Tokens of a step that long appends may have beside short rows."""
@@ -236,7 +262,9 @@ class Scheduler:
         longer_s = self._step_time.pass_s(_num_tokens(rows) + len(draft)) - step_s
         return row._replace(draft=draft, draft_cost=len(rows) * longer_s / step_s if step_s else 0.0)
 
-    def _reserve(self, session: Session, num_tokens: int, victims: Sequence[Session], preempted: set[Session]) -> bool:
+    def _take_pages(
+        self, session: Session, num_tokens: int, victims: Sequence[Session], preempted: set[Session]
+    ) -> bool:
         """Gets the pages, from the least urgent running sessions if need be and if that is enough."""
         while not session.reserve(num_tokens):
             if self._memory.reclaim():

@@ -275,7 +275,7 @@ class Steps:
             turn.matcher.accept(token_id)
         logprobs = () if sampled.logprob is None else (sampled.logprob,)
         top_logprobs = (sampled.top,) if sampled.top else ()
-        output = TurnOutput((token_id,), piece.text, position, logprobs, top_logprobs=top_logprobs)
+        output = TurnOutput((token_id,), piece.text, position, logprobs, None, None, top_logprobs)
         is_complete = turn.matcher is not None and turn.matcher.is_complete and piece.stop is None
         if is_complete:
             self._lifecycle.finish(session, turn, "complete", output)

@@ -94,15 +94,16 @@ class PageTable:
         `begin_behind`) are hidden too. The page ids are copied only if some kept pages are hidden, and never change.
         """
         found = []
-        for track, pages in self._kinds():
+        for track, pages in zip(self.tracks, self._pages, strict=True):
             if isinstance(track, StateTrack):
                 continue
-            num_unseen = max(num_evicted, track.num_hidden)
-            if track.window is None and track.num_evicted != num_unseen:
-                hidden = track.hidden_pages(num_unseen, self.page_size)
-                found.append((replace(track, num_evicted=num_unseen), pages.without(hidden)))
-            else:
-                found.append((track, pages.ids))
+            if track.window is None and (num_evicted or track.num_evicted):
+                num_unseen = max(num_evicted, track.num_hidden)
+                if track.num_evicted != num_unseen:
+                    hidden = track.hidden_pages(num_unseen, self.page_size)
+                    found.append((replace(track, num_evicted=num_unseen), pages.without(hidden)))
+                    continue
+            found.append((track, pages.ids))
         return found
 
     @property
@@ -111,10 +112,10 @@ class PageTable:
 
         int32 [states, pages of a state].
         """
-        track, pages = self.tracks[-1], self._pages[-1]
+        track = self.tracks[-1]
         if not isinstance(track, StateTrack):
             return None
-        return pages.ids[track.first_needed(self.kv_len) :].reshape(-1, track.num_groups)
+        return self._pages[-1].ids[track.first_needed(self.kv_len) :].reshape(-1, track.num_groups)
 
     def save(self) -> TableState:
         """The state from which `load` restores this table, given a copy of the used pages."""
@@ -198,9 +199,12 @@ class PageTable:
 
         A page cut in the middle will be written again. If it is shared it is dropped too, with its last tokens.
         """
+        if kv_len >= self.kv_len:
+            self.trim()
+            return
         left = self.save().cut(kv_len)
         rest = left.kv_len % self.page_size
-        if rest and left.kv_len < self.kv_len:
+        if rest:
             ends = zip(self._kinds(), left.ends, strict=True)
             last_pages = [
                 page for (track, pages), end in ends for page in pages.ids[:end][-track.num_groups :].tolist()
@@ -220,8 +224,10 @@ class PageTable:
 
     def trim(self) -> None:
         """Releases the pages behind the last token in the cache."""
-        for pages, end in zip(self._pages, self.save().ends, strict=True):
-            self._pool.release(pages.truncate(end))
+        for track, pages in self._kinds():
+            end = track.num_pages(self.kv_len, self.page_size)
+            if end < len(pages):
+                self._pool.release(pages.truncate(end))
         self._num_reserved = 0
 
     def check_integrity(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -13,8 +14,8 @@ from torch import Tensor
 # Page ids: int32 [pages], an immutable view of a session's page list, or a plain list.
 Pages = NDArray[np.int32] | Sequence[int]
 
-# Placeholder in a row's `token_ids` for a token that the host does not know yet; the model never reads it.
-UNKNOWN_ID = -1
+# A row's `token_ids` where that is a token which the host does not know yet; the model never reads it.
+UNKNOWN_IDS = (-1,)
 
 
 @dataclass(frozen=True)
@@ -100,12 +101,17 @@ class Batch:
     Attributes:
         rows: one for each session.
         ids: int64 [n], the first n new tokens if they are still being sampled on the device; their rows have
-            `UNKNOWN_ID` in their place.
+            `UNKNOWN_IDS` in their place.
     """
 
     rows: Sequence[Row]
     ids: Tensor | None = None
 
-    @property
+    @cached_property
+    def lengths(self) -> NDArray[np.int64]:
+        """Number of each row's new tokens, int64 [rows]."""
+        return np.array([len(row.token_ids) for row in self.rows], np.int64)
+
+    @cached_property
     def num_tokens(self) -> int:
-        return sum(len(row.token_ids) for row in self.rows)
+        return int(self.lengths.sum())

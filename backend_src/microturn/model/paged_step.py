@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,41 +78,34 @@ class PagedStep:
         Each row's pages must include its last new token.
         """
         rows = batch.rows if kind == 0 else [row.seen_by(kind) for row in batch.rows]
-        pages = np.concatenate([row.pages for row in rows], dtype=np.int32)
+        columns: Any = Row._make(zip(*rows, strict=True))
+        lengths, num_evicted = batch.lengths, np.array(columns.num_evicted)
+        context_len = np.array(columns.position) - num_evicted + lengths
+        pages = np.concatenate(columns.pages, dtype=np.int32)
+        page_indptr = _indptr(np.array([len(row.pages) // num_groups for row in rows]))
+        # The index of each new token among the keys of its row, and of its page among the pages of all rows.
+        at = np.arange(lengths.sum()) + np.repeat(context_len - lengths.cumsum(), lengths)
+        page_at = np.repeat(page_indptr[:-1], lengths) + at // page_size
+        offsets = at % page_size
+        of_groups = [np.ascontiguousarray(pages[group::num_groups]) for group in range(num_groups)]
         shared = cls(
-            query_indptr=_indptr([len(row.token_ids) for row in rows]),
-            context_len=np.array([row.context_len for row in rows], np.int32),
-            page_indptr=_indptr([len(row.pages) // num_groups for row in rows]),
+            query_indptr=_indptr(lengths),
+            context_len=context_len.astype(np.int32),
+            page_indptr=page_indptr,
             page_ids=pages,
             slots=_NONE,
-            num_sinks=np.array([row.num_sinks if row.num_evicted else 0 for row in rows], np.int32),
-            num_evicted=np.array([row.num_evicted for row in rows], np.int64),
+            num_sinks=np.array(columns.num_sinks, np.int32) * (num_evicted > 0),
+            num_evicted=num_evicted,
             page_size=page_size,
         )
         return [
-            replace(
-                shared,
-                page_ids=np.ascontiguousarray(pages[group::num_groups]),
-                slots=np.array(_slots(rows, page_size, group, num_groups), np.int64),
-            )
-            for group in range(num_groups)
+            replace(shared, page_ids=page_ids, slots=page_ids[page_at].astype(np.int64) * page_size + offsets)
+            for page_ids in of_groups
         ]
 
 
-def _slots(rows: Sequence[Row], page_size: int, group: int, num_groups: int) -> list[int]:
-    """See `PagedStep.slots`."""
-    slots: list[int] = []
-    for row in rows:
-        first, end = row.start, row.context_len
-        while first < end:
-            number, offset = divmod(first, page_size)
-            slot = int(row.pages[number * num_groups + group]) * page_size + offset
-            num_here = min(page_size - offset, end - first)
-            slots += range(slot, slot + num_here)
-            first += num_here
-    return slots
-
-
-def _indptr(lengths: Iterable[int]) -> Int32Array:
+def _indptr(lengths: NDArray[Any]) -> Int32Array:
     """Cumulative bounds of rows with these lengths."""
-    return np.array([0, *accumulate(lengths)], np.int32)
+    indptr = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=indptr[1:])
+    return indptr

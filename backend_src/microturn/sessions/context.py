@@ -156,6 +156,8 @@ class Context:
 
     def ids_between(self, first: int, last: int) -> list[int]:
         """Token ids at positions from `first` to before `last`, as far as there are any; none may be forgotten."""
+        if not self.num_forgotten:
+            return self._ids[first:last].tolist()
         last = min(last, len(self))
         if first >= last:
             return []

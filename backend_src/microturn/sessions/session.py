@@ -270,8 +270,7 @@ class Session:
 
         The sinks are computed first, if they have to be; then comes what stands behind the gap.
         """
-        origin = self.context.first_kept
-        if not origin or self.kv_len >= origin:
+        if not self.context.num_forgotten or self.kv_len >= self.context.first_kept:
             return
         assert self.window is not None, "a context without a window forgets nothing"
         num_sinks = self.window.num_sinks
@@ -280,7 +279,7 @@ class Session:
         elif self.table.kv_len > num_sinks:
             self.table.truncate(num_sinks)
         if self.table.kv_len == num_sinks:
-            self.table.begin_behind(origin)
+            self.table.begin_behind(self.context.first_kept)
             self.is_rebuilt = True
 
     @property

@@ -70,6 +70,8 @@ class TokenCounts:
 
     def cut(self, length: int) -> None:
         """Takes back all tokens from position `length` on."""
+        if length >= len(self):
+            return
         kept = max(0, length - self._first)
         for token_id, count in Counter(self._counted[kept:]).items():
             self._add(token_id, -count)

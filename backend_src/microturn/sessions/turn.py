@@ -204,18 +204,21 @@ class Turn:
         self.is_answered = output.status is not None
         if self.keeps_pieces:
             self.pieces.append(output)
-        self.unsent.append(output)
-        options = self.options
-        if self.is_answered or (options.stream and (not options.stream_interval_ms or now_s >= self.send_at_s)):
-            self.send_at_s = now_s + options.stream_interval_ms / 1e3
-            self._send()
+        if self.is_answered or (self.options.stream and now_s >= self.send_at_s):
+            if self.options.stream_interval_ms:
+                self.send_at_s = now_s + self.options.stream_interval_ms / 1e3
+            self._send(output)
+        else:
+            self.unsent.append(output)
         if output.status is not None:
             self.on_end(self, output.status)
 
-    def _send(self) -> None:
+    def _send(self, *pieces: TurnOutput) -> None:
+        """Sends what is not sent yet, and some pieces behind it."""
         if self.unsent:
-            answer = TurnOutput.joined(self.unsent)
-            self.unsent = []
+            pieces, self.unsent = (*self.unsent, *pieces), []
+        if pieces:
+            answer = TurnOutput.joined(pieces)
             for sink in self.sinks:
                 sink.put(answer)
 
@@ -289,4 +292,5 @@ class Turn:
     @property
     def num_passes_left(self) -> int:
         """Forward passes that it still needs, once its input fits one: each of them makes a token."""
-        return max(1, self.max_tokens - self.num_output)
+        num_left = self.max_tokens - self.num_output
+        return num_left if num_left > 1 else 1

@@ -109,8 +109,8 @@ class Recorder:
             metrics.rewound_tokens.add(by=turn.num_cut)
         if turn.options.count_only:
             return
-        for kind in ("input", "output", "computed", "cached", "drafted", "accepted"):
-            metrics.turn_tokens.add(kind, by=status.usage.get(f"{kind}_tokens", 0))
+        for name, num_tokens in status.usage.items():
+            metrics.turn_tokens.add(name.removesuffix("_tokens"), by=num_tokens)
         if turn.checkpoint is not None and turn.num_computed and turn.len_before > 1 and not turn.num_cached:
             metrics.kv_restores.add("tokens", "false")
         latencies = latencies_of(turn, status)

@@ -13,7 +13,7 @@ from microturn.engine.scheduled_row import ScheduledRow
 from microturn.engine.scheduler import Scheduler
 from microturn.engine.step_time import StepTimeModel
 from microturn.kv.pool import PagePool
-from microturn.model.batch import UNKNOWN_ID
+from microturn.model.batch import UNKNOWN_IDS
 from microturn.sessions.session import Session
 from support.sessions import make_session, make_turn
 from support.tiers import TiersDriver
@@ -78,7 +78,7 @@ def test_a_row_holds_the_next_tokens_and_where_they_stand(pool: PagePool) -> Non
     assert row.position == 5
     assert row.pages.tolist() == session.table.pages  # type: ignore[union-attr]
     assert not row.wants_logits
-    assert row.embeds == []
+    assert not row.embeds
 
 
 def test_a_row_wants_logits_when_it_ends_with_the_context(pool: PagePool) -> None:
@@ -355,7 +355,7 @@ def test_what_follows_is_a_token_that_nobody_knows_yet(pool: PagePool) -> None:
     (next_row,) = following(pool, [session], [all_of(session)])
     assert next_row.follows
     row = next_row.build()
-    assert (list(row.token_ids), row.position, row.wants_logits) == ([UNKNOWN_ID], 8, True)
+    assert (list(row.token_ids), row.position, row.wants_logits) == ([*UNKNOWN_IDS], 8, True)
     assert len(row.pages) == 3
     assert len(session.context) == 8
     assert session.table.kv_len == 3
