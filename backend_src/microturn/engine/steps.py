@@ -160,15 +160,17 @@ class Steps:
         end = 0
         for scheduled, row in zip(step.rows, step.batch.rows, strict=True):
             first, end = end, end + row.num_logits
-            if not scheduled.is_wanted:
-                # Its turn has ended with the token that this row computed.
-                scheduled.session.table.drop_newest_state()
+            session, turn = scheduled.session, scheduled.turn
+            if session.running is not turn:
+                # It has ended with the token that this row computed.
+                session.table.drop_newest_state()
                 continue
-            self._suspects.clear(scheduled.session)
+            if not self._suspects.is_empty:
+                self._suspects.clear(session)
             try:
                 self._commit(scheduled, sampled[first:end])
             except Exception as error:
-                self._lifecycle.fail(scheduled.session, scheduled.turn, error)
+                self._lifecycle.fail(session, turn, error)
 
     def _fail(self, step: InFlightStep, error: Exception) -> None:
         """Undoes the turns of a step. Whatever went wrong, its sessions are the only ones that it can have touched."""
@@ -260,7 +262,7 @@ class Steps:
     def _commit_token(self, session: Session, turn: Turn, sampled: Sampled) -> None:
         context, options, token_id = session.context, turn.options, sampled.token_id
         position = len(context)
-        context.append_ids((token_id,))
+        context.append_id(token_id)
         turn.num_output += 1
         if turn.first_token_s is None:
             turn.first_token_s = self._clock()

@@ -14,24 +14,25 @@ class Suspects:
 
     A pass that fails does not tell which of its sessions is at fault. So each of them computes alone until a pass of
     its own succeeds: the others are cleared, and only the one at fault fails again and again.
+
+    Attributes:
+        is_empty: whether there is none, as nearly always: each row of each step asks.
     """
 
     def __init__(self) -> None:
         self._num_failures: WeakKeyDictionary[Session, int] = WeakKeyDictionary()
-        # Nearly always there is none, and each row of each step asks.
-        self._is_empty = True
+        self.is_empty = True
 
     def __contains__(self, session: object) -> bool:
-        return not self._is_empty and session in self._num_failures
+        return not self.is_empty and session in self._num_failures
 
     def blame(self, session: Session) -> bool:
         """Notes that a pass of a session has failed; returns whether it is one too many."""
-        self._is_empty = False
+        self.is_empty = False
         self._num_failures[session] = self._num_failures.get(session, 0) + 1
         return self._num_failures[session] >= MAX_FAILURES
 
     def clear(self, session: Session) -> None:
         """Notes that a pass of a session has succeeded."""
-        if not self._is_empty:
-            self._num_failures.pop(session, None)
-            self._is_empty = not self._num_failures
+        self._num_failures.pop(session, None)
+        self.is_empty = not self._num_failures

@@ -93,6 +93,9 @@ class PageTable:
         `num_evicted` is at least the number that was evicted from the table. Tokens before the table's origin (see
         `begin_behind`) are hidden too. The page ids are copied only if some kept pages are hidden, and never change.
         """
+        first = self.tracks[0]
+        if len(self.tracks) == 1 and isinstance(first, Track) and not num_evicted and not first.num_evicted:
+            return [(first, self._pages[0].ids)]  # of most models and sessions
         found = []
         for track, pages in zip(self.tracks, self._pages, strict=True):
             if isinstance(track, StateTrack):

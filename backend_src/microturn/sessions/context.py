@@ -72,6 +72,9 @@ class Context:
 
     # ---- it grows and is cut back --------------------------------------------------------------------------------
 
+    def append_id(self, token_id: int) -> None:
+        self._ids.append(token_id)
+
     def append_ids(self, token_ids: Sequence[int]) -> None:
         self._ids.extend(token_ids)
 

@@ -24,7 +24,8 @@ from microturn.sessions.turn import SessionId, Turn
 from microturn.text.codec import Codec
 
 
-@dataclass(eq=False)
+# With slots: more than thirty attributes would be in a dictionary of each object, and steps read them all the time.
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Session:
     """One growing sequence.
 

@@ -114,7 +114,8 @@ class TurnRequest:
         return self.start and not self.session_options.resume
 
 
-@dataclass(eq=False)
+# With slots: more than thirty attributes would be in a dictionary of each object, and steps read them all the time.
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Turn:
     """A turn that runs or waits. The object itself is the turn's token: only its holder may end the turn.
 
