@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -82,24 +83,24 @@ class PagedStep:
         lengths, num_evicted = batch.lengths, np.array(columns.num_evicted)
         context_len = np.array(columns.position) - num_evicted + lengths
         pages = np.concatenate(columns.pages, dtype=np.int32)
-        page_indptr = _indptr(np.array([len(row.pages) // num_groups for row in rows]))
-        # The index of each new token among the keys of its row, and of its page among the pages of all rows.
-        at = np.arange(lengths.sum()) + np.repeat(context_len - lengths.cumsum(), lengths)
-        page_at = np.repeat(page_indptr[:-1], lengths) + at // page_size
+        query_indptr = _indptr(lengths)
+        page_indptr = _indptr(np.array([len(of_row) // num_groups for of_row in columns.pages]))
+        # Of each new token: its index among the keys of its row, and that of its page among the pages of all rows.
+        at = np.arange(query_indptr[-1]) + (context_len - query_indptr[1:]).repeat(lengths)
+        page_at = page_indptr[:-1].repeat(lengths) + at // page_size
         offsets = at % page_size
-        of_groups = [np.ascontiguousarray(pages[group::num_groups]) for group in range(num_groups)]
-        shared = cls(
-            query_indptr=_indptr(lengths),
+        new = partial(
+            cls,
+            query_indptr=query_indptr,
             context_len=context_len.astype(np.int32),
             page_indptr=page_indptr,
-            page_ids=pages,
-            slots=_NONE,
             num_sinks=np.array(columns.num_sinks, np.int32) * (num_evicted > 0),
             num_evicted=num_evicted,
             page_size=page_size,
         )
+        of_groups = [np.ascontiguousarray(pages[group::num_groups]) for group in range(num_groups)]
         return [
-            replace(shared, page_ids=page_ids, slots=page_ids[page_at].astype(np.int64) * page_size + offsets)
+            new(page_ids=page_ids, slots=page_ids[page_at].astype(np.int64) * page_size + offsets)
             for page_ids in of_groups
         ]
 
@@ -107,5 +108,5 @@ class PagedStep:
 def _indptr(lengths: NDArray[Any]) -> Int32Array:
     """Cumulative bounds of rows with these lengths."""
     indptr = np.zeros(len(lengths) + 1, np.int32)
-    np.cumsum(lengths, out=indptr[1:])
+    lengths.cumsum(dtype=np.int32, out=indptr[1:])
     return indptr

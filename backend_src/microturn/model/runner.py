@@ -8,10 +8,11 @@ is recomputed or copied. The layers are ours too for known architectures (`Fused
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, chain
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -136,7 +137,7 @@ class ModelRunner:
     def _ids(self, batch: Batch) -> Tensor:
         """The new tokens, int64 [tokens]."""
         num_unknown = 0 if batch.ids is None else len(batch.ids)
-        known = [token_id for row in batch.rows for token_id in row.token_ids][num_unknown:]
+        known = [*chain.from_iterable(row.token_ids for row in batch.rows[num_unknown:])]
         if batch.ids is None:
             return upload(torch.tensor(known), self.kv.device)
         return torch.cat((batch.ids, upload(torch.tensor(known), self.kv.device))) if known else batch.ids
@@ -155,15 +156,16 @@ class ModelRunner:
 
 def positions_of(batch: Batch) -> Tensor:
     """The new tokens' absolute positions, int64 [tokens]."""
-    spans = (range(row.position, row.position + len(row.token_ids)) for row in batch.rows)
-    return torch.tensor([*chain.from_iterable(spans)])
+    firsts = batch.lengths.cumsum() - batch.lengths
+    behind = np.array([row.position for row in batch.rows], np.int64) - firsts
+    return torch.from_numpy(np.arange(batch.num_tokens) + behind.repeat(batch.lengths))
 
 
 def wanted_of(batch: Batch) -> Tensor:
     """Indices of the tokens whose logits are wanted, int64 [n]."""
-    ends = accumulate(len(row.token_ids) for row in batch.rows)
-    spans = (range(end - row.num_logits, end) for row, end in zip(batch.rows, ends, strict=True))
-    return torch.tensor([*chain.from_iterable(spans)], dtype=torch.int64)
+    nums_wanted = np.array([row.num_logits for row in batch.rows], np.int64)
+    behind = batch.lengths.cumsum() - nums_wanted.cumsum()
+    return torch.from_numpy(np.arange(nums_wanted.sum()) + behind.repeat(nums_wanted))
 
 
 def load_model(

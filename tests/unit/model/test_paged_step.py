@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 
 from microturn.model.batch import Batch, Row, RowPages
@@ -16,6 +18,21 @@ def test_a_step_lists_pages_and_slots_of_all_rows() -> None:
     assert step.page_ids.tolist() == [7, 2, 5]
     # Position 3 is the last of page 7; 4 and 5 are the first of page 2; the other row begins page 5.
     assert step.slots.tolist() == [7 * 4 + 3, 2 * 4, 2 * 4 + 1, 5 * 4]
+
+
+def test_each_new_token_has_the_slot_of_its_place_among_the_keys_of_its_row() -> None:
+    """Rows of one token and of many, in one page and over several, with evicted tokens and without."""
+    rng = random.Random(7)
+    rows = []
+    for _ in range(50):
+        num_tokens, num_evicted = rng.choice((1, 1, 5, 40)), rng.choice((0, 0, 16))
+        position = num_evicted + rng.randrange(100)
+        pages = rng.sample(range(1000), -(-(position - num_evicted + num_tokens) // 16))
+        rows.append(Row([1] * num_tokens, position, pages, num_sinks=16, num_evicted=num_evicted))
+    (step,) = PagedStep.plan(Batch(rows), page_size=16)
+    places = [(row, at) for row in rows for at in range(row.start, row.context_len)]
+    assert step.slots.tolist() == [row.pages[at // 16] * 16 + at % 16 for row, at in places]
+    assert step.num_sinks.tolist() == [16 if row.num_evicted else 0 for row in rows]
 
 
 def test_each_group_of_layers_has_pages_and_slots_of_its_own() -> None:

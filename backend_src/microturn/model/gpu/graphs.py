@@ -113,9 +113,8 @@ def best_size(sizes: Iterable[StepSize], batch: Batch, shape: AttentionShape) ->
 
     Of these that with the smallest tile, and of these that with the fewest logits.
     """
-    lengths = Counter(len(row.token_ids) for row in batch.rows)
-    num_tokens = sum(length * num_rows for length, num_rows in lengths.items())
-    holding = [size for size in sizes if num_tokens <= size.num_tokens and len(batch.rows) <= size.num_rows]
+    lengths = Counter(batch.lengths.tolist())
+    holding = [size for size in sizes if batch.num_tokens <= size.num_tokens and len(batch.rows) <= size.num_rows]
     fewest = min((size.num_tokens for size in holding), default=0)
     nearest = (size for size in holding if size.num_tokens == fewest)
     return min(

@@ -125,5 +125,5 @@ class GpuRunner(ModelRunner):
 
 def _has_moved_sinks(batch: Batch, kinds: Iterable[int]) -> bool:
     """Whether some of these kinds of layers see moved sinks."""
-    views = (row.seen_by(kind) for kind in kinds for row in batch.rows)
+    views = (row.others[kind - 1] if kind else row for kind in kinds for row in batch.rows)
     return any(seen.num_sinks and seen.num_evicted for seen in views)
