@@ -173,11 +173,12 @@ class Lifecycle:
         self._sessions.unpark(session)
         session.evict()
         self._sessions.accounts.charge(session, turn.max_tokens)
-        if session.num_pending:
+        num_pending = session.num_pending
+        if num_pending:
             session.beat.note(turn.request.arrived_s)
-        num_steps = max(1, -(-session.num_pending // self._step_len))
+        num_steps = max(1, -(-num_pending // self._step_len))
         turn.begin(self._clock(), num_cached=session.kv_len, num_steps=num_steps, priority=session.priority)
-        if not session.num_pending:
+        if not num_pending:
             self.finish(session, turn, "append")
 
     def attend(self, session: Session) -> None:

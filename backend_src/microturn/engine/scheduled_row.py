@@ -35,11 +35,6 @@ class ScheduledRow(NamedTuple):
         return self.first + self.num_tokens
 
     @property
-    def follows(self) -> bool:
-        """Whether its token is one that the step under way still chooses."""
-        return self.first >= len(self.session.context)
-
-    @property
     def wants_logits(self) -> bool:
         """Whether it ends with the context, so that a token is chosen behind it."""
         return self.end >= len(self.session.context)
@@ -59,7 +54,7 @@ class ScheduledRow(NamedTuple):
         return self.session.running is self.turn
 
     def build(self) -> Row:
-        """The row that the model sees."""
+        """The row that the model sees; with `UNKNOWN_IDS` where the step under way still chooses its token."""
         session, first, end = self.session, self.first, self.end
         context, table = session.context, session.table
         context_len = len(context)

@@ -34,7 +34,7 @@ from microturn.engine.scheduler import Scheduler
 from microturn.engine.step_time import StepTimeModel
 from microturn.engine.suspects import MAX_FAILURES, Suspects
 from microturn.errors import InternalError
-from microturn.model.batch import Batch
+from microturn.model.batch import UNKNOWN_IDS, Batch
 from microturn.model.drawn import Sampled
 from microturn.model.runner import Runner
 from microturn.model.sampler import draw
@@ -101,9 +101,9 @@ class Steps:
         """
         step = InFlightStep(rows, self._clock())
         try:
-            following = [row for row in rows if row.follows]
-            ids = before.ids_of(following) if before is not None and following else None
             built = [row.build() for row in rows]
+            following = [row for row, seen in zip(rows, built, strict=True) if seen.token_ids is UNKNOWN_IDS]
+            ids = before.ids_of(following) if before is not None and following else None
             step.batch = Batch(built, ids)
             step.choosing = [row for row, seen in zip(rows, built, strict=True) if seen.wants_logits]
             logits = self.runner.run(step.batch)

@@ -208,20 +208,18 @@ class Turn:
         if self.is_answered or (self.options.stream and now_s >= self.send_at_s):
             if self.options.stream_interval_ms:
                 self.send_at_s = now_s + self.options.stream_interval_ms / 1e3
-            self._send(output)
+            answer = output
+            if self.unsent:
+                answer, self.unsent = TurnOutput.joined([*self.unsent, output]), []
+            self._send(answer)
         else:
             self.unsent.append(output)
         if output.status is not None:
             self.on_end(self, output.status)
 
-    def _send(self, *pieces: TurnOutput) -> None:
-        """Sends what is not sent yet, and some pieces behind it."""
-        if self.unsent:
-            pieces, self.unsent = (*self.unsent, *pieces), []
-        if pieces:
-            answer = TurnOutput.joined(pieces)
-            for sink in self.sinks:
-                sink.put(answer)
+    def _send(self, answer: TurnOutput) -> None:
+        for sink in self.sinks:
+            sink.put(answer)
 
     def fail(self, error: MicroturnError) -> None:
         """Answers that the turn changed nothing, and why."""
@@ -243,7 +241,9 @@ class Turn:
     def attach(self, sink: TurnSink) -> None:
         """Answers a repetition too, from the beginning on."""
         if self.pieces and self.options.stream:
-            self._send()  # else it would get these twice
+            if self.unsent:  # else it would get these twice
+                answer, self.unsent = TurnOutput.joined(self.unsent), []
+                self._send(answer)
             sink.put(TurnOutput.joined(self.pieces))
         self.sinks.append(sink)
 

@@ -110,7 +110,8 @@ class Recorder:
         if turn.options.count_only:
             return
         for name, num_tokens in status.usage.items():
-            metrics.turn_tokens.add(name.removesuffix("_tokens"), by=num_tokens)
+            if num_tokens:
+                metrics.turn_tokens.add(name.removesuffix("_tokens"), by=num_tokens)
         if turn.checkpoint is not None and turn.num_computed and turn.len_before > 1 and not turn.num_cached:
             metrics.kv_restores.add("tokens", "false")
         latencies = latencies_of(turn, status)

@@ -344,6 +344,11 @@ def following(pool: PagePool, sessions: Sequence[Session], rows: Sequence[Schedu
     return make_scheduler(64, TiersDriver(pool)).schedule_next(rows, sessions)
 
 
+def follows(row: ScheduledRow) -> bool:
+    """Whether its token is one that the step under way still chooses."""
+    return row.build().token_ids is UNKNOWN_IDS
+
+
 def all_of(session: Session) -> ScheduledRow:
     """The row with all that a session's turn has to compute."""
     assert session.table.reserve(len(session.context))
@@ -353,7 +358,7 @@ def all_of(session: Session) -> ScheduledRow:
 def test_what_follows_is_a_token_that_nobody_knows_yet(pool: PagePool) -> None:
     session = running(pool, 1, context_len=8, kv_len=3, max_tokens=2)
     (next_row,) = following(pool, [session], [all_of(session)])
-    assert next_row.follows
+    assert follows(next_row)
     row = next_row.build()
     assert (list(row.token_ids), row.position, row.wants_logits) == ([*UNKNOWN_IDS], 8, True)
     assert len(row.pages) == 3
@@ -386,7 +391,7 @@ def test_short_appends_of_sessions_that_are_not_in_the_step_follow_it(pool: Page
     assert soon.running is not None
     late.running.due_s = soon.running.due_s + 1
     rows = following(pool, [session, late, soon], [all_of(session)])
-    assert [(row.session, row.first, row.num_tokens, row.follows) for row in rows] == [
+    assert [(row.session, row.first, row.num_tokens, follows(row)) for row in rows] == [
         (session, 8, 1, True),
         (soon, 2, 4, False),
         (late, 0, 8, False),
@@ -425,7 +430,7 @@ def test_the_turn_behind_one_that_has_ended_follows_as_any_other(pool: PagePool)
     rows = [all_of(session)]
     session.running = make_turn(max_tokens=9)
     (row,) = following(pool, [session], rows)
-    assert (row.turn, row.first, row.follows) == (session.running, 7, False)
+    assert (row.turn, row.first, follows(row)) == (session.running, 7, False)
 
 
 def test_nothing_follows_where_a_page_would_have_to_be_taken_from_somebody() -> None:
