@@ -58,7 +58,9 @@ def run_host_time(before: str, num_rounds: int) -> None:
     was, now = (times[side] for side in _SIDES)
     print("\nprocessor time of the engine's thread, ms for a decode step")
     steps = sorted(zip(was.steps, now.steps, strict=True), key=lambda pair: _order(pair[0]))
-    rows = [[_name(old), old.num_rows, old.context_len, old.step_ms, new.step_ms] for old, new in steps]
+    rows = [
+        [_name(old), old.num_rows, old.context_len, f"{old.step_ms:.2f}", f"{new.step_ms:.2f}"] for old, new in steps
+    ]
     print_table(["", "rows", "context", f"before ({before})", "after"], rows)
     print("\nprocessor time of the engine's thread, µs for a turn on the beat")
     beats = [[old.num_sessions, old.turn_us, new.turn_us] for old, new in zip(was.beat, now.beat, strict=True)]
