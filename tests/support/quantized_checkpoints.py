@@ -172,6 +172,33 @@ def fp8(block: tuple[int, int] | None, *, scale: str = "weight_scale_inv") -> Ki
     return Kind({"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": size}, quantize)
 
 
+def fbgemm_fp8() -> Kind:
+    """FBGEMM's: a scale for each row, and a bound for those of activations."""
+
+    def quantize(weight: np.ndarray) -> tuple[Parts, np.ndarray]:
+        numbers, scales, values = _float8(weight, 1, weight.shape[1])
+        bound = torch.tensor([1200.0])
+        return {"weight": numbers, "weight_scale": torch.from_numpy(scales), "input_scale_ub": bound}, values
+
+    return Kind({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": []}, quantize)
+
+
+def modelopt(algorithm: str) -> Kind:
+    """Model Optimizer's: a scale for all, for each row, or for blocks with axes of one element between."""
+
+    def quantize(weight: np.ndarray) -> tuple[Parts, np.ndarray]:
+        rows, columns = {"FP8": weight.shape, "FP8_PER_CHANNEL_PER_TOKEN": (1, weight.shape[1])}.get(
+            algorithm, (128, 128)
+        )
+        numbers, scales, values = _float8(weight, rows, columns)
+        num_rows, num_columns = scales.shape
+        shape = {"FP8": (), "FP8_PER_CHANNEL_PER_TOKEN": (num_rows,)}.get(algorithm, (num_rows, 1, num_columns, 1))
+        parts = {"weight": numbers, "weight_scale": torch.from_numpy(scales.reshape(shape))}
+        return parts | ({"input_scale": torch.tensor(0.5)} if algorithm == "FP8" else {}), values
+
+    return Kind({"quant_method": "modelopt", "quant_algo": algorithm, "ignore": ["lm_head"]}, quantize)
+
+
 def _compressed(layout: str, quantize: Quantizer, **weights: Any) -> Kind:
     scheme = {"targets": ["Linear"], "weights": weights, "input_activations": None}
     config = {"format": layout, "config_groups": {"group_0": scheme}, "quantization_status": "compressed"}
@@ -247,6 +274,11 @@ KINDS = {
     "fp8, blocks": fp8((40, 24)),
     "fp8, one scale": fp8(None),
     "fp8, one scale of the other name": fp8(None, scale="weight_scale"),
+    "fp8, blocks of 32": fp8((32, 32)),
+    "fbgemm_fp8": fbgemm_fp8(),
+    "modelopt, one scale": modelopt("FP8"),
+    "modelopt, rows": modelopt("FP8_PER_CHANNEL_PER_TOKEN"),
+    "modelopt, blocks": modelopt("FP8_PB_WO"),
     "compressed-tensors float, tensor": compressed_float("tensor"),
     "compressed-tensors float, channel": compressed_float("channel"),
     "compressed-tensors float, block": compressed_float("block"),

@@ -2,49 +2,30 @@
 
 A quantized module has several tensors, here its parts, named by what follows its name. The layouts are those of
 AutoGPTQ (https://github.com/AutoGPTQ/AutoGPTQ, `qlinear_cuda.py`), AutoAWQ (https://github.com/casper-hansen/AutoAWQ,
-`packing_utils.py`), compressed-tensors (https://github.com/vllm-project/compressed-tensors, `compressors/`) and
-DeepSeek-V3's FP8 (https://github.com/deepseek-ai/DeepSeek-V3, `README_WEIGHTS.md`).
+`packing_utils.py`), compressed-tensors (https://github.com/vllm-project/compressed-tensors, `compressors/`) and those
+of `float8_formats`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from microturn.errors import InvalidArgument
+from microturn.zoo.float8_formats import check_scale, fbgemm_fp8, fp8, modelopt
+from microturn.zoo.quantized_format import Format, Stored, demand, scaled, spread
 
-# A tensor in a file, not read yet: it has `get_shape()`, and `[...]` reads it.
-Stored = Any
-
-# Of activations and KV: they are not rounded here.
+# Of activations, which are not rounded by these, and of KV (see `kv_scales`).
 IGNORED = frozenset(
     f"{what}_{kind}"
     for what in ("input", "output", "activation", "q", "k", "v")
-    for kind in ("scale", "zero_point", "global_scale")
+    for kind in ("scale", "scale_ub", "zero_point", "global_scale")
 )
 _AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]  # where in a word the columns 0 to 7 are
 _COMPRESSED = ("float-quantized", "int-quantized", "naive-quantized", "pack-quantized")
-
-
-@dataclass(frozen=True)
-class Format:
-    """How one method holds a weight.
-
-    Attributes:
-        markers: a module that has one of these parts is quantized.
-        parts: all parts that make up a weight.
-        shape: the weight's shape [out, in].
-        values: the weight, float32 [out, in].
-    """
-
-    markers: frozenset[str]
-    parts: frozenset[str]
-    shape: Callable[[Mapping[str, Stored]], list[int]]
-    values: Callable[[Mapping[str, Tensor]], Tensor]
 
 
 def find_format(config: Mapping[str, Any]) -> Format:
@@ -68,7 +49,7 @@ def _gptq(config: Mapping[str, Any]) -> Format:
     A symmetric zero point is the middle: some files name the format that stores it less one, and store it as it is.
     """
     layout = config.get("checkpoint_format") or "gptq"
-    _demand(layout in ("gptq", "gptq_v2"), f"GPTQ's layout {layout}")
+    demand(layout in ("gptq", "gptq_v2"), f"GPTQ's layout {layout}")
     is_symmetric, stored_less = bool(config.get("sym", True)), int(layout == "gptq")
 
     def shape(parts: Mapping[str, Stored]) -> list[int]:
@@ -84,7 +65,7 @@ def _gptq(config: Mapping[str, Any]) -> Format:
         if is_symmetric:
             zeros = torch.full_like(zeros, 1 << bits - 1)
         group = parts.get("g_idx", torch.arange(steps.shape[1]) // -(-steps.shape[1] // len(scales)))
-        return _scaled(steps, zeros.t()[:, group], scales.t()[:, group])
+        return scaled(steps, zeros.t()[:, group], scales.t()[:, group])
 
     parts = frozenset({"qweight", "qzeros", "scales", "g_idx"})
     return Format(frozenset({"qweight"}), parts, shape, values)
@@ -93,7 +74,7 @@ def _gptq(config: Mapping[str, Any]) -> Format:
 def _awq(config: Mapping[str, Any]) -> Format:
     """Words hold eight outputs in an order of their own, the weights' and the zero points' alike."""
     variant = str(config.get("version", "gemm")).lower()
-    _demand(variant == "gemm" and config.get("bits", config.get("w_bit", 4)) == 4, f"AWQ's {variant} of other bits")
+    demand(variant == "gemm" and config.get("bits", config.get("w_bit", 4)) == 4, f"AWQ's {variant} of other bits")
 
     def unpack(words: Tensor) -> Tensor:
         return _unpack(words, 4).view(len(words), -1, 8)[:, :, _AWQ_ORDER].flatten(1)
@@ -105,21 +86,9 @@ def _awq(config: Mapping[str, Any]) -> Format:
     def values(parts: Mapping[str, Tensor]) -> Tensor:
         steps = unpack(parts["qweight"])
         group = torch.arange(len(steps)) // (len(steps) // len(parts["scales"]))
-        return _scaled(steps, unpack(parts["qzeros"])[group], parts["scales"][group]).t()
+        return scaled(steps, unpack(parts["qzeros"])[group], parts["scales"][group]).t()
 
     return Format(frozenset({"qweight"}), frozenset({"qweight", "qzeros", "scales"}), shape, values)
-
-
-def _fp8(config: Mapping[str, Any]) -> Format:
-    """A scale for each block, or one for all; `weight_scale_inv` multiplies, whatever its name says."""
-    block = config.get("weight_block_size")
-
-    def values(parts: Mapping[str, Tensor]) -> Tensor:
-        scale = parts["weight_scale_inv"] if "weight_scale_inv" in parts else parts["weight_scale"]
-        return _scaled(parts["weight"], None, _spread(scale, parts["weight"].shape, block))
-
-    scales = frozenset({"weight_scale", "weight_scale_inv"})
-    return Format(scales, scales | {"weight"}, _shape_of_weight, values)
 
 
 def _compressed_tensors(config: Mapping[str, Any]) -> Format:
@@ -127,14 +96,17 @@ def _compressed_tensors(config: Mapping[str, Any]) -> Format:
     groups = config.get("config_groups", {}).values()
     layouts = {group.get("format") or config.get("format") for group in groups}
     sparsity = config.get("sparsity_config") or {}
-    _demand(layouts <= {*_COMPRESSED}, f"compressed-tensors' {', '.join(sorted(map(str, layouts - {*_COMPRESSED})))}")
-    _demand(sparsity.get("format", "dense") == "dense", "compressed-tensors' sparse weights")
-    _demand(not config.get("transform_config"), "compressed-tensors' transforms")
-    block = next((args["block_structure"] for args in _weight_args(groups) if args.get("block_structure")), None)
+    demand(layouts <= {*_COMPRESSED}, f"compressed-tensors' {', '.join(sorted(map(str, layouts - {*_COMPRESSED})))}")
+    demand(sparsity.get("format", "dense") == "dense", "compressed-tensors' sparse weights")
+    demand(not config.get("transform_config"), "compressed-tensors' transforms")
+    sizes = (args["block_structure"] for args in _weight_args(groups) if args.get("block_structure"))
+    block = next(((size[0], size[1]) for size in sizes), None)
 
     def shape(parts: Mapping[str, Stored]) -> list[int]:
-        sizes: list[int] = parts["weight_shape"][...].tolist() if "weight_packed" in parts else _shape_of_weight(parts)
-        return sizes
+        if "weight_packed" not in parts:
+            check_scale(parts, block)
+        of: list[int] = parts["weight_shape"][...].tolist() if "weight_packed" in parts else parts["weight"].get_shape()
+        return of
 
     def values(parts: Mapping[str, Tensor]) -> Tensor:
         steps, scale, zeros = parts.get("weight"), parts["weight_scale"], parts.get("weight_zero_point")
@@ -147,17 +119,19 @@ def _compressed_tensors(config: Mapping[str, Any]) -> Format:
         if "weight_g_idx" in parts:
             group = parts["weight_g_idx"]
             scale, zeros = scale[:, group], zeros if zeros is None or zeros.dim() == 0 else zeros[:, group]
-        zeros = None if zeros is None else _spread(zeros, steps.shape, block)
-        return _scaled(steps, zeros, _spread(scale, steps.shape, block))
+        zeros = None if zeros is None else spread(zeros, steps.shape, block)
+        return scaled(steps, zeros, spread(scale, steps.shape, block))
 
     parts = {"weight", "weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx"}
-    return Format(frozenset({"weight_scale"}), frozenset(parts), shape, values)
+    return Format(frozenset({"weight_scale"}), frozenset(parts), shape, values, block)
 
 
 _FORMATS: dict[str, Callable[[Mapping[str, Any]], Format]] = {
     "gptq": _gptq,
     "awq": _awq,
-    "fp8": _fp8,
+    "fp8": fp8,
+    "fbgemm_fp8": fbgemm_fp8,
+    "modelopt": modelopt,
     "compressed-tensors": _compressed_tensors,
 }
 
@@ -166,20 +140,10 @@ def _weight_args(groups: Any) -> list[Mapping[str, Any]]:
     return [group["weights"] for group in groups if group.get("weights")]
 
 
-def _demand(is_supported: bool, what: str) -> None:
-    if not is_supported:
-        raise InvalidArgument(f"weights quantized as {what} are not supported: give another checkpoint of the model")
-
-
-def _shape_of_weight(parts: Mapping[str, Stored]) -> list[int]:
-    shape: list[int] = parts["weight"].get_shape()
-    return shape
-
-
 def _word_bits(num_values: int, num_words: int) -> int:
     """The bits of a value, 4 or 8, from the 32-bit words that a row takes."""
     bits = 32 * num_words // num_values
-    _demand(bits in (4, 8), f"words of {bits} bits")
+    demand(bits in (4, 8), f"words of {bits} bits")
     return bits
 
 
@@ -187,25 +151,3 @@ def _unpack(words: Tensor, bits: int) -> Tensor:
     """Unsigned values, uint8 [rows, n * 32 / bits], lowest bits first, of int32 words [rows, n]."""
     columns = [(words >> shift & (1 << bits) - 1).to(torch.uint8) for shift in range(0, 32, bits)]
     return torch.stack(columns, 2).flatten(1)
-
-
-def _scaled(steps: Tensor, zeros: Tensor | None, scale: Tensor) -> Tensor:
-    """(steps - zeros) * scale in float32."""
-    values = steps.to(torch.float32, copy=True)
-    if zeros is not None:
-        values -= zeros
-    return values.mul_(scale.float())
-
-
-def _spread(scale: Tensor, shape: torch.Size, block: list[int] | None) -> Tensor:
-    """Scales (or zero points) of rows, groups, blocks or of all that broadcast over a weight.
-
-    They divide a dimension evenly, or by `block`, whose last one may be cut off.
-    """
-    scale = scale.float() if scale.dim() == 2 else scale.float().reshape(-1, 1)
-    for dim, size in enumerate(shape):
-        num_blocks = scale.shape[dim]
-        if num_blocks not in (1, size):
-            block_len = block[dim] if block else size // num_blocks
-            scale = scale.repeat_interleave(block_len, dim).narrow(dim, 0, size)
-    return scale

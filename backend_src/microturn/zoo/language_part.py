@@ -17,8 +17,7 @@ from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from microturn.errors import InvalidArgument
-from microturn.zoo.model_files import TORCH_DTYPES, stored_tensors, write_model
-from microturn.zoo.safetensors_file import TensorEntry
+from microturn.zoo.model_files import TORCH_DTYPES, copied, stored_tensors, write_model
 
 # A weight of the language part, as transformers has named them over the years; the head may stand beside that part.
 _LANGUAGE = re.compile(r"(?:model\.)?(?:language_model|text_model)\.(?:model\.)?(.+)")
@@ -40,15 +39,12 @@ class LanguagePart:
             with ExitStack() as files:
                 stored = stored_tensors(directory, files)
                 names = {name: ours for name in stored if (ours := _name_of(name)) is not None}
-                self._weights = [
-                    (TensorEntry(ours, stored[name].get_dtype(), stored[name].get_shape()), {"": name})
-                    for name, ours in names.items()
-                ]
+                self._weights = [copied(ours, name, stored) for name, ours in names.items()]
         except SafetensorError as error:
             raise InvalidArgument(f"the weights in {directory} cannot be read: {error}") from error
         if not self._weights:
             raise InvalidArgument(f"no weight in {directory} is named as one of a language part")
-        for entry, parts in self._weights:
+        for entry, parts, _ in self._weights:
             if entry.dtype not in TORCH_DTYPES:
                 raise InvalidArgument(
                     f"{parts['']} in {directory} is of the type {entry.dtype}: convert it to a type of floats"
@@ -57,7 +53,7 @@ class LanguagePart:
     @property
     def converted_bytes(self) -> int:
         """Disk space of the converted directory, without its small files."""
-        return sum(entry.num_bytes for entry, _ in self._weights)
+        return sum(weight.entry.num_bytes for weight in self._weights)
 
     def convert(self, model_dir: Path, *, label: str) -> None:
         """Creates a directory with the language part and all files but the weights.
@@ -70,10 +66,9 @@ class LanguagePart:
             OSError: the directory cannot be written.
         """
         # The whole model's config says otherwise for some: what is stored decides.
-        has_head = any(entry.name.startswith(_HEAD) for entry, _ in self._weights)
+        has_head = any(weight.entry.name.startswith(_HEAD) for weight in self._weights)
         config = {**self._config, "tie_word_embeddings": not has_head}
-        label = f"{label}: language part"
-        write_model(self._directory, model_dir, config, self._weights, lambda parts: parts[""], label=label)
+        write_model(self._directory, model_dir, config, self._weights, label=f"{label}: language part")
 
 
 def _name_of(name: str) -> str | None:

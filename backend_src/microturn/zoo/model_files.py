@@ -7,20 +7,39 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
 from tqdm import tqdm
 
-from microturn.zoo.dequantization import Stored
+from microturn.zoo.quantization_config import MODELOPT_FILE
+from microturn.zoo.quantized_format import Stored
 from microturn.zoo.safetensors_file import TensorEntry, write_safetensors
 
 # Everything but the weights: configs, vocabularies, templates.
 _TEXT_SUFFIXES = {".json", ".txt", ".jinja", ".model", ".tiktoken"}
 # Types of plain weights, by their names in safetensors files.
 TORCH_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+# Scales of 8-bit floats, beside weights that transformers reads: of a weight's rows, float32 [out, blocks of inputs]
+# (``<module>.weight_scale``), and of a layer's keys and values, float32 [] (``<attention>.k_scale`` and ``.v_scale``).
+SCALES_FILE = "float8-scales.safetensors"
+_SCALES = (".weight_scale", ".k_scale", ".v_scale")
+
+
+class PlainTensor(NamedTuple):
+    """A tensor to write: the names of the stored ones that it is made of, by their parts, and how, given these."""
+
+    entry: TensorEntry
+    parts: Mapping[str, str]
+    values: Callable[[Mapping[str, Tensor]], Tensor]
+
+
+def copied(name: str, stored_name: str, stored: Mapping[str, Stored]) -> PlainTensor:
+    """A tensor as it is stored, under a name."""
+    of = stored[stored_name]
+    return PlainTensor(TensorEntry(name, of.get_dtype(), of.get_shape()), {"": stored_name}, lambda parts: parts[""])
 
 
 def stored_tensors(directory: Path, files: ExitStack) -> dict[str, Stored]:
@@ -37,13 +56,7 @@ def stored_tensors(directory: Path, files: ExitStack) -> dict[str, Stored]:
 
 
 def write_model(
-    directory: Path,
-    model_dir: Path,
-    config: Mapping[str, Any],
-    weights: Sequence[tuple[TensorEntry, Mapping[str, str]]],
-    values_of: Callable[[dict[str, Tensor]], Tensor],
-    *,
-    label: str,
+    directory: Path, model_dir: Path, config: Mapping[str, Any], tensors: Sequence[PlainTensor], *, label: str
 ) -> None:
     """Creates a directory with plain weights, one after another, and all files of another but its weights.
 
@@ -51,8 +64,7 @@ def write_model(
         directory: that is converted.
         model_dir: does not exist yet. After an error it may be incomplete.
         config: content of its config.json.
-        weights: each tensor to write, with the names of the stored tensors that it is made of, by their parts.
-        values_of: a tensor's values, given the parts.
+        tensors: to write; scales go to a file of their own.
         label: of the progress bar.
 
     Errors:
@@ -61,19 +73,24 @@ def write_model(
     model_dir.mkdir()
     _copy_small_files(directory, model_dir)
     (model_dir / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+    of_files: dict[str, list[PlainTensor]] = {"model.safetensors": [], SCALES_FILE: []}
+    for tensor in tensors:
+        of_files[SCALES_FILE if tensor.entry.name.endswith(_SCALES) else "model.safetensors"].append(tensor)
     with ExitStack() as files:
         stored = stored_tensors(directory, files)
-        contents = (
-            _content_of(values_of({part: stored[name][...] for part, name in parts.items()}), entry.dtype)
-            for entry, parts in tqdm(weights, desc=label, unit="tensor")
-        )
-        write_safetensors(model_dir / "model.safetensors", [entry for entry, _ in weights], contents)
+        for file, held in of_files.items():
+            contents = (
+                _content_of(values({part: stored[name][...] for part, name in parts.items()}), entry.dtype)
+                for entry, parts, values in tqdm(held, desc=label, unit="tensor", disable=file == SCALES_FILE)
+            )
+            if held:
+                write_safetensors(model_dir / file, [tensor.entry for tensor in held], contents)
 
 
 def _copy_small_files(directory: Path, model_dir: Path) -> None:
-    """Copies all files but the weights and their index."""
+    """Copies all files but the weights, their index, and what says how they were quantized."""
     for path in directory.iterdir():
-        if path.suffix in _TEXT_SUFFIXES and not path.name.endswith(".index.json"):
+        if path.suffix in _TEXT_SUFFIXES and not path.name.endswith((".index.json", MODELOPT_FILE)):
             shutil.copyfile(path, model_dir / path.name)
     templates = directory / "additional_chat_templates"
     if templates.is_dir():

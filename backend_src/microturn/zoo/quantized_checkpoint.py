@@ -1,4 +1,8 @@
-"""Converts a Hugging Face directory with quantized weights to one with plain weights, tensor by tensor."""
+"""Converts a Hugging Face directory with quantized weights to one with plain weights, tensor by tensor.
+
+The scales of 8-bit floats come along in a file of their own: divided by these, the plain weights are the numbers of the
+checkpoint again, exactly, and so are keys and values (see `model_files.SCALES_FILE`).
+"""
 
 from __future__ import annotations
 
@@ -9,18 +13,21 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from safetensors import SafetensorError
-from torch import Tensor
 
 from microturn.errors import InvalidArgument
-from microturn.zoo.dequantization import IGNORED, Stored, find_format
-from microturn.zoo.model_files import TORCH_DTYPES, stored_tensors, write_model
+from microturn.zoo import float8_formats
+from microturn.zoo.dequantization import IGNORED, find_format
+from microturn.zoo.kv_scales import kv_scales
+from microturn.zoo.model_files import TORCH_DTYPES, PlainTensor, copied, stored_tensors, write_model
+from microturn.zoo.quantization_config import read_quantization
+from microturn.zoo.quantized_format import Stored
 from microturn.zoo.safetensors_file import TensorEntry
 
 _DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
 class QuantizedCheckpoint:
-    """A model directory whose config has a `quantization_config`.
+    """A model directory with quantized weights (see `read_quantization`).
 
     Errors:
         InvalidArgument: an unknown quantization, or tensors that do not fit it.
@@ -29,20 +36,20 @@ class QuantizedCheckpoint:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._config = json.loads((directory / "config.json").read_bytes())
-        self._format = find_format(self._config["quantization_config"])
+        self._format = find_format(read_quantization(directory, self._config) or {})
         text_config = self._config.get("text_config") or {}
         named = [config.get(key) for config in (self._config, text_config) for key in ("dtype", "torch_dtype")]
         self._dtype = _DTYPES[next((name for name in named if name in _DTYPES), "float32")]
         try:
             with ExitStack() as files:
-                self._weights = list(self._plan(stored_tensors(directory, files)))
+                self._tensors = list(self._plan(stored_tensors(directory, files)))
         except (SafetensorError, KeyError, ValueError) as error:
             raise InvalidArgument(f"the quantized weights in {directory} cannot be read: {error!r}") from error
 
     @property
     def converted_bytes(self) -> int:
         """Disk space of the converted directory, without its small files."""
-        return sum(entry.num_bytes for entry, _ in self._weights)
+        return sum(tensor.entry.num_bytes for tensor in self._tensors)
 
     def convert(self, model_dir: Path, *, label: str) -> None:
         """Creates a directory with plain weights in the type that the config names, and all files but the weights.
@@ -55,11 +62,10 @@ class QuantizedCheckpoint:
             OSError: the directory cannot be written.
         """
         plain = {key: value for key, value in self._config.items() if key != "quantization_config"}
-        label = f"{label}: dequantizing"
-        write_model(self._directory, model_dir, plain, self._weights, self._values, label=label)
+        write_model(self._directory, model_dir, plain, self._tensors, label=f"{label}: dequantizing")
 
-    def _plan(self, stored: Mapping[str, Stored]) -> Iterator[tuple[TensorEntry, dict[str, str]]]:
-        """Each tensor to write, with the tensors that it is made of, by their parts; one without parts is copied."""
+    def _plan(self, stored: Mapping[str, Stored]) -> Iterator[PlainTensor]:
+        """Each tensor to write, with the tensors that it is made of."""
         modules: dict[str, dict[str, str]] = defaultdict(dict)
         for name in stored:
             module, _, part = name.rpartition(".")
@@ -69,14 +75,25 @@ class QuantizedCheckpoint:
             quantized = {}
             if not self._format.markers.isdisjoint(parts):
                 quantized = {part: name for part, name in parts.items() if part in self._format.parts}
-                shape = self._format.shape({part: stored[name] for part, name in quantized.items()})
-                yield TensorEntry(f"{module}.weight", self._dtype, shape), quantized
+                yield from self._plan_weight(
+                    module, quantized, {part: stored[name] for part, name in quantized.items()}
+                )
             for part, name in parts.items():
                 if part not in quantized:
                     dtype = stored[name].get_dtype()
                     if dtype not in TORCH_DTYPES:
                         raise ValueError(f"{name} is of the type {dtype}, and nothing says what that means")
-                    yield TensorEntry(name, dtype, stored[name].get_shape()), {"": name}
+                    yield copied(name, name, stored)
+        for ours, theirs in kv_scales(stored).items():
+            yield PlainTensor(TensorEntry(ours, "F32", []), {"": theirs}, lambda parts: parts[""])
 
-    def _values(self, parts: Mapping[str, Tensor]) -> Tensor:
-        return parts[""] if "" in parts else self._format.values(parts)
+    def _plan_weight(self, module: str, names: Mapping[str, str], parts: Mapping[str, Stored]) -> Iterator[PlainTensor]:
+        """A quantized weight, and the scales of 8-bit floats."""
+        yield PlainTensor(
+            TensorEntry(f"{module}.weight", self._dtype, self._format.shape(parts)), names, self._format.values
+        )
+        block = self._format.block
+        shape = float8_formats.row_scales_shape(parts, block)
+        if shape is not None:
+            entry = TensorEntry(f"{module}.weight_scale", "F32", shape)
+            yield PlainTensor(entry, names, lambda read: float8_formats.row_scales(read, block))

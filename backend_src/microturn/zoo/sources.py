@@ -89,6 +89,11 @@ class _DirectorySource:
 class QuantizedSource(_DirectorySource):
     """A directory with quantized weights."""
 
+    @cached_property
+    def facts(self) -> Mapping[str, object]:
+        # Conversions of before have no scales beside the weights.
+        return {**super().facts, "keeps_scales": True}
+
     def peak_disk_bytes(self) -> int:
         from microturn.zoo.quantized_checkpoint import QuantizedCheckpoint
 

@@ -11,6 +11,7 @@ from typing import Any
 from microturn.errors import InvalidArgument
 from microturn.zoo.cache import Source, default_cache_dir, prepare
 from microturn.zoo.embedded_models import EMBEDDED_MODELS
+from microturn.zoo.quantization_config import read_quantization
 from microturn.zoo.sources import EmbeddedSource, GgufSource, MultimodalSource, QuantizedSource
 
 # Models with several parts that transformers loads as causal language models. To ask it takes seconds at each start.
@@ -71,7 +72,7 @@ def _source_of(path: Path) -> Source | None:
     if path.suffix == ".gguf" and path.is_file():
         return GgufSource(path)
     config = _check_model_dir(path)
-    if config.get("quantization_config"):
+    if read_quantization(path, config) is not None:
         return QuantizedSource(path)
     return MultimodalSource(path) if is_multimodal(config) else None
 
