@@ -40,8 +40,9 @@ class Settings:
         device: where the model computes: ``cpu``, ``cuda``, or ``auto``, a GPU where there is one.
         weights: their type, ``auto`` (int8 on a CPU where the model's layers can have it, bfloat16 on a GPU), ``int8``
             (a step reads a quarter of the bytes, and logits change: `make bench-weights` measures how much; on a CPU),
-            ``bfloat16`` (on a GPU) or ``float32`` (on a CPU weights stay in the type of their file, and are widened in
-            each product).
+            ``bfloat16`` (on a GPU), ``float8`` (e4m3, on a GPU from Ada on: what ``auto`` is for a checkpoint in FP8,
+            whose scales are kept; weights of others are rounded at load, with a scale for each output) or ``float32``
+            (on a CPU weights stay in the type of their file, and are widened in each product).
         attention: the kernels: ``native`` (on a CPU), ``flashinfer`` (on a GPU), ``torch`` (slow, runs everywhere), or
             ``auto``, the first of them that can run.
         cuda_graphs: small steps are replayed from CUDA graphs (on a GPU); ``false`` launches each kernel by itself, to
@@ -148,7 +149,7 @@ class Settings:
     def __post_init__(self) -> None:
         choices = {
             "device": ("auto", "cpu", "cuda"),
-            "weights": ("auto", "float32", "bfloat16", "int8"),
+            "weights": ("auto", "float32", "bfloat16", "float8", "int8"),
             "attention": ("auto", "native", "flashinfer", "torch"),
             "kv_dtype": ("auto", "float32", "bfloat16", "float8", "int8"),
             "log_turns": ("none", "all", "text"),

@@ -140,7 +140,8 @@ def _check(settings: Settings, model: PreTrainedModel, layers: Sequence[LayerSha
 
 
 def _refuse_what_is_for_a_gpu(settings: Settings) -> None:
-    for name, value in (("weights", "bfloat16"), ("kv_dtype", "float8"), ("attention", "flashinfer")):
+    of_gpus = (("weights", "bfloat16"), ("weights", "float8"), ("kv_dtype", "float8"), ("attention", "flashinfer"))
+    for name, value in of_gpus:
         if getattr(settings, name) == value:
             raise InvalidArgument(f"setting '{name}' cannot be {value} on a CPU")
 

@@ -105,6 +105,12 @@ class FewLayers:
         few = few_layers(model, num_layers, torch.float32)
         return cls(few, runner.trace_layers(few), runner.trace_scores(few))
 
+    def in_type_of(self, model: PreTrainedModel) -> PreTrainedModel:
+        """The same layers of the model in its own type, over its weights."""
+        served = few_layers(model, int(self.model.config.get_text_config().num_hidden_layers), model.dtype)
+        rotary_fit.adopt(served, self.model, range(len(self.layers)))
+        return served
+
 
 def check_few_layers(
     model: PreTrainedModel, layers: Sequence[LayerShape], scores: Sequence[Scores], max_tokens: int

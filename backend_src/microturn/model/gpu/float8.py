@@ -13,7 +13,7 @@ DTYPE = torch.float8_e4m3fn
 LARGEST = torch.finfo(DTYPE).max
 
 # The minimum scale, so that blocks of zeros can be divided by it.
-_LEAST_SCALE = torch.finfo(torch.float32).tiny
+LEAST_SCALE = torch.finfo(torch.float32).tiny
 
 
 def quantize(x: Tensor, block: int) -> tuple[Tensor, Tensor]:
@@ -24,10 +24,9 @@ def quantize(x: Tensor, block: int) -> tuple[Tensor, Tensor]:
         block: elements with a scale in common; n is a multiple.
 
     Returns:
-        Numbers [rows, n] and float32 scales [rows, n // block]. The scale of a block with a non-finite element is not
-        finite.
+        Numbers [rows, n] and float32 scales [rows, n // block]. Elements that are not finite become NaN.
     """
-    scales = (x.float().reshape(len(x), -1, block).abs().amax(-1) / LARGEST).clamp(min=_LEAST_SCALE)
+    scales = (x.float().reshape(len(x), -1, block).abs().amax(-1) / LARGEST).clamp(min=LEAST_SCALE)
     return encode(x, scales), scales
 
 

@@ -20,7 +20,7 @@ from microturn.model.cpu.feed_forward import has_experts
 from microturn.model.cpu.weights import DecoderLayer, NotKnown, RMSNorm, soft_cap_of_logits, unknown_reason
 from microturn.model.gpu.flashinfer_attention import FlashInferAttention
 from microturn.model.gpu.glue import Angles, Glue, Norm, Projection
-from microturn.model.products import Product, TorchLinear
+from microturn.model.products import Product, Products, TorchLinear
 from microturn.model.rotary import Layout, Turning
 from microturn.model.scores import Scores, soft_capped
 from microturn.model.step_attention import Attention
@@ -36,12 +36,15 @@ class TorchLayers:
         model: a causal LM that is known (see `unknown_reason`) and has no experts, on its device and in its type.
         shapes: KV shape of each layer.
         glue: see above.
+        products: of the layers; that of the head is torch's in any case, whose rounding would be that of the logits.
     """
 
-    def __init__(self, model: PreTrainedModel, shapes: Sequence[LayerShape], glue: Glue) -> None:
+    def __init__(
+        self, model: PreTrainedModel, shapes: Sequence[LayerShape], glue: Glue, products: Products = TorchLinear
+    ) -> None:
         self._rotary = model.model.rotary_emb
         layers = zip(model.model.layers, shapes, self._rotary.turnings, strict=True)
-        self._layers = [DecoderLayer.of(*layer, TorchLinear) for layer in layers]
+        self._layers = [DecoderLayer.of(*layer, products) for layer in layers]
         self._norm = RMSNorm.of(model.model.norm)
         self._head = TorchLinear.of(model.lm_head)
         self._factors = Factors.of(model)
@@ -49,14 +52,20 @@ class TorchLayers:
         self.glue = glue
 
     @classmethod
-    def of(cls, model: PreTrainedModel, shapes: Sequence[LayerShape], glue: Glue | None = None) -> Self:
+    def of(
+        cls,
+        model: PreTrainedModel,
+        shapes: Sequence[LayerShape],
+        glue: Glue | None = None,
+        products: Products = TorchLinear,
+    ) -> Self:
         """The layers of the model; its own weights become views of theirs, layer by layer.
 
         Raises:
             NotKnown: see `require_known`.
         """
         cls.require_known(model, shapes)
-        return cls(model, shapes, glue or Glue())
+        return cls(model, shapes, glue or Glue(), products)
 
     @staticmethod
     def require_known(model: PreTrainedModel, shapes: Sequence[LayerShape]) -> None:

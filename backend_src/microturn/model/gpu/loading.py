@@ -27,6 +27,7 @@ from microturn.model.gpu import flashinfer_attention
 from microturn.model.gpu.attention_probe import check_attention
 from microturn.model.gpu.few_layers import check_few_layers
 from microturn.model.gpu.flashinfer_attention import AttentionShape
+from microturn.model.gpu.float8_weights import float8_products, name_of_type
 from microturn.model.gpu.glue import Glue
 from microturn.model.gpu.graphs import StepSize, padding_batch, step_sizes
 from microturn.model.gpu.layers import TorchLayers
@@ -34,12 +35,19 @@ from microturn.model.gpu.runner import GpuRunner
 from microturn.model.gpu.served_probe import check_first_layers, check_graphs
 from microturn.model.loaded import Loaded, needs_of, size_pool
 from microturn.model.probe import Checked
+from microturn.model.products import TorchLinear
 from microturn.model.scores import Scores
 from microturn.settings import Settings
 
 log = logging.getLogger(__name__)
 
-_DTYPES = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+# The types that weights are loaded in; from bfloat16 they become 8-bit floats.
+_DTYPES = {
+    "auto": torch.bfloat16,
+    "bfloat16": torch.bfloat16,
+    "float8": torch.bfloat16,
+    "float32": torch.float32,
+}
 
 # Memory of a captured graph besides the shared pool, and its memory per row.
 _BYTES_PER_GRAPH = 8 << 20
@@ -57,7 +65,7 @@ def load(settings: Settings, device: torch.device) -> Loaded:
 
 
 def weights_dtype(settings: Settings) -> torch.dtype:
-    """The type of the weights.
+    """The type that the weights are loaded in.
 
     Raises:
         InvalidArgument: they cannot have the set one on a GPU.
@@ -86,22 +94,30 @@ def make_ready(model: PreTrainedModel, settings: Settings) -> Loaded:
     checked, few = check_few_layers(model, layers, scores, settings.max_batch_tokens)
     kv_dtype = dtype if settings.kv_dtype == "auto" else KV_DTYPES[settings.kv_dtype]
     has_flashinfer, no_kernel_reason = _has_flashinfer(settings.attention, model, layers, scores, dtype, kv_dtype)
+    served, glue = few.in_type_of(model), new_glue(settings, model.device)
+    products = float8_products(model, settings, checked.no_fused_reason)
+    if products is not None:  # everything but its rounding
+        check_first_layers(
+            served, few, TorchLayers.of(served, few.layers, glue), kv_dtype, has_flashinfer=has_flashinfer
+        )
     if checked.decoder is not None:
-        checked = replace(checked, decoder=TorchLayers.of(model, layers, new_glue(settings, model.device)))
-    check_first_layers(model, few, checked.decoder, kv_dtype, has_flashinfer=has_flashinfer)
-    del few  # their memory is for the pool
+        checked = replace(checked, decoder=TorchLayers.of(model, layers, glue, products or TorchLinear))
+    weights = name_of_type(model, products, settings.weights)
+    is_float8 = weights == "float8"
+    check_first_layers(served, few, checked.decoder, kv_dtype, has_flashinfer=has_flashinfer, has_float8=is_float8)
+    del served, few  # their memory is for the pool
     serving = _Serving(model, layers, scores, checked, has_flashinfer, kv_dtype, settings)
     pool, kv_tokens, max_context = size_pool(settings, model, serving.needs, serving.free_tokens)
     ready = serving.new_runner(pool.num_pages)
     ready.capture(serving.sizes, max_context)
-    check_graphs(ready, settings.max_sessions, settings.max_batch_tokens, max_context)
+    check_graphs(ready, settings.max_sessions, settings.max_batch_tokens, max_context, has_float8=is_float8)
     return Loaded(
         runner=ready,
         needs=serving.needs,
         pool=pool,
         kv_tokens=kv_tokens,
         max_context=max_context,
-        weights=str(dtype).removeprefix("torch."),
+        weights=weights,
         attention="flashinfer" if has_flashinfer else "torch",
         no_fused_reason=checked.no_fused_reason,
         no_int8_reason=None,

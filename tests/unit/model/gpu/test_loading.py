@@ -115,7 +115,7 @@ def test_glue_is_compiled_on_a_gpu_unless_that_is_turned_off() -> None:
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"weights": "int8"}, "'weights' is one of auto, bfloat16, float32 on a GPU, not 'int8'"),
+        ({"weights": "int8"}, "'weights' is one of auto, bfloat16, float8, float32 on a GPU, not 'int8'"),
         ({"attention": "native"}, "'attention' cannot be native on a GPU"),
         ({"attention": "flashinfer"}, "'attention' cannot be flashinfer here: FlashInfer runs on a GPU"),
     ],
@@ -126,7 +126,7 @@ def test_a_gpu_refuses_what_is_for_a_cpu(settings: dict[str, object], reason: st
         gpu_loading.load(Settings(model_dir=model_dir, kv_tokens=100, max_context=64, **settings), CPU)
 
 
-@pytest.mark.parametrize("setting", ["weights=bfloat16", "kv_dtype=float8", "attention=flashinfer"])
+@pytest.mark.parametrize("setting", ["weights=bfloat16", "weights=float8", "kv_dtype=float8", "attention=flashinfer"])
 def test_a_cpu_refuses_what_is_for_a_gpu(setting: str, tmp_path: Path) -> None:
     name, _, value = setting.partition("=")
     settings = Settings(model_dir=str(write_tiny_model(tmp_path / "tiny")), device="cpu", **{name: value})

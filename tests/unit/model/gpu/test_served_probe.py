@@ -55,10 +55,11 @@ def check(
     """Checks a model whose decoder has this glue and this fault."""
     layers, scores = trace_layers(model), trace_scores(model)
     checked, few = check_few_layers(model, layers, scores, max_tokens=64)
+    in_its_type = few.in_type_of(model)
     decoder = None if checked.decoder is None else TorchLayers.of(model, layers, glue)
     if decoder is not None:
         plant(decoder)
-    check_first_layers(model, few, decoder, kv_dtype, has_flashinfer=has_flashinfer)
+    check_first_layers(in_its_type, few, decoder, kv_dtype, has_flashinfer=has_flashinfer)
 
 
 class QueriesOneFurther:
