@@ -93,6 +93,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
         paged_kv_cache: Tensor,
         *,
         q_scale: float | None = None,
+        v_scale: float | None = None,
         out: Tensor | None = None,
         return_lse: bool = False,
     ) -> Any:
@@ -122,6 +123,8 @@ class BatchPrefillWithPagedKVCacheWrapper:
             scores.masked_fill_(hidden, -torch.inf)
             attended = torch.einsum("hqk,khd->qhd", scores.softmax(-1), values.repeat_interleave(group, 1))
             out[first:last] = attended.to(out.dtype)
+            if v_scale is not None:
+                out[first:last] *= v_scale
             lse[first:last] = (scores.logsumexp(-1) / math.log(2)).t()
         return (out, lse) if return_lse else out
 

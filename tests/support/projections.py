@@ -13,7 +13,9 @@ from torch import Tensor
 from triton.runtime import interpreter
 
 from microturn.kv.layer_groups import LayerShape
-from microturn.kv.tensors import KVTensors, LayerPages
+from microturn.kv.layer_pages import LayerPages
+from microturn.kv.quantization import LayerScales
+from microturn.kv.tensors import KVTensors
 from microturn.model.gpu import projection_kernel
 from microturn.model.gpu.glue import Projection, split_heads
 from support.recorded_graphs import kernel
@@ -120,9 +122,9 @@ def check(case: Case, device: torch.device, num_tokens: int = 5, factor: float =
 
 
 def _pages(case: Case, device: torch.device) -> LayerPages:
-    (pages,) = KVTensors(
-        [LayerShape(case.num_kv_heads, case.head_dim)], NUM_PAGES, PAGE_SIZE, case.kv_dtype, device
-    ).layers
+    float8 = [LayerScales(0.3, 1.7)] if case.kv_dtype == torch.float8_e4m3fn else None
+    shape = LayerShape(case.num_kv_heads, case.head_dim)
+    (pages,) = KVTensors([shape], NUM_PAGES, PAGE_SIZE, case.kv_dtype, device, float8=float8).layers
     pages.elements.zero_()
     return pages
 

@@ -1,10 +1,12 @@
-"""8-bit quantization: each vector as integers from -127 to 127 times its own scale.
+"""8-bit quantization: each vector as integers from -127 to 127 times its own scale, or as floats times a layer's.
 
 Symmetric, rounded to nearest. A vector's code depends on that vector alone, so that a session's KV does not depend on
 how its tokens were divided into turns.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +15,16 @@ MOST_STEPS = 127
 
 # The minimum scale, so that vectors of zeros can be divided by it.
 LEAST_SCALE = torch.finfo(torch.float32).tiny
+
+
+class LayerScales(NamedTuple):
+    """What a layer's keys, and its values, are divided by before they become 8-bit floats (e4m3)."""
+
+    keys: float = 1.0
+    values: float = 1.0
+
+
+UNSCALED = LayerScales()
 
 
 def quantize(vectors: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from microturn.kv.tensors import LayerPages
+from microturn.kv.layer_pages import LayerPages
 from microturn.model.paged_step import PagedStep
 from microturn.model.rotary import Rotation
 from microturn.model.scores import Scores, soft_capped

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from microturn.kv.layer_groups import LayerShape
 from microturn.kv.page_layout import PageLayout
+from microturn.kv.quantization import LayerScales
 from microturn.kv.state_track import StateTrack, block_of
 from microturn.kv.tensors import KVTensors
 from microturn.model import recurrent
@@ -29,12 +30,13 @@ def new_pages(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     layout: PageLayout = PageLayout.HND,
+    float8: Sequence[LayerScales] | None = None,
 ) -> KVTensors:
     """Pages for two probes, and one for padding."""
     state_bytes, length = recurrent.state_bytes(model), probe_len(layers)
     track = StateTrack.of(state_bytes, PAGE_SIZE * KVTensors.bytes_per_token(layers, dtype), 1, PAGE_SIZE)
     num_pages = 2 * (-(-length // PAGE_SIZE) + track.num_pages(length, PAGE_SIZE)) + 1
-    return KVTensors(layers, num_pages, PAGE_SIZE, dtype, device, layout=layout, state_bytes=state_bytes)
+    return KVTensors(layers, num_pages, PAGE_SIZE, dtype, device, layout=layout, state_bytes=state_bytes, float8=float8)
 
 
 def probe_len(layers: Sequence[LayerShape]) -> int:

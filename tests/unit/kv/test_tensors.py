@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from microturn.kv.layer_groups import LayerShape
+from microturn.kv.layer_groups import LayerGroups, LayerShape
 from microturn.kv.page_layout import PageLayout
+from microturn.kv.quantization import LayerScales
 from microturn.kv.tensors import KVTensors
 from support.tiers import bits_of, contents_of, make_kv
 
@@ -79,6 +80,21 @@ def test_a_page_that_is_copied_in_all_tensors_is_the_same_page(dtype: torch.dtyp
     one, copy, other = layer.decode(torch.tensor([1, 3, 0]))
     assert torch.equal(one, copy)
     assert not torch.equal(one, other)
+
+
+def test_keys_and_values_in_float8_have_a_scale_for_each_layer() -> None:
+    """Also where layers share pages: keys of thousands and values of a hundred thousandth keep three bits."""
+    layers = [LayerShape(3, 64), LayerShape(3, 64, 40)]
+    scales = [LayerScales(64.0, 2**-20), LayerScales(32.0, 2**-21)]
+    kv = KVTensors(layers, 5, 8, torch.float8_e4m3fn, groups=LayerGroups.of(layers), float8=scales)
+    assert kv.layers[0].elements is kv.layers[1].elements
+    keys, values = (torch.randn(8, 3, 64, generator=torch.Generator().manual_seed(4)) * size for size in (3e3, 3e-5))
+    for number, layer in enumerate(kv.layers):
+        layer.put(torch.full((8,), number), torch.arange(8), keys, values)
+    for number, layer in enumerate(kv.layers):
+        (decoded,) = layer.decode(torch.tensor([number]))
+        for got, given, scale in zip(decoded, (keys, values), scales[number], strict=True):
+            assert ((got.transpose(0, 1) - given).abs() <= given.abs() / 16 + scale * 2**-10).all()
 
 
 # ---- pages out of the pool and back ----------------------------------------------------------------------------------

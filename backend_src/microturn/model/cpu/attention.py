@@ -38,8 +38,8 @@ import numba
 from torch import Tensor
 
 from microturn.kv.layer_groups import LayerShape
+from microturn.kv.layer_pages import LayerPages
 from microturn.kv.page_layout import PANEL_ELEMENTS, PANEL_TOKENS
-from microturn.kv.tensors import LayerPages
 from microturn.model.cpu.attention_kernels import append_and_attend
 from microturn.model.cpu.attention_scores import KernelScores
 from microturn.model.cpu.attention_work import Shape, Tables, Work, plan

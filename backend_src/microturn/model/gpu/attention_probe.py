@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from microturn.errors import InvalidArgument
 from microturn.kv.layer_groups import LayerShape
+from microturn.kv.quantization import LayerScales
 from microturn.kv.tensors import KVTensors
 from microturn.model.batch import Batch, Row
 from microturn.model.gpu.flashinfer_attention import AttentionShape, FlashInferAttention, new_workspace
@@ -26,6 +27,8 @@ TOLERANCE = 2e-2
 _PAGE_SIZE = 16
 _NUM_PAGES = 40
 _MOST_WINDOW = 40
+# Of pages in 8-bit floats: each is another, and they leave random numbers as they are.
+_SCALES = LayerScales(0.5, 2.0)
 
 
 @torch.inference_mode()
@@ -55,7 +58,8 @@ def check_attention(
             layer = replace(layer, window=min(layer.window, _MOST_WINDOW))
             of = replace(of, window=layer.window)
         shape = AttentionShape.of(model, [layer], [of], dtype)
-        kv = KVTensors([layer], _NUM_PAGES + 1, _PAGE_SIZE, kv_dtype, device)
+        float8 = [_SCALES] if kv_dtype == torch.float8_e4m3fn else None
+        kv = KVTensors([layer], _NUM_PAGES + 1, _PAGE_SIZE, kv_dtype, device, float8=float8)
         keys = torch.randn(kv.layers[0].elements.shape, generator=generator, device=device)
         kv.layers[0].elements.copy_(keys)
         for batch in _batches(with_moved_sinks=shape.rotary is not None and layer.window is None):

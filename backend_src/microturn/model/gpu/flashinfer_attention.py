@@ -24,7 +24,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from microturn.kv.layer_groups import LayerShape
-from microturn.kv.tensors import KVTensors, LayerPages
+from microturn.kv.layer_pages import LayerPages
+from microturn.kv.tensors import KVTensors
 from microturn.kv.transfer import upload
 from microturn.model import rotary
 from microturn.model.batch import Batch

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from microturn.kv.layer_groups import LayerShape
-from microturn.kv.tensors import LayerPages
+from microturn.kv.layer_pages import LayerPages
 from microturn.kv.transfer import upload
 from microturn.model.paged_step import PagedStep
 
@@ -92,10 +92,11 @@ class Kernel:
 
     def run(self, q: Tensor, kv: LayerPages, scale: float) -> Tensor:
         out = torch.empty_like(q)
-        self._wrapper.run(q, kv.elements, out=out, q_scale=scale)
+        self._wrapper.run(q, kv.elements, out=out, q_scale=scale * kv.float8.keys, v_scale=kv.float8.values)
         return out
 
     def run_with_weight(self, q: Tensor, kv: LayerPages, scale: float) -> tuple[Tensor, Tensor]:
         """The results, and the logarithms of their total weights to the base 2, float32 [tokens, heads]."""
-        out, weight = self._wrapper.run(q, kv.elements, q_scale=scale, return_lse=True)
+        scales = {"q_scale": scale * kv.float8.keys, "v_scale": kv.float8.values}
+        out, weight = self._wrapper.run(q, kv.elements, return_lse=True, **scales)
         return out, weight

@@ -11,29 +11,31 @@ from microturn.errors import InvalidArgument
 from microturn.model.gpu import float8, float8_linear
 from microturn.model.gpu.float8_linear import Float8Products
 from microturn.model.gpu.published_scales import PublishedScales
-from microturn.settings import Settings
 
 log = logging.getLogger(__name__)
 
 
-def float8_products(model: PreTrainedModel, settings: Settings, no_fused_reason: str | None) -> Float8Products | None:
+def float8_products(
+    model: PreTrainedModel, wanted: str, published: PublishedScales, no_fused_reason: str | None
+) -> Float8Products | None:
     """What multiplies by 8-bit floats; None where weights are of another type.
 
     Args:
         model: on its device, with plain weights.
-        settings: with which it is to be served.
+        wanted: the type in the settings.
+        published: scales of its checkpoint.
         no_fused_reason: why transformers' own layers run; None if ours do.
 
     Raises:
         InvalidArgument: they are wanted, and cannot be.
     """
-    published = PublishedScales.read(settings.model_dir).of_modules(model)
-    if settings.weights != "float8" and not (settings.weights == "auto" and published):
+    of_modules = published.of_modules(model)
+    if wanted != "float8" and not (wanted == "auto" and of_modules):
         return None
     reason = float8_linear.unavailable_reason(model.device) or no_fused_reason
     if reason is None:
-        return Float8Products(published or None)
-    if settings.weights == "float8":
+        return Float8Products(of_modules or None)
+    if wanted == "float8":
         raise InvalidArgument(f"setting 'weights' cannot be float8 here: {reason}; set weights=bfloat16")
     log.warning("the checkpoint's 8-bit floats are served in bfloat16: %s", reason)
     return None

@@ -12,7 +12,7 @@ import gc
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from transformers import PreTrainedModel
@@ -21,16 +21,19 @@ from microturn.errors import InvalidArgument
 from microturn.kv.gpu_copier import staged_bytes_of
 from microturn.kv.layer_groups import LayerShape
 from microturn.kv.page_needs import PageNeeds
+from microturn.kv.quantization import LayerScales
 from microturn.kv.tensors import KV_DTYPES, KVTensors
 from microturn.model import latent_attention, recurrent, runner
-from microturn.model.gpu import flashinfer_attention
+from microturn.model.gpu import flashinfer_attention, float8
 from microturn.model.gpu.attention_probe import check_attention
 from microturn.model.gpu.few_layers import check_few_layers
 from microturn.model.gpu.flashinfer_attention import AttentionShape
 from microturn.model.gpu.float8_weights import float8_products, name_of_type
 from microturn.model.gpu.glue import Glue
 from microturn.model.gpu.graphs import StepSize, padding_batch, step_sizes
+from microturn.model.gpu.kv_scales import kv_scales
 from microturn.model.gpu.layers import TorchLayers
+from microturn.model.gpu.published_scales import PublishedScales
 from microturn.model.gpu.runner import GpuRunner
 from microturn.model.gpu.served_probe import check_first_layers, check_graphs
 from microturn.model.loaded import Loaded, needs_of, size_pool
@@ -95,18 +98,19 @@ def make_ready(model: PreTrainedModel, settings: Settings) -> Loaded:
     kv_dtype = dtype if settings.kv_dtype == "auto" else KV_DTYPES[settings.kv_dtype]
     has_flashinfer, no_kernel_reason = _has_flashinfer(settings.attention, model, layers, scores, dtype, kv_dtype)
     served, glue = few.in_type_of(model), new_glue(settings, model.device)
-    products = float8_products(model, settings, checked.no_fused_reason)
+    published = PublishedScales.read(settings.model_dir)
+    scales = kv_scales(model, layers, published) if kv_dtype == float8.DTYPE else None
+    products = float8_products(model, settings.weights, published, checked.no_fused_reason)
+    check = partial(check_first_layers, served, few, kv_dtype=kv_dtype, scales=scales, has_flashinfer=has_flashinfer)
     if products is not None:  # everything but its rounding
-        check_first_layers(
-            served, few, TorchLayers.of(served, few.layers, glue), kv_dtype, has_flashinfer=has_flashinfer
-        )
+        check(TorchLayers.of(served, few.layers, glue))
     if checked.decoder is not None:
         checked = replace(checked, decoder=TorchLayers.of(model, layers, glue, products or TorchLinear))
     weights = name_of_type(model, products, settings.weights)
     is_float8 = weights == "float8"
-    check_first_layers(served, few, checked.decoder, kv_dtype, has_flashinfer=has_flashinfer, has_float8=is_float8)
-    del served, few  # their memory is for the pool
-    serving = _Serving(model, layers, scores, checked, has_flashinfer, kv_dtype, settings)
+    check(checked.decoder, has_float8=is_float8)
+    del check, served, few  # their memory is for the pool
+    serving = _Serving(model, layers, scores, checked, has_flashinfer, kv_dtype, scales, settings)
     pool, kv_tokens, max_context = size_pool(settings, model, serving.needs, serving.free_tokens)
     ready = serving.new_runner(pool.num_pages)
     ready.capture(serving.sizes, max_context)
@@ -140,6 +144,7 @@ class _Serving:
     checked: Checked[TorchLayers]
     has_flashinfer: bool
     kv_dtype: torch.dtype
+    kv_scales: Sequence[LayerScales] | None
     settings: Settings
 
     @cached_property
@@ -164,6 +169,7 @@ class _Serving:
             self.model.device,
             self.needs.groups,
             state_bytes=recurrent.state_bytes(self.model),
+            float8=self.kv_scales,
         )
         return GpuRunner(
             self.model,

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from microturn.kv.tensors import LayerPages
+from microturn.kv.layer_pages import LayerPages
 from microturn.model.gpu.glue import Projection
 
 # A program has few heads, so that there are some even for one token, and a thread two loads of 16 bytes at most.
@@ -72,6 +72,7 @@ def append_projection(projection: Projection, pages: LayerPages, places: Tensor)
         elements,
         q_eps,
         k_eps,
+        *pages.float8,
         qkv.stride(0),
         *elements.stride()[:3],
         NUM_HEADS=num_heads,
@@ -110,6 +111,8 @@ def _append_projection(
     elements: tl.tensor,
     q_eps: tl.tensor,
     k_eps: tl.tensor,
+    k_scale: tl.tensor,
+    v_scale: tl.tensor,
     token_stride: tl.tensor,
     page_stride: tl.tensor,
     kind_stride: tl.tensor,
@@ -132,18 +135,32 @@ def _append_projection(
     given = qkv + token * token_stride + (first + heads) * HEAD_DIM
     if first < NUM_HEADS:
         to_q = q + (token * NUM_HEADS + first + heads) * HEAD_DIM
-        _turn(given, to_q, q_gain, q_eps, cos, sin, token, HEADS, HEAD_DIM, NUM_PAIRS, IS_INTERLEAVED, None)
+        _turn(given, to_q, q_gain, q_eps, cos, sin, token, 1.0, HEADS, HEAD_DIM, NUM_PAIRS, IS_INTERLEAVED, None)
     else:
         page, offset = tl.load(places + 2 * token), tl.load(places + 2 * token + 1)
         of_token = elements + page * page_stride + offset * HEAD_DIM
         head = first - NUM_HEADS
         if head < NUM_KV_HEADS:
             to_k = of_token + (head + heads) * head_stride
-            _turn(given, to_k, k_gain, k_eps, cos, sin, token, HEADS, HEAD_DIM, NUM_PAIRS, IS_INTERLEAVED, LARGEST)
+            _turn(
+                given,
+                to_k,
+                k_gain,
+                k_eps,
+                cos,
+                sin,
+                token,
+                k_scale,
+                HEADS,
+                HEAD_DIM,
+                NUM_PAIRS,
+                IS_INTERLEAVED,
+                LARGEST,
+            )
         else:
             to_v = of_token + kind_stride + (head - NUM_KV_HEADS + heads) * head_stride
             at = tl.arange(0, HEAD_DIM)[None, :]
-            tl.store(to_v + at, _encoded(tl.load(given + at), elements.dtype.element_ty, LARGEST))
+            tl.store(to_v + at, _encoded(tl.load(given + at), elements.dtype.element_ty, v_scale, LARGEST))
 
 
 @triton.jit
@@ -155,6 +172,7 @@ def _turn(
     cos: tl.tensor,
     sin: tl.tensor,
     token: tl.tensor,
+    scale: tl.tensor,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     NUM_PAIRS: tl.constexpr,
@@ -174,12 +192,12 @@ def _turn(
         c = tl.load(cos + angle, has_angle, other=1.0)[None, :]
         s = tl.load(sin + angle, has_angle, other=0.0)[None, :]
     if gain is not None:
-        scale = tl.rsqrt(tl.sum(x * x + y * y, axis=1, keep_dims=True) / HEAD_DIM + eps)
-        x, y = x * scale * x_gain, y * scale * y_gain
+        to_norm = tl.rsqrt(tl.sum(x * x + y * y, axis=1, keep_dims=True) / HEAD_DIM + eps)
+        x, y = x * to_norm * x_gain, y * to_norm * y_gain
     if NUM_PAIRS > 0:
         x, y = x * c - y * s, y * c + x * s
     to: tl.constexpr = out.dtype.element_ty
-    x, y = _encoded(x.to(rounded), to, LARGEST), _encoded(y.to(rounded), to, LARGEST)
+    x, y = _encoded(x.to(rounded), to, scale, LARGEST), _encoded(y.to(rounded), to, scale, LARGEST)
     if IS_INTERLEAVED:
         tl.store(out + tl.arange(0, HEAD_DIM)[None, :], tl.interleave(x, y))
     else:
@@ -225,8 +243,8 @@ def _places(HEAD_DIM: tl.constexpr, NUM_PAIRS: tl.constexpr) -> tuple[tl.tensor,
 
 
 @triton.jit
-def _encoded(x: tl.tensor, to: tl.constexpr, LARGEST: tl.constexpr) -> tl.tensor:
-    """Numbers in another type; those beyond its largest become this, if it is given."""
+def _encoded(x: tl.tensor, to: tl.constexpr, scale: tl.tensor, LARGEST: tl.constexpr) -> tl.tensor:
+    """Numbers in another type; if its largest is given, they are divided by a scale, and those beyond become this."""
     if LARGEST is not None:
-        x = tl.clamp(x.to(tl.float32), -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
+        x = tl.clamp(tl.div_rn(x.to(tl.float32), scale), -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
     return x.to(to)

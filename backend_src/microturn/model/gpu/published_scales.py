@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -20,9 +21,11 @@ class PublishedScales:
 
     Attributes:
         weights: by the names of modules, float32 [out, blocks of inputs].
+        kv: of keys, and of values, by the names of attention modules.
     """
 
-    weights: dict[str, Tensor] = field(default_factory=dict)
+    weights: Mapping[str, Tensor] = field(default_factory=dict)
+    kv: tuple[Mapping[str, float], Mapping[str, float]] = field(default_factory=lambda: ({}, {}))
 
     @classmethod
     def read(cls, model_dir: str | Path) -> Self:
@@ -38,7 +41,10 @@ class PublishedScales:
             scales = load_file(path)
         except (SafetensorError, OSError) as error:
             raise InvalidArgument(f"the scales in {path} cannot be read: {error}") from error
-        return cls(_of(scales, ".weight_scale"))
+        keys, values = (
+            {name: float(scale) for name, scale in _of(scales, ending).items()} for ending in (".k_scale", ".v_scale")
+        )
+        return cls(_of(scales, ".weight_scale"), (keys, values))
 
     def of_modules(self, model: nn.Module) -> dict[nn.Module, Tensor]:
         """The scales of a model's weights, by its modules."""

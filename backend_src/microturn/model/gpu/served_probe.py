@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from microturn.errors import InvalidArgument
+from microturn.kv.quantization import LayerScales
 from microturn.model.batch import Batch, Row, RowPages
 from microturn.model.gpu.few_layers import FewLayers
 from microturn.model.gpu.glue import Glue
@@ -72,10 +73,11 @@ def check_first_layers(
     served: PreTrainedModel,
     few: FewLayers,
     decoder: TorchLayers | None,
-    kv_dtype: torch.dtype,
     *,
+    kv_dtype: torch.dtype,
     has_flashinfer: bool,
     has_float8: bool = False,
+    scales: Sequence[LayerScales] | None = None,
 ) -> None:
     """Compares a model's first layers, as they serve, with the stock model of these layers in float32.
 
@@ -86,21 +88,23 @@ def check_first_layers(
         kv_dtype: of the pages.
         has_flashinfer: whether FlashInfer serves.
         has_float8: whether the decoder's weights are 8-bit floats.
+        scales: of KV in 8-bit floats, for each layer of the model.
 
     Raises:
         InvalidArgument: they deviate by more than rounding explains; it names the settings with which they would not.
     """
-    sessions = _sessions(few)
+    sessions, num_layers = _sessions(few), len(few.layers)
     expected = _stock_logits(few.model, sessions)
     of_stock = _deviation_of(_stock_logits(served, sessions), expected)
 
     def deviation(path: _Path) -> float:
+        of_pages = scales[:num_layers] if scales is not None and path.kv_dtype == kv_dtype else None
         runner = GpuRunner(
             served,
-            new_pages(served, few.layers, path.kv_dtype, served.device),
+            new_pages(served, few.layers, path.kv_dtype, served.device, float8=of_pages),
             few.layers,
             few.scores,
-            decoder=None if decoder is None else decoder.first(len(few.layers), path.glue),
+            decoder=None if decoder is None else decoder.first(num_layers, path.glue),
             has_flashinfer=path.has_flashinfer,
             max_tokens=sum(map(len, sessions)),
         )

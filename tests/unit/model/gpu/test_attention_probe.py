@@ -11,7 +11,7 @@ from torch import Tensor
 
 from microturn.errors import InvalidArgument
 from microturn.kv.layer_groups import LayerShape
-from microturn.kv.tensors import LayerPages
+from microturn.kv.layer_pages import LayerPages
 from microturn.model.gpu import projection_kernel
 from microturn.model.gpu.attention_probe import check_attention
 from microturn.model.gpu.flashinfer_attention import FlashInferAttention

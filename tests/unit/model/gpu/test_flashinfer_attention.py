@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from microturn.kv.layer_groups import LayerGroups, LayerShape
+from microturn.kv.quantization import LayerScales
 from microturn.kv.tensors import KVTensors
 from microturn.model.batch import Batch, Row, RowPages
 from microturn.model.gpu import flashinfer_attention, projection_kernel
@@ -235,7 +236,8 @@ def _attention(
 
 def _pages(layers: Sequence[LayerShape], dtype: torch.dtype) -> KVTensors:
     """64 pages and one for padding, always the same."""
-    kv = KVTensors(layers, 65, PAGE_SIZE, dtype, groups=LayerGroups.of(layers))
+    float8 = [LayerScales(0.3, 1.7)] * len(layers) if dtype == torch.float8_e4m3fn else None
+    kv = KVTensors(layers, 65, PAGE_SIZE, dtype, groups=LayerGroups.of(layers), float8=float8)
     generator = torch.Generator().manual_seed(0)
     for elements in {id(layer.elements): layer.elements for layer in kv.layers}.values():
         elements.copy_(torch.randn(elements.shape, generator=generator))

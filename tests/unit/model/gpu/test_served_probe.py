@@ -59,7 +59,7 @@ def check(
     decoder = None if checked.decoder is None else TorchLayers.of(model, layers, glue)
     if decoder is not None:
         plant(decoder)
-    check_first_layers(in_its_type, few, decoder, kv_dtype, has_flashinfer=has_flashinfer)
+    check_first_layers(in_its_type, few, decoder, kv_dtype=kv_dtype, has_flashinfer=has_flashinfer)
 
 
 class QueriesOneFurther:
