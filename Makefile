@@ -24,7 +24,7 @@ PYTEST := $(BIN)/python -m pytest
 .DEFAULT_GOAL := help
 .PHONY: help setup model demo serve gateway simulate test test-fast test-all test-unit test-oracles test-e2e setup-frameworks test-frameworks check client-sync client-messages models-page chart-values sbom check-deploy deploy-tools image-test clean \
 	bench-overhead bench-turns bench-beat bench-starts bench-peers llama-server bench-engine bench-prefixes bench-endless bench-kv \
-	bench-weights bench-families bench-load-memory bench-parked bench-client bench-telemetry bench-grammars bench-plan bench-host bench-speculation \
+	bench-weights bench-float8 bench-families bench-load-memory bench-parked bench-client bench-telemetry bench-grammars bench-plan bench-host bench-speculation \
 	bench-tool-loop bench-edge bench-hand-over gpu-report gpu-kernels fleet soak load load-ui capacity
 
 help:  ## show this list
@@ -205,6 +205,9 @@ bench-kv: model  ## a KV cache in 16 or 8 bits: what it costs in quality and gai
 
 bench-weights: model  ## weights in 8 bits: what they cost in quality and gain in bytes and time
 	@$(BIN)/python -m load_tests.bench weights $(ARGS)
+
+bench-float8: model  ## 8-bit floats of a GPU: what they cost in quality, on a CPU
+	@$(BIN)/python -m load_tests.bench float8 $(ARGS)
 
 bench-families: setup  ## fast families, mixtures of experts too: decode steps for the bytes that they must read, beside Llama
 	@$(BIN)/python -m load_tests.bench families $(ARGS)

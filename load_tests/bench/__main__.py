@@ -11,6 +11,7 @@ from load_tests.bench.edge import run_edge_cost
 from load_tests.bench.endless import run_endless
 from load_tests.bench.endless_embeds import run_endless_embeds
 from load_tests.bench.families import run_families
+from load_tests.bench.float8_types import run_float8
 from load_tests.bench.grammars import run_grammars
 from load_tests.bench.hand_over import run_hand_over
 from load_tests.bench.host_time import run_host_time
@@ -81,6 +82,9 @@ def main() -> None:
     weights = benchmarks.add_parser("weights", help="weights in 8 bits: perplexity of a real text, bytes and time")
     weights.add_argument("--contexts", type=int, default=20)
     weights.add_argument("--context-len", type=int, default=512)
+    float8 = benchmarks.add_parser("float8", help="8-bit floats of a GPU: perplexity of a real text, on a CPU")
+    float8.add_argument("--contexts", type=int, default=10)
+    float8.add_argument("--context-len", type=int, default=512)
     families = benchmarks.add_parser("families", help="fast families: decode steps for the bytes that they read")
     families.add_argument("families", nargs="*", help="by their model_type (all)")
     families.add_argument("--steps", type=int, default=60)
@@ -145,6 +149,8 @@ def main() -> None:
             run_parked(arguments.model, arguments.sessions, arguments.context_len, arguments.host_mb, arguments.beating)
         case "weights":
             run_weights(arguments.model, arguments.contexts, arguments.context_len)
+        case "float8":
+            run_float8(arguments.model, arguments.contexts, arguments.context_len)
         case "families":
             run_families(arguments.families, arguments.steps, arguments.weights)
         case "load-memory":
