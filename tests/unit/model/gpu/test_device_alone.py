@@ -67,7 +67,7 @@ def test_one_that_reads_a_value_is_found() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_a_choice_reads_nothing_from_the_device(seed: int) -> None:
     logits, rows = random_step(random.Random(seed), num_rows=30, vocab_size=97)
-    rows = [given if given.unknown is None else replace(given, unknown=given.unknown.to(META)) for given in rows]
+    rows = [given if given.unknown is None else given._replace(unknown=given.unknown.to(META)) for given in rows]
     ids = choose(logits.to(META), rows, at_once=16)
     assert (ids.shape, ids.device) == ((30,), META)
 
