@@ -112,7 +112,7 @@ def main() -> None:
     client.add_argument("--grpc-sessions", type=int, default=100)
     client.add_argument("--grpc-seconds", type=int, default=30)
     host = benchmarks.add_parser("host", help="what the host takes for a step: this revision beside an earlier one")
-    host.add_argument("--before", default="d358b52", help="the earlier revision (%(default)s)")
+    host.add_argument("--before", default="650ea48", help="the earlier revision, this one or later (%(default)s)")
     host.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     match arguments.benchmark:

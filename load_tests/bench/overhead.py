@@ -5,7 +5,10 @@ both clients, `AsyncClient` and the blocking `Client`. Figures:
 
 * `around the engine`: wall time at the client less the engine's own `timing_ms.total` of the same turn. Paired, so the
   noise of the forward passes cancels.
-* `keep-alive`: wall time of a turn that computes nothing: the whole way there and back.
+* `keep-alive`: wall time of a turn that computes nothing: the whole way there and back. Behind a turn it finds cold
+  caches, since each step reads all weights; back to back it does not.
+* `a call that Triton answers alone`: whether the model takes turns. The same client, network and server, without
+  sequences, another process and us: what no turn can be faster than.
 * `difference`: median wall time through the server less the median of the engine alone. It carries also what the
   server's threads cost the engine's, and the noise of both.
 
@@ -20,7 +23,7 @@ import random
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from tqdm import tqdm
 
@@ -38,6 +41,8 @@ from microturn_client import AsyncClient, AsyncSession, Client, Session, TurnEnd
 
 NUM_INPUT, NUM_OUTPUT = 16, 8
 NUM_BEATING, BEAT_LEN, NUM_BEATS = 16, 4, 40
+# Fewer than the server answers at once (see `answer_pace`).
+NUM_BACK_TO_BACK = 60
 
 Samples = dict[str, list[float]]
 
@@ -79,13 +84,21 @@ async def _one_session(engine: Engine, address: str, blocking: Session, num_turn
             samples["around the engine"].append(wall_ms - engine_ms)
             wall_ms, engine_ms = _blocking_turn(blocking, given)
             samples["around the engine, blocking client"].append(wall_ms - engine_ms)
-            started_s = time.perf_counter()
-            await session.turn(None, max_tokens=0).wait()
-            samples["keep-alive"].append((time.perf_counter() - started_s) * 1e3)
+            samples["keep-alive"].append(await _ms_of(lambda: session.turn(None, max_tokens=0).wait()))
+            samples["a call that Triton answers alone"].append(await _ms_of(client.ready))
             started_s = time.perf_counter()
             blocking.turn(None, max_tokens=0).wait()
             samples["keep-alive, blocking client"].append((time.perf_counter() - started_s) * 1e3)
+        for _ in range(NUM_BACK_TO_BACK):
+            samples["keep-alive, back to back"].append(await _ms_of(lambda: session.turn(None, max_tokens=0).wait()))
     return samples
+
+
+async def _ms_of(call: Callable[[], Awaitable[object]]) -> float:
+    """Wall time of a call, in ms."""
+    started_s = time.perf_counter()
+    await call()
+    return (time.perf_counter() - started_s) * 1e3
 
 
 async def _on_beat(address: str) -> list[float]:

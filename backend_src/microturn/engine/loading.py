@@ -149,7 +149,7 @@ def build(
         prepare_text=text.prepare,
         grammars=text.grammars(loaded.runner.vocab_size),
         eos_ids=text.eos_ids,
-        model_fingerprint=model_fingerprint(settings.model_dir, loaded.weights, loaded.kv_scales),
+        model_fingerprint=model_fingerprint(settings.model_dir, loaded.weights),
         snapshots=snapshots,
         step_time=StepTimeModel(prepared.passes),
         fetch=fetch,

@@ -24,7 +24,6 @@ from microturn.telemetry.recorder import Recorder
 # A negative id arrives as what it would be without its sign.
 _END_OF_IDS = 2**63
 
-
 _NO_OPTIONS = SessionOptions()
 
 

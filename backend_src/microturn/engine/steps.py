@@ -278,8 +278,7 @@ class Steps:
         logprobs = () if sampled.logprob is None else (sampled.logprob,)
         top_logprobs = (sampled.top,) if sampled.top else ()
         output = TurnOutput((token_id,), piece.text, position, logprobs, None, None, top_logprobs)
-        is_complete = turn.matcher is not None and turn.matcher.is_complete and piece.stop is None
-        if is_complete:
+        if turn.matcher is not None and turn.matcher.is_complete and piece.stop is None:
             self._lifecycle.finish(session, turn, "complete", output)
         elif turn.stop_reason is not None or turn.num_output == turn.max_tokens:
             self._lifecycle.finish(session, turn, "length" if turn.stop_reason is None else "stop", output)
@@ -287,6 +286,7 @@ class Steps:
             turn.put(output, self._clock())
 
     def _is_stop(self, token_id: int, options: TurnOptions) -> bool:
+        """Whether it is one of `_stop_ids`, without making these for each token."""
         return token_id in options.stop_token_ids or (token_id in self._eos_ids and not options.ignore_eos)
 
     def _stop_ids(self, options: TurnOptions) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ class Suspects:
     its own succeeds: the others are cleared, and only the one at fault fails again and again.
 
     Attributes:
-        is_empty: whether there is none, as nearly always: each row of each step asks.
+        is_empty: whether there surely is none, as nearly always: each row of each step asks.
     """
 
     def __init__(self) -> None:

@@ -31,10 +31,12 @@ class PagePart:
     Attributes:
         shape: of the part, without the axis of the pages.
         dtype: of its elements.
+        scales: tells what these have been divided by, if they have (see `KVTensors.scales`).
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+    scales: str = ""
 
     @property
     def num_bytes(self) -> int:

@@ -88,7 +88,8 @@ class LayerPages:
             return quantize(x.float())
         if dtype == torch.float8_e4m3fn:
             largest = torch.finfo(dtype).max
-            x = (x.float() / scale).clamp(-largest, largest)  # the type has no larger number
+            # By a tensor: by a number, torch on a GPU would multiply by its inverse, which rounds twice.
+            x = (x.float() / torch.full((), scale, device=x.device)).clamp(-largest, largest)
         return x.to(dtype), self.scales.new_empty(len(x), 0)
 
     def put(self, pages: Tensor, offsets: Tensor, keys: Tensor, values: Tensor) -> None:

@@ -42,7 +42,7 @@ class PageTable:
         self.slides = any(track.window is not None for track in self.tracks)
         self._pages = [PageList() for _ in self.tracks]
         self.kv_len = 0
-        # First tokens that surely have their pages: most reservations of a decode step ask for no more.
+        # Of so many first tokens those that are kept surely have their pages: most reservations ask for no more.
         self._num_reserved = 0
 
     @property
@@ -97,7 +97,7 @@ class PageTable:
         if len(self.tracks) == 1 and isinstance(first, Track) and not num_evicted and not first.num_evicted:
             return [(first, self._pages[0].ids)]  # of most models and sessions
         found = []
-        for track, pages in zip(self.tracks, self._pages, strict=True):
+        for track, pages in self._kinds():
             if isinstance(track, StateTrack):
                 continue
             if track.window is None and (num_evicted or track.num_evicted):

@@ -16,8 +16,10 @@ memory: a page's scales lie behind its elements, so that it is read in one piece
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import islice
 
 import numpy as np
@@ -117,10 +119,18 @@ class KVTensors:
 
     # ---- offload and load of pages ------------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def page_parts(self) -> list[PagePart]:
         """The parts of a page, one per tensor."""
-        return parts_of(self._tensors)
+        return [replace(part, scales=self.scales) for part in parts_of(self._tensors)]
+
+    @cached_property
+    def scales(self) -> str:
+        """Tells the scales of all layers in float8, which are not in the pages; empty where they are 1."""
+        scales = [layer.float8 for layer in self.layers]
+        if all(of == UNSCALED for of in scales):
+            return ""
+        return hashlib.blake2b(repr([tuple(of) for of in scales]).encode(), digest_size=16).hexdigest()
 
     def new_state_pages(self, num_tokens: int, unused: Iterator[int]) -> NDArray[np.int32] | None:
         """Pages for the states of a session's first tokens (see `Row.states`), taken from `unused`."""
@@ -145,7 +155,9 @@ class KVTensors:
 
     def new_image(self, num_pages: int) -> KVImage:
         """Allocates an uninitialised image of `num_pages` pages in host memory."""
-        return self._copier.new_image(num_pages)
+        image = self._copier.new_image(num_pages)
+        image.parts = tuple(self.page_parts)
+        return image
 
     @property
     def loads_any_image(self) -> bool:

@@ -14,7 +14,8 @@ from torch import Tensor
 # Page ids: int32 [pages], an immutable view of a session's page list, or a plain list.
 Pages = NDArray[np.int32] | Sequence[int]
 
-# A row's `token_ids` where that is a token which the host does not know yet; the model never reads it.
+# A row's `token_ids` where that is a token which the host does not know yet: this very object, whose content the model
+# never reads.
 UNKNOWN_IDS = (-1,)
 
 

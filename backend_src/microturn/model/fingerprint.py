@@ -4,8 +4,7 @@ Covered whole are the config, the generation config and all files of the tokeniz
 file the header (names, types and shapes of its tensors) and the size are covered whole, of its numbers 64 blocks of 4
 KiB, evenly spread: gigabytes are not read at every start, and a model that was trained further differs in nearly all of
 its numbers. A file in which a few numbers were edited by hand keeps its fingerprint. The type of the weights is
-covered, and so are scales of KV in 8-bit floats, without which stored pages mean nothing; kernels and the path of the
-directory are not.
+covered; kernels and the path of the directory are not.
 """
 
 from __future__ import annotations
@@ -28,13 +27,12 @@ _TEXT_FILES = (
 )
 
 
-def model_fingerprint(model_dir: str | Path, weights: str = "float32", kv_scales: str = "") -> str:
+def model_fingerprint(model_dir: str | Path, weights: str = "float32") -> str:
     """The fingerprint of a model: 32 hex digits.
 
     Args:
         model_dir: a Hugging Face model directory.
         weights: the type in which its weights are kept.
-        kv_scales: what stored keys and values are divided by (see `Loaded.kv_scales`).
 
     Raises:
         OSError: a file cannot be read.
@@ -48,8 +46,6 @@ def model_fingerprint(model_dir: str | Path, weights: str = "float32", kv_scales
         _add(fingerprint, path.name.encode(), _sample(path))
     if weights != "float32":
         _add(fingerprint, b"weights", weights.encode())
-    if kv_scales:
-        _add(fingerprint, b"kv_scales", kv_scales.encode())
     return fingerprint.hexdigest()
 
 

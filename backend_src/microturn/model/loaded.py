@@ -12,7 +12,6 @@ from microturn.errors import InvalidArgument
 from microturn.kv.layer_groups import LayerShape
 from microturn.kv.page_needs import PageNeeds
 from microturn.kv.pool import PagePool
-from microturn.kv.quantization import UNSCALED
 from microturn.model import recurrent
 from microturn.model.positions import num_positions_of
 from microturn.model.runner import ModelRunner
@@ -51,12 +50,6 @@ class Loaded:
     def kv_dtype(self) -> str:
         """Type of the KV cache, by its name in the settings, but for 8-bit floats."""
         return str(self.runner.kv.layers[0].elements.dtype).removeprefix("torch.")
-
-    @property
-    def kv_scales(self) -> str:
-        """What stored keys and values are divided by, as text; empty where that is nothing."""
-        scales = [layer.float8 for layer in self.runner.kv.layers]
-        return repr([tuple(of) for of in scales]) if any(of != UNSCALED for of in scales) else ""
 
     @property
     def pool_bytes(self) -> int:

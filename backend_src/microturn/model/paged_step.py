@@ -85,6 +85,7 @@ class PagedStep:
         pages = np.concatenate(columns.pages, dtype=np.int32)
         query_indptr = _indptr(lengths)
         page_indptr = _indptr(np.array([len(of_row) // num_groups for of_row in columns.pages]))
+        assert (context_len <= np.diff(page_indptr) * page_size).all(), "a row lacks the page of its last new token"
         # Of each new token: its index among the keys of its row, and that of its page among the pages of all rows.
         at = np.arange(query_indptr[-1]) + (context_len - query_indptr[1:]).repeat(lengths)
         page_at = page_indptr[:-1].repeat(lengths) + at // page_size

@@ -121,7 +121,7 @@ class Turn:
 
     Attributes:
         request: what was asked.
-        options: the session's defaults with what the request said.
+        options: the session's defaults with what the request said; set by `resolve_options` alone.
         sinks: where it is answered: the request's, and those of its repetitions.
         pieces: what was answered so far; kept for a numbered turn, which may be asked for again, and on demand.
         keeps_pieces: whether they are kept.
@@ -153,7 +153,7 @@ class Turn:
     options: TurnOptions = field(default_factory=TurnOptions)
     sinks: list[TurnSink] = field(default_factory=list)
     pieces: list[TurnOutput] = field(default_factory=list)
-    keeps_pieces: bool = False
+    keeps_pieces: bool = field(init=False)
     unsent: list[TurnOutput] = field(default_factory=list)
     send_at_s: float = -math.inf
     on_end: Callable[[Turn, Status | MicroturnError], None] = lambda _turn, _answer: None

@@ -40,6 +40,7 @@ class KVPart:
         num_bytes: of all tensors.
         checksum: of these bytes; empty where they were not to be kept.
         num_before: pages of the table that come before these, and are elsewhere.
+        scales: of its 8-bit floats (see `PagePart`).
     """
 
     layout: str
@@ -49,6 +50,7 @@ class KVPart:
     num_bytes: int
     checksum: str
     num_before: int = 0
+    scales: str = ""
 
     @classmethod
     def of_header(cls, header: Mapping[str, Any], data_start: int) -> Self | None:
@@ -72,14 +74,21 @@ class KVPart:
         tensors = tuple((entry["dtype"], tuple(entry["shape"])) for entry in entries)
         layout = said.get("layout", _FIRST_LAYOUT)
         where = data_start + start, end - start
-        return cls(layout, table_of(said["table"]), tensors, *where, said["checksum"], said.get("num_before", 0))
+        more = said.get("num_before", 0), said.get("scales", "")
+        return cls(layout, table_of(said["table"]), tensors, *where, said["checksum"], *more)
 
     def is_of(self, parts: Sequence[PagePart]) -> bool:
         """Whether it can be loaded into pages with these parts unchanged."""
         num_pages = self.state.num_pages - self.num_before
         expected = tuple((DTYPE_NAMES[part.dtype], (num_pages, *part.shape)) for part in parts)
         num_bytes = num_pages * sum(part.num_bytes for part in parts)
-        return (self.layout, self.tensors, self.num_bytes) == (_LAYOUT, expected, num_bytes)
+        has_form = (self.layout, self.tensors, self.num_bytes) == (_LAYOUT, expected, num_bytes)
+        return has_form and self.scales == _scales_of(parts)
+
+
+def _scales_of(parts: Sequence[PagePart]) -> str:
+    """All parts tell the same."""
+    return next((part.scales for part in parts), "")
 
 
 def table_of(said: Mapping[str, Any]) -> TableState:
@@ -109,5 +118,7 @@ def add_to_header(header: dict[str, Any], kv: KVCopy, data_len: int, *, is_check
     }
     if kv.num_before:
         said["num_before"] = kv.num_before
+    if scales := _scales_of(kv.pages.parts):
+        said["scales"] = scales
     header["__metadata__"][_METADATA] = json.dumps(said)
     header.update(entries)

@@ -174,7 +174,7 @@ def check_kv(part: KVPart, session: Session, page_parts: Sequence[PagePart]) -> 
         ValueError: it cannot.
     """
     if not part.is_of(page_parts):
-        raise ValueError("it was saved with another kv_dtype or page_size")
+        raise ValueError("it was saved with another kv_dtype or page_size, or other scales")
     check_table(part.state, session)
 
 

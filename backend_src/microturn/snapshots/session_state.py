@@ -204,7 +204,8 @@ def _as_json(value: Any) -> Any:
 
 def _result_as_json(number: int, result: Result) -> dict[str, Any]:
     answer = result.answer._asdict()
-    answer["status"] = None if result.answer.status is None else asdict(result.answer.status)
+    assert result.answer.status is not None, "only what has ended is kept"
+    answer["status"] = asdict(result.answer.status)
     if not result.answer.top_logprobs:
         del answer["top_logprobs"]  # servers from before they were there read the rest
     return {"number": number, "content": result.content.hex(), "answer": answer}

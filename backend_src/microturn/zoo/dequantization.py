@@ -21,7 +21,7 @@ from microturn.zoo.quantized_format import Format, Stored, demand, scaled, sprea
 # Of activations, which are not rounded by these, and of KV (see `kv_scales`).
 IGNORED = frozenset(
     f"{what}_{kind}"
-    for what in ("input", "output", "activation", "q", "k", "v")
+    for what in ("input", "output", "activation", "q", "k", "v", "kv")
     for kind in ("scale", "scale_ub", "zero_point", "global_scale")
 )
 _AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]  # where in a word the columns 0 to 7 are

@@ -56,12 +56,6 @@ def test_other_weights_are_another_model(model_dir: Path, weights: dict[str, tor
     assert model_fingerprint(model_dir) != fingerprint
 
 
-def test_kv_of_other_scales_is_another_model_s(model_dir: Path) -> None:
-    told = {model_fingerprint(model_dir, "bfloat16", scales) for scales in ("", "[(1.0, 0.5)]", "[(0.5, 1.0)]")}
-    assert len(told) == 3
-    assert model_fingerprint(model_dir, "bfloat16") in told
-
-
 def test_rounded_weights_are_another_model(model_dir: Path) -> None:
     assert model_fingerprint(model_dir, "float32") == model_fingerprint(model_dir)
     assert model_fingerprint(model_dir, "int8") != model_fingerprint(model_dir)

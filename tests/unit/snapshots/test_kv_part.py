@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from microturn.kv.layer_groups import LayerShape
+from microturn.kv.quantization import UNSCALED, LayerScales
 from microturn.kv.table_state import TableState
 from microturn.kv.tensors import KVTensors
 from microturn.offload.copies import KVCopy
@@ -47,6 +48,18 @@ def test_pages_of_the_same_layout_and_type_can(dtype: torch.dtype) -> None:
 def test_pages_of_another_layout_or_type_cannot(other: KVTensors) -> None:
     assert not part_of(make_kv(8)).is_of(other.page_parts)
     assert part_of(other).is_of(other.page_parts)
+
+
+def with_scales(*of_layers: LayerScales) -> KVTensors:
+    layers = [LayerShape(3, 2), LayerShape(1, 4)]
+    return KVTensors(layers, 8, 4, torch.float8_e4m3fn, float8=of_layers or None)
+
+
+def test_pages_of_other_scales_cannot() -> None:
+    kinds = [with_scales(), with_scales(LayerScales(2.0, 1.0), UNSCALED), with_scales(UNSCALED, LayerScales(2.0, 1.0))]
+    for saved in kinds:
+        assert [part_of(saved).is_of(here.page_parts) for here in kinds] == [saved is here for here in kinds]
+    assert part_of(kinds[0]).is_of(with_scales(UNSCALED, UNSCALED).page_parts)
 
 
 def test_pages_of_an_earlier_order_cannot_though_their_shape_is_the_same() -> None:

@@ -62,7 +62,8 @@ def multiply(
     return out
 
 
-@triton.jit
+# The number of rows is any: a kernel for those that are multiples of 16 would be compiled while sessions wait.
+@triton.jit(do_not_specialize=["num_rows"])
 def _multiply(
     x: tl.tensor,
     x_scales: tl.tensor,

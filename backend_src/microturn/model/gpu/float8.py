@@ -26,7 +26,9 @@ def quantize(x: Tensor, block: int) -> tuple[Tensor, Tensor]:
     Returns:
         Numbers [rows, n] and float32 scales [rows, n // block]. Elements that are not finite become NaN.
     """
-    scales = (x.float().reshape(len(x), -1, block).abs().amax(-1) / LARGEST).clamp(min=LEAST_SCALE)
+    # By a tensor: by a number, torch on a GPU would multiply by its inverse, which rounds twice.
+    largest = torch.full((), LARGEST, device=x.device)
+    scales = (x.float().reshape(len(x), -1, block).abs().amax(-1) / largest).clamp(min=LEAST_SCALE)
     return encode(x, scales), scales
 
 

@@ -9,13 +9,17 @@ numbers again, exactly: what a weight was rounded to when it became plain is a h
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from microturn.errors import reason_of
 from microturn.model.gpu import float8
 from microturn.model.products import Product, TorchLinear, stacked
+
+log = logging.getLogger(__name__)
 
 # Rounds vectors (see `float8.quantize`).
 Quantize = Callable[[Tensor, int], tuple[Tensor, Tensor]]
@@ -23,6 +27,9 @@ Quantize = Callable[[Tensor, int], tuple[Tensor, Tensor]]
 # The first GPUs that multiply 8-bit floats (Ada); what torch multiplies there has sides of whole vectors of 16 bytes.
 _LEAST_CAPABILITY = (8, 9)
 _SIDE = 16
+
+# Rows with which a product is tried: cuBLAS has algorithms for some weights with many rows alone.
+_TRIED_ROWS = (1, 16, 256, 512)
 
 # Norm of the difference of weights from their numbers times scales, relative to theirs: bfloat16 rounds by 2e-3, and
 # numbers of other scales by 2e-2.
@@ -50,6 +57,7 @@ class Float8Linear:
 
     Attributes:
         weight: the numbers [out, in].
+        has_blocks: whether its rows have several scales each: then the kernel is ours.
 
     Args:
         weight: see above.
@@ -64,12 +72,13 @@ class Float8Linear:
         self._scales = scales
         self._bias = bias
         self._block = num_in // scales.shape[1]
+        self.has_blocks = scales.shape[1] > 1
         self._quantize = rounding_on(weight.device)
 
     def __call__(self, x: Tensor, out: Tensor) -> Tensor:
         """See `Product`."""
         numbers, scales = self._quantize(x, self._block)
-        if self._scales.shape[1] > 1:
+        if self.has_blocks:
             from microturn.model.gpu import block_product  # needs OpenAI's Triton, which is not installed for a CPU
 
             return block_product.multiply(numbers, scales, self.weight, self._scales, self._bias, out)
@@ -89,6 +98,8 @@ class Float8Products:
 
     def __init__(self, scales: Mapping[nn.Module, Tensor] | None = None) -> None:
         self._scales = scales
+        # By the shape of a weight, whether torch multiplies by it.
+        self._can_run: dict[torch.Size, bool] = {}
 
     def __call__(self, weight: Tensor, bias: Tensor | None) -> Product:
         """See `Products`; each row is rounded anew."""
@@ -101,7 +112,7 @@ class Float8Products:
         """See `Products`."""
         weight, bias = stacked(modules)
         product = self(weight, bias) if self._scales is None else self._published(modules, weight, bias)
-        if not isinstance(product, Float8Linear):
+        if not isinstance(product, Float8Linear) or not self._runs(product, weight.dtype):
             return TorchLinear.fused(modules)
         first = 0
         for module in modules:
@@ -113,6 +124,17 @@ class Float8Products:
     def of(self, module: nn.Linear) -> Product:
         """See `Products`."""
         return self.fused([module])
+
+    def _runs(self, product: Float8Linear, dtype: torch.dtype) -> bool:
+        shape = product.weight.shape
+        if product.has_blocks:
+            return True
+        if shape not in self._can_run:
+            reason = _failure_of(product, dtype)
+            self._can_run[shape] = reason is None
+            if reason is not None:
+                log.warning("weights of %d by %d are served without 8-bit floats: %s", *shape, reason)
+        return self._can_run[shape]
 
     def _published(self, modules: Sequence[nn.Linear], weight: Tensor, bias: Tensor | None) -> Product | None:
         """The product by published scales; None where not all modules have some that are theirs."""
@@ -130,6 +152,18 @@ class Float8Products:
         if not difference <= _ROUNDING * weight.float().norm():
             return None
         return Float8Linear(numbers, scales, bias)
+
+
+def _failure_of(product: Float8Linear, dtype: torch.dtype) -> str | None:
+    """Why a product of inputs of this type fails; None if it does not."""
+    num_out, num_in = product.weight.shape
+    try:
+        for num_rows in _TRIED_ROWS:
+            x = torch.zeros(num_rows, num_in, dtype=dtype, device=product.weight.device)
+            product(x, x.new_empty(num_rows, num_out))
+    except RuntimeError as error:
+        return reason_of(error)
+    return None
 
 
 def _can_multiply(weight: Tensor, num_blocks: int) -> bool:

@@ -30,6 +30,8 @@ def float8_products(
         InvalidArgument: they are wanted, and cannot be.
     """
     of_modules = published.of_modules(model)
+    if published.weights and not of_modules:
+        log.warning("the checkpoint's 8-bit floats are served as plain weights: its names are not those of the model")
     if wanted != "float8" and not (wanted == "auto" and of_modules):
         return None
     reason = float8_linear.unavailable_reason(model.device) or no_fused_reason
@@ -60,7 +62,7 @@ def name_of_type(model: PreTrainedModel, products: Float8Products | None, wanted
     log.info("%d of %d products have weights in float8, the others in %s", num_float8, len(dtypes), dtype)
     if num_float8 == 0 and wanted == "float8":
         raise InvalidArgument(
-            "setting 'weights' cannot be float8 here: no weight has sides of whole vectors of 16 elements; set "
-            "weights=bfloat16"
+            "setting 'weights' cannot be float8 here: no weight of the layers has sides of whole vectors of 16 "
+            "elements, and scales that fit it; set weights=bfloat16"
         )
     return "float8" if num_float8 else dtype

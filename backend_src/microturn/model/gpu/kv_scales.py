@@ -1,7 +1,7 @@
 """The scales of keys and values in 8-bit floats: from a model's checkpoint, else measured at load.
 
-Measured ones leave room for keys that are larger than those of the measurement. They are powers of two: they round
-nothing, and machines that compute a little otherwise find the same ones.
+Measured ones leave room for keys that are larger than those of the measurement. They are powers of two, which round
+nothing. Machines that compute a little otherwise may find another one: then KV that one has saved is computed again.
 """
 
 from __future__ import annotations

@@ -53,6 +53,32 @@ def test_published_numbers_are_kept_to_the_bit(block: int) -> None:
         assert torch.equal(float8.decode(module.weight, scales[module]).to(torch.bfloat16), weight)
 
 
+def test_weights_for_which_torch_has_no_product_stay_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As cuBLAS has none of few rows for some, on some GPUs."""
+    multiply = torch._scaled_mm
+    tried: list[tuple[int, ...]] = []
+
+    def multiply_many(x: Tensor, weight: Tensor, *args: Tensor, **kwargs: object) -> Tensor:
+        tried.append(tuple(weight.shape))
+        if weight.shape == (64, 48) and len(x) <= 256:
+            raise RuntimeError("CUBLAS_STATUS_NOT_SUPPORTED")
+        return multiply(x, weight, *args, **kwargs)
+
+    monkeypatch.setattr(torch, "_scaled_mm", multiply_many)
+    products = Float8Products()
+    assert [type(products.fused(linears(*sizes))) for sizes in ((48,), (32,), (32, 16), (32,))] == [
+        TorchLinear,
+        Float8Linear,
+        TorchLinear,
+        Float8Linear,
+    ]
+    assert (tried.count((64, 48)), tried.count((64, 32))) == (1, 4)
+    assert "weights of 48 by 64 are served without 8-bit floats: " in caplog.text
+    assert "CUBLAS_STATUS_NOT_SUPPORTED" in caplog.text
+
+
 def test_weights_that_a_checkpoint_has_left_as_they_were_stay_so() -> None:
     modules = linears(32, 16)
     scales = published(modules, 64)

@@ -120,7 +120,9 @@ def test_layers_that_are_not_ours_are_not_rounded(
 
 
 def test_a_model_without_a_weight_that_can_be_multiplied_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="cannot be float8 here: no weight has sides of whole vectors of 16"):
+    with pytest.raises(
+        InvalidArgument, match="cannot be float8 here: no weight of the layers has sides of whole vectors of 16"
+    ):
         loading.make_ready(models.with_served_heads("llama", hidden_size=40), Settings(weights="float8", **FEW))
 
 
