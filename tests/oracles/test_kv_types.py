@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from microturn.kv import tensors as kv_tensors
+from microturn.kv import layer_pages
 from microturn.kv.page_layout import PageLayout
 from microturn.model.batch import Batch, Row
 from microturn.model.cpu.attention_operands import HAS_BFLOAT16
@@ -96,8 +96,8 @@ def test_real_weights_stay_near_float32_in_turns_and_in_one(real_model: PreTrain
 def test_the_oracle_sees_the_scales_of_other_tokens(
     attending_model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dequantize = kv_tensors.dequantize
-    monkeypatch.setattr(kv_tensors, "dequantize", lambda steps, scales: dequantize(steps, scales.roll(1, 3)))
+    dequantize = layer_pages.dequantize
+    monkeypatch.setattr(layer_pages, "dequantize", lambda steps, scales: dequantize(steps, scales.roll(1, 3)))
     ids = random.Random(5).choices(range(VOCAB_SIZE), k=300)
     got = one_shot_logits(attending_model, ids, torch.int8)
     # The scales of others may be memory that nobody wrote, and so the distance not a number: as far as any.
