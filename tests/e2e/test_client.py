@@ -25,6 +25,7 @@ from microturn_client import (
     TurnTimeout,
 )
 from support.raw import RawStream, ids
+from support.served import Start
 
 PROMPT = list(range(6000, 6020))
 
@@ -194,3 +195,10 @@ def test_an_interval_packs_the_tokens_behind_the_first(client: Client, expected:
         assert len(first.ids) == 1
         assert first.position == len(PROMPT)
         assert len(arrived) <= 2 + (last_s - first_s)  # the first, the last, and one for each second between them
+
+
+def test_a_session_is_opened_on_a_model_whose_weights_are_rounded_at_load(start_tiny: Start) -> None:
+    with Client(start_tiny("--set", "weights=int8").address) as client:
+        named = client.model_info().model_fingerprint
+        with client.session(model_fingerprint=named) as session:
+            assert session.append([1, 2, 3]).context_len == 3

@@ -149,6 +149,7 @@ class Driver:
             eos_ids=eos_ids,
             snapshots=snapshots,
             model_fingerprint=model_fingerprint,
+            files_fingerprint="the files'",
             prepare_text=prepare_text,
             grammars=grammars,
             new_background=new_background,

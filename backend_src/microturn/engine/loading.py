@@ -150,6 +150,7 @@ def build(
         grammars=text.grammars(loaded.runner.vocab_size),
         eos_ids=text.eos_ids,
         model_fingerprint=model_fingerprint(settings.model_dir, loaded.weights),
+        files_fingerprint=model_fingerprint(settings.model_dir),
         snapshots=snapshots,
         step_time=StepTimeModel(prepared.passes),
         fetch=fetch,

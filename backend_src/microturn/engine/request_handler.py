@@ -163,7 +163,7 @@ class RequestHandler:
         if any(token_id >= vocab_size for token_id, _ in request.options.get("logit_bias", ())):
             raise InvalidArgument(f"the ids of logit_bias are from 0 to {vocab_size - 1}")
         asked, here = request.session_options.model_fingerprint, self._environment.model_fingerprint
-        if request.opens and asked not in (None, here):
+        if request.opens and asked not in (None, here, self._environment.files_fingerprint):
             raise FailedPrecondition(
                 f"the session is one of another model (fingerprint {asked}, here {here}): open it on a server of that "
                 "model, or a new one"

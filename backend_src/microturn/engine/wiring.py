@@ -46,6 +46,7 @@ def build_engine(
     new_codec: CodecFactory,
     eos_ids: frozenset[int] = frozenset(),
     model_fingerprint: str = "",
+    files_fingerprint: str | None = None,
     snapshots: SnapshotDirectory | None = None,
     step_time: StepTimeModel | None = None,
     prepare_text: PrepareText | None = None,
@@ -64,6 +65,7 @@ def build_engine(
         new_codec: makes the codec of a new session.
         eos_ids: tokens that end a generation.
         model_fingerprint: identifies the model in snapshots and KV files.
+        files_fingerprint: see `SessionEnvironment`.
         snapshots: where saved sessions are that clients may resume; None is nowhere.
         step_time: what is known of the model's forward passes; None is nothing yet.
         prepare_text: tokenizes long text before its turn; None leaves all text to the codecs.
@@ -124,6 +126,7 @@ def build_engine(
         clock,
         kv.groups.kinds,
         kv.state_track,
+        files_fingerprint,
     )
     copies = KVCopies(pool, kv, storage)
     # Several threads for files: a file that hangs holds up the client that asks for it, and no other.

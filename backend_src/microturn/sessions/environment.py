@@ -39,6 +39,8 @@ class SessionEnvironment:
         clock: seconds, monotonic.
         kinds: of the model's attention layers.
         state_track: of its recurrent layers; None without any.
+        files_fingerprint: of the model's files, whatever the type of the weights: what a server says of itself before
+            it has loaded them.
     """
 
     settings: Settings
@@ -50,6 +52,7 @@ class SessionEnvironment:
     clock: Callable[[], float]
     kinds: Sequence[LayerKind]
     state_track: StateTrack | None = None
+    files_fingerprint: str | None = None
 
     @property
     def num_results(self) -> int:

@@ -49,6 +49,10 @@ def test_a_session_is_opened_on_the_model_that_it_names_alone(driver: FakeDriver
     assert driver.turn(1, [7]).status.context_len == 3 + 3 * 16, "the session that was there lives"
 
 
+def test_a_model_may_be_named_as_the_server_says_before_it_knows_the_type_of_its_weights(driver: FakeDriver) -> None:
+    assert driver.turn(1, [5], start=True, model_fingerprint="the files'").status.model_fingerprint == "the test's"
+
+
 # ---- ownership -----------------------------------------------------------------------------------------------------
 
 
