@@ -198,7 +198,9 @@ def test_an_interval_packs_the_tokens_behind_the_first(client: Client, expected:
 
 
 def test_a_session_is_opened_on_a_model_whose_weights_are_rounded_at_load(start_tiny: Start) -> None:
-    with Client(start_tiny("--set", "weights=int8").address) as client:
+    server = start_tiny("--set", "weights=int8")
+    server.wait_until_ready()
+    with Client(server.address) as client:
         named = client.model_info().model_fingerprint
         with client.session(model_fingerprint=named) as session:
             assert session.append([1, 2, 3]).context_len == 3
