@@ -108,14 +108,7 @@ def run_float8(model_name: str, num_contexts: int, context_len: int) -> None:
     print(f"\n{num_contexts} contexts of {context_len} tokens")
     print_table(
         ["8-bit floats", "perplexity", "change, %"],
-        [
-            [
-                name,
-                f"{figures['perplexity']:.4f}",
-                f"{figures['change_percent']:+.3f} ± {figures['standard_error_percent']:.3f}",
-            ]
-            for name, figures in measured.items()
-        ],
+        [[name, *perplexity.cells(figures)] for name, figures in measured.items()],
     )
     result = {
         "protocol": __doc__,

@@ -85,8 +85,7 @@ def run_kv(model_name: str, num_contexts: int, context_len: int) -> None:
 
 
 def _cells(figures: Mapping[str, float]) -> list[str]:
-    change = f"{figures['change_percent']:+.3f} ± {figures['standard_error_percent']:.3f}"
-    return [f"{figures['bytes_per_token']:,}", f"{figures['perplexity']:.4f}", change, f"{figures['decode_ms']:.1f}"]
+    return [f"{figures['bytes_per_token']:,}", *perplexity.cells(figures), f"{figures['decode_ms']:.1f}"]
 
 
 def _decode_ms(runners: Mapping[str, runner.ModelRunner], position: int) -> dict[str, list[float]]:

@@ -6,6 +6,7 @@ Every token but the first of a context is predicted from all before it. Each tok
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -59,3 +60,9 @@ def compared(found: Tensor, exact: Tensor) -> dict[str, float]:
         "change_percent": 100 * math.expm1((found - exact).mean()),
         "standard_error_percent": 100 * float((found - exact).std()) / math.sqrt(exact.numel()),
     }
+
+
+def cells(figures: Mapping[str, float]) -> list[str]:
+    """The perplexity and its change, of what `compared` returns, for a table."""
+    change = f"{figures['change_percent']:+.3f} ± {figures['standard_error_percent']:.3f}"
+    return [f"{figures['perplexity']:.4f}", change]

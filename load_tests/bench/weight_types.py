@@ -72,15 +72,7 @@ def run_weights(model_name: str, num_contexts: int, context_len: int) -> None:
     print(f"\n{num_contexts} contexts of {context_len} tokens")
     print_table(
         ["weights", "bytes", "perplexity", "change, %"],
-        [
-            [
-                name,
-                f"{figures['weight_bytes']:,}",
-                f"{figures['perplexity']:.4f}",
-                f"{figures['change_percent']:+.3f} ± {figures['standard_error_percent']:.3f}",
-            ]
-            for name, figures in measured.items()
-        ],
+        [[name, f"{figures['weight_bytes']:,}", *perplexity.cells(figures)] for name, figures in measured.items()],
     )
     print(f"\nmedian milliseconds of a step, behind {_TIMED_CONTEXT_LEN} tokens")
     print_table(["step", *_TYPES], [[step, *(median(ms[name]) for name in _TYPES)] for step, ms in step_ms.items()])

@@ -9,9 +9,9 @@ Position ``p`` of a session is in its page ``pages[p // page_size]`` at offset `
 pages for the layer's group.
 
 Elements are float32, bfloat16, int8, or on a GPU float8 (e4m3), where the keys of a layer have a scale, and its values:
-those are no part of a page. In int8 each head's key and value of each token has a
-float32 scale of its own, in a second tensor ``[num_pages, 2, num_kv_heads, page_size]``. Both are views of the same
-memory: a page's scales lie behind its elements, so that it is read in one piece.
+those are no part of a page. In int8 each head's key and value of each token has a float32 scale of its own, in a second
+tensor ``[num_pages, 2, num_kv_heads, page_size]``. Both are views of the same memory: a page's scales lie behind its
+elements, so that it is read in one piece.
 """
 
 from __future__ import annotations

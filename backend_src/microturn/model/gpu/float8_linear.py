@@ -103,7 +103,7 @@ class Float8Products:
 
     def __call__(self, weight: Tensor, bias: Tensor | None) -> Product:
         """See `Products`; each row is rounded anew."""
-        if any(size % _SIDE for size in weight.shape):
+        if not _can_multiply(weight, 1):
             return TorchLinear(weight, bias)
         return Float8Linear(*float8.quantize(weight, weight.shape[1]), bias)
 
