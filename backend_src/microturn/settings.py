@@ -76,7 +76,10 @@ class Settings:
         idle_timeout_s: a session that is silent for longer expires; a session may ask for another time.
         num_threads: threads of a forward pass; 0 is one for each CPU that this process may use.
         bind_threads: if there is a thread for each CPU, each is bound to its own, where the layers are one compiled
-            call.
+            call; and each process of `tensor_parallel` to its share of the CPUs.
+        tensor_parallel: processes that share the model, each with so much of every layer's heads and weights, of the
+            sessions' KV, and of the CPUs and threads: for a machine with several sockets, whose memory is read faster
+            from beside it. The layers must be ours, and their key-value heads a multiple of it; on a CPU.
         share_prefixes: full pages of a session's first turn stay in the pool while there is room, and sessions of the
             same tenant and `cache_salt` that begin with the same tokens share them.
         check_dir: directory for the results of the checks at load, so that a restart with the same model, sources,
@@ -128,6 +131,7 @@ class Settings:
     idle_timeout_s: float = 60.0
     num_threads: int = 0
     bind_threads: bool = True
+    tensor_parallel: int = 1
     share_prefixes: bool = True
     check_dir: str = ""
     snapshot_dir: str = ""
@@ -157,7 +161,14 @@ class Settings:
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise InvalidArgument(f"setting '{name}' is one of {', '.join(allowed)}, not '{getattr(self, name)}'")
-        at_least_one = ("page_size", "max_sessions", "max_batch_tokens", "window_slack", "max_queued_turns")
+        at_least_one = (
+            "page_size",
+            "max_sessions",
+            "max_batch_tokens",
+            "window_slack",
+            "max_queued_turns",
+            "tensor_parallel",
+        )
         for name in (
             "kv_tokens",
             "page_size",
@@ -170,6 +181,7 @@ class Settings:
             "window_slack",
             "history_bytes",
             "max_queued_turns",
+            "tensor_parallel",
             "host_tier_bytes",
             "disk_tier_bytes",
             "moves_per_minute",

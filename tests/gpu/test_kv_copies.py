@@ -22,7 +22,7 @@ LARGE_BYTES = NUM_LARGE * PAGE_SIZE * KVTensors.bytes_per_token(LAYERS, torch.bf
 def make_kv(dtype: torch.dtype = torch.bfloat16) -> KVTensors:
     """Pages of some layers, filled with bits of any kind."""
     kv = KVTensors([LayerShape(4, 64)] * 3, NUM_PAGES, PAGE_SIZE, dtype, "cuda")
-    for tensor in kv._tensors:
+    for tensor in kv.tensors:
         tensor.view(torch.uint8).random_(256)
     return kv
 
@@ -31,7 +31,7 @@ def make_kv(dtype: torch.dtype = torch.bfloat16) -> KVTensors:
 def large() -> KVTensors:
     """A pool of 17 GB, after a first copy of 1.07 GB each way."""
     kv = KVTensors(LAYERS, 16 * NUM_LARGE, PAGE_SIZE, torch.bfloat16, "cuda")
-    for tensor in kv._tensors:
+    for tensor in kv.tensors:
         tensor.view(torch.uint8).random_(256)
     kv.reserve_host_memory(2 * kv.image_bytes(NUM_LARGE))
     pages = spread(NUM_LARGE)
@@ -47,7 +47,7 @@ def spread(num_pages: int, seed: int = 0) -> list[int]:
 
 def bits_of(kv: KVTensors, pages: list[int]) -> list[torch.Tensor]:
     """What stands in some pages, as of the steps handed over so far."""
-    return [tensor.view(torch.uint8)[pages] for tensor in kv._tensors]
+    return [tensor.view(torch.uint8)[pages] for tensor in kv.tensors]
 
 
 def are_equal(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
@@ -56,7 +56,7 @@ def are_equal(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 
 def overwrite(kv: KVTensors, pages: list[int]) -> None:
     """A step that writes these pages."""
-    for tensor in kv._tensors:
+    for tensor in kv.tensors:
         tensor.view(torch.uint8)[pages] = 7
 
 

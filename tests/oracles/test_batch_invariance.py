@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from microturn.model.cpu import attention_work
-from microturn.sessions.turn import SessionId
 from support import models
-from support.driver import model_runner
-from support.models import VOCAB_SIZE
-from support.oracle import RecordingDriver
-
-NUM_SESSIONS = 4
-NUM_TURNS = 3
-PAGE_SIZE = 16
-Logits = dict[tuple[SessionId, int], Tensor]
-
+from support.invariance import FEW_PAGES, NUM_SESSIONS, Logits, logits_of, require_equal
 
 TINY = ["grouped_heads", "sliding_window", "pairs_in_half_heads", "int8", "experts", "int8_experts"]
 
@@ -47,7 +35,7 @@ def alone(model: PreTrainedModel, kv_dtype: torch.dtype) -> Logits:
     """Each session by itself, every append in one pass."""
     logits: Logits = {}
     for session in range(1, NUM_SESSIONS + 1):
-        logits |= _logits(model, [session], max_batch_tokens=2000, kv_dtype=kv_dtype)
+        logits |= logits_of(model, [session], max_batch_tokens=2000, kv_dtype=kv_dtype)
     return logits
 
 
@@ -57,14 +45,12 @@ def test_other_sessions_and_chunks_change_no_bit(
 ) -> None:
     """With 500 there is a pass of so many tokens that torch would cut its activation among threads, amid a row."""
     sessions = range(1, NUM_SESSIONS + 1)
-    _require_equal(_logits(model, sessions, max_batch_tokens=max_batch_tokens, kv_dtype=kv_dtype), alone)
+    require_equal(logits_of(model, sessions, max_batch_tokens=max_batch_tokens, kv_dtype=kv_dtype), alone)
 
 
 def test_preemption_changes_no_bit(model: PreTrainedModel, alone: Logits, kv_dtype: torch.dtype) -> None:
-    """Every session fits the pool by itself, and two of them do not."""
-    num_pages = -(-2 * 350 // PAGE_SIZE) - 1
     sessions = range(1, NUM_SESSIONS + 1)
-    _require_equal(_logits(model, sessions, max_batch_tokens=64, num_pages=num_pages, kv_dtype=kv_dtype), alone)
+    require_equal(logits_of(model, sessions, max_batch_tokens=64, num_pages=FEW_PAGES, kv_dtype=kv_dtype), alone)
 
 
 def test_a_sum_that_depends_on_the_batch_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,34 +59,5 @@ def test_a_sum_that_depends_on_the_batch_is_found(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(
         attention_work, "_borders", lambda oldest, key_end, *_: [oldest, (oldest + key_end) // 2, key_end]
     )
-    whole, chunks = (_logits(model, [1], max_batch_tokens=n) for n in (2000, 5))
+    whole, chunks = (logits_of(model, [1], max_batch_tokens=n) for n in (2000, 5))
     assert any(not torch.equal(whole[at], chunks[at]) for at in whole)
-
-
-def _logits(
-    model: PreTrainedModel,
-    sessions: range | list[int],
-    *,
-    max_batch_tokens: int,
-    num_pages: int = 256,
-    kv_dtype: torch.dtype = torch.float32,
-) -> Logits:
-    """The logits that the tokens of some sessions are sampled from; what a session is told depends on it alone."""
-    runner = model_runner(model, num_pages=num_pages, page_size=PAGE_SIZE, kv_dtype=kv_dtype)
-    driver = RecordingDriver(
-        runner, num_pages=num_pages, page_size=PAGE_SIZE, max_context=350, max_batch_tokens=max_batch_tokens
-    )
-    prompts = {session: random.Random(session) for session in sessions}
-    for number in range(NUM_TURNS):
-        for session, rng in prompts.items():
-            given = [rng.randrange(17, min(VOCAB_SIZE, 49152)) for _ in range(rng.choice([3, 60, 90]))]
-            driver.post(session, given, start=number == 0, max_tokens=5, ignore_eos=True)
-        driver.run()
-    return driver.logits
-
-
-def _require_equal(got: Logits, expected: Logits) -> None:
-    assert got.keys() == expected.keys()
-    assert len(got) == NUM_SESSIONS * NUM_TURNS * 5
-    differing = [at for at in got if not torch.equal(got[at], expected[at])]
-    assert not differing

@@ -44,6 +44,23 @@ class RoundedLinear(nn.Module):
         return out if self.bias is None else out + self.bias
 
 
+class SummedLinear(nn.Module):
+    """The sum of what several ranks make of parts of the inputs, each with 8-bit weights of its own."""
+
+    def __init__(self, module: nn.Linear, num_ranks: int) -> None:
+        super().__init__()
+        weights = module.weight.detach().chunk(num_ranks, dim=1)
+        self._width = weights[0].shape[1]
+        self._parts = [RoundedLinear(_linear(weight)) for weight in weights]
+        self.bias = module.bias
+        self.weight = nn.Parameter(module.weight.to("meta"), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = sum(part(given) for part, given in zip(self._parts, x.split(self._width, -1), strict=True))
+        assert isinstance(out, Tensor)
+        return out if self.bias is None else out + self.bias
+
+
 class RoundedExperts(nn.Module):
     """Computes each chosen expert with 8-bit weights."""
 
@@ -70,11 +87,17 @@ def _linear(weight: Tensor) -> nn.Linear:
     return module
 
 
-def rounded(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy of a model with 8-bit linear modules, the head among them; the embeddings stay as they are."""
+def rounded(model: PreTrainedModel, num_ranks: int = 1) -> PreTrainedModel:
+    """A copy of a model with 8-bit linear modules, the head among them; the embeddings stay as they are.
+
+    Args:
+        num_ranks: processes that share it: the inputs of what follows attention and activation are cut among them.
+    """
     result = copy.deepcopy(model)
     for name, module in model.named_modules():
-        if type(module) is nn.Linear:
+        if num_ranks > 1 and name.endswith(("o_proj", "down_proj")):
+            result.set_submodule(name, SummedLinear(module, num_ranks))
+        elif type(module) is nn.Linear:
             result.set_submodule(name, RoundedLinear(module))
         elif hasattr(module, "gate_up_proj"):
             result.set_submodule(name, RoundedExperts(module))

@@ -40,7 +40,7 @@ def make_kv(
     layers = [LayerShape(2, 3), LayerShape(1, 5)]
     kv = KVTensors(layers, num_pages, page_size, dtype=dtype, new_copier=new_copier)
     generator = torch.Generator().manual_seed(num_pages)
-    for tensor in kv._tensors:
+    for tensor in kv.tensors:
         bits = tensor.view(torch.uint8)
         bits.copy_(torch.randint(0, 256, bits.shape, generator=generator, dtype=torch.uint8))
     return kv
@@ -48,7 +48,7 @@ def make_kv(
 
 def bits_of(kv: KVTensors, pages: list[int]) -> bytes:
     """All that stands in some pages."""
-    return b"".join(tensor[pages].contiguous().view(torch.uint8).cpu().numpy().tobytes() for tensor in kv._tensors)
+    return b"".join(tensor[pages].contiguous().view(torch.uint8).cpu().numpy().tobytes() for tensor in kv.tensors)
 
 
 def contents_of(image: KVImage) -> bytes:
@@ -202,7 +202,7 @@ def move_all_out(driver: Driver) -> None:
 
 def scramble(kv: KVTensors, pages: Iterable[int]) -> None:
     """What stands in these pages is overwritten, as by others who take them."""
-    for tensor in kv._tensors:
+    for tensor in kv.tensors:
         tensor[list(pages)] = 1e9
 
 

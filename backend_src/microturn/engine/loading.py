@@ -116,7 +116,7 @@ def prepare(settings: Settings) -> Prepared:
     """
     if not settings.model_dir:
         raise InvalidArgument("setting 'model_dir' is missing: name a Hugging Face model directory")
-    num_threads = settings.num_threads or len(os.sched_getaffinity(0))
+    num_threads = max(1, (settings.num_threads or len(os.sched_getaffinity(0))) // settings.tensor_parallel)
     device = _device(settings.device)
     torch.set_num_threads(num_threads)
     loaded = _load_on_cpu(settings, num_threads) if device.type == "cpu" else _load_on_gpu(settings, device)
@@ -192,8 +192,19 @@ def _device(wanted: str) -> torch.device:
 def _load_on_cpu(settings: Settings, num_threads: int) -> Loaded:
     from microturn.model.cpu import loading  # what only a CPU needs: Numba
 
-    runner.set_num_threads(num_threads)
-    return loading.load(settings)
+    if settings.tensor_parallel == 1:
+        runner.set_num_threads(num_threads)
+        return loading.load(settings)
+    from microturn.model.parallel.followers import Followers
+
+    # Before this thread has others compute for it: they will run where it may now.
+    followers = Followers(settings.tensor_parallel, binds=settings.bind_threads)
+    try:
+        runner.set_num_threads(num_threads)
+        return loading.load(settings, followers)
+    except BaseException:
+        followers.close()
+        raise
 
 
 def _load_on_gpu(settings: Settings, device: torch.device) -> Loaded:

@@ -63,10 +63,12 @@ class KVCopier(Protocol):
     """Copies whole pages unchanged. Only the engine thread may call it, except for `new_image` and `image_bytes`.
 
     Attributes:
+        parts: what a page consists of in an image.
         share: how many pages may be copied between two steps.
         loads_any_image: whether `write` takes images that `new_image` has not made.
     """
 
+    parts: Sequence[PagePart]
     share: CopyShare
     loads_any_image: bool
 
@@ -105,18 +107,19 @@ class InPlaceCopier:
 
     Args:
         tensors: all tensors of the pages, each [num_pages, ...].
+        num_ranks: processes whose pages, as large as these, an image has behind each other.
     """
 
     loads_any_image = True
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
+    def __init__(self, tensors: Sequence[Tensor], num_ranks: int = 1) -> None:
         self._tensors = tensors
-        self._parts = parts_of(tensors)
-        self._bytes_per_page = sum(part.num_bytes for part in self._parts)
+        self.parts: Sequence[PagePart] = parts_of(tensors) * num_ranks
+        self._bytes_per_page = sum(part.num_bytes for part in self.parts)
         self.share = CopyShare(self._num_pages_in(_BYTES_FOR_TURNS), self._num_pages_in(_BYTES_FOR_LATER))
 
     def new_image(self, num_pages: int) -> KVImage:
-        return KVImage(self._parts, num_pages)
+        return KVImage(self.parts, num_pages)
 
     def image_bytes(self, num_pages: int) -> int:
         return num_pages * self._bytes_per_page
@@ -126,12 +129,12 @@ class InPlaceCopier:
 
     def read(self, pages: Sequence[int], image: KVImage, first: int) -> None:
         ids = torch.tensor(pages, dtype=torch.int64)
-        for tensor, part in zip(self._tensors, image.blocks[0], strict=True):
+        for tensor, part in zip(self._tensors, image.blocks[0], strict=False):
             torch.index_select(tensor, 0, ids, out=part[first : first + len(pages)])
 
     def write(self, pages: Sequence[int], image: KVImage, first: int) -> Transfer:
         ids = torch.tensor(pages, dtype=torch.int64)
-        for tensor, part in zip(self._tensors, image.blocks[0], strict=True):
+        for tensor, part in zip(self._tensors, image.blocks[0], strict=False):
             tensor.index_copy_(0, ids, part[first : first + len(pages)])
         return DONE
 

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from microturn.kv.copier import CopyShare, parts_of
 from microturn.kv.copy_stream import CopyStream, CudaCopyStream
-from microturn.kv.image import BlockLayout, KVImage
+from microturn.kv.image import BlockLayout, KVImage, PagePart
 from microturn.kv.transfer import DONE, Transfer, upload
 
 # Pages and minimum bytes of a block: small enough that the last block of an image wastes little, large enough for the
@@ -89,6 +89,7 @@ class StreamCopier:
         self._load_stream = load_stream
         self._device = tensors[0].device
         self._layout = layout = BlockLayout(parts_of(tensors), pages_per_block)
+        self.parts: Sequence[PagePart] = layout.parts
         self._bytes_per_page = layout.num_bytes // pages_per_block
         self._block_bytes = _power_of_two(layout.num_bytes)
         word_bytes = math.gcd(8, *(part.num_bytes for part in layout.parts))

@@ -27,7 +27,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from microturn.kv.copier import CopyShare, InPlaceCopier, KVCopier, parts_of
+from microturn.kv.copier import CopyShare, InPlaceCopier, KVCopier
 from microturn.kv.gpu_copier import StreamCopier
 from microturn.kv.image import KVImage, PagePart
 from microturn.kv.layer_groups import LayerGroups, LayerShape
@@ -99,14 +99,14 @@ class KVTensors:
             replace(self._slots[place.slot], float8=of) for place, of in zip(self.groups.places, float8, strict=True)
         ]
         if new_copier is None:
-            new_copier = StreamCopier.on if self._tensors[0].is_cuda else InPlaceCopier
-        self._copier = new_copier(self._tensors)
+            new_copier = StreamCopier.on if self.tensors[0].is_cuda else InPlaceCopier
+        self._copier = new_copier(self.tensors)
         self.state_track: StateTrack | None = None
         self.states: StatePages | None = None
         if state_bytes:
             of_pages = self.bytes_per_page, self.groups.num_groups, page_size
             self.state_track = StateTrack.of(state_bytes, *of_pages)
-            self.states = StatePages(self._tensors, self.state_track.num_groups)
+            self.states = StatePages(self.tensors, self.state_track.num_groups)
 
     @staticmethod
     def bytes_per_token(layers: Sequence[LayerShape], dtype: torch.dtype = torch.float32) -> int:
@@ -117,12 +117,17 @@ class KVTensors:
             for layer in layers
         )
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All tensors of the pages; the first axis of each is that of the pages."""
+        return [tensor for slot in self._slots for tensor in slot.tensors]
+
     # ---- offload and load of pages ------------------------------------------------------------------------------
 
     @cached_property
     def page_parts(self) -> list[PagePart]:
         """The parts of a page, one per tensor."""
-        return [replace(part, scales=self.scales) for part in parts_of(self._tensors)]
+        return [replace(part, scales=self.scales) for part in self._copier.parts]
 
     @cached_property
     def scales(self) -> str:
@@ -193,8 +198,3 @@ class KVTensors:
         Do not read the pages before the transfer is done; before releasing them sooner, call `precede_steps`.
         """
         return self._copier.write(pages, image, first)
-
-    @property
-    def _tensors(self) -> list[Tensor]:
-        """All tensors of the pages; the first axis of each is that of the pages."""
-        return [tensor for slot in self._slots for tensor in slot.tensors]

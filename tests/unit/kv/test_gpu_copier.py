@@ -20,7 +20,7 @@ def late_kv(dtype: torch.dtype = torch.float32) -> KVTensors:
 
 def spoil(kv: KVTensors, pages: list[int]) -> None:
     """The next step writes these pages."""
-    for tensor in kv._tensors:
+    for tensor in kv.tensors:
         tensor[pages] = 7
 
 

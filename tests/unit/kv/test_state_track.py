@@ -156,11 +156,11 @@ def test_states_in_pages_come_back_bit_by_bit(dtype: torch.dtype) -> None:
     states = torch.randint(0, 256, kv.states.new_states(2).shape, dtype=torch.uint8)
     pages = torch.randperm(20)[: 2 * num_pages].view(2, -1)
     others = [page for page in range(20) if page not in pages.flatten().tolist()]
-    before = [tensor[others].clone() for tensor in kv._tensors]
+    before = [tensor[others].clone() for tensor in kv.tensors]
     kv.states.write(pages, states)
     assert torch.equal(kv.states.read(pages), states)
     assert torch.equal(kv.states.read(pages[1:]), states[1:])
-    for tensor, was in zip(kv._tensors, before, strict=True):
+    for tensor, was in zip(kv.tensors, before, strict=True):
         assert torch.equal(tensor[others].view(torch.uint8), was.view(torch.uint8))
 
 

@@ -106,7 +106,7 @@ def test_pages_come_back_bit_by_bit(dtype: torch.dtype) -> None:
     kv = make_kv(16, dtype=dtype)
     before = bits_of(kv, [5, 0, 9])
     image = kv.read([5, 0, 9])
-    for tensor in kv._tensors:
+    for tensor in kv.tensors:
         tensor.zero_()
     kv.write([2, 14, 7], image)
     assert bits_of(kv, [2, 14, 7]) == before

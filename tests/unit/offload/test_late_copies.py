@@ -85,7 +85,7 @@ def test_pages_may_be_given_up_before_they_have_been_copied() -> None:
     session = parked(driver, 1, 6)
     before, pages = bits_of(driver.kv, session.table.pages), session.table.pages
     driver.tiers.reclaim()
-    for tensor in driver.kv._tensors:
+    for tensor in driver.kv.tensors:
         tensor[pages] = 7.0
     begin_turn(session, driver)
     while driver.schedule(session) == []:
@@ -114,7 +114,7 @@ def test_what_arrives_in_pages_that_were_given_up_spoils_nobodys(
     give_up(driver, session)
     theirs = sorted(pages - set(session.table.pages))
     assert theirs
-    for tensor in driver.kv._tensors:
+    for tensor in driver.kv.tensors:
         tensor[theirs] = 7.0
     after = bits_of(driver.kv, theirs)
     driver.kv.write([NUM_PAGES - 1], driver.kv.read([NUM_PAGES - 1])).wait()  # whatever was under way has landed

@@ -217,7 +217,7 @@ def test_a_turn_in_between_makes_what_was_copied_worthless(start: Starter) -> No
     fill_pool(driver, 0)
     assert driver.step()
     driver.sessions.unpark(session)
-    for tensor in driver.kv._tensors:
+    for tensor in driver.kv.tensors:
         tensor[session.table.pages] = 7.0
     driver.sessions.park(session)
     after = bits_of(driver.kv, session.table.pages)
@@ -237,7 +237,7 @@ def test_what_has_been_copied_is_not_copied_again_when_the_rest_is_needed_at_onc
     before = bits_of(driver.kv, session.table.pages)
     fill_pool(driver, 0)
     assert driver.step()
-    driver.kv._tensors[0][session.table.pages[:2]] = 7.0  # nobody may do that; it shows what is read again
+    driver.kv.tensors[0][session.table.pages[:2]] = 7.0  # nobody may do that; it shows what is read again
     assert driver.tiers.reclaim()
     assert session.stored is not None
     assert session.stored.image.pages is not None
@@ -278,7 +278,7 @@ def test_a_session_comes_back_bit_by_bit(start: Starter, is_on_disk: bool) -> No
     before, pages = bits_of(driver.kv, session.table.pages), list(session.table.pages)
     driver.tiers.reclaim()
     driver.settle()
-    for tensor in driver.kv._tensors:
+    for tensor in driver.kv.tensors:
         tensor.zero_()
     parked(driver, 2, 7)  # so that it comes back into other pages
     begin_turn(driver, session)

@@ -57,7 +57,7 @@ class GatedBlock:
     @classmethod
     def of(cls, module: _Module, products: Products) -> Self:
         activation = module.activation_fn if children_of(module) == _FUSED else module.act_fn
-        return cls(products.fused(_gate_and_up(module)), activation, products.of(module.down_proj))
+        return cls(products.fused(gate_and_up(module)), activation, products.of(module.down_proj))
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def unlike(module: _Module) -> Iterator[str]:
     yield from _unlike_gated("its feed-forward block", module)
 
 
-def _gate_and_up(module: _Module) -> list[nn.Linear]:
+def gate_and_up(module: _Module) -> list[nn.Linear]:
     """What computes the gate, then what it multiplies: two modules or one."""
     return [module.gate_up_proj] if children_of(module) == _FUSED else [module.gate_proj, module.up_proj]
 
@@ -170,7 +170,7 @@ def _unlike_gated(what: str, module: _Module) -> Iterator[str]:
     for name, linear in sorted(module.named_children()):
         if name.endswith("_proj") and type(linear) is not nn.Linear:
             yield f"its {name} is a {type(linear).__name__}"
-    sizes, width = [linear.out_features for linear in _gate_and_up(module)], module.down_proj.in_features
+    sizes, width = [linear.out_features for linear in gate_and_up(module)], module.down_proj.in_features
     if sizes not in ([width, width], [2 * width]):
         yield f"{what} has projections that do not fit each other"
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -24,21 +24,29 @@ from microturn.model.cpu.linear import Linear
 from microturn.model.cpu.probe_int8 import Refused, int8_decoder
 from microturn.model.cpu.weights import release_linears
 from microturn.model.loaded import Loaded, needs_of, size_pool
-from microturn.model.probe import Checked, check_model
+from microturn.model.parallel.commands import Allocate, Load
+from microturn.model.parallel.followers import Followers
+from microturn.model.parallel.shards import require_cuttable
+from microturn.model.parallel.share import LeadingRunner, Share
+from microturn.model.probe import check_model
 from microturn.model.remembered_checks import Outcome, RememberedChecks
 from microturn.settings import Settings
 
 log = logging.getLogger(__name__)
 
-# The result of the checks, the type of the weights, and why it is not int8 where it could have been.
-_Decided = tuple[Checked[FusedLayers], str, str | None]
+# The result of the checks, and what makes the layers that serve; None for transformers' own.
+_Decided = tuple[Outcome, Callable[[], FusedLayers | None]]
 
 # Limit of a pool sized automatically: other programs may need the memory.
 _MOST_CONTEXTS = 32
 
 
-def load(settings: Settings) -> Loaded:
+def load(settings: Settings, followers: Followers | None = None) -> Loaded:
     """Loads a model and makes it ready to serve.
+
+    Args:
+        settings: how.
+        followers: the other ranks, of so many as are set; None of one.
 
     Raises:
         InvalidArgument: it cannot be loaded or served, or the settings do not fit it.
@@ -47,11 +55,19 @@ def load(settings: Settings) -> Loaded:
     with weight_memory.returned_at_once():
         model = stored_model.read_model(settings.model_dir)
         layers = runner.trace_layers(model)
+        if followers is not None:
+            require_cuttable(model, layers, followers.size)
         layout, no_kernel_reason = _layout(settings, layers)
-        checked, weights, no_int8_reason = _checked(settings, model, layers, layout)
-        if weights == "int8":
-            release_linears(model)
-            stored_model.make_resident(model)
+        outcome, new_decoder = _decided(settings, model, layers, layout)
+        share = decoder = None
+        if followers is None:
+            decoder = new_decoder()
+        elif outcome.no_fused_reason is not None:
+            raise InvalidArgument(f"setting 'tensor_parallel' is 1 here: {outcome.no_fused_reason}")
+        else:
+            del new_decoder  # it may have layers, of the whole model
+            how = Load(settings.model_dir, outcome.weights, torch.get_num_threads())
+            share = Share.of_leader(model, layers, how, followers)
     # In panels rounded keys are rotated ones, and integers are multiplied as they are.
     # Latent vectors serve all heads, and in int8 they deviate twice as much as keys and values of each head.
     is_int8 = layout is PageLayout.PANELS and not latent_attention.is_installed(model)
@@ -63,37 +79,37 @@ def load(settings: Settings) -> Loaded:
         return min(psutil.virtual_memory().available // 2 // needs.token_bytes, _MOST_CONTEXTS * max_context)
 
     pool, kv_tokens, max_context = size_pool(settings, model, needs, free_tokens)
-    kv = KVTensors(
-        layers,
-        pool.num_pages,
-        pool.page_size,
-        kv_dtype,
-        groups=needs.groups,
-        layout=layout,
-        state_bytes=recurrent.state_bytes(model),
-    )
-    model_runner = runner.ModelRunner(
-        model,
-        kv,
-        decoder=checked.decoder,
-        accepts_embeds=checked.accepts_embeds,
-        no_window_reason=checked.no_window_reason,
-    )
+    new_runner: Callable[..., runner.ModelRunner]
+    if share is not None and followers is not None:
+        new_runner = partial(
+            LeadingRunner, share, followers, Allocate(pool.num_pages, pool.page_size, kv_dtype, layout)
+        )
+    else:
+        kv = KVTensors(
+            layers,
+            pool.num_pages,
+            pool.page_size,
+            kv_dtype,
+            groups=needs.groups,
+            layout=layout,
+            state_bytes=recurrent.state_bytes(model),
+        )
+        new_runner = partial(runner.ModelRunner, model, kv, decoder=decoder)
     return Loaded(
-        runner=model_runner,
+        runner=new_runner(accepts_embeds=outcome.accepts_embeds, no_window_reason=outcome.no_window_reason),
         needs=needs,
         pool=pool,
         kv_tokens=kv_tokens,
         max_context=max_context,
-        weights=weights,
+        weights=outcome.weights,
         attention="native" if layout is PageLayout.PANELS else "torch",
-        no_fused_reason=checked.no_fused_reason,
-        no_int8_reason=no_int8_reason,
+        no_fused_reason=outcome.no_fused_reason,
+        no_int8_reason=outcome.no_int8_reason,
         no_kernel_reason=no_kernel_reason,
     )
 
 
-def _checked(settings: Settings, model: PreTrainedModel, layers: Sequence[LayerShape], layout: PageLayout) -> _Decided:
+def _decided(settings: Settings, model: PreTrainedModel, layers: Sequence[LayerShape], layout: PageLayout) -> _Decided:
     """What serves the model: checked now, or cached.
 
     Raises:
@@ -104,39 +120,45 @@ def _checked(settings: Settings, model: PreTrainedModel, layers: Sequence[LayerS
     num_threads = torch.get_num_threads()
     remembered = RememberedChecks(Path(settings.check_dir), settings, layout, num_threads=num_threads)
     outcome = remembered.recall()
-    if outcome is None:
-        decided = checked, weights, no_int8_reason = _check(settings, model, layers, layout)
-        remembered.remember(
-            Outcome(weights, checked.no_fused_reason, no_int8_reason, checked.accepts_embeds, checked.no_window_reason)
-        )
-        return decided
-    decoder: FusedLayers | None
-    if outcome.weights == "int8":
-        decoder = FusedLayers(model, layers, Int8Linear)
-    else:
-        stored_model.make_resident(model)
-        decoder = FusedLayers(model, layers, Linear) if outcome.no_fused_reason is None else None
-    checked = Checked(decoder, outcome.accepts_embeds, outcome.no_window_reason, outcome.no_fused_reason)
-    return checked, outcome.weights, outcome.no_int8_reason
+    if outcome is not None:
+        return outcome, partial(_new_decoder, model, layers, outcome)
+    outcome, new_decoder = _check(settings, model, layers, layout)
+    remembered.remember(outcome)
+    return outcome, new_decoder
 
 
 def _check(settings: Settings, model: PreTrainedModel, layers: Sequence[LayerShape], layout: PageLayout) -> _Decided:
-    """See `_checked`."""
+    """See `_decided`."""
     # In float32, whatever the type of the pages: there a difference is an error and not rounding.
     checked = check_model(model, layers, layout)
+    told = checked.accepts_embeds, checked.no_window_reason
     no_int8_reason = None
     if settings.weights != "float32":
         try:
-            return replace(checked, decoder=int8_decoder(model, layers, checked.decoder, layout)), "int8", None
+            decoder = int8_decoder(model, layers, checked.decoder, layout)
+            return Outcome("int8", checked.no_fused_reason, None, *told), lambda: _with_int8(model, decoder)
         except Refused as reason:
             if settings.weights == "int8":
                 raise InvalidArgument(f"setting 'weights' cannot be int8 here: {reason}; set weights=float32") from None
             log.warning("weights in float32: %s", reason)
             no_int8_reason = str(reason)
+    outcome = Outcome("float32", checked.no_fused_reason, no_int8_reason, *told)
+    return outcome, partial(_new_decoder, model, layers, outcome)
+
+
+def _new_decoder(model: PreTrainedModel, layers: Sequence[LayerShape], outcome: Outcome) -> FusedLayers | None:
+    """The layers that serve, of a model whose weights they replace or share from now on; None for transformers' own."""
+    if outcome.weights == "int8":
+        return _with_int8(model, FusedLayers(model, layers, Int8Linear))
     stored_model.make_resident(model)
-    if checked.decoder is not None:
-        checked = replace(checked, decoder=FusedLayers(model, layers, Linear))
-    return checked, "float32", no_int8_reason
+    return FusedLayers(model, layers, Linear) if outcome.no_fused_reason is None else None
+
+
+def _with_int8(model: PreTrainedModel, decoder: FusedLayers) -> FusedLayers:
+    """Layers that have copies of a model's weights, which are freed."""
+    release_linears(model)
+    stored_model.make_resident(model)
+    return decoder
 
 
 def _refuse_what_is_for_a_gpu(settings: Settings) -> None:

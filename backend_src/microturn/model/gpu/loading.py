@@ -64,6 +64,10 @@ def load(settings: Settings, device: torch.device) -> Loaded:
     Raises:
         InvalidArgument: it cannot be loaded or served, or the settings do not fit it.
     """
+    if settings.tensor_parallel > 1:
+        raise InvalidArgument(
+            "setting 'tensor_parallel' is 1 on a GPU: only processes on CPUs can share a model so far"
+        )
     return make_ready(runner.load_model(settings.model_dir, weights_dtype(settings), device), settings)
 
 
