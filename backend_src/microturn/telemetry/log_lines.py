@@ -70,7 +70,7 @@ class LogThread:
     def close(self) -> None:
         """Writes the queued lines and stops logging; gives up if the stream is blocked."""
         logging.getLogger().removeHandler(self._handler)
-        self._records.close(_PATIENCE_S)
+        self._handler.close()
 
     def _write(self, records: list[logging.LogRecord]) -> None:
         try:
@@ -102,3 +102,8 @@ class _Putting(logging.Handler):
             self.handleError(record)
             return
         self._records.put(record, is_urgent=record.levelno >= logging.WARNING)
+
+    def close(self) -> None:
+        """Writes the queued lines; also called by `logging.shutdown`, before a process ends at once."""
+        super().close()
+        self._records.close(_PATIENCE_S)

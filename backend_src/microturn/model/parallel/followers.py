@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 def end_process() -> None:
     """Ends this process at once: its threads may wait for what does not come any more."""
+    logging.shutdown()  # writes what has been logged
     os._exit(1)
 
 
