@@ -10,8 +10,10 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from microturn.kv.page_layout import PageLayout
 from microturn.model.batch import Batch
-from microturn.model.parallel.commands import Pass
+from microturn.model.parallel import runners
+from microturn.model.parallel.commands import without_tokens
 from microturn.model.parallel.followers import Followers
 from microturn.model.runner import ModelRunner
 from support import models
@@ -37,15 +39,21 @@ def new_runner() -> Iterator[NewRunner]:
     followers.close()
 
 
+@pytest.fixture(params=[PageLayout.PANELS, PageLayout.HND], ids=["native", "as on a GPU"])
+def either_runner(request: pytest.FixtureRequest, new_runner: NewRunner) -> NewRunner:
+    """The same, with the layers of a CPU, or those of a GPU, which the engine runs ahead of."""
+    return partial(new_runner, layout=request.param)
+
+
 def int8() -> PreTrainedModel:
     """Each process rounds its part of the inputs of a sum with a scale of its own."""
     return rounded(models.grouped_heads(), num_ranks=2)
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_any_split_in_any_company_gives_the_logits_of_the_whole(new_runner: NewRunner, name: str) -> None:
+def test_any_split_in_any_company_gives_the_logits_of_the_whole(either_runner: NewRunner, name: str) -> None:
     model: PreTrainedModel = getattr(models, name)()
-    check_incremental(model, range(VOCAB_SIZE), seed=2, num_sessions=5, new_runner=new_runner)
+    check_incremental(model, range(VOCAB_SIZE), seed=2, num_sessions=5, new_runner=either_runner)
 
 
 def test_with_8_bit_weights_too(new_runner: NewRunner) -> None:
@@ -65,11 +73,11 @@ def test_company_chunks_and_preemption_change_no_bit(new_runner: NewRunner, name
     require_equal(logits_of(model, sessions, max_batch_tokens=64, num_pages=FEW_PAGES, **given), alone)
 
 
-def test_pages_of_all_processes_come_back_from_host_memory(new_runner: NewRunner) -> None:
+def test_pages_of_all_processes_come_back_from_host_memory(either_runner: NewRunner) -> None:
     prompts = {session: [(7 * session + 3 * at) % VOCAB_SIZE for at in range(90)] for session in (1, 2, 3)}
     answers = []
     for moves in (False, True):
-        runner = new_runner(models.grouped_heads(), num_pages=32)
+        runner = either_runner(models.grouped_heads(), num_pages=32)
         driver = Driver(runner, num_pages=32, max_context=300, host_tier_bytes=1 << 30, share_prefixes=False)
         for session, prompt in prompts.items():
             driver.turn(session, prompt, start=True, max_tokens=3)
@@ -89,12 +97,10 @@ def test_pages_of_all_processes_come_back_from_host_memory(new_runner: NewRunner
 
 def test_a_process_that_reads_other_pages_is_found(new_runner: NewRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted mistake: what the other process attends to is not what this one does."""
-    of = Pass.of
 
-    def with_pages_in_another_order(batch: Batch) -> Pass:
-        rows = [row._replace(pages=row.pages[::-1]) for row in of(batch).batch.rows]
-        return Pass(Batch(rows))
+    def with_pages_in_another_order(batch: Batch) -> Batch:
+        return Batch([row._replace(pages=row.pages[::-1]) for row in without_tokens(batch).rows])
 
-    monkeypatch.setattr(Pass, "of", with_pages_in_another_order)
+    monkeypatch.setattr(runners, "without_tokens", with_pages_in_another_order)
     with pytest.raises(AssertionError, match="the logits of token"):
         check_incremental(models.grouped_heads(), range(VOCAB_SIZE), seed=2, num_sessions=5, new_runner=new_runner)

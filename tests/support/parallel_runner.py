@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -14,9 +15,10 @@ from microturn.kv.page_layout import PageLayout
 from microturn.model.cpu import stored_model
 from microturn.model.parallel.commands import Allocate, Load
 from microturn.model.parallel.followers import Followers
+from microturn.model.parallel.runners import LeadingRunner, leading_runner
 from microturn.model.parallel.shards import require_cuttable
-from microturn.model.parallel.share import LeadingRunner, Share
-from microturn.model.runner import trace_layers
+from microturn.model.parallel.share import Share
+from microturn.model.runner import trace_layers, trace_scores
 from support.rounded import exact_of
 
 
@@ -48,12 +50,16 @@ def parallel_runner(
         followers: the other processes.
         model: as `driver.model_runner` takes it, on a CPU; not changed.
         num_pages: for each group of its layers.
+        layout: in HND it runs as on a GPU.
     """
     exact = exact_of(model)
     directory = _saved(model if exact is None else exact)
     read = stored_model.read_model(directory)
     layers = trace_layers(read)
     require_cuttable(read, layers, followers.size)
-    share = Share.of_leader(read, layers, Load(directory, "float32" if exact is None else "int8", 1), followers)
-    pages = Allocate(LayerGroups.of(layers).num_groups * num_pages, page_size, kv_dtype, layout)
-    return LeadingRunner(share, followers, pages)
+    load = Load(directory, "float32" if exact is None else "int8", layers, read.model.rotary_emb)
+    if layout is PageLayout.HND:  # as on a GPU
+        load = replace(load, for_gpu=True, scores=trace_scores(read))
+    share = Share.of_leader(read, load, followers)
+    num_pages = LayerGroups.of(layers).num_groups * num_pages + load.for_gpu
+    return leading_runner(share, followers, Allocate(num_pages, page_size, kv_dtype, layout, max_tokens=1024))

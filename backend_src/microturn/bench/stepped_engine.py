@@ -11,7 +11,7 @@ from microturn.bench.stopwatch import Stopwatch, TimedDecoder
 from microturn.engine.engine import Engine
 from microturn.errors import InvalidArgument
 from microturn.model.cpu.layers import FusedLayers
-from microturn.model.parallel.share import LeadingRunner
+from microturn.model.parallel.runners import LeadingRunner
 from microturn.model.runner import ModelRunner
 
 

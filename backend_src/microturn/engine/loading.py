@@ -6,8 +6,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import count, islice
@@ -23,6 +24,7 @@ from microturn.model import runner
 from microturn.model.batch import Batch, Row, RowPages
 from microturn.model.fingerprint import model_fingerprint
 from microturn.model.loaded import Loaded
+from microturn.model.parallel.followers import Followers
 from microturn.model.sampler import draw
 from microturn.model.sampling_row import SamplingRow
 from microturn.sessions.options import TurnOptions
@@ -195,22 +197,37 @@ def _load_on_cpu(settings: Settings, num_threads: int) -> Loaded:
     if settings.tensor_parallel == 1:
         runner.set_num_threads(num_threads)
         return loading.load(settings)
-    from microturn.model.parallel.followers import Followers
-
-    # Before this thread has others compute for it: they will run where it may now.
-    followers = Followers(settings.tensor_parallel, binds=settings.bind_threads)
-    try:
+    with _followers(settings, "cpu") as followers:
         runner.set_num_threads(num_threads)
         return loading.load(settings, followers)
-    except BaseException:
-        followers.close()
-        raise
 
 
 def _load_on_gpu(settings: Settings, device: torch.device) -> Loaded:
     from microturn.model.gpu import loading  # what only a GPU needs
 
-    return loading.load(settings, device)
+    if settings.tensor_parallel == 1:
+        return loading.load(settings, device)
+    num_gpus = torch.cuda.device_count()
+    if settings.tensor_parallel > num_gpus:
+        raise InvalidArgument(f"setting 'tensor_parallel' is at most {num_gpus} here, where torch sees so many GPUs")
+    from microturn.model.parallel import gpu_loading
+
+    with _followers(settings, "cuda") as followers:
+        return gpu_loading.load(settings, device, followers)
+
+
+@contextmanager
+def _followers(settings: Settings, device: str) -> Iterator[Followers]:
+    """The processes of the other ranks, which end where loading fails.
+
+    They are started before this thread has others compute for it: all of those run on this rank's CPUs.
+    """
+    followers = Followers(settings.tensor_parallel, device, binds=device == "cpu" and settings.bind_threads)
+    try:
+        yield followers
+    except BaseException:
+        followers.close()
+        raise
 
 
 def warm_up(model_runner: runner.ModelRunner, max_batch_tokens: int, max_context: int) -> list[tuple[int, float]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
@@ -35,6 +35,11 @@ class CopyShare:
     for_turns: int
     for_later: int
     unit: int = 1
+
+    @classmethod
+    def of(cls, bytes_per_page: int) -> Self:
+        """What copies that hold up the steps may take."""
+        return cls(*(max(1, num_bytes // bytes_per_page) for num_bytes in (_BYTES_FOR_TURNS, _BYTES_FOR_LATER)))
 
 
 class CopyBudget:
@@ -107,16 +112,15 @@ class InPlaceCopier:
 
     Args:
         tensors: all tensors of the pages, each [num_pages, ...].
-        num_ranks: processes whose pages, as large as these, an image has behind each other.
     """
 
     loads_any_image = True
 
-    def __init__(self, tensors: Sequence[Tensor], num_ranks: int = 1) -> None:
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = tensors
-        self.parts: Sequence[PagePart] = parts_of(tensors) * num_ranks
+        self.parts: Sequence[PagePart] = parts_of(tensors)
         self._bytes_per_page = sum(part.num_bytes for part in self.parts)
-        self.share = CopyShare(self._num_pages_in(_BYTES_FOR_TURNS), self._num_pages_in(_BYTES_FOR_LATER))
+        self.share = CopyShare.of(self._bytes_per_page)
 
     def new_image(self, num_pages: int) -> KVImage:
         return KVImage(self.parts, num_pages)
@@ -129,17 +133,14 @@ class InPlaceCopier:
 
     def read(self, pages: Sequence[int], image: KVImage, first: int) -> None:
         ids = torch.tensor(pages, dtype=torch.int64)
-        for tensor, part in zip(self._tensors, image.blocks[0], strict=False):
+        for tensor, part in zip(self._tensors, image.blocks[0], strict=True):
             torch.index_select(tensor, 0, ids, out=part[first : first + len(pages)])
 
     def write(self, pages: Sequence[int], image: KVImage, first: int) -> Transfer:
         ids = torch.tensor(pages, dtype=torch.int64)
-        for tensor, part in zip(self._tensors, image.blocks[0], strict=False):
+        for tensor, part in zip(self._tensors, image.blocks[0], strict=True):
             tensor.index_copy_(0, ids, part[first : first + len(pages)])
         return DONE
-
-    def _num_pages_in(self, num_bytes: int) -> int:
-        return max(1, num_bytes // self._bytes_per_page)
 
 
 def parts_of(tensors: Sequence[Tensor]) -> list[PagePart]:

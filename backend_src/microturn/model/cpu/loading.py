@@ -26,8 +26,9 @@ from microturn.model.cpu.weights import release_linears
 from microturn.model.loaded import Loaded, needs_of, size_pool
 from microturn.model.parallel.commands import Allocate, Load
 from microturn.model.parallel.followers import Followers
+from microturn.model.parallel.runners import leading_runner
 from microturn.model.parallel.shards import require_cuttable
-from microturn.model.parallel.share import LeadingRunner, Share
+from microturn.model.parallel.share import Share
 from microturn.model.probe import check_model
 from microturn.model.remembered_checks import Outcome, RememberedChecks
 from microturn.settings import Settings
@@ -66,8 +67,9 @@ def load(settings: Settings, followers: Followers | None = None) -> Loaded:
             raise InvalidArgument(f"setting 'tensor_parallel' is 1 here: {outcome.no_fused_reason}")
         else:
             del new_decoder  # it may have layers, of the whole model
-            how = Load(settings.model_dir, outcome.weights, torch.get_num_threads())
-            share = Share.of_leader(model, layers, how, followers)
+            rotary, num_threads = model.model.rotary_emb, torch.get_num_threads()
+            how = Load(settings.model_dir, outcome.weights, layers, rotary, num_threads)
+            share = Share.of_leader(model, how, followers)
     # In panels rounded keys are rotated ones, and integers are multiplied as they are.
     # Latent vectors serve all heads, and in int8 they deviate twice as much as keys and values of each head.
     is_int8 = layout is PageLayout.PANELS and not latent_attention.is_installed(model)
@@ -81,9 +83,8 @@ def load(settings: Settings, followers: Followers | None = None) -> Loaded:
     pool, kv_tokens, max_context = size_pool(settings, model, needs, free_tokens)
     new_runner: Callable[..., runner.ModelRunner]
     if share is not None and followers is not None:
-        new_runner = partial(
-            LeadingRunner, share, followers, Allocate(pool.num_pages, pool.page_size, kv_dtype, layout)
-        )
+        pages = Allocate(pool.num_pages, pool.page_size, kv_dtype, layout)
+        new_runner = partial(leading_runner, share, followers, pages)
     else:
         kv = KVTensors(
             layers,

@@ -36,17 +36,23 @@ class TorchLayers:
         model: a causal LM that is known (see `unknown_reason`) and has no experts, on its device and in its type.
         shapes: KV shape of each layer.
         glue: see above.
-        products: of the layers; that of the head is torch's in any case, whose rounding would be that of the logits.
+        products: of the layers.
+        head: the last product; None is torch's, whatever `products` are: its rounding would be that of the logits.
     """
 
     def __init__(
-        self, model: PreTrainedModel, shapes: Sequence[LayerShape], glue: Glue, products: Products = TorchLinear
+        self,
+        model: PreTrainedModel,
+        shapes: Sequence[LayerShape],
+        glue: Glue,
+        products: Products = TorchLinear,
+        head: Product | None = None,
     ) -> None:
         self._rotary = model.model.rotary_emb
         layers = zip(model.model.layers, shapes, self._rotary.turnings, strict=True)
         self._layers = [DecoderLayer.of(*layer, products) for layer in layers]
         self._norm = RMSNorm.of(model.model.norm)
-        self._head = TorchLinear.of(model.lm_head)
+        self._head = head or TorchLinear.of(model.lm_head)
         self._factors = Factors.of(model)
         self._soft_cap = soft_cap_of_logits(model)
         self.glue = glue

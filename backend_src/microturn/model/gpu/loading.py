@@ -8,36 +8,29 @@ whole path that serves (`served_probe`).
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import replace
+from functools import partial
 
 import torch
 from transformers import PreTrainedModel
 
 from microturn.errors import InvalidArgument
-from microturn.kv.gpu_copier import staged_bytes_of
 from microturn.kv.layer_groups import LayerShape
-from microturn.kv.page_needs import PageNeeds
-from microturn.kv.quantization import LayerScales
-from microturn.kv.tensors import KV_DTYPES, KVTensors
+from microturn.kv.tensors import KV_DTYPES
 from microturn.model import latent_attention, recurrent, runner
 from microturn.model.gpu import flashinfer_attention, float8
 from microturn.model.gpu.attention_probe import check_attention
 from microturn.model.gpu.few_layers import check_few_layers
-from microturn.model.gpu.flashinfer_attention import AttentionShape
 from microturn.model.gpu.float8_weights import float8_products, name_of_type
 from microturn.model.gpu.glue import Glue
-from microturn.model.gpu.graphs import StepSize, padding_batch, step_sizes
 from microturn.model.gpu.kv_scales import kv_scales
 from microturn.model.gpu.layers import TorchLayers
 from microturn.model.gpu.published_scales import PublishedScales
-from microturn.model.gpu.runner import GpuRunner
-from microturn.model.gpu.served_probe import check_first_layers, check_graphs
-from microturn.model.loaded import Loaded, needs_of, size_pool
-from microturn.model.probe import Checked
+from microturn.model.gpu.served_probe import check_first_layers
+from microturn.model.gpu.serving import Serving
+from microturn.model.loaded import Loaded
 from microturn.model.products import TorchLinear
 from microturn.model.scores import Scores
 from microturn.settings import Settings
@@ -45,17 +38,12 @@ from microturn.settings import Settings
 log = logging.getLogger(__name__)
 
 # The types that weights are loaded in; from bfloat16 they become 8-bit floats.
-_DTYPES = {
+DTYPES = {
     "auto": torch.bfloat16,
     "bfloat16": torch.bfloat16,
     "float8": torch.bfloat16,
     "float32": torch.float32,
 }
-
-# Memory of a captured graph besides the shared pool, and its memory per row.
-_BYTES_PER_GRAPH = 8 << 20
-# Left free for sampling (60 bytes per logit, at most 64 rows), for allocations that vary, and for the driver.
-_SPARE_BYTES = 2 << 30
 
 
 def load(settings: Settings, device: torch.device) -> Loaded:
@@ -64,10 +52,6 @@ def load(settings: Settings, device: torch.device) -> Loaded:
     Raises:
         InvalidArgument: it cannot be loaded or served, or the settings do not fit it.
     """
-    if settings.tensor_parallel > 1:
-        raise InvalidArgument(
-            "setting 'tensor_parallel' is 1 on a GPU: only processes on CPUs can share a model so far"
-        )
     return make_ready(runner.load_model(settings.model_dir, weights_dtype(settings), device), settings)
 
 
@@ -77,9 +61,9 @@ def weights_dtype(settings: Settings) -> torch.dtype:
     Raises:
         InvalidArgument: they cannot have the set one on a GPU.
     """
-    if settings.weights not in _DTYPES:
-        raise InvalidArgument(f"setting 'weights' is one of {', '.join(_DTYPES)} on a GPU, not '{settings.weights}'")
-    return _DTYPES[settings.weights]
+    if settings.weights not in DTYPES:
+        raise InvalidArgument(f"setting 'weights' is one of {', '.join(DTYPES)} on a GPU, not '{settings.weights}'")
+    return DTYPES[settings.weights]
 
 
 def make_ready(model: PreTrainedModel, settings: Settings) -> Loaded:
@@ -100,7 +84,7 @@ def make_ready(model: PreTrainedModel, settings: Settings) -> Loaded:
     layers, scores = runner.trace_layers(model), runner.trace_scores(model)
     checked, few = check_few_layers(model, layers, scores, settings.max_batch_tokens)
     kv_dtype = dtype if settings.kv_dtype == "auto" else KV_DTYPES[settings.kv_dtype]
-    has_flashinfer, no_kernel_reason = _has_flashinfer(settings.attention, model, layers, scores, dtype, kv_dtype)
+    has_flashinfer, no_kernel_reason = uses_flashinfer(settings.attention, model, layers, scores, dtype, kv_dtype)
     served, glue = few.in_type_of(model), new_glue(settings, model.device)
     published = PublishedScales.read(settings.model_dir)
     scales = kv_scales(model, layers, published) if kv_dtype == float8.DTYPE else None
@@ -111,99 +95,15 @@ def make_ready(model: PreTrainedModel, settings: Settings) -> Loaded:
     if checked.decoder is not None:
         checked = replace(checked, decoder=TorchLayers.of(model, layers, glue, products or TorchLinear))
     weights = name_of_type(model, products, settings.weights)
-    is_float8 = weights == "float8"
-    check(checked.decoder, has_float8=is_float8)
+    check(checked.decoder, has_float8=weights == "float8")
     del check, served, few  # their memory is for the pool
-    serving = _Serving(model, layers, scores, checked, has_flashinfer, kv_dtype, scales, settings)
-    pool, kv_tokens, max_context = size_pool(settings, model, serving.needs, serving.free_tokens)
-    ready = serving.new_runner(pool.num_pages)
-    ready.capture(serving.sizes, max_context)
-    check_graphs(ready, settings.max_sessions, settings.max_batch_tokens, max_context, has_float8=is_float8)
-    return Loaded(
-        runner=ready,
-        needs=serving.needs,
-        pool=pool,
-        kv_tokens=kv_tokens,
-        max_context=max_context,
-        weights=weights,
-        attention="flashinfer" if has_flashinfer else "torch",
-        no_fused_reason=checked.no_fused_reason,
-        no_int8_reason=None,
-        no_kernel_reason=no_kernel_reason,
-    )
+    serving = Serving(model, layers, scores, checked, has_flashinfer, no_kernel_reason, kv_dtype, scales, settings)
+    return serving.make_ready(weights)
 
 
 def new_glue(settings: Settings, device: torch.device) -> Glue:
     """What lies between products and attention, compiled on a GPU unless that is turned off."""
     return Glue.compiled() if settings.compiled_glue and device.type == "cuda" else Glue()
-
-
-@dataclass(frozen=True)
-class _Serving:
-    """A converted model and how to serve it."""
-
-    model: PreTrainedModel
-    layers: Sequence[LayerShape]
-    scores: Sequence[Scores]
-    checked: Checked[TorchLayers]
-    has_flashinfer: bool
-    kv_dtype: torch.dtype
-    kv_scales: Sequence[LayerScales] | None
-    settings: Settings
-
-    @cached_property
-    def needs(self) -> PageNeeds:
-        return needs_of(self.model, self.layers, self.kv_dtype, self.settings)
-
-    @cached_property
-    def sizes(self) -> list[StepSize]:
-        """Of the passes to capture, the largest first."""
-        if not self.settings.cuda_graphs:
-            return []
-        shape = AttentionShape.of(self.model, self.layers, self.scores, self.model.dtype)
-        return step_sizes(self.settings.max_sessions, self.settings.max_batch_tokens, shape)
-
-    def new_runner(self, num_pages: int) -> GpuRunner:
-        """A runner with `num_pages` pages and one for padding."""
-        kv = KVTensors(
-            self.layers,
-            num_pages + 1,
-            self.settings.page_size,
-            self.kv_dtype,
-            self.model.device,
-            self.needs.groups,
-            state_bytes=recurrent.state_bytes(self.model),
-            float8=self.kv_scales,
-        )
-        return GpuRunner(
-            self.model,
-            kv,
-            self.layers,
-            self.scores,
-            decoder=self.checked.decoder,
-            has_flashinfer=self.has_flashinfer,
-            max_tokens=self.settings.max_batch_tokens,
-            accepts_embeds=self.checked.accepts_embeds,
-            no_window_reason=self.checked.no_window_reason,
-        )
-
-    def free_tokens(self, max_context: int) -> int:
-        """Tokens for which there is memory beside the largest passes, which are captured and run here without pages."""
-        device, free_before = self.model.device, _free_bytes(self.model.device)
-        rehearsal = self.new_runner(0)
-        with_most_rows = sorted(self.sizes, key=lambda size: size.num_rows)[-1:]
-        rehearsal.capture({*self.sizes[:1], *with_most_rows}, max_context)
-        num_rows = min(self.settings.max_sessions, self.settings.max_batch_tokens)
-        rehearsal.run(padding_batch(rehearsal.kv, self.settings.max_batch_tokens, num_rows))
-        torch.cuda.synchronize(device)
-        taken = free_before - torch.cuda.mem_get_info(device)[0]
-        # Each graph keeps page ids per row and group of layers.
-        num_words = self.needs.groups.num_groups * -(-max_context // self.settings.page_size)
-        kept = len(self.sizes) * _BYTES_PER_GRAPH + sum(size.num_rows for size in self.sizes) * 4 * num_words
-        del rehearsal
-        free = _free_bytes(device) - taken - kept - _SPARE_BYTES
-        free -= 2 * staged_bytes_of(free)
-        return max(0, free) // self.needs.token_bytes
 
 
 @torch.inference_mode()
@@ -219,7 +119,7 @@ def _convert(model: PreTrainedModel, dtype: torch.dtype) -> None:
     latent_attention.install(model)
 
 
-def _has_flashinfer(
+def uses_flashinfer(
     wanted: str,
     model: PreTrainedModel,
     layers: Sequence[LayerShape],
@@ -244,10 +144,3 @@ def _has_flashinfer(
         raise InvalidArgument(f"setting 'attention' cannot be flashinfer here: {reason}")
     log.warning("attention through torch, which is slow: %s", reason)
     return False, reason
-
-
-def _free_bytes(device: torch.device) -> int:
-    """Free bytes of a GPU's memory, after torch has released its cached memory."""
-    gc.collect()
-    torch.cuda.empty_cache()
-    return torch.cuda.mem_get_info(device)[0]

@@ -86,8 +86,8 @@ class GpuRunner(ModelRunner):
             attention = FlashInferAttention(
                 self._shape, self.kv, self._workspace, size.num_tokens, size.num_planned, max_pages
             )
-            embeddings = self._embed(Batch([], torch.zeros(size.num_tokens, dtype=torch.int64, device=self.kv.device)))
-            self._graphs[size] = StepGraph(self.decoder, attention, self.kv, size, embeddings, logits, pool)
+            hidden = torch.zeros(size.num_tokens, self.hidden_size, dtype=self.model.dtype, device=self.kv.device)
+            self._graphs[size] = StepGraph(self.decoder, attention, self.kv, size, hidden, logits, pool)
 
     @property
     def has_graphs(self) -> bool:

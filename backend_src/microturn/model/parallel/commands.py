@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,6 +14,11 @@ from microturn.kv.layer_groups import LayerGroups, LayerShape
 from microturn.kv.page_layout import PageLayout
 from microturn.kv.tensors import KVTensors
 from microturn.model.batch import Batch
+from microturn.model.rotary import Rotary
+from microturn.model.scores import Scores
+
+if TYPE_CHECKING:  # what only a GPU needs
+    from microturn.model.gpu.graphs import StepSize
 
 NewCopier = Callable[[Sequence[Tensor]], KVCopier]
 
@@ -24,35 +29,63 @@ class Load:
 
     Attributes:
         model_dir: of the model.
-        weights: their type, ``int8`` or ``float32``.
-        num_threads: of a pass.
+        weights: their type, by its name in the settings.
+        shapes: KV shape of each layer of the whole model.
+        rotary: the angles of its layers, as rank 0 found them.
+        num_threads: of a pass on a CPU.
+        for_gpu: whether its layers are those for a GPU.
+        scores: of each layer, for a GPU.
+        compiled_glue: see `Settings`.
     """
 
     model_dir: str
     weights: str
-    num_threads: int
+    shapes: Sequence[LayerShape]
+    rotary: Rotary
+    num_threads: int = 1
+    for_gpu: bool = False
+    scores: Sequence[Scores] = ()
+    compiled_glue: bool = False
 
 
 @dataclass(frozen=True)
 class Allocate:
-    """Allocates the pages of a share: see `KVTensors`."""
+    """Allocates the pages of a share, in place of those before: see `KVTensors`, and `GpuRunner` for the others."""
 
     num_pages: int
     page_size: int
     kv_dtype: torch.dtype
-    layout: PageLayout
+    layout: PageLayout = PageLayout.HND
+    has_flashinfer: bool = False
+    max_tokens: int = 0
 
-    def new_kv(self, shapes: Sequence[LayerShape], new_copier: NewCopier | None = None) -> KVTensors:
+    @property
+    def of_gpu_runner(self) -> dict[str, Any]:
+        """Arguments of a `GpuRunner`."""
+        return {"has_flashinfer": self.has_flashinfer, "max_tokens": self.max_tokens}
+
+    def new_kv(
+        self, shapes: Sequence[LayerShape], device: torch.device, new_copier: NewCopier | None = None
+    ) -> KVTensors:
         """The pages, of layers of these shapes."""
         return KVTensors(
             shapes,
             self.num_pages,
             self.page_size,
             self.kv_dtype,
-            groups=LayerGroups.of(shapes),
-            layout=self.layout,
-            new_copier=new_copier,
+            device,
+            LayerGroups.of(shapes),
+            self.layout,
+            new_copier,
         )
+
+
+@dataclass(frozen=True)
+class Capture:
+    """Captures passes: see `GpuRunner.capture`."""
+
+    sizes: Sequence[StepSize]
+    max_context: int
 
 
 @dataclass(frozen=True)
@@ -61,13 +94,11 @@ class Pass:
 
     Attributes:
         batch: without the tokens themselves.
+        may_replay: whether it is replayed if a graph holds it.
     """
 
     batch: Batch
-
-    @classmethod
-    def of(cls, batch: Batch) -> Self:
-        return cls(Batch([row._replace(token_ids=range(len(row.token_ids)), embeds=()) for row in batch.rows]))
+    may_replay: bool
 
 
 @dataclass(frozen=True)
@@ -84,4 +115,9 @@ class WritePages:
     pages: Sequence[int]
 
 
-Command = Load | Allocate | Pass | ReadPages | WritePages
+Command = Load | Allocate | Capture | Pass | ReadPages | WritePages
+
+
+def without_tokens(batch: Batch) -> Batch:
+    """A batch for those who are given its embedded tokens."""
+    return Batch([row._replace(token_ids=range(len(row.token_ids)), embeds=()) for row in batch.rows])

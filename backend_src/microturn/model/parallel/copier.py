@@ -1,66 +1,104 @@
 """Copies the pages of all ranks: an image in host memory has the parts of rank 0, then those of rank 1, and so on.
 
 So sessions are moved, offloaded and saved as with one process; but what one number of ranks has written, another one
-computes again.
+computes again. Copies are made at once: on GPUs, too, they take the time of steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from microturn.kv.copier import InPlaceCopier
-from microturn.kv.image import KVImage
-from microturn.kv.transfer import Transfer
+from microturn.kv.copier import CopyShare, parts_of
+from microturn.kv.image import KVImage, PagePart
+from microturn.kv.transfer import DONE, Transfer
 from microturn.model.parallel.commands import ReadPages, WritePages
 from microturn.model.parallel.followers import Followers
 from microturn.model.parallel.ranks import Ranks
 
 
-class ParallelCopier(InPlaceCopier):
+class _Piece(NamedTuple):
+    """Some pages of one rank in one tensor.
+
+    Attributes:
+        rank: whose they are.
+        own: bytes [num_pages, bytes] of rank 0's tensor, which the rank's is like.
+        copy: bytes [pages, bytes] in an image.
+    """
+
+    rank: int
+    own: Tensor
+    copy: Tensor
+
+
+class ParallelCopier:
     """A `KVCopier` at rank 0, for the pages of all ranks.
 
     Args:
-        tensors: of this rank's pages.
+        tensors: of this rank's pages, each [num_pages, ...].
         followers: the other ranks.
     """
 
+    loads_any_image = True
+
     def __init__(self, tensors: Sequence[Tensor], followers: Followers) -> None:
-        super().__init__(tensors, followers.size)
+        self._tensors = _bytes_of(tensors)
         self._followers = followers
+        self.parts: Sequence[PagePart] = parts_of(tensors) * followers.size
+        self._bytes_per_page = sum(part.num_bytes for part in self.parts)
+        self.share = CopyShare.of(self._bytes_per_page)
+
+    def new_image(self, num_pages: int) -> KVImage:
+        return KVImage(self.parts, num_pages)
+
+    def image_bytes(self, num_pages: int) -> int:
+        return num_pages * self._bytes_per_page
+
+    def reserve(self, num_bytes: int) -> None:
+        pass  # the operating system allocates on demand
 
     def read(self, pages: Sequence[int], image: KVImage, first: int) -> None:
         with self._followers.doing(ReadPages(tuple(pages))) as ranks:
-            super().read(pages, image, first)
-            for rank, part in self._others(image, range(first, first + len(pages))):
-                ranks.receive(part, rank)
+            ids = torch.tensor(pages, device=ranks.device)
+            for rank, own, copy in self._pieces(image, slice(first, first + len(pages))):
+                staged = own.new_empty(copy.shape)
+                copy.copy_(ranks.receive(staged, rank) if rank else torch.index_select(own, 0, ids, out=staged))
 
     def write(self, pages: Sequence[int], image: KVImage, first: int) -> Transfer:
         with self._followers.doing(WritePages(tuple(pages))) as ranks:
-            for rank, part in self._others(image, range(first, first + len(pages))):
-                ranks.send(part, rank)
-            return super().write(pages, image, first)
+            ids = torch.tensor(pages, device=ranks.device)
+            for rank, own, copy in self._pieces(image, slice(first, first + len(pages))):
+                staged = copy.to(ranks.device)
+                if rank:
+                    ranks.send(staged, rank)
+                else:
+                    own.index_copy_(0, ids, staged)
+        return DONE
 
-    def _others(self, image: KVImage, span: range) -> Iterator[tuple[int, Tensor]]:
-        """The parts of the other ranks in an image, of these pages, each with its rank."""
-        num_own = len(self._tensors)
-        for number, part in enumerate(image.blocks[0][num_own:], num_own):
-            yield number // num_own, part[span.start : span.stop]
+    def _pieces(self, image: KVImage, span: slice) -> Iterator[_Piece]:
+        """These pages of an image, rank after rank."""
+        for number, part in enumerate(image.blocks[0]):
+            rank, place = divmod(number, len(self._tensors))
+            yield _Piece(rank, self._tensors[place], part[span].flatten(1).view(torch.uint8))
 
 
 def send_pages(tensors: Sequence[Tensor], pages: Sequence[int], ranks: Ranks) -> None:
     """Sends a rank's pages to rank 0."""
-    ids = torch.tensor(pages, dtype=torch.int64)
-    for tensor in tensors:
-        ranks.send(tensor.index_select(0, ids), 0)
+    ids = torch.tensor(pages, device=ranks.device)
+    for own in _bytes_of(tensors):
+        ranks.send(own.index_select(0, ids), 0)
 
 
 def receive_pages(tensors: Sequence[Tensor], pages: Sequence[int], ranks: Ranks) -> None:
     """Receives a rank's pages from rank 0."""
-    ids = torch.tensor(pages, dtype=torch.int64)
-    for tensor in tensors:
-        received = tensor.new_empty((len(pages), *tensor.shape[1:]))
-        ranks.receive(received, 0)
-        tensor.index_copy_(0, ids, received)
+    ids = torch.tensor(pages, device=ranks.device)
+    for own in _bytes_of(tensors):
+        own.index_copy_(0, ids, ranks.receive(own.new_empty((len(pages), own.shape[1])), 0))
+
+
+def _bytes_of(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The same memory, uint8 [num_pages, bytes]."""
+    return [tensor.flatten(1).view(torch.uint8) for tensor in tensors]

@@ -1,26 +1,30 @@
 """The process of a rank behind rank 0: it does what rank 0 tells it, until rank 0 has gone.
 
-    python -m microturn.model.parallel.follower CONNECTION PLACE RANK SIZE BINDS
+    python -m microturn.model.parallel.follower CONNECTION PLACE RANK SIZE DEVICE BINDS
 
-The first two are file descriptors: of the socket to rank 0, and of a file that the ranks find each other by. BINDS is 1
-where the rank runs on its share of the CPUs. What fails here fails at rank 0 too, which waits for this rank's part:
-nothing is caught.
+The first two are file descriptors: of the socket to rank 0, and of a file that the ranks find each other by. DEVICE is
+cpu or cuda, and BINDS 1 where the rank runs on its share of the CPUs. What fails here fails at rank 0 too, which waits
+for this rank's part: nothing is caught.
 """
 
 from __future__ import annotations
 
+import gc
+import pickle
 import signal
 import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
+import torch
+
 from microturn.model import runner
-from microturn.model.cpu import stored_model, weight_memory
 from microturn.model.parallel import cpus
-from microturn.model.parallel.commands import Allocate, Command, Load, Pass, ReadPages, WritePages
+from microturn.model.parallel.commands import Allocate, Capture, Command, Load, Pass, ReadPages, WritePages
 from microturn.model.parallel.copier import receive_pages, send_pages
 from microturn.model.parallel.ranks import Ranks, place_of
-from microturn.model.parallel.share import FollowingRunner, Share
+from microturn.model.parallel.runners import FollowingRunner, following_runner
+from microturn.model.parallel.share import Share
 
 
 def follow(leader: Connection, meet: Callable[[], Ranks]) -> None:
@@ -35,7 +39,7 @@ def follow(leader: Connection, meet: Callable[[], Ranks]) -> None:
     model_runner: FollowingRunner | None = None
     while True:
         try:
-            command: Command = leader.recv()
+            command: Command = pickle.loads(leader.recv_bytes())
         except EOFError:
             return
         ranks = ranks or meet()
@@ -43,17 +47,20 @@ def follow(leader: Connection, meet: Callable[[], Ranks]) -> None:
             case Load():
                 share = model_runner = None  # their memory first
                 share = _load(command, ranks)
-                leader.send(None)
+                leader.send_bytes(b"loaded")
                 continue
             case Allocate():
                 assert share is not None, "a share is loaded first"
                 model_runner = None
-                model_runner = FollowingRunner(share, command)
+                _free_memory()
+                model_runner = following_runner(share, command)
                 continue
         assert model_runner is not None, "pages are allocated first"
         match command:
-            case Pass(batch):
-                model_runner.run(batch)
+            case Capture():
+                _capture(model_runner, command)
+            case Pass():
+                model_runner.follow(command)
             case ReadPages(pages):
                 send_pages(model_runner.kv.tensors, pages, ranks)
             case WritePages(pages):
@@ -61,19 +68,37 @@ def follow(leader: Connection, meet: Callable[[], Ranks]) -> None:
 
 
 def _load(load: Load, ranks: Ranks) -> Share:
+    if load.for_gpu:
+        from microturn.model.gpu.loading import DTYPES  # what only a GPU needs
+
+        return Share.of(runner.load_model(load.model_dir, DTYPES[load.weights]), load, ranks)
+    from microturn.model.cpu import stored_model, weight_memory  # what only a CPU needs: Numba
+
     runner.set_num_threads(load.num_threads)
     with weight_memory.returned_at_once():
-        model = stored_model.read_model(load.model_dir)
-        return Share.of(model, runner.trace_layers(model), load.weights, ranks)
+        return Share.of(stored_model.read_model(load.model_dir), load, ranks)
 
 
-def main(connection: int, place: int, rank: int, size: int, binds: int) -> None:
+def _capture(model_runner: FollowingRunner, capture: Capture) -> None:
+    from microturn.model.parallel.gpu_runners import FollowingGpuRunner  # what only a GPU needs
+
+    assert isinstance(model_runner, FollowingGpuRunner)
+    model_runner.capture(capture.sizes, capture.max_context)
+
+
+def _free_memory() -> None:
+    """Gives back what torch has cached on a GPU."""
+    gc.collect()
+    torch.cuda.empty_cache()  # nothing without a GPU
+
+
+def main(connection: str, place: str, rank: str, size: str, device: str, binds: str) -> None:
     """Runs the process; see above."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a service manager sends it to all processes at once
-    if binds:
-        cpus.take_share(rank, size)
-    follow(Connection(connection), lambda: Ranks(place_of(place), rank, size))
+    if int(binds):
+        cpus.take_share(int(rank), int(size))
+    follow(Connection(int(connection)), lambda: Ranks(place_of(int(place)), int(rank), int(size), device))
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main(*sys.argv[1:])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -39,15 +40,21 @@ class Followers:
 
     Attributes:
         size: number of the ranks, this process as rank 0 included.
+        num_told: commands so far.
 
     Args:
         size: see above.
+        device: of all ranks, ``cpu`` or ``cuda``.
         on_lost: called, in any thread, when one of them is lost.
         binds: whether each rank runs on its share of the CPUs that this thread may use.
     """
 
-    def __init__(self, size: int, on_lost: Callable[[], None] = end_process, *, binds: bool = False) -> None:
+    def __init__(
+        self, size: int, device: str = "cpu", on_lost: Callable[[], None] = end_process, *, binds: bool = False
+    ) -> None:
         self.size = size
+        self.num_told = 0
+        self._device = device
         self._on_lost = on_lost
         self._is_closed = False
         self._place = os.memfd_create("microturn-ranks")
@@ -64,7 +71,7 @@ class Followers:
     def _start(self, rank: int, binds: bool) -> None:
         here, there = Pipe()
         command = [_python(), "-m", "microturn.model.parallel.follower"]
-        command += map(str, (there.fileno(), self._place, rank, self.size, int(binds)))
+        command += map(str, (there.fileno(), self._place, rank, self.size, self._device, int(binds)))
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         fds = there.fileno(), self._place
         # Not among those whom a terminal interrupts: stopping is rank 0's decision.
@@ -78,26 +85,38 @@ class Followers:
     @cached_property
     def ranks(self) -> Ranks:
         """All ranks; they meet when the others have been told the first command."""
-        return Ranks(place_of(self._place), 0, self.size)
+        return Ranks(place_of(self._place), 0, self.size, self._device)
+
+    def tell(self, command: Command) -> None:
+        """Has all other ranks do a command; this one does its part meanwhile, within `together`."""
+        self.num_told += 1
+        # Not by the connection's own pickler, in which torch has tensors lie in shared memory.
+        told = pickle.dumps(command)
+        for connection in self._connections:
+            connection.send_bytes(told)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What fails within, once the others have been told, leaves them waiting for this rank: then they are lost."""
+        num_before = self.num_told
+        try:
+            yield
+        except Exception as error:
+            if self.num_told > num_before:
+                self._lose(reason_of(error))
+            raise
 
     @contextmanager
     def doing(self, command: Command) -> Iterator[Ranks]:
-        """Has all other ranks do a command, while this one does its part.
-
-        What fails meanwhile, here or there, leaves them waiting for each other: then they are lost.
-        """
-        try:
-            for connection in self._connections:
-                connection.send(command)
+        """Has all other ranks do a command, while this one does its part."""
+        with self.together():
+            self.tell(command)
             yield self.ranks
-        except Exception as error:
-            self._lose(f"{type(command).__name__} failed: {reason_of(error)}")
-            raise
 
     def wait(self) -> None:
         """Waits until the other ranks have loaded what they were told to."""
         for connection in self._connections:
-            connection.recv()
+            connection.recv_bytes()
 
     def close(self) -> None:
         """Ends the processes of the other ranks, which have nothing that could be lost."""

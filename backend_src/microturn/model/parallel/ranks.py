@@ -1,8 +1,4 @@
-"""The processes that share a model, and what they tell each other in a pass.
-
-Sums are added in the order of the ranks, whatever their number: a ring, as gloo and NCCL have it, adds the elements of
-a tensor in an order that depends on where they lie, so that a token would depend on its company.
-"""
+"""The processes that share a model, and what they tell each other in a pass."""
 
 from __future__ import annotations
 
@@ -21,34 +17,54 @@ _LOOPBACK = "lo"
 
 
 class Ranks:
-    """The processes of a model on one machine, over loopback; all of them call the same methods in the same order.
+    """The processes of a model on one machine; all of them call the same methods in the same order.
 
-    They are torch's default process group, of which a process has one.
+    They are torch's default process group, of which a process has one: of gloo over loopback, or of NCCL.
 
     Attributes:
         rank: of this process; 0 leads.
         size: number of the processes.
+        device: of this process.
 
     Args:
         place: a file that they find each other by, empty before the first one comes.
         rank: see above, and `size` likewise.
+        kind: of the devices, ``cpu`` or ``cuda``: each rank has the GPU of its number.
 
     Raises:
         RuntimeError: the others do not come; from the methods also where one has gone.
     """
 
-    def __init__(self, place: Path, rank: int, size: int) -> None:
+    def __init__(self, place: Path, rank: int, size: int, kind: str = "cpu") -> None:
         self.rank = rank
         self.size = size
-        os.environ["GLOO_SOCKET_IFNAME"] = _LOOPBACK
-        dist.init_process_group("gloo", f"file://{place}", rank=rank, world_size=size, timeout=_TIMEOUT)
+        self.device = torch.device("cuda", rank) if kind == "cuda" else torch.device("cpu")
+        if kind == "cuda":
+            torch.cuda.set_device(self.device)
+        else:
+            os.environ["GLOO_SOCKET_IFNAME"] = _LOOPBACK
+        dist.init_process_group(
+            "nccl" if kind == "cuda" else "gloo",
+            f"file://{place}",
+            _TIMEOUT,
+            size,
+            rank,
+            device_id=self.device if kind == "cuda" else None,
+        )
 
     def leave(self) -> None:
         """Ends the group here; this process may become one of another."""
         dist.destroy_process_group()
 
     def add(self, part: Tensor) -> Tensor:
-        """Replaces this rank's part of a sum by the sum, and returns it."""
+        """Replaces this rank's part of a sum by the sum, and returns it.
+
+        On a CPU parts are added in the order of the ranks, whatever their number: a ring adds the elements of a tensor
+        in an order that depends on where they lie, so that a token would depend on its company.
+        """
+        if part.is_cuda:
+            dist.all_reduce(part)
+            return part
         parts = [torch.empty_like(part) for _ in range(self.size)]
         dist.all_gather(parts, part)
         torch.add(parts[0], parts[1], out=part)
@@ -68,16 +84,13 @@ class Ranks:
         return parts or []
 
     def send(self, tensor: Tensor, rank: int) -> None:
-        """Sends the bytes of a contiguous tensor to another rank, which receives them."""
-        dist.send(_bytes_of(tensor), rank)
+        """Sends a contiguous tensor to another rank, which receives it."""
+        dist.send(tensor, rank)
 
-    def receive(self, tensor: Tensor, rank: int) -> None:
-        """Writes what another rank sends into a contiguous tensor."""
-        dist.recv(_bytes_of(tensor), rank)
-
-
-def _bytes_of(tensor: Tensor) -> Tensor:
-    return tensor.view(-1).view(torch.uint8)
+    def receive(self, tensor: Tensor, rank: int) -> Tensor:
+        """Writes what another rank sends into a contiguous tensor, and returns it."""
+        dist.recv(tensor, rank)
+        return tensor
 
 
 def place_of(descriptor: int) -> Path:

@@ -60,7 +60,9 @@ def require_cuttable(model: PreTrainedModel, shapes: Sequence[LayerShape], size:
 
 
 def cut(model: PreTrainedModel, shapes: Sequence[LayerShape], rank: int, size: int) -> Shard:
-    """Leaves a rank's share of a model in its modules, as views; embeddings and norms stay whole.
+    """Leaves a rank's share of a model in its modules, mostly as views; embeddings and norms stay whole.
+
+    Its config speaks of the rank's query heads afterwards.
 
     Args:
         model: that can be cut (see `require_cuttable`).
@@ -81,6 +83,7 @@ def cut(model: PreTrainedModel, shapes: Sequence[LayerShape], rank: int, size: i
     _keep_rows([model.lm_head], [vocab_size], rank, size)
     cuts[model.lm_head] = Cut.WORDS
     own = [replace(shape, num_kv_heads=shape.num_kv_heads // size) for shape in shapes]
+    model.config.get_text_config().num_attention_heads //= size
     return Shard(rank, size, own, cuts, vocab_size)
 
 

@@ -35,7 +35,7 @@ def lost() -> SimpleQueue[None]:
 
 @pytest.fixture
 def followers(lost: SimpleQueue[None]) -> Iterator[Followers]:
-    followers = Followers(2, lambda: lost.put(None))
+    followers = Followers(2, on_lost=lambda: lost.put(None))
     yield followers
     followers.close()
 
