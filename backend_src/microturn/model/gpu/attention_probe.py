@@ -51,7 +51,8 @@ def check_attention(
         InvalidArgument: FlashInfer's results differ.
     """
     device = model.device
-    workspace, generator = new_workspace(device), torch.Generator(device).manual_seed(0)
+    generator = torch.Generator(device).manual_seed(0)
+    workspace = new_workspace(AttentionShape.of(model, layers, scores, dtype), device)
     distinct = {(layer, of.soft_cap, of.sink_logits is None): of for layer, of in zip(layers, scores, strict=True)}
     for (layer, *_), of in distinct.items():
         if layer.window is not None:  # one that the batches go beyond; its length is no matter to the kernel

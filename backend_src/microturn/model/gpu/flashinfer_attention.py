@@ -41,8 +41,11 @@ _DTYPES = (torch.bfloat16, torch.float16)
 _KV_DTYPES = (*_DTYPES, torch.float8_e4m3fn)
 _LEAST_CAPABILITY = (8, 0)
 
-# Size of the workspace for partial results of split keys; no step is captured that needs more.
-WORKSPACE_BYTES = 512 << 20
+# Least size of the workspace for partial results of split keys; no step is captured that needs more than there is.
+_WORKSPACE_BYTES = 512 << 20
+
+# FlashInfer splits keys among two blocks for each multiprocessor, of which GPUs have up to 188 now.
+MOST_BLOCKS = 2 * 192
 
 
 def unavailable_reason(
@@ -90,6 +93,15 @@ class AttentionShape:
         """Query heads of a key head, and elements of a head, of all layers."""
         return frozenset((self.num_heads // layer.num_kv_heads, layer.head_dim) for layer in self.layers)
 
+    @property
+    def workspace_bytes(self) -> int:
+        """Size of the workspace: what any step needs that is not captured, with the largest tile in all blocks.
+
+        More than the least where a key head has more than twenty query heads.
+        """
+        vectors = ((group_size * (64 if head_dim >= 256 else 128), head_dim) for group_size, head_dim in self.heads)
+        return max(_WORKSPACE_BYTES, *(MOST_BLOCKS * tile * (head_dim + 1) * 4 for tile, head_dim in vectors))
+
     @classmethod
     def of(
         cls, model: PreTrainedModel, layers: Sequence[LayerShape], scores: Sequence[Scores], dtype: torch.dtype
@@ -99,9 +111,9 @@ class AttentionShape:
         return cls(layers, [of.soft_cap for of in scores], num_heads, dtype, rotary.installed(model))
 
 
-def new_workspace(device: torch.device) -> Tensor:
+def new_workspace(shape: AttentionShape, device: torch.device) -> Tensor:
     """Allocates the workspace that all steps on one stream share."""
-    return torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+    return torch.empty(shape.workspace_bytes, dtype=torch.uint8, device=device)
 
 
 class FlashInferAttention:

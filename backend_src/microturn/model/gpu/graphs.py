@@ -18,7 +18,7 @@ from torch import Tensor
 
 from microturn.kv.tensors import KVTensors
 from microturn.model.batch import Batch, Row, RowPages
-from microturn.model.gpu.flashinfer_attention import WORKSPACE_BYTES, AttentionShape, FlashInferAttention
+from microturn.model.gpu.flashinfer_attention import MOST_BLOCKS, AttentionShape, FlashInferAttention
 from microturn.model.gpu.layers import TorchLayers
 from microturn.model.step_attention import Attention
 
@@ -31,9 +31,6 @@ _FEW, _MANY = 4, 64
 # What a tile takes for a key, relatively. Estimated, not measured: on an H100 small tiles wait for keys, while the
 # largest has 128 operations for each byte of them, some 400 TFLOP/s at the memory's speed, which the kernel lacks.
 _COSTS = {16: 2, 64: 2, 128: 3}
-
-# FlashInfer splits keys among two blocks for each multiprocessor, of which GPUs have up to 188 now.
-_MOST_BLOCKS = 2 * 192
 
 
 @dataclass(frozen=True, order=True)
@@ -69,7 +66,7 @@ class StepSize:
     def _partial_bytes(self, num_heads: int, group_size: int, head_dim: int) -> int:
         tile = self.tile(group_size, head_dim)
         num_tiles = -(-self.num_tokens * group_size // tile) + self.num_planned - 1
-        num_split = _MOST_BLOCKS // (num_heads // group_size)
+        num_split = MOST_BLOCKS // (num_heads // group_size)
         return num_heads * max(num_tiles, num_split) * tile * (head_dim + 1) * 4
 
     def attention_cost(self, lengths: Mapping[int, int], shape: AttentionShape) -> int:
@@ -105,7 +102,7 @@ def step_sizes(max_rows: int, max_tokens: int, shape: AttentionShape) -> list[St
         planned = n + 1 - max(1, 64 // group_size)
         if planned > _FEW:
             sizes.add(StepSize(n, min(_MANY, max_rows, planned), planned))
-    return sorted((size for size in sizes if size.partial_bytes(shape) <= WORKSPACE_BYTES), reverse=True)
+    return sorted((size for size in sizes if size.partial_bytes(shape) <= shape.workspace_bytes), reverse=True)
 
 
 def best_size(sizes: Iterable[StepSize], batch: Batch, shape: AttentionShape) -> StepSize | None:

@@ -65,7 +65,7 @@ class GpuRunner(ModelRunner):
         self._shape = AttentionShape.of(model, layers, scores, model.dtype)
         self._attention: FlashInferAttention | None = None
         if has_flashinfer:
-            self._workspace = new_workspace(kv.device)
+            self._workspace = new_workspace(self._shape, kv.device)
             self._attention = FlashInferAttention(self._shape, kv, self._workspace, max_tokens)
         self._graphs: dict[StepSize, StepGraph] = {}
         places = zip(layers, kv.groups.places, strict=True)

@@ -101,6 +101,7 @@ MODELS = {
     "1B on an A100": Model(A100, 32, 8, 64),
     "windows on an H100": Model(H100, 8, 4, 256, (None, 1024)),
     "groups of seven on a B200": Model(B200, 28, 4, 128),
+    "StarCoder's 48 heads on one, on an H100": Model(H100, 48, 1, 128),
     "one key head on an H100": Model(H100, 16, 1, 128, (None, 512)),
 }
 
@@ -110,14 +111,14 @@ def planner(tmp_path_factory: pytest.TempPathFactory) -> Planner:
     return Planner.build(tmp_path_factory.mktemp("planner"))
 
 
-@pytest.fixture(scope="module")
-def workspace() -> Tensor:
-    return new_workspace(torch.device("cpu"))  # only its size matters, and nothing is written
-
-
 @pytest.fixture(params=MODELS)
 def model(request: pytest.FixtureRequest) -> Model:
     return MODELS[request.param]
+
+
+@pytest.fixture
+def workspace(model: Model) -> Tensor:
+    return new_workspace(model.shape, torch.device("cpu"))  # only its size matters, and nothing is written
 
 
 Plan = Callable[[FlashInferAttention, Batch], list[Planned]]

@@ -7,7 +7,7 @@ import torch
 
 from microturn.kv.layer_groups import LayerShape
 from microturn.model.batch import Batch, Row
-from microturn.model.gpu.flashinfer_attention import WORKSPACE_BYTES, AttentionShape
+from microturn.model.gpu.flashinfer_attention import AttentionShape
 from microturn.model.gpu.graphs import StepSize, best_size, step_sizes
 
 
@@ -76,7 +76,7 @@ def test_rows_have_the_tile_with_which_attention_takes_least(lengths: list[int],
 )
 def test_no_pass_needs_more_than_the_workspace_and_each_step_has_a_small_tile(of: AttentionShape) -> None:
     sizes = step_sizes(256, 2048, of)
-    assert all(size.partial_bytes(of) <= WORKSPACE_BYTES for size in sizes)
+    assert all(size.partial_bytes(of) <= of.workspace_bytes for size in sizes)
     for num_rows in range(1, 257):
         size = best_size(sizes, batch_of(*[1] * num_rows), of)
         assert size is not None
