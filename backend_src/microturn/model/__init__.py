@@ -2,5 +2,5 @@
 
 Sessions and text are above it. Open `runner` first (a batch through the model), then `batch` (its input),
 `paged_attention` and `sampler`. `probe*` and `rotary_fit` are the checks at load, `cpu/` and `gpu/` the layers,
-attention kernels and loading for each device.
+attention kernels and loading for each device, `parallel/` a model over several processes.
 """
