@@ -44,7 +44,7 @@ def published(plain: Path, tmp_path: Path, kind: str, dtype: torch.dtype = torch
 
 def in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has what is no 8-bit float in float32: then results are those of an oracle, but for sums in another order."""
-    monkeypatch.setitem(loading._DTYPES, "auto", torch.float32)
+    monkeypatch.setitem(loading.DTYPES, "auto", torch.float32)
 
 
 def with_rounded_inputs(model: PreTrainedModel, block: int | None) -> PreTrainedModel:
