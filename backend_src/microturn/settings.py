@@ -77,9 +77,9 @@ class Settings:
         num_threads: threads of a forward pass; 0 is one for each CPU that this process may use.
         bind_threads: if there is a thread for each CPU, each is bound to its own, where the layers are one compiled
             call; and each process of `tensor_parallel` to its share of the CPUs.
-        tensor_parallel: processes that share the model, each with its part of the heads, the weights and the KV of every
-            layer: on the first GPUs that this process sees, or on a CPU with its part of CPUs and threads, for machines
-            with several sockets. The layers must be ours, and their key-value heads a multiple of it.
+        tensor_parallel: processes that share the model, each with its part of every layer's heads, weights and KV: on
+            the first GPUs that this process sees, or on a CPU with its part of CPUs and threads, for machines with
+            several sockets. The layers must be ours, and their key-value heads a multiple of it.
         share_prefixes: full pages of a session's first turn stay in the pool while there is room, and sessions of the
             same tenant and `cache_salt` that begin with the same tokens share them.
         check_dir: directory for the results of the checks at load, so that a restart with the same model, sources,

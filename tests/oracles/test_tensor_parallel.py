@@ -12,9 +12,8 @@ from transformers import PreTrainedModel
 
 from microturn.kv.page_layout import PageLayout
 from microturn.model.batch import Batch
-from microturn.model.parallel import runners
-from microturn.model.parallel.commands import without_tokens
 from microturn.model.parallel.followers import Followers
+from microturn.model.parallel.packed_batch import PackedBatch
 from microturn.model.runner import ModelRunner
 from support import models
 from support.driver import Driver
@@ -98,9 +97,11 @@ def test_pages_of_all_processes_come_back_from_host_memory(either_runner: NewRun
 def test_a_process_that_reads_other_pages_is_found(new_runner: NewRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted mistake: what the other process attends to is not what this one does."""
 
-    def with_pages_in_another_order(batch: Batch) -> Batch:
-        return Batch([row._replace(pages=row.pages[::-1]) for row in without_tokens(batch).rows])
+    of = PackedBatch.of
 
-    monkeypatch.setattr(runners, "without_tokens", with_pages_in_another_order)
+    def with_pages_in_another_order(batch: Batch) -> PackedBatch:
+        return of(Batch([row._replace(pages=row.pages[::-1]) for row in batch.rows]))
+
+    monkeypatch.setattr(PackedBatch, "of", with_pages_in_another_order)
     with pytest.raises(AssertionError, match="the logits of token"):
         check_incremental(models.grouped_heads(), range(VOCAB_SIZE), seed=2, num_sessions=5, new_runner=new_runner)

@@ -13,7 +13,7 @@ from microturn.kv.copier import KVCopier
 from microturn.kv.layer_groups import LayerGroups, LayerShape
 from microturn.kv.page_layout import PageLayout
 from microturn.kv.tensors import KVTensors
-from microturn.model.batch import Batch
+from microturn.model.parallel.packed_batch import PackedBatch
 from microturn.model.rotary import Rotary
 from microturn.model.scores import Scores
 
@@ -93,11 +93,11 @@ class Pass:
     """Runs a batch, whose embedded tokens rank 0 shares.
 
     Attributes:
-        batch: without the tokens themselves.
+        batch: whose tokens they are.
         may_replay: whether it is replayed if a graph holds it.
     """
 
-    batch: Batch
+    batch: PackedBatch
     may_replay: bool
 
 
@@ -116,8 +116,3 @@ class WritePages:
 
 
 Command = Load | Allocate | Capture | Pass | ReadPages | WritePages
-
-
-def without_tokens(batch: Batch) -> Batch:
-    """A batch for those who are given its embedded tokens."""
-    return Batch([row._replace(token_ids=range(len(row.token_ids)), embeds=()) for row in batch.rows])

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from microturn.model.batch import Batch
-from microturn.model.parallel.commands import Allocate, Pass, without_tokens
+from microturn.model.parallel.commands import Allocate, Pass
 from microturn.model.parallel.copier import ParallelCopier
 from microturn.model.parallel.followers import Followers
+from microturn.model.parallel.packed_batch import PackedBatch
 from microturn.model.parallel.ranks import Ranks
 from microturn.model.parallel.share import Share
 from microturn.model.runner import ModelRunner
@@ -34,7 +35,7 @@ class LeadingRunner(ModelRunner):
     def _embed(self, batch: Batch) -> Tensor:
         # What a batch can fail for comes first: the others have not been told of it yet.
         embeds = super()._embed(batch)
-        self.followers.tell(Pass(without_tokens(batch), self._may_replay))
+        self.followers.tell(Pass(PackedBatch.of(batch), self._may_replay))
         return self.followers.ranks.share(embeds)
 
     @property
@@ -53,7 +54,7 @@ class FollowingRunner(ModelRunner):
 
     def follow(self, told: Pass) -> None:
         """Runs a pass."""
-        self.run(told.batch)
+        self.run(told.batch.unpacked())
 
     def _embed(self, batch: Batch) -> Tensor:
         embeds = torch.empty(batch.num_tokens, self.hidden_size, dtype=self.model.dtype, device=self.kv.device)
