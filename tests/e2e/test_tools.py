@@ -10,7 +10,7 @@ import pytest
 from load_tests.bench.tool_model import write_tool_model
 from microturn_client import AsyncClient, Client
 from support.blocking import blocking
-from support.share import IN_FLOAT32, model_server
+from support.share import model_server
 from support.tool_contract import REPORT, TOOLS, ToolContract, called_in, check_report, context_of
 
 
@@ -21,7 +21,7 @@ def model_dir(smollm2_dir: str, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.fixture(scope="module")
 def address(model_dir: Path) -> Iterator[str]:
-    with model_server(str(model_dir), *IN_FLOAT32) as server:
+    with model_server(str(model_dir)) as server:
         yield server.address
 
 

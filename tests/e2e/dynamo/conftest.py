@@ -11,7 +11,6 @@ import pytest
 from support.dynamo import Cluster, cluster_of, wait_for_workers
 from support.etcd import Etcd
 from support.replicated import ROOM_FOR_ALL
-from support.share import IN_FLOAT32
 from support.tiny_model_dir import write_tiny_model
 
 # Of a tiny model, whose logits are the same in any company.
@@ -45,8 +44,8 @@ def etcd_cluster(etcd: Etcd, tiny_model: Path, tmp_path: Path) -> Iterator[Clust
 
 @pytest.fixture(scope="module")
 def addresses(smollm2_dir: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Of a worker of SmolLM2, and of an edge in front of it."""
-    with cluster_of(smollm2_dir, tmp_path_factory.mktemp("cluster"), *IN_FLOAT32) as cluster:
+    """Of a worker of SmolLM2 with default settings, and of an edge in front of it."""
+    with cluster_of(smollm2_dir, tmp_path_factory.mktemp("cluster")) as cluster:
         worker, edge = cluster.start_worker(), cluster.start_edge()
         worker.wait_until_ready()
         edge.wait_until_ready()
