@@ -15,8 +15,8 @@ PIP_INSTALL := PYTHONWARNINGS='ignore:Editable installation' $(BIN)/python -m pi
 # How long OpenMP's threads wait actively; see _SPIN_COUNT in backend_src/microturn/serve/triton_server.py.
 export GOMP_SPINCOUNT ?= 10000
 
-# How many processes run the tests of parts, and those of real servers (0: pytest's own alone). The processors are shared
-# out among them and their servers; the oracles have all of them, for kernels with several threads.
+# How many processes run the tests of parts and the oracles, and those of real servers (0: pytest's own alone). The
+# processors are shared out among them and their servers.
 WORKERS ?= 2
 E2E_WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest
@@ -77,7 +77,8 @@ test-unit: model  ## the parts by themselves
 	$(PYTEST) tests/simulation
 
 test-oracles: model  ## what "correct" means: the engine against plain transformers
-	$(PYTEST) tests/oracles
+	$(PYTEST) -n $(WORKERS) --dist loadfile -m 'not all_processors' tests/oracles
+	$(PYTEST) -m all_processors tests/oracles
 
 # Without npm or apt-get there are no deploy tools: their tests are skipped, and say so.
 test-e2e: model $(DEPLOY_INSTALLED)  ## the real server over real gRPC

@@ -1,4 +1,10 @@
-"""Fixtures of the oracles: what holds for the models holds with 8-bit weights too, against the 8-bit model."""
+"""Fixtures of the oracles: what holds for the models holds with 8-bit weights too, against the 8-bit model.
+
+`make test-oracles` runs most of them in processes with few threads: the steps of tiny models are too short for several,
+and on a busy machine, where a thread waits for another one that has no processor, take many times as long. What shall
+hold for several threads too is marked with `all_processors` and runs alone: batch invariance to the bit, passes of many
+tokens, and some sessions with real weights.
+"""
 
 from __future__ import annotations
 

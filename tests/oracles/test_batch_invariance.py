@@ -10,6 +10,8 @@ from microturn.model.cpu import attention_work
 from support import models
 from support.invariance import FEW_PAGES, NUM_SESSIONS, Logits, logits_of, require_equal
 
+pytestmark = pytest.mark.all_processors
+
 TINY = ["grouped_heads", "sliding_window", "pairs_in_half_heads", "int8", "experts", "int8_experts"]
 
 

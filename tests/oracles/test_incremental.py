@@ -23,7 +23,7 @@ def test_any_split_in_any_company_gives_the_logits_of_the_whole(
     check_incremental(tiny_model, range(VOCAB_SIZE), seed=seed, num_sessions=num_sessions, new_runner=new_runner)
 
 
-@pytest.mark.parametrize("max_batch_tokens", [1, 7, 500])
+@pytest.mark.parametrize("max_batch_tokens", [1, 7, pytest.param(500, marks=pytest.mark.all_processors)])
 def test_chunking_changes_nothing(tiny_model: PreTrainedModel, max_batch_tokens: int) -> None:
     check_incremental(
         tiny_model, range(VOCAB_SIZE), seed=4, num_sessions=3, num_turns=3, max_batch_tokens=max_batch_tokens
@@ -37,6 +37,7 @@ def test_running_ahead_changes_nothing(tiny_model: PreTrainedModel, seed: int, n
     )
 
 
+@pytest.mark.all_processors
 @pytest.mark.parametrize(("seed", "num_sessions"), [(0, 1), (1, 4), (2, 16)])
 def test_real_weights_in_turns_and_company_equal_the_whole(
     real_model: PreTrainedModel, seed: int, num_sessions: int

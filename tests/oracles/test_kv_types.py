@@ -65,6 +65,7 @@ def test_any_split_in_any_company_gives_the_logits_of_the_whole(
     )
 
 
+@pytest.mark.all_processors
 @TYPES
 def test_logits_stay_near_those_of_float32(tiny_model: PreTrainedModel, kv_dtype: torch.dtype) -> None:
     ids = random.Random(5).choices(range(VOCAB_SIZE), k=300)
@@ -78,6 +79,7 @@ def test_logits_stay_near_those_of_float32(tiny_model: PreTrainedModel, kv_dtype
         assert (native - by_torch).abs().max() <= max(STEPS, tolerance_of(tiny_model))
 
 
+@pytest.mark.all_processors
 @TYPES
 def test_real_weights_stay_near_float32_in_turns_and_in_one(real_model: PreTrainedModel, kv_dtype: torch.dtype) -> None:
     ids = random.Random(5).choices(range(17, 49152), k=200)

@@ -109,7 +109,7 @@ def test_where_all_layers_have_a_window_the_shorter_one_counts(window: Window) -
     check_window(models.only_sliding(), range(VOCAB_SIZE), window, seed=1, num_sessions=3, num_turns=12)
 
 
-@pytest.mark.parametrize("max_batch_tokens", [1, 7, 500])
+@pytest.mark.parametrize("max_batch_tokens", [1, 7, pytest.param(500, marks=pytest.mark.all_processors)])
 def test_chunking_changes_nothing(attending_model: PreTrainedModel, max_batch_tokens: int) -> None:
     check_window(
         attending_model,
@@ -131,5 +131,6 @@ def test_what_is_preempted_is_computed_again_as_it_was(attending_model: PreTrain
     assert tight > 2 * roomy, "nothing was preempted"
 
 
+@pytest.mark.all_processors
 def test_real_weights_equal_the_plain_reference(real_model: PreTrainedModel) -> None:
     check_window(real_model, range(17, 49152), Window(16, 80, 32), seed=4, num_sessions=3, num_turns=16)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,7 +16,7 @@ from microturn.sessions.inputs import EmbedInput, TextInput, TokenInput, TurnInp
 from microturn.snapshots.directory import SnapshotDirectory
 from microturn.text.model_text import ModelText
 from microturn.text.session_text import SessionText
-from support import models
+from support import models, share
 from support.driver import Driver, model_runner
 
 
@@ -57,7 +56,7 @@ def open_driver(model_name: str, directory: Path) -> Driver:
         directory: of the snapshots.
     """
     snapshots = SnapshotDirectory(directory, ttl_s=3600)
-    runner.set_num_threads(len(os.sched_getaffinity(0)))
+    runner.set_num_threads(share.num_threads())  # as in the process that saved them
     if hasattr(models, model_name):
         return Driver(model_runner(getattr(models, model_name)()), snapshots=snapshots, model_fingerprint=model_name)
     model_text = ModelText.from_directory(Path(model_name))
