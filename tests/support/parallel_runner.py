@@ -62,4 +62,5 @@ def parallel_runner(
         load = replace(load, for_gpu=True, scores=trace_scores(read))
     share = Share.of_leader(read, load, followers)
     num_pages = LayerGroups.of(layers).num_groups * num_pages + load.for_gpu
+    followers.is_serving = True
     return leading_runner(share, followers, Allocate(num_pages, page_size, kv_dtype, layout, max_tokens=1024))

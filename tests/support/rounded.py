@@ -49,7 +49,8 @@ class SummedLinear(nn.Module):
 
     def __init__(self, module: nn.Linear, num_ranks: int) -> None:
         super().__init__()
-        weights = module.weight.detach().chunk(num_ranks, dim=1)
+        weights = module.weight.detach().split(module.in_features // num_ranks, dim=1)
+        assert len(weights) == num_ranks, "ranks have as many inputs each"
         self._width = weights[0].shape[1]
         self._parts = [RoundedLinear(_linear(weight)) for weight in weights]
         self.bias = module.bias

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from microturn.engine.engine import Engine
-from microturn.errors import MicroturnError
+from microturn.errors import InvalidArgument, MicroturnError
 from microturn.kv.tensors import KVTensors
 from microturn.model.batch import Batch
+from microturn.model.parallel.runners import LeadingRunner
 from microturn.model.runner import Runner
 from microturn.sessions.inputs import TokenInput
 from microturn.sessions.turn import Turn, TurnOutput, TurnRequest, TurnSink
@@ -32,9 +33,14 @@ class GrownSessions:
 
     Attributes:
         engine: of the sessions.
+
+    Raises:
+        InvalidArgument: other processes have a part of the pages, which would stay unwritten.
     """
 
     def __init__(self, engine: Engine) -> None:
+        if isinstance(engine.runner, LeadingRunner):
+            raise InvalidArgument("steps are measured in one process: setting 'tensor_parallel' is 1 here")
         self.engine = engine
         self._computes, self._stands_in = engine.runner, _StandIn(engine.runner)
         self._context_lens: dict[int, int] = {}

@@ -11,7 +11,6 @@ from microturn.bench.stopwatch import Stopwatch, TimedDecoder
 from microturn.engine.engine import Engine
 from microturn.errors import InvalidArgument
 from microturn.model.cpu.layers import FusedLayers
-from microturn.model.parallel.runners import LeadingRunner
 from microturn.model.runner import ModelRunner
 
 
@@ -45,7 +44,7 @@ class SteppedEngine(GrownSessions):
         engine: just loaded; it is this benchmark's for good.
 
     Raises:
-        InvalidArgument: the model's layers cannot be timed: they are transformers' own, or other processes have a part.
+        InvalidArgument: the model's layers are transformers' own, which cannot be timed; or see `GrownSessions`.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -53,8 +52,6 @@ class SteppedEngine(GrownSessions):
         assert isinstance(runner, ModelRunner)
         if not isinstance(runner.decoder, FusedLayers):
             raise InvalidArgument("this model runs on transformers' own layers, which have no stopwatch in them")
-        if isinstance(runner, LeadingRunner):
-            raise InvalidArgument("the parts of a step are timed in one process: setting 'tensor_parallel' is 1 here")
         self._stopwatch = Stopwatch()
         runner.decoder = TimedDecoder(runner.decoder, self._stopwatch)
         super().__init__(engine)

@@ -88,7 +88,10 @@ def start_engine(settings: Settings, fetch: Fetch | None = None) -> Engine:
             loaded.set_exception(error)
             return
         loaded.set_result(engine)
-        engine.run()
+        try:
+            engine.run()
+        finally:
+            prepared.loaded.runner.close()
 
     threading.Thread(target=live, name="microturn-engine", daemon=True).start()
     return loaded.result()
@@ -107,7 +110,11 @@ def load_engine(settings: Settings) -> Engine:
 def _load(settings: Settings, fetch: Fetch | None) -> tuple[Prepared, Engine]:
     snapshots = open_snapshots(settings)
     prepared = prepare(settings)
-    return prepared, build(prepared, settings, snapshots, fetch)
+    try:
+        return prepared, build(prepared, settings, snapshots, fetch)
+    except BaseException:
+        prepared.loaded.runner.close()
+        raise
 
 
 def prepare(settings: Settings) -> Prepared:
@@ -121,11 +128,15 @@ def prepare(settings: Settings) -> Prepared:
     num_threads = max(1, (settings.num_threads or len(os.sched_getaffinity(0))) // settings.tensor_parallel)
     device = _device(settings.device)
     torch.set_num_threads(num_threads)
-    loaded = _load_on_cpu(settings, num_threads) if device.type == "cpu" else _load_on_gpu(settings, device)
-    # A pass does not look whether its pages are in the pool.
-    pages_of_context(loaded.runner.kv, loaded.pool, loaded.max_context, settings.max_batch_tokens)
-    text = ModelText.from_directory(Path(settings.model_dir))
-    passes = warm_up(loaded.runner, settings.max_batch_tokens, loaded.max_context)
+    with _followers(settings, device) as followers:
+        if device.type == "cpu":
+            loaded = _load_on_cpu(settings, num_threads, followers)
+        else:
+            loaded = _load_on_gpu(settings, device, followers)
+        # A pass does not look whether its pages are in the pool.
+        pages_of_context(loaded.runner.kv, loaded.pool, loaded.max_context, settings.max_batch_tokens)
+        text = ModelText.from_directory(Path(settings.model_dir))
+        passes = warm_up(loaded.runner, settings.max_batch_tokens, loaded.max_context)
     name = str(device) if device.type == "cpu" else torch.cuda.get_device_name(device)
     return Prepared(loaded, text, passes, name, num_threads)
 
@@ -191,43 +202,47 @@ def _device(wanted: str) -> torch.device:
     return torch.device("cuda", 0)
 
 
-def _load_on_cpu(settings: Settings, num_threads: int) -> Loaded:
+def _load_on_cpu(settings: Settings, num_threads: int, followers: Followers | None) -> Loaded:
     from microturn.model.cpu import loading  # what only a CPU needs: Numba
 
-    if settings.tensor_parallel == 1:
-        runner.set_num_threads(num_threads)
-        return loading.load(settings)
-    with _followers(settings, "cpu") as followers:
-        runner.set_num_threads(num_threads)
-        return loading.load(settings, followers)
+    runner.set_num_threads(num_threads)
+    return loading.load(settings, followers)
 
 
-def _load_on_gpu(settings: Settings, device: torch.device) -> Loaded:
-    from microturn.model.gpu import loading  # what only a GPU needs
+def _load_on_gpu(settings: Settings, device: torch.device, followers: Followers | None) -> Loaded:
+    if followers is not None:
+        from microturn.model.parallel import gpu_loading  # what only a GPU needs
 
-    if settings.tensor_parallel == 1:
-        return loading.load(settings, device)
-    num_gpus = torch.cuda.device_count()
-    if settings.tensor_parallel > num_gpus:
-        raise InvalidArgument(f"setting 'tensor_parallel' is at most {num_gpus} here, where torch sees so many GPUs")
-    from microturn.model.parallel import gpu_loading
-
-    with _followers(settings, "cuda") as followers:
         return gpu_loading.load(settings, device, followers)
+    from microturn.model.gpu import loading  # likewise
+
+    return loading.load(settings, device)
 
 
 @contextmanager
-def _followers(settings: Settings, device: str) -> Iterator[Followers]:
-    """The processes of the other ranks, which end where loading fails.
+def _followers(settings: Settings, device: torch.device) -> Iterator[Followers | None]:
+    """The processes of the other ranks, if there are any, which end where loading fails.
 
     They are started before this thread has others compute for it: all of those run on this rank's CPUs.
+
+    Raises:
+        InvalidArgument: there are fewer GPUs.
     """
-    followers = Followers(settings.tensor_parallel, device, binds=device == "cpu" and settings.bind_threads)
+    size = settings.tensor_parallel
+    if size == 1:
+        yield None
+        return
+    if device.type == "cuda" and torch.cuda.device_count() < size:
+        raise InvalidArgument(
+            f"setting 'tensor_parallel' is at most {torch.cuda.device_count()} here, as many GPUs as torch sees"
+        )
+    followers = Followers(size, device.type, binds=device.type == "cpu" and settings.bind_threads)
     try:
         yield followers
     except BaseException:
         followers.close()
         raise
+    followers.is_serving = True
 
 
 def warm_up(model_runner: runner.ModelRunner, max_batch_tokens: int, max_context: int) -> list[tuple[int, float]]:

@@ -14,7 +14,7 @@ from microturn.kv.page_needs import PageNeeds
 from microturn.kv.pool import PagePool
 from microturn.model import recurrent
 from microturn.model.positions import num_positions_of
-from microturn.model.runner import ModelRunner
+from microturn.model.runner import ModelRunner, TransformerLayers
 from microturn.settings import Settings
 
 
@@ -72,12 +72,17 @@ class Loaded:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the weights in memory; a tensor that several modules share counts once."""
-        held: dict[int, int] = {t.data_ptr(): t.nbytes for t in self.runner.model.parameters() if not t.is_meta}
-        decoder = self.runner.decoder
-        # In 8 bits they are copies, and those of the model have been released.
-        copied = decoder.weight_bytes if self.weights == "int8" and decoder is not None else 0
-        return sum(held.values()) + copied
+        """Bytes of the weights in memory, of all processes."""
+        own = weight_bytes_of(self.runner.model, self.runner.decoder, self.weights)
+        return own + self.runner.other_weight_bytes
+
+
+def weight_bytes_of(model: PreTrainedModel, decoder: TransformerLayers | None, weights: str) -> int:
+    """Bytes of the weights of a model and its layers in memory; a tensor that several modules share counts once."""
+    held: dict[int, int] = {t.data_ptr(): t.nbytes for t in model.parameters() if not t.is_meta}
+    # In 8 bits they are copies, and those of the model have been released.
+    copied = decoder.weight_bytes if weights == "int8" and decoder is not None else 0
+    return sum(held.values()) + copied
 
 
 def needs_of(

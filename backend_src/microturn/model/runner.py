@@ -86,6 +86,7 @@ class ModelRunner:
     """
 
     is_asynchronous = False
+    other_weight_bytes = 0  # in other processes, which compute for it
 
     def __init__(
         self,
@@ -107,6 +108,9 @@ class ModelRunner:
         # Embedding rows may be padded beyond the tokenizer's vocabulary; the width of the head counts.
         self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
         self.hidden_size = int(embeddings.weight.shape[1])
+
+    def close(self) -> None:
+        """Ends processes that compute for it."""
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> Tensor:

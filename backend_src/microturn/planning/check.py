@@ -39,7 +39,7 @@ class Served:
         token_bytes: of one more token of a session in the pages.
         kv_tokens: size of the pool in tokens; `pool_bytes` likewise.
         max_context: longest context of a session in tokens; `session_bytes` are those of its pages.
-        resident_bytes: of this process after loading, with a pool that is empty.
+        resident_bytes: of this process, and of those that it has started, after loading, with a pool that is empty.
         full_bytes: the same with a full pool.
         peak_bytes: of this process at most, while it loaded and checked the model.
         windows_reason: why sessions cannot have a sliding window.
@@ -89,7 +89,8 @@ class Served:
         loaded, text = prepared.loaded, prepared.text
         model, kv = loaded.runner.model, loaded.runner.kv
         states = recurrent.installed(model)
-        resident_bytes = psutil.Process().memory_info().rss
+        process = psutil.Process()
+        resident_bytes = sum(of.memory_info().rss for of in (process, *process.children()))
         is_on_cpu = kv.device.type == "cpu"
         return cls(
             layers=loaded.layers,

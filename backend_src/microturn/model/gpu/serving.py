@@ -123,7 +123,7 @@ class Serving:
 
     def free_tokens(self, max_context: int) -> int:
         """Tokens for which there is memory beside the largest passes, which are captured and run here without pages."""
-        device, free_before = self.model.device, _free_bytes(self.model.device)
+        device, free_before = self.model.device, self.free_bytes()
         rehearsal = self.new_runner(0)
         with_most_rows = sorted(self.sizes, key=lambda size: size.num_rows)[-1:]
         rehearsal.capture({*self.sizes[:1], *with_most_rows}, max_context)
@@ -135,12 +135,16 @@ class Serving:
         num_words = self.needs.groups.num_groups * -(-max_context // self.settings.page_size)
         kept = len(self.sizes) * _BYTES_PER_GRAPH + sum(size.num_rows for size in self.sizes) * 4 * num_words
         del rehearsal
-        free = _free_bytes(device) - taken - kept - _SPARE_BYTES
+        free = self.free_bytes() - taken - kept - _SPARE_BYTES
         free -= 2 * staged_bytes_of(free)
         return max(0, free) // self.needs.token_bytes
 
+    def free_bytes(self) -> int:
+        """Free bytes of the GPU's memory."""
+        return free_bytes(self.model.device)
 
-def _free_bytes(device: torch.device) -> int:
+
+def free_bytes(device: torch.device) -> int:
     """Free bytes of a GPU's memory, after torch has released its cached memory."""
     gc.collect()
     torch.cuda.empty_cache()

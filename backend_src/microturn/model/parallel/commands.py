@@ -81,6 +81,11 @@ class Allocate:
 
 
 @dataclass(frozen=True)
+class TellFree:
+    """Frees the pages, and has rank 0 gather the free bytes of each GPU."""
+
+
+@dataclass(frozen=True)
 class Capture:
     """Captures passes: see `GpuRunner.capture`."""
 
@@ -115,4 +120,4 @@ class WritePages:
     pages: Sequence[int]
 
 
-Command = Load | Allocate | Capture | Pass | ReadPages | WritePages
+Command = Load | Allocate | TellFree | Capture | Pass | ReadPages | WritePages

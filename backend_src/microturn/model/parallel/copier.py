@@ -25,7 +25,7 @@ class _Piece(NamedTuple):
 
     Attributes:
         rank: whose they are.
-        own: bytes [num_pages, bytes] of rank 0's tensor, which the rank's is like.
+        own: bytes [num_pages, bytes] of rank 0's tensor; the rank's has the same shape.
         copy: bytes [pages, bytes] in an image.
     """
 
@@ -61,15 +61,19 @@ class ParallelCopier:
         pass  # the operating system allocates on demand
 
     def read(self, pages: Sequence[int], image: KVImage, first: int) -> None:
+        if not pages:
+            return
         with self._followers.doing(ReadPages(tuple(pages))) as ranks:
-            ids = torch.tensor(pages, device=ranks.device)
+            ids = _ids_of(pages, ranks)
             for rank, own, copy in self._pieces(image, slice(first, first + len(pages))):
                 staged = own.new_empty(copy.shape)
                 copy.copy_(ranks.receive(staged, rank) if rank else torch.index_select(own, 0, ids, out=staged))
 
     def write(self, pages: Sequence[int], image: KVImage, first: int) -> Transfer:
+        if not pages:
+            return DONE
         with self._followers.doing(WritePages(tuple(pages))) as ranks:
-            ids = torch.tensor(pages, device=ranks.device)
+            ids = _ids_of(pages, ranks)
             for rank, own, copy in self._pieces(image, slice(first, first + len(pages))):
                 staged = copy.to(ranks.device)
                 if rank:
@@ -87,16 +91,20 @@ class ParallelCopier:
 
 def send_pages(tensors: Sequence[Tensor], pages: Sequence[int], ranks: Ranks) -> None:
     """Sends a rank's pages to rank 0."""
-    ids = torch.tensor(pages, device=ranks.device)
+    ids = _ids_of(pages, ranks)
     for own in _bytes_of(tensors):
         ranks.send(own.index_select(0, ids), 0)
 
 
 def receive_pages(tensors: Sequence[Tensor], pages: Sequence[int], ranks: Ranks) -> None:
     """Receives a rank's pages from rank 0."""
-    ids = torch.tensor(pages, device=ranks.device)
+    ids = _ids_of(pages, ranks)
     for own in _bytes_of(tensors):
         own.index_copy_(0, ids, ranks.receive(own.new_empty((len(pages), own.shape[1])), 0))
+
+
+def _ids_of(pages: Sequence[int], ranks: Ranks) -> Tensor:
+    return torch.tensor(pages, dtype=torch.int64, device=ranks.device)
 
 
 def _bytes_of(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -23,7 +23,7 @@ from microturn.model.gpu.runner import GpuRunner
 from microturn.model.gpu.served_probe import check_first_layers
 from microturn.model.gpu.serving import Serving
 from microturn.model.loaded import Loaded, needs_of
-from microturn.model.parallel.commands import Allocate, Load
+from microturn.model.parallel.commands import Allocate, Load, TellFree
 from microturn.model.parallel.followers import Followers
 from microturn.model.parallel.runners import leading_runner
 from microturn.model.parallel.shards import require_cuttable
@@ -124,5 +124,11 @@ class SharedServing(Serving):
         return new
 
     def free_tokens(self, max_context: int) -> int:
-        """By the memory of rank 0, which has the embeddings and the logits besides: others have no less."""
+        """See `Serving`; passes take most at rank 0, which has the embeddings and the logits besides."""
         return super().free_tokens(max_context) * self.followers.size
+
+    def free_bytes(self) -> int:
+        """Of the GPU that has least."""
+        with self.followers.doing(TellFree()) as ranks:
+            free = torch.tensor([super().free_bytes()], device=ranks.device)
+            return min(int(of_rank) for of_rank in ranks.gather(free))

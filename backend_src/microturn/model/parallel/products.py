@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from microturn.model.parallel.ranks import Ranks
@@ -42,10 +43,9 @@ class GatheredProduct:
 
     def __call__(self, x: Tensor, out: Tensor) -> Tensor:
         """See `Product`; rank 0 has the result, and others have arbitrary data."""
+        part = self._part(x, x.new_empty(len(x), self._part.num_out))
         # All ranks send as much: the widest part.
-        part = x.new_zeros(len(x), max(map(len, self._spans)))
-        own = self._part(x, x.new_empty(len(x), self._part.num_out))
-        part[:, : self._part.num_out] = own
+        part = F.pad(part, (0, max(map(len, self._spans)) - self._part.num_out))
         for span, received in zip(self._spans, self._ranks.gather(part), strict=False):
             out[:, span.start : span.stop] = received[:, : len(span)]
         return out

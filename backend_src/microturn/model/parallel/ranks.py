@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-# A pass is begun by all ranks at once: one that is so late will not come any more.
-_TIMEOUT = datetime.timedelta(seconds=60)
+# Of a rank that is there and does not answer; one that has gone is noticed by its process. A first pass may compile.
+_TIMEOUT = datetime.timedelta(minutes=10)
 _LOOPBACK = "lo"
 
 
@@ -53,8 +53,9 @@ class Ranks:
         )
 
     def leave(self) -> None:
-        """Ends the group here; this process may become one of another."""
-        dist.destroy_process_group()
+        """Ends the group here, so that this process may become one of another; NCCL's would wait for the others."""
+        if self.device.type == "cpu":
+            dist.destroy_process_group()
 
     def add(self, part: Tensor) -> Tensor:
         """Replaces this rank's part of a sum by the sum, and returns it.

@@ -32,6 +32,10 @@ class LeadingRunner(ModelRunner):
         with self.followers.together():
             return super().run(batch)
 
+    def close(self) -> None:
+        """See `ModelRunner.close`."""
+        self.followers.close()
+
     def _embed(self, batch: Batch) -> Tensor:
         # What a batch can fail for comes first: the others have not been told of it yet.
         embeds = super()._embed(batch)
@@ -80,6 +84,7 @@ def leading_runner(share: Share, followers: Followers, pages: Allocate, **checke
     else:
         runner = LeadingRunner(share.model, kv, decoder=share.decoder, **checked)
     runner.followers = followers
+    runner.other_weight_bytes = share.other_bytes
     runner.vocab_size = share.shard.vocab_size
     return runner
 

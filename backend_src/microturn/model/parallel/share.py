@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from torch import nn
 from transformers import PreTrainedModel
 
+from microturn.model.loaded import weight_bytes_of
 from microturn.model.parallel.commands import Load
 from microturn.model.parallel.followers import Followers
 from microturn.model.parallel.ranks import Ranks
@@ -25,6 +26,7 @@ class Share:
         decoder: its layers.
         load: how it was loaded.
         ranks: all of them.
+        other_bytes: of the weights of other ranks, at rank 0.
     """
 
     model: PreTrainedModel
@@ -32,6 +34,7 @@ class Share:
     decoder: TransformerLayers
     load: Load
     ranks: Ranks
+    other_bytes: int = 0
 
     @classmethod
     def of(cls, model: PreTrainedModel, load: Load, ranks: Ranks) -> Self:
@@ -50,6 +53,11 @@ class Share:
         return cls(model, shard, _layers_of(model, shard, load, ranks), load, ranks)
 
     @property
+    def weight_bytes(self) -> int:
+        """Bytes of this rank's weights in memory."""
+        return weight_bytes_of(self.model, self.decoder, self.load.weights)
+
+    @property
     def of_gpu_runner(self) -> dict[str, Any]:
         """Arguments of a `GpuRunner`."""
         return {"layers": self.shard.shapes, "scores": self.load.scores, "decoder": self.decoder}
@@ -59,8 +67,7 @@ class Share:
         """Has all ranks load their shares, rank 0's out of a model that is loaded here."""
         with followers.doing(load) as ranks:
             share = cls.of(model, load, ranks)
-            followers.wait()
-        return share
+            return replace(share, other_bytes=followers.wait())
 
 
 def _layers_of(model: PreTrainedModel, shard: Shard, load: Load, ranks: Ranks) -> TransformerLayers:

@@ -10,6 +10,7 @@ from queue import SimpleQueue
 
 import psutil
 import pytest
+import torch
 
 from microturn.errors import InvalidArgument
 from microturn.model.batch import Batch, Row
@@ -19,12 +20,23 @@ from support.parallel_runner import parallel_runner
 
 TOLD_WITHIN_S = 30
 
+# The rank has been started, or waits for a command, or within one for this process's part.
 PROGRAM = """
-import sys, time
+import sys
+from microturn.model.parallel.commands import TellFree
 from microturn.model.parallel.followers import Followers
-followers = Followers(2)
-print(followers._processes[0].pid, flush=True)
-sys.stdin.readline()
+if __name__ == "__main__":
+    followers = Followers(2)
+    state = sys.argv[1]
+    if state == "idle":
+        with followers.doing(TellFree()) as ranks:
+            import torch
+            ranks.gather(torch.tensor([0]))
+    elif state == "within a command":
+        followers.tell(TellFree())
+        followers.ranks
+    print(followers._processes[0].pid, flush=True)
+    sys.stdin.readline()
 """
 
 
@@ -59,6 +71,21 @@ def test_what_fails_before_others_are_told_is_this_pass_s_alone(followers: Follo
     assert lost.empty()
 
 
+def test_copies_of_no_pages_and_of_all_ranks_pages(followers: Followers, lost: SimpleQueue[None]) -> None:
+    kv = parallel_runner(followers, models.grouped_heads(), num_pages=4).kv
+    assert kv.read([]).num_pages == 0
+    kv.write([], kv.new_image(0))
+    given = kv.new_image(2)
+    for number, part in enumerate(given.blocks[0]):
+        part.copy_(torch.full_like(part, number + 1))
+    assert len(given.blocks[0]) == 2 * len(kv.tensors)
+    kv.write([3, 1], given)
+    got = kv.read([1, 3, 1])
+    for part, expected in zip(got.blocks[0], given.blocks[0], strict=True):
+        assert torch.equal(part, expected[[1, 0, 1]])
+    assert lost.empty()
+
+
 def test_a_model_that_cannot_be_cut_is_refused_and_the_next_is_loaded(
     followers: Followers, lost: SimpleQueue[None]
 ) -> None:
@@ -69,10 +96,12 @@ def test_a_model_that_cannot_be_cut_is_refused_and_the_next_is_loaded(
     assert lost.empty()
 
 
-@pytest.mark.parametrize("is_killed", [True, False])
-def test_a_rank_ends_with_the_process_that_leads(is_killed: bool) -> None:
-    """Killed, or at its end, also before the rank has met it."""
-    program = subprocess.Popen([sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+@pytest.mark.parametrize(
+    ("is_killed", "state"),
+    [(True, "started"), (False, "started"), (True, "idle"), (False, "idle"), (True, "within a command")],
+)
+def test_a_rank_ends_with_the_process_that_leads(is_killed: bool, state: str) -> None:
+    program = subprocess.Popen([sys.executable, "-c", PROGRAM, state], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     with program:
         assert program.stdout is not None
         assert program.stdin is not None

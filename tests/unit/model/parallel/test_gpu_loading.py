@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -17,12 +19,13 @@ from microturn.model.parallel.followers import Followers
 from microturn.settings import Settings
 from support import models
 from support.oracle import TOLERANCE, stock_logits
+from support.tiny_model_dir import write_tiny_model
 
 CPU = torch.device("cpu")
 FEW = {"kv_tokens": 256, "max_context": 128, "max_batch_tokens": 64}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def followers() -> Iterator[Followers]:
     followers = Followers(2)
     yield followers
@@ -33,6 +36,11 @@ def followers() -> Iterator[Followers]:
 def model_dir(tmp_path: Path) -> str:
     models.grouped_heads().save_pretrained(tmp_path)
     return str(tmp_path)
+
+
+def require_no_followers() -> None:
+    children = psutil.Process().children()
+    assert not [of for of in children if "microturn.model.parallel.follower" in of.cmdline()]
 
 
 @pytest.mark.parametrize(("weights", "dtype"), [("auto", torch.bfloat16), ("float32", torch.float32)])
@@ -74,3 +82,28 @@ def test_a_cpu_refuses_what_cannot_be_cut_and_no_process_stays(tmp_path: Path) -
     settings = Settings(model_dir=str(tmp_path), device="cpu", tensor_parallel=2, bind_threads=False, **FEW)
     with pytest.raises(InvalidArgument, match="setting 'tensor_parallel' cannot be 2 for MixtralForCausalLM: it has"):
         loading.prepare(settings)
+    require_no_followers()
+
+
+def test_settings_that_do_not_fit_leave_no_process_and_the_next_load_works(tmp_path: Path) -> None:
+    shared = {
+        "model_dir": str(write_tiny_model(tmp_path / "tiny")),
+        "device": "cpu",
+        "tensor_parallel": 2,
+        "bind_threads": True,
+    }
+    before = os.sched_getaffinity(0)
+    with pytest.raises(InvalidArgument, match="does not hold one context"):
+        loading.prepare(Settings(kv_tokens=64, max_context=128, **shared))
+    require_no_followers()
+    assert os.sched_getaffinity(0) == before
+    prepared = loading.prepare(Settings(kv_tokens=256, max_context=128, **shared))
+    try:
+        alone = loading.prepare(Settings(kv_tokens=256, max_context=128, **shared | {"tensor_parallel": 1}))
+        assert prepared.loaded.weights == alone.loaded.weights == "int8"
+        assert prepared.loaded.weight_bytes >= alone.loaded.weight_bytes
+        with pytest.raises(InvalidArgument, match="this process shares a model with others already"):
+            loading.prepare(Settings(kv_tokens=256, max_context=128, **shared))
+    finally:
+        prepared.loaded.runner.close()
+    require_no_followers()
