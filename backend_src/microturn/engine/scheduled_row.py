@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from microturn.model.batch import UNKNOWN_IDS, Row, RowPages
 from microturn.sessions.session import Session
 from microturn.sessions.turn import Turn
 
 
-class ScheduledRow(NamedTuple):
+# Not frozen, and with slots: a step makes one for each session, and a tuple takes longer to make and to read.
+@dataclass(slots=True)
+class ScheduledRow:
     """A session's part in a forward pass.
 
     Attributes:

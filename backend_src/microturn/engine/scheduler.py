@@ -13,6 +13,7 @@ gets no more tokens than fit the time that those have, by what earlier passes to
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from dataclasses import replace
 from operator import itemgetter
 from typing import NamedTuple, Protocol
 
@@ -174,9 +175,9 @@ class Scheduler:
                 following.append(ScheduledRow(session, turn, end, 1))
             elif session.queued:
                 return []
-        under_way = {row.session for row in current}
-        if len(running) == len(under_way):
+        if len(running) == len(current):
             return following
+        under_way = {row.session for row in current}
         if any(session in self._suspects for session in under_way):
             return []
         waiting = self._by_urgency(session for session in running if session not in under_way)
@@ -260,7 +261,7 @@ class Scheduler:
             return row
         step_s = self._step_time.pass_s(_num_tokens(rows))
         longer_s = self._step_time.pass_s(_num_tokens(rows) + len(draft)) - step_s
-        return row._replace(draft=draft, draft_cost=len(rows) * longer_s / step_s if step_s else 0.0)
+        return replace(row, draft=draft, draft_cost=len(rows) * longer_s / step_s if step_s else 0.0)
 
     def _take_pages(
         self, session: Session, num_tokens: int, victims: Sequence[Session], preempted: set[Session]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 
-class Sampled(NamedTuple):
+# Not frozen, and with slots: a step makes one for each token, and a tuple takes longer to make and to read.
+@dataclass(slots=True)
+class Sampled:
     """A sampled token.
 
     Attributes:
