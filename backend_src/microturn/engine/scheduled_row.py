@@ -73,5 +73,5 @@ class ScheduledRow:
             track.num_sinks,
             track.num_evicted,
             [RowPages(pages, of.num_sinks, of.num_evicted) for of, pages in seen[1:]] if len(seen) > 1 else (),
-            table.state_pages,
+            table.state_pages if table.has_states else None,
         )

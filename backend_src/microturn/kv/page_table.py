@@ -28,6 +28,7 @@ class PageTable:
 
     Attributes:
         slides: whether some layers have sliding-window attention.
+        has_states: whether some layers are recurrent.
 
     Args:
         pool: allocates and takes back the pages.
@@ -40,6 +41,7 @@ class PageTable:
         self.tracks = list(tracks)
         assert not any(track.num_sinks % self.page_size for track in self.tracks), "sinks are whole pages"
         self.slides = any(track.window is not None for track in self.tracks)
+        self.has_states = isinstance(self.tracks[-1], StateTrack)
         self._pages = [PageList() for _ in self.tracks]
         self.kv_len = 0
         # Of so many first tokens those that are kept surely have their pages: most reservations ask for no more.
@@ -110,14 +112,13 @@ class PageTable:
         return found
 
     @property
-    def state_pages(self) -> PageIds | None:
-        """The pages of the newest state, if there is one, and of those to come; None without recurrent layers.
+    def state_pages(self) -> PageIds:
+        """The pages of the newest state of recurrent layers, if there is one, and of those to come.
 
         int32 [states, pages of a state].
         """
         track = self.tracks[-1]
-        if not isinstance(track, StateTrack):
-            return None
+        assert isinstance(track, StateTrack), "pages of states, and no recurrent layers"
         return self._pages[-1].ids[track.first_needed(self.kv_len) :].reshape(-1, track.num_groups)
 
     def save(self) -> TableState:

@@ -128,7 +128,6 @@ def test_a_step_that_is_not_committed_loses_the_newest_state() -> None:
 def test_the_states_that_a_row_reads_and_writes() -> None:
     table = new_table(PagePool(4000, PAGE_SIZE), _CHOICES[0])
     assert table.reserve(70)
-    assert table.state_pages is not None
     assert table.state_pages.tolist() == table.page_ids[1].reshape(-1, PAGES_PER_STATE).tolist()
     table.kv_len = 70
     while table.kv_len < 2000:
