@@ -118,8 +118,12 @@ class InPlaceCopier:
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = tensors
-        self.parts: Sequence[PagePart] = parts_of(tensors)
-        self._bytes_per_page = sum(part.num_bytes for part in self.parts)
+        self._set_parts(parts_of(tensors))
+
+    def _set_parts(self, parts: Sequence[PagePart]) -> None:
+        """Says what a page consists of in an image."""
+        self.parts = parts
+        self._bytes_per_page = sum(part.num_bytes for part in parts)
         self.share = CopyShare.of(self._bytes_per_page)
 
     def new_image(self, num_pages: int) -> KVImage:

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from microturn.kv.copier import CopyShare, parts_of
-from microturn.kv.image import KVImage, PagePart
+from microturn.kv.copier import InPlaceCopier, parts_of
+from microturn.kv.image import KVImage
 from microturn.kv.transfer import DONE, Transfer
 from microturn.model.parallel.commands import ReadPages, WritePages
 from microturn.model.parallel.followers import Followers
@@ -34,7 +34,7 @@ class _Piece(NamedTuple):
     copy: Tensor
 
 
-class ParallelCopier:
+class ParallelCopier(InPlaceCopier):
     """A `KVCopier` at rank 0, for the pages of all ranks.
 
     Args:
@@ -42,23 +42,10 @@ class ParallelCopier:
         followers: the other ranks.
     """
 
-    loads_any_image = True
-
     def __init__(self, tensors: Sequence[Tensor], followers: Followers) -> None:
-        self._tensors = _bytes_of(tensors)
+        super().__init__(_bytes_of(tensors))
+        self._set_parts(parts_of(tensors) * followers.size)
         self._followers = followers
-        self.parts: Sequence[PagePart] = parts_of(tensors) * followers.size
-        self._bytes_per_page = sum(part.num_bytes for part in self.parts)
-        self.share = CopyShare.of(self._bytes_per_page)
-
-    def new_image(self, num_pages: int) -> KVImage:
-        return KVImage(self.parts, num_pages)
-
-    def image_bytes(self, num_pages: int) -> int:
-        return num_pages * self._bytes_per_page
-
-    def reserve(self, num_bytes: int) -> None:
-        pass  # the operating system allocates on demand
 
     def read(self, pages: Sequence[int], image: KVImage, first: int) -> None:
         if not pages:
