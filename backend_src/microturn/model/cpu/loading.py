@@ -47,7 +47,7 @@ def load(settings: Settings, followers: Followers | None = None) -> Loaded:
 
     Args:
         settings: how.
-        followers: the other ranks, of so many as are set; None of one.
+        followers: the other ranks, with `tensor_parallel`; None without.
 
     Raises:
         InvalidArgument: it cannot be loaded or served, or the settings do not fit it.
