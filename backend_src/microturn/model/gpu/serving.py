@@ -123,7 +123,8 @@ class Serving:
 
     def free_tokens(self, max_context: int) -> int:
         """Tokens for which there is memory beside the largest passes, which are captured and run here without pages."""
-        device, free_before = self.model.device, self.free_bytes()
+        device = self.model.device
+        free_before = free_bytes(device)
         rehearsal = self.new_runner(0)
         with_most_rows = sorted(self.sizes, key=lambda size: size.num_rows)[-1:]
         rehearsal.capture({*self.sizes[:1], *with_most_rows}, max_context)
@@ -135,12 +136,12 @@ class Serving:
         num_words = self.needs.groups.num_groups * -(-max_context // self.settings.page_size)
         kept = len(self.sizes) * _BYTES_PER_GRAPH + sum(size.num_rows for size in self.sizes) * 4 * num_words
         del rehearsal
-        free = self.free_bytes() - taken - kept - _SPARE_BYTES
+        free = self.least_free_bytes() - taken - kept - _SPARE_BYTES
         free -= 2 * staged_bytes_of(free)
         return max(0, free) // self.needs.token_bytes
 
-    def free_bytes(self) -> int:
-        """Free bytes of the GPU's memory."""
+    def least_free_bytes(self) -> int:
+        """Free bytes of the GPU that has least of those that serve the model: here there is one."""
         return free_bytes(self.model.device)
 
 

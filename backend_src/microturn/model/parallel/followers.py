@@ -49,7 +49,6 @@ class Followers:
 
     Attributes:
         size: number of the ranks, this process as rank 0 included.
-        num_told: commands so far.
         is_serving: whether the model is loaded, so that a lost rank ends this process.
 
     Args:
@@ -68,7 +67,7 @@ class Followers:
         if dist.is_initialized():
             raise InvalidArgument("this process shares a model with others already: it can have one")
         self.size = size
-        self.num_told = 0
+        self._num_told = 0
         self.is_serving = False
         self._device = device
         self._on_lost = on_lost
@@ -116,18 +115,18 @@ class Followers:
         """Has all other ranks do a command; this one does its part meanwhile, within `together`."""
         # Not by the connection's own pickler, in which torch has tensors lie in shared memory.
         told = pickle.dumps(command)
-        self.num_told += 1
+        self._num_told += 1
         for connection in self._connections:
             connection.send_bytes(told)
 
     @contextmanager
     def together(self) -> Iterator[None]:
         """What fails within, once the others have been told, leaves them waiting for this rank: then they are lost."""
-        num_before = self.num_told
+        num_before = self._num_told
         try:
             yield
         except Exception as error:
-            if self.num_told > num_before:
+            if self._num_told > num_before:
                 self._lose(reason_of(error))
             raise
 

@@ -127,8 +127,8 @@ class SharedServing(Serving):
         """See `Serving`; passes take most at rank 0, which has the embeddings and the logits besides."""
         return super().free_tokens(max_context) * self.followers.size
 
-    def free_bytes(self) -> int:
-        """Of the GPU that has least."""
+    def least_free_bytes(self) -> int:
+        """Of all ranks' GPUs."""
         with self.followers.doing(TellFree()) as ranks:
-            free = torch.tensor([super().free_bytes()], device=ranks.device)
+            free = torch.tensor([super().least_free_bytes()], device=ranks.device)
             return min(int(of_rank) for of_rank in ranks.gather(free))

@@ -40,12 +40,14 @@ class GatheredProduct:
         self._part = part
         self._ranks = ranks
         self._spans = [span_of(num_out, rank, ranks.size) for rank in range(ranks.size)]
+        # All ranks send as much: the widest part.
+        self._num_missing = max(map(len, self._spans)) - part.num_out
 
     def __call__(self, x: Tensor, out: Tensor) -> Tensor:
         """See `Product`; rank 0 has the result, and others have arbitrary data."""
         part = self._part(x, x.new_empty(len(x), self._part.num_out))
-        # All ranks send as much: the widest part.
-        part = F.pad(part, (0, max(map(len, self._spans)) - self._part.num_out))
+        if self._num_missing:
+            part = F.pad(part, (0, self._num_missing))
         for span, received in zip(self._spans, self._ranks.gather(part), strict=False):
             out[:, span.start : span.stop] = received[:, : len(span)]
         return out

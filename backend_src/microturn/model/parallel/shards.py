@@ -35,14 +35,11 @@ class Shard:
     """One rank's share of a model.
 
     Attributes:
-        rank: whose it is, of `size`.
         shapes: KV shape of each of its layers.
         cuts: its modules whose results are parts.
         vocab_size: of the whole model.
     """
 
-    rank: int
-    size: int
     shapes: Sequence[LayerShape]
     cuts: Mapping[nn.Linear, Cut]
     vocab_size: int
@@ -84,7 +81,7 @@ def cut(model: PreTrainedModel, shapes: Sequence[LayerShape], rank: int, size: i
     cuts[model.lm_head] = Cut.WORDS
     own = [replace(shape, num_kv_heads=shape.num_kv_heads // size) for shape in shapes]
     model.config.get_text_config().num_attention_heads //= size
-    return Shard(rank, size, own, cuts, vocab_size)
+    return Shard(own, cuts, vocab_size)
 
 
 def span_of(width: int, rank: int, size: int) -> range:

@@ -62,6 +62,17 @@ def test_each_process_has_half_of_the_heads_and_both_the_logits_of_one(
     assert (got - expected).abs().max() < (0.2 * expected.std() if weights == "auto" else TOLERANCE)
 
 
+def test_a_pool_fits_the_fullest_gpu_wherever_that_is(
+    followers: Followers, model_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What passes take is measured at rank 0, here nothing, and not against another GPU's memory."""
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (70 << 30, 80 << 30))
+    monkeypatch.setattr(gpu_loading.SharedServing, "least_free_bytes", lambda _serving: 3 << 30)
+    loaded = gpu_loading.load(Settings(model_dir=model_dir, max_context=128, cuda_graphs=False), CPU, followers)
+    assert 1 << 30 < loaded.kv_tokens * loaded.needs.token_bytes < 2 << 30, "two GPUs, and 2 of 3 GB are kept free"
+
+
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
