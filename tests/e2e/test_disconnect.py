@@ -275,7 +275,7 @@ def test_an_end_that_waits_closes_though_its_client_has_gone(server: str, raw: R
     """B15: END waits behind the turn that runs when the stream goes. That turn runs to its end; then it closes."""
     session_id = new_id()
     with PipelinedStream(server) as leaving:
-        said = [(PROMPT, {"max_tokens": 0}), (ABANDONED, {"max_tokens": 100, "ignore_eos": True}), ((), {})]  # seconds
+        said = [(PROMPT, {"max_tokens": 0}), (ABANDONED, {"max_tokens": 400, "ignore_eos": True}), ((), {})]
         for number, (given, options) in enumerate(said):
             numbered = {**options, "turn": number}
             pending = leaving.send(
