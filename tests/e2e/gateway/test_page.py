@@ -53,6 +53,11 @@ def shoot(page: Page, name: str) -> None:
         (Path(PICTURES) / f"page-{name}.webp").write_bytes(picture)
 
 
+def num_drawn(page: Page, kind: str) -> int:
+    """Answers of a kind in the chart."""
+    return int(page.value(f"document.querySelectorAll('#chart :is(circle, path).{kind}').length"))
+
+
 def test_somebody_types_is_answered_and_interrupts(page: Page) -> None:
     assert text(page, "#model") == "smollm2-135m"
     # What is typed lands while it is typed.
@@ -85,7 +90,8 @@ def test_somebody_types_is_answered_and_interrupts(page: Page) -> None:
     page.wait_for("document.querySelectorAll('#landed span').length >= 1")
     page.type("mountains, please.")
     page.press("Enter")
-    page.wait_for("document.querySelectorAll('.session .text')[1].textContent.length > 80")
+    # Where the first answer was interrupted decides what this one says, and how long it is.
+    page.wait_for("document.querySelectorAll('.session .text')[1].textContent.length > 0")
     assert page.value("document.querySelector('.session .text').textContent") == heard
     page.press("Escape")
     page.wait_for(f"{STATE} === 'ready'")
@@ -112,7 +118,7 @@ def test_the_same_conversation_runs_as_a_request_per_turn(page: Page) -> None:
     page.click("#open-settings")
     set_field(page, "max-tokens", 60)
     page.click("#settings button.main")
-    num_sessions_before = page.value("document.querySelectorAll('#chart :is(circle, path).session').length")
+    num_before = [num_drawn(page, kind) for kind in KINDS]
     for num_exchanges, question in enumerate(QUESTIONS, start=1):
         ask(page, question)
         hear_all(page, num_exchanges)
@@ -134,10 +140,7 @@ def test_the_same_conversation_runs_as_a_request_per_turn(page: Page) -> None:
         assert text(page, "#cached-session") == f"{session_cached} of {session_len}"
         assert text(page, "#cached-request") == f"{request_cached} of {request_len}"
     assert text(page, "#gain").startswith("The session began")
-    sessions, requests = (
-        page.value(f"document.querySelectorAll('#chart :is(circle, path).{kind}').length") for kind in KINDS
-    )
-    assert (sessions - num_sessions_before, requests) == (len(QUESTIONS), len(QUESTIONS))
+    assert [num_drawn(page, kind) for kind in KINDS] == [num + len(QUESTIONS) for num in num_before]
 
 
 def test_all_that_was_measured_is_in_a_table(page: Page) -> None:
