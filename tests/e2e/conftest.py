@@ -42,6 +42,12 @@ def raw(server: str) -> Iterator[RawStream]:
         yield stream
 
 
+@pytest.fixture(scope="session")
+def num_talkers(full: bool) -> int:
+    """Sessions that talk on a beat while servers go and come."""
+    return 60 if full else 32
+
+
 @pytest.fixture(scope="module")
 def start_tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
     """Starts servers of a tiny model, whose logits are the same in any company; they end with the module."""

@@ -76,7 +76,7 @@ def open_driver(
 
 
 def test_answers_under_random_schemas_are_valid(smollm2: PreTrainedModel, model_text: ModelText, full: bool) -> None:
-    num_answers, rng = 1000 if full else 20, random.Random(20)
+    num_answers, rng = 1000 if full else 10, random.Random(20)
     driver = open_driver(smollm2, model_text, max_sessions=100)
     waiting = [_Asked(driver, number, random_schema(rng)) for number in reversed(range(num_answers))]
     running: list[_Asked] = []

@@ -93,7 +93,7 @@ def _talk(
     """The answers, and how many tokens were accepted from drafts."""
     rng = random.Random(7)
     answers, num_accepted = [], 0
-    for number in range(6 if full else 3):
+    for number in range(6 if full else 2):
         cut = {} if number == 0 else {"rewind_to": len(prompt) + rng.randint(0, 8)}
         recorders = [
             driver.post(

@@ -12,16 +12,14 @@ from microturn_client import AsyncClient
 from support.dynamo import Cluster, Process, wait_for_workers
 from support.replicated import BEAT_S, PATIENT, HeardInTime, talk_all, talk_undisturbed, wait_for_beat
 
-NUM_SESSIONS = 60
-
 Disturb = Callable[["Talk"], Awaitable[None]]
 
 
 class Talk:
-    """Sixty sessions on a beat, until `end`."""
+    """So many sessions on a beat, until `end`."""
 
-    def __init__(self) -> None:
-        self.heard = [HeardInTime() for _ in range(NUM_SESSIONS)]
+    def __init__(self, num_sessions: int) -> None:
+        self.heard = [HeardInTime() for _ in range(num_sessions)]
         self._begin_s = time.monotonic() + BEAT_S
         self._last_turn = 2**30
 
@@ -81,7 +79,7 @@ class Talk:
 
     async def check_same(self, worker: Process) -> None:
         """Each has heard what it hears on this worker alone."""
-        undisturbed = await talk_undisturbed(worker.address, NUM_SESSIONS, self.num_turns)
+        undisturbed = await talk_undisturbed(worker.address, len(self.heard), self.num_turns)
         for one, alone in zip(self.heard, undisturbed, strict=True):
             one.check_same(alone)
 

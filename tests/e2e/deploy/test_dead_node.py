@@ -17,7 +17,6 @@ from support.replicated import BEAT_S, HeardInTime, Replicas, client_of, talk_al
 from support.s3_server import BUCKET, s3_with_bucket
 from support.served import Served
 
-NUM_SESSIONS = 60
 SAVED_EVERY_S = 10
 # Some way into the second interval.
 NUM_TURNS, KILLED_AT = 20, 15
@@ -41,13 +40,13 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[str]]
 
 
 async def test_all_sessions_of_a_dead_node_go_on(
-    replicas: Replicas, edge: Edge, authority: Authority, issuer: TokenIssuer, place: list[str]
+    replicas: Replicas, edge: Edge, authority: Authority, issuer: TokenIssuer, place: list[str], num_talkers: int
 ) -> None:
     replicas.more_options = [*place, f"--set=snapshot_every_s={SAVED_EVERY_S}"]
     servers = replicas.start(3)
     edge.serve(servers)
     edge.wait_for_healthy(3)
-    heard = [HeardInTime() for _ in range(NUM_SESSIONS)]
+    heard = [HeardInTime() for _ in range(num_talkers)]
     begin_s = time.monotonic() + BEAT_S
     killed_s = 0.0
 
@@ -67,7 +66,7 @@ async def test_all_sessions_of_a_dead_node_go_on(
         await talk_all([client], heard, on_the_beat)
         await killing
 
-    undisturbed = await talk_undisturbed(servers[1].address, NUM_SESSIONS, NUM_TURNS)
+    undisturbed = await talk_undisturbed(servers[1].address, num_talkers, NUM_TURNS)
     for one, alone in zip(heard, undisturbed, strict=True):
         one.check_same(alone)
         assert one.context_lens == [12 * n + 12 for n in range(NUM_TURNS)]

@@ -17,17 +17,16 @@ from support.edge import Edge, TokenIssuer
 from support.replicated import BEAT_S, HeardInTime, Replicas, client_of, talk_all, talk_undisturbed, took, wait_for_beat
 from support.scrape import scrape
 
-NUM_SESSIONS = 60
 NUM_TURNS = 14
 STOPPED_AT, KILLED_AT, ADDED_AT = 2, 7, 10
 
 
 async def test_sessions_outlive_their_servers(
-    replicas: Replicas, edge: Edge, authority: Authority, issuer: TokenIssuer
+    replicas: Replicas, edge: Edge, authority: Authority, issuer: TokenIssuer, num_talkers: int
 ) -> None:
     servers = replicas.start(3)
-    undisturbed = await talk_undisturbed(servers[0].address, NUM_SESSIONS, NUM_TURNS)
-    heard = [HeardInTime() for _ in range(NUM_SESSIONS)]
+    undisturbed = await talk_undisturbed(servers[0].address, num_talkers, NUM_TURNS)
+    heard = [HeardInTime() for _ in range(num_talkers)]
     stopped, killed, stays = servers
     edge.serve([stopped, killed, stays])
     edge.wait_for_healthy(3)
@@ -67,7 +66,7 @@ async def test_sessions_outlive_their_servers(
         await talk_all([client], heard, on_the_beat)
         stopped_s, killed_s = await disturbing
 
-    for which in range(NUM_SESSIONS):
+    for which in range(num_talkers):
         heard[which].check_same(undisturbed[which])
         assert heard[which].context_lens == [12 * n + 12 for n in range(NUM_TURNS)]
     for name, begun_s, ended_s in (("stopped", stopped_s, killed_s), ("killed", killed_s, float("inf"))):
@@ -81,13 +80,13 @@ async def test_sessions_outlive_their_servers(
 
 
 async def test_all_servers_are_replaced_and_nothing_is_computed_again(
-    replicas: Replicas, edge: Edge, authority: Authority, issuer: TokenIssuer
+    replicas: Replicas, edge: Edge, authority: Authority, issuer: TokenIssuer, num_talkers: int
 ) -> None:
-    """A rollout: one after the other is stopped, and another takes its place, while sixty sessions go on."""
+    """A rollout: one after the other is stopped, and another takes its place, while sessions go on."""
     servers = replicas.start(3)
     edge.serve(servers)
     edge.wait_for_healthy(3)
-    heard = [HeardInTime() for _ in range(60)]
+    heard = [HeardInTime() for _ in range(num_talkers)]
     begin_s = time.monotonic() + BEAT_S
     last_turn = 2**30
     moved_by_stop: list[int] = []
@@ -126,13 +125,13 @@ async def test_all_servers_are_replaced_and_nothing_is_computed_again(
 
 
 async def test_a_server_that_joins_gets_its_share(
-    replicas: Replicas, edge: Edge, authority: Authority, issuer: TokenIssuer
+    replicas: Replicas, edge: Edge, authority: Authority, issuer: TokenIssuer, num_talkers: int
 ) -> None:
-    """Sixty sessions are on three servers; a fourth has as many within a minute, and they compute nothing again."""
+    """Sessions are on three servers; a fourth has as many within a minute, and they compute nothing again."""
     servers = replicas.start(3)
     edge.serve(servers)
     edge.wait_for_healthy(3)
-    heard = [HeardInTime() for _ in range(60)]
+    heard = [HeardInTime() for _ in range(num_talkers)]
     begin_s = time.monotonic() + BEAT_S
     last_turn = 2**30
     joined_s = even_s = 0.0
@@ -152,7 +151,7 @@ async def test_a_server_that_joins_gets_its_share(
         edge.serve(servers)
         joined_s = time.monotonic()
         counts = await asyncio.to_thread(num_sessions)
-        while max(counts) > 1.15 * 60 / 4 or sum(counts) != 60:  # one is counted twice while it moves
+        while max(counts) > 1.15 * num_talkers / 4 or sum(counts) != num_talkers:  # one is counted twice while it moves
             assert time.monotonic() < joined_s + 60, counts
             await asyncio.sleep(0.2)
             counts = await asyncio.to_thread(num_sessions)

@@ -37,7 +37,7 @@ def turn_of(session: Session, number: int) -> Status:
     return end.status
 
 
-async def test_sessions_outlive_workers_edges_and_etcd(etcd: Etcd, etcd_cluster: Cluster) -> None:
+async def test_sessions_outlive_workers_edges_and_etcd(etcd: Etcd, etcd_cluster: Cluster, num_talkers: int) -> None:
     workers, edges = started(etcd_cluster, 3)
     longest_s: dict[str, float] = {}
 
@@ -65,7 +65,7 @@ async def test_sessions_outlive_workers_edges_and_etcd(etcd: Etcd, etcd_cluster:
         assert await asyncio.to_thread(workers[1].stop) == 0
         await talk.all_have_spoken_again()
 
-    talk = Talk()
+    talk = Talk(num_talkers)
     await talk.run(edges, disturb)
     await talk.check_all_there(workers[2])
     print("; ".join(f"{what}: {took_s:.3f} s at most" for what, took_s in longest_s.items()))

@@ -1,4 +1,4 @@
-"""Sixty sessions on three workers behind two edges, as in tests/e2e/deploy/test_replicas.py on Triton's host behind
+"""Sessions on three workers behind two edges, as in tests/e2e/deploy/test_replicas.py on Triton's host behind
 Envoy: all workers are replaced one after the other; one is stopped, one killed, one frozen, an edge killed; one joins.
 """
 
@@ -9,14 +9,14 @@ import signal
 import time
 
 from support.dynamo import Cluster, num_sessions_on, wait_for_workers
-from support.dynamo_talk import NUM_SESSIONS, Talk, started
+from support.dynamo_talk import Talk, started
 from support.replicated import took
 
 # Of a worker at Dynamo's discovery.
 LEASE_S = 10.0
 
 
-async def test_all_workers_are_replaced_and_nothing_is_computed_again(cluster: Cluster) -> None:
+async def test_all_workers_are_replaced_and_nothing_is_computed_again(cluster: Cluster, num_talkers: int) -> None:
     workers, edges = started(cluster, 3)
     moved_by_stop: list[int] = []
 
@@ -29,7 +29,7 @@ async def test_all_workers_are_replaced_and_nothing_is_computed_again(cluster: C
             await asyncio.to_thread(workers[place].wait_until_ready)
             moved_by_stop.append(talk.num_resumed - num_before)
 
-    talk = Talk()
+    talk = Talk(num_talkers)
     await talk.run(edges, roll_out)
     await talk.check_same(workers[0])
     talk.check_nothing_computed_again()
@@ -37,7 +37,7 @@ async def test_all_workers_are_replaced_and_nothing_is_computed_again(cluster: C
     print(f"moved: {moved_by_stop}; {took(talk.heard)}")
 
 
-async def test_sessions_outlive_workers_and_edges(cluster: Cluster) -> None:
+async def test_sessions_outlive_workers_and_edges(cluster: Cluster, num_talkers: int) -> None:
     workers, edges = started(cluster, 3)
     longest_s: dict[str, float] = {}
 
@@ -50,13 +50,13 @@ async def test_sessions_outlive_workers_and_edges(cluster: Cluster) -> None:
         await asyncio.to_thread(wait_for_workers, edges[1], len(workers) + 1)
         await talk.all_have_spoken_again()
 
-    talk = Talk()
+    talk = Talk(num_talkers)
     await talk.run(edges, disturb)
     await talk.check_all_there(workers[2])
     print("; ".join(f"{what}: {took_s:.3f} s at most" for what, took_s in longest_s.items()))
 
 
-async def test_a_worker_that_joins_gets_its_share(cluster: Cluster) -> None:
+async def test_a_worker_that_joins_gets_its_share(cluster: Cluster, num_talkers: int) -> None:
     workers, edges = started(cluster, 3)
     even_after_s = 0.0
 
@@ -68,14 +68,14 @@ async def test_a_worker_that_joins_gets_its_share(cluster: Cluster) -> None:
         joined_s = time.monotonic()
         counts = await asyncio.to_thread(num_sessions_on, workers)
         # A session that moves is counted twice.
-        while max(counts) > 1.15 * NUM_SESSIONS / 4 or sum(counts) != NUM_SESSIONS:
+        while max(counts) > 1.15 * num_talkers / 4 or sum(counts) != num_talkers:
             assert time.monotonic() < joined_s + 60, counts
             await asyncio.sleep(0.2)
             counts = await asyncio.to_thread(num_sessions_on, workers)
         even_after_s = time.monotonic() - joined_s
         print(f"sessions on each: {counts}")
 
-    talk = Talk()
+    talk = Talk(num_talkers)
     await talk.run(edges, join)
     await talk.check_same(workers[0])
     talk.check_nothing_computed_again()
