@@ -2,7 +2,8 @@
 
 * Steps: so many sessions at so long a context, each with so many new tokens in one step. Time per step and its parts
   (see `stopwatch`), tokens per second, and the bytes that a step cannot do without (each weight once, the KV of all
-  contexts once) over its time, beside what this machine's memory gives.
+  contexts once) over its time, beside what this machine's memory gives, which is measured between them: it differs by
+  half from one minute to the next where others use the memory too.
 * Slope: the growth of a decode step per token of context, beside the time to read this token's KV at that bandwidth.
 * Parked sessions: decode steps with and without many parked sessions, alternating.
 """
@@ -11,14 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from statistics import linear_regression, median
 
 from tqdm import tqdm
 
+from microturn.bench.bandwidth import read_bandwidth
 from microturn.bench.stepped_engine import Step, SteppedEngine
 
-_NUM_DECODE_STEPS, _NUM_APPEND_STEPS = 24, 8
-_PARKED_LEN, _PARKED_ROWS, _PARKED_ROUNDS = 16, 4, 3
+_ROUNDS, _NUM_DECODE_STEPS, _NUM_APPEND_STEPS = 3, 24, 8
+_PARKED_LEN, _PARKED_ROWS = 16, 4
 
 
 @dataclass(frozen=True)
@@ -90,24 +93,36 @@ class Parked:
 
 def time_steps(
     engine: SteppedEngine, rows: Sequence[int], context_lens: Sequence[int], new_lens: Sequence[int]
-) -> list[StepTimes]:
-    """Measures every combination."""
+) -> tuple[list[StepTimes], float]:
+    """Measures every combination, in rounds: what else this machine does comes to all of them.
+
+    Returns:
+        The times; and bytes per second at which memory was read meanwhile, the median of the rounds.
+    """
     sessions = range(1, max(rows) + 1)
-    times = []
-    with tqdm(total=len(rows) * len(context_lens) * len(new_lens), desc="steps", unit="kind", leave=False) as progress:
-        for context_len in sorted(context_lens):
-            engine.grow(sessions, context_len)
-            for num_rows in rows:
-                for num_new in new_lens:
+    context_lens = sorted(context_lens)
+    bandwidths: list[float] = []
+    steps: dict[tuple[int, int, int], list[Step]] = {kind: [] for kind in product(context_lens, rows, new_lens)}
+    with tqdm(total=_ROUNDS * len(steps), desc="steps", unit="kind", leave=False) as progress:
+        for _ in range(_ROUNDS):
+            bandwidths.append(read_bandwidth())
+            for context_len in context_lens:
+                engine.grow(sessions, context_len)
+                for num_rows, num_new in product(rows, new_lens):
+                    some = sessions[:num_rows]
                     if num_new == 1:
-                        steps = engine.decode(sessions[:num_rows], _NUM_DECODE_STEPS)
+                        took = engine.decode(some, _NUM_DECODE_STEPS)
                     else:
-                        steps = engine.append(sessions[:num_rows], num_new, _NUM_APPEND_STEPS)
-                    times.append(summary(steps, num_rows, context_len, num_new, engine.bytes_per_token))
+                        took = engine.append(some, num_new, _NUM_APPEND_STEPS)
+                    steps[context_len, num_rows, num_new] += took
                     progress.update()
     for session_id in sessions:
         engine.end(session_id)
-    return times
+    times = [
+        summary(of_kind, num_rows, context_len, num_new, engine.bytes_per_token)
+        for (context_len, num_rows, num_new), of_kind in steps.items()
+    ]
+    return times, median(bandwidths)
 
 
 def summary(steps: Sequence[Step], num_rows: int, context_len: int, num_new: int, bytes_per_token: int) -> StepTimes:
@@ -145,7 +160,7 @@ def time_parked(engine: SteppedEngine, num_parked: int, context_len: int) -> Par
     talking, parked = range(1, _PARKED_ROWS + 1), range(_PARKED_ROWS + 1, _PARKED_ROWS + num_parked + 1)
     engine.grow(talking, context_len)
     alone, beside = [], []
-    for _ in tqdm(range(_PARKED_ROUNDS), desc=f"{num_parked} parked", unit="round", leave=False):
+    for _ in tqdm(range(_ROUNDS), desc=f"{num_parked} parked", unit="round", leave=False):
         alone += engine.decode(talking, _NUM_DECODE_STEPS)
         engine.grow(parked, _PARKED_LEN)
         beside += engine.decode(talking, _NUM_DECODE_STEPS)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 from microturn.bench.about import about
-from microturn.bench.bandwidth import read_bandwidth
 from microturn.bench.engine import StepTimes, as_json, slopes, time_parked, time_steps
 from microturn.bench.grown_sessions import GrownSessions
 from microturn.bench.stepped_engine import SteppedEngine
@@ -34,8 +33,7 @@ def report_engine(arguments: argparse.Namespace) -> dict[str, object]:
     rows, context_lens, new_lens = arguments.rows, arguments.contexts, arguments.new
     told = about()
     engine = SteppedEngine(load_engine(_settings(arguments)))
-    bandwidth = read_bandwidth()
-    times = time_steps(engine, rows, context_lens, new_lens)
+    times, bandwidth = time_steps(engine, rows, context_lens, new_lens)
     parked = time_parked(engine, arguments.parked, min(context_lens))
     _print_steps(times, bandwidth)
     print()

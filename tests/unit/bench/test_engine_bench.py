@@ -66,7 +66,8 @@ def test_a_slowdown_is_a_share() -> None:
 
 def test_every_kind_of_step_is_measured_and_leaves_the_sessions_as_they_were() -> None:
     engine, driver = stepped(models.grouped_heads())
-    times = time_steps(engine, rows=[1, 3], context_lens=[40, 9], new_lens=[1, 16])
+    times, bandwidth = time_steps(engine, rows=[1, 3], context_lens=[40, 9], new_lens=[1, 16])
+    assert bandwidth > 1e8
     kinds = [(step.context_len, step.num_rows, step.num_new) for step in times]
     assert kinds == [(context, rows, new) for context in (9, 40) for rows in (1, 3) for new in (1, 16)]
     for step in times:
