@@ -82,6 +82,7 @@ def test_somebody_types_is_answered_and_interrupts(page: Page) -> None:
     heard = text(page, ".session .text")
     assert text(page, ".session .remark").startswith("interrupted")
     assert text(page, ".request .remark").startswith("not sent")
+    assert num_drawn(page, "request") == 0
     assert page.value("document.getElementById('interrupt').disabled")
 
     # And the talk goes on: what is typed next follows what was heard.
