@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -128,17 +128,17 @@ def prepare(settings: Settings) -> Prepared:
     num_threads = max(1, (settings.num_threads or len(os.sched_getaffinity(0))) // settings.tensor_parallel)
     device = _device(settings.device)
     torch.set_num_threads(num_threads)
-    with _followers(settings, device) as followers:
+    with ThreadPoolExecutor(1, "microturn-text") as beside, _followers(settings, device) as followers:
+        text = beside.submit(ModelText.from_directory, Path(settings.model_dir))
         if device.type == "cpu":
             loaded = _load_on_cpu(settings, num_threads, followers)
         else:
             loaded = _load_on_gpu(settings, device, followers)
         # A pass does not look whether its pages are in the pool.
         pages_of_context(loaded.runner.kv, loaded.pool, loaded.max_context, settings.max_batch_tokens)
-        text = ModelText.from_directory(Path(settings.model_dir))
         passes = warm_up(loaded.runner, settings.max_batch_tokens, loaded.max_context)
     name = str(device) if device.type == "cpu" else torch.cuda.get_device_name(device)
-    return Prepared(loaded, text, passes, name, num_threads)
+    return Prepared(loaded, text.result(), passes, name, num_threads)
 
 
 def build(

@@ -6,6 +6,10 @@ import gc
 # `initialize` sets it aside and has later objects scanned again.
 gc.disable()
 
+from microturn.model.lean_imports import import_transformers  # noqa: E402
+
+import_transformers()
+
 from microturn.hosts.triton.adapter import TritonPythonModel  # noqa: E402
 
 __all__ = ["TritonPythonModel"]

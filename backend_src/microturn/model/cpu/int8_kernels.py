@@ -91,7 +91,7 @@ def quantize(x: _Array, steps: _Array, scales: _Array, offsets: _Array) -> None:
 
 
 @kernel(parallel=True)
-def round_weight(weight: _Array, panels: _Array, scales: _Array) -> None:
+def round_weight(weight: _Array, begin: int, panels: _Array, scales: _Array) -> None:
     """Rotates each row of a weight, and quantizes it as `microturn.kv.quantization` does, in the order of reading.
 
     Weights are read once and nothing of their size lies between: a start waits for this, and torch's operations one
@@ -99,15 +99,17 @@ def round_weight(weight: _Array, panels: _Array, scales: _Array) -> None:
 
     Args:
         weight: float32 [out, in], contiguous.
+        begin: the row of the panels that the first row of the weight becomes.
         panels: uint8 [panels, padded in / QUAD, PANEL, QUAD] (see `int8_products`), written where there are weights.
-        scales: float32 [at least out], written.
+        scales: float32 [at least begin + out], written likewise.
     """
     num_out, num_in = weight.shape
-    for panel in numba.prange(panels.shape[0]):
+    end = begin + num_out
+    for panel in numba.prange(begin // PANEL, -(-end // PANEL)):
         rotated, steps = np.empty(num_in, np.float32), np.empty(num_in, np.int8)
         first = panel * PANEL
-        for row in range(first, min(first + PANEL, num_out)):
-            quantize_row(weight[row], rotated, MOST_STEPS, steps, scales[row : row + 1])
+        for row in range(max(first, begin), min(first + PANEL, end)):
+            quantize_row(weight[row - begin], rotated, MOST_STEPS, steps, scales[row : row + 1])
             for d in range(num_in):
                 panels[panel, d // QUAD, row - first, d % QUAD] = steps[d] + WEIGHT_OFFSET
 

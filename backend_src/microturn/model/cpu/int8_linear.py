@@ -19,7 +19,8 @@ from microturn.model.cpu import amx_kernels, amx_products, int8_kernels, rotatio
 from microturn.model.cpu.int8_kernels import FEW_ROWS
 from microturn.model.cpu.int8_products import MOST_WIDTH, PANEL, StepType, empty_panels
 from microturn.model.cpu.kernel_cache import kernel
-from microturn.model.products import stacked
+from microturn.model.cpu.stored_weight import as_stored
+from microturn.model.products import stacked_biases
 
 _Array = NDArray[Any]
 
@@ -71,15 +72,20 @@ class Int8Linear:
     Args:
         weight: [out, in], of any float type.
         bias: float32 [out], or None.
+        others: weights of further outputs.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self.num_out, num_in = weight.shape
+    def __init__(self, weight: Tensor, bias: Tensor | None, others: Sequence[Tensor] = ()) -> None:
+        weights = (weight, *others)
+        self.num_out, num_in = sum(map(len, weights)), weight.shape[1]
         assert num_in <= MOST_WIDTH
         panels = empty_panels(self.num_out, num_in)
         scales = weight_memory.zeros((len(panels) * PANEL * 4,)).view(np.float32)
         scales[:] = 1
-        int8_kernels.round_weight(weight.float().contiguous().numpy(), panels, scales)
+        begin = 0
+        for part in weights:
+            int8_kernels.round_weight(part.float().contiguous().numpy(), begin, panels, scales)
+            begin += len(part)
         scales[: self.num_out] /= rotation.block_of(num_in)  # the rotation of the inputs and this one, together
         biases = np.empty(0, np.float32) if bias is None else bias.numpy().copy()
         self.weight: Int8Weight = (panels.reshape(len(panels), -1), scales, biases)
@@ -88,7 +94,8 @@ class Int8Linear:
     @classmethod
     def fused(cls, modules: Sequence[nn.Linear]) -> Self:
         """Rounds the weights of several modules, which are not changed."""
-        return cls(*stacked(modules))
+        weight, *others = (as_stored(module.weight) for module in modules)
+        return cls(weight, stacked_biases(modules), others)
 
     @classmethod
     def of(cls, module: nn.Linear) -> Self:

@@ -7,12 +7,13 @@ takes twice the file of one in bfloat16, though what serves it afterwards may be
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, initialization
 
 from microturn.model import runner
 from microturn.model.cpu import attention as native
@@ -71,9 +72,20 @@ def _as_stored() -> Iterator[None]:
     It has no option for that: one type is that of all, and of what is computed when the model is made. But a model may
     name exceptions.
     """
-    plan_of = PreTrainedModel._get_dtype_plan
+    plan_of, contexts_of = PreTrainedModel._get_dtype_plan, PreTrainedModel.get_init_context
     PreTrainedModel._get_dtype_plan = lambda *_: {"^.": None}  # of parameters with these names
+    PreTrainedModel.get_init_context = lambda *of: [_in_untouched_memory(context) for context in contexts_of(*of)]
     try:
         yield
     finally:
         PreTrainedModel._get_dtype_plan = plan_of
+        PreTrainedModel.get_init_context = contexts_of
+
+
+def _in_untouched_memory(context: AbstractContextManager[Any]) -> AbstractContextManager[Any]:
+    """A context in which transformers makes a model, whose parameters get memory that nothing writes.
+
+    By default they get none, on a device for which torch computes in Python, and imports parts of its compiler: a third
+    of a second.
+    """
+    return initialization.no_init_weights() if context == torch.device("meta") else context

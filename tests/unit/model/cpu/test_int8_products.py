@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 
 import numba
 import numpy as np
@@ -107,12 +108,14 @@ def test_only_the_rows_and_columns_that_there_are_are_written(multiply: Kernel, 
 
 
 @pytest.mark.parametrize(("num_out", "width"), [(7, 30), (311, 48), (960, 576)])
-def test_a_weight_is_rounded_as_any_vector(num_out: int, width: int) -> None:
-    """In panels, bit for bit; rows of zeros and with an infinity among them."""
+@pytest.mark.parametrize("ends", [[], [3, 4]])
+def test_a_weight_is_rounded_as_any_vector(num_out: int, width: int, ends: list[int]) -> None:
+    """In panels, bit for bit, at once or in parts; rows of zeros and with an infinity among them."""
     weight = torch.randn(num_out, width) * torch.logspace(-3, 3, num_out)[:, None]
     weight[1], weight[2, 3] = 0, float("inf")
     steps, scales = quantize(rotated(weight))
     panels, found = empty_panels(num_out, width), np.ones(num_out, np.float32)
-    int8_kernels.round_weight(weight.numpy(), panels, found)
+    for begin, end in pairwise([0, *ends, num_out]):
+        int8_kernels.round_weight(weight[begin:end].numpy(), begin, panels, found)
     assert (panels.reshape(len(panels), -1) == in_panels(steps)).all()
     assert np.array_equal(found, scales.numpy(), equal_nan=True)
