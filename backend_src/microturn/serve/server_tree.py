@@ -75,6 +75,16 @@ class ServerTree:
                 return process.pid
         return None
 
+    def is_done(self, port: int) -> bool:
+        """Whether a server that stops has unloaded its models, and nobody is connected to this port of it."""
+        if not self._model_processes or any(map(is_alive, self._model_processes)):
+            return False
+        try:
+            connections = [of for triton in self._triton_processes if triton for of in triton.net_connections("tcp")]
+        except psutil.Error:  # it has just ended
+            return True
+        return not any(of.laddr.port == port and of.status == psutil.CONN_ESTABLISHED for of in connections)
+
     def ask_to_stop(self) -> None:
         """Sends SIGTERM to the server through the warden; the server then lets live sessions end."""
         self._order(warden.STOP)

@@ -200,6 +200,8 @@ class Supervisor:
                 deadline_s = min(deadline_s, time.monotonic() + _LAST_ANSWERS_S)
             server.ask_to_stop()
             while server.exit_code() is None:
+                if server.is_done(self._options.grpc_port):
+                    return  # by itself Triton would take most of a second
                 if time.monotonic() > deadline_s:
                     if not is_saved:
                         console.say("the grace time is over, and streams may still be open: ending them")
