@@ -10,6 +10,10 @@ import torch
 # Kernels for GPUs are interpreted on a CPU. OpenAI's Triton reads this when it is imported, which transformers does.
 os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")
 
+from microturn.model.lean_imports import import_transformers
+
+import_transformers()  # as a server does
+
 import pytest
 from hypothesis import settings
 from transformers import PreTrainedModel

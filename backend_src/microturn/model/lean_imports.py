@@ -1,7 +1,8 @@
-"""Imports transformers without torch's compiler and its distributed tensors, which take a second of a start.
+"""Imports transformers without what it does for others, over a second of a start on a CPU.
 
-transformers imports both with any model: the compiler to mark functions for it, the tensors for ranks of its own. On a
-CPU torch compiles nothing here, and ranks are `parallel`'s.
+With any model transformers imports torch's compiler, to mark functions for it, and distributed tensors, for ranks of
+its own; torch compiles nothing on a CPU here, and ranks are `parallel`'s. And it reads the sources of all its models
+twice for the names in them, the second time for its package `models`, though models are found by those of the first.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ def import_transformers() -> None:
     if torch.cuda.is_available() or _COMPILER in sys.modules:
         return
     _say_that_torch_is_not_distributed()
+    _leave_out_the_names_of_models()
     compiler, traced = ModuleType(_COMPILER), ModuleType(_TRACED)
     vars(compiler).update(allow_in_graph=_unmarked, assume_constant_result=_unmarked, disable=_unmarked)
     vars(traced).update(TransformGetItemToIndex=_index_transform)
@@ -55,3 +57,13 @@ def _say_that_torch_is_not_distributed() -> None:
         import_utils.is_torch_distributed_available()
     finally:
         torch.distributed.is_available = is_available
+
+
+def _leave_out_the_names_of_models() -> None:
+    """Has `transformers.models` know only the modules in it."""
+    define = import_utils.define_import_structure
+    import_utils.define_import_structure = lambda *_: {}
+    try:
+        importlib.import_module("transformers.models")
+    finally:
+        import_utils.define_import_structure = define
