@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 from collections.abc import Sequence
 
@@ -150,6 +151,10 @@ def _run_serve(arguments: argparse.Namespace) -> int:
 
 
 def _run_worker(arguments: argparse.Namespace) -> int:
+    gc.disable()  # until the model is there: see `HostedEngine.open`
+    from microturn.model.lean_imports import import_transformers
+
+    import_transformers()
     from microturn.serve.worker_command import run_worker
 
     return run_worker(arguments)

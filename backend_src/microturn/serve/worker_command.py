@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import gc
 import os
 import signal
 import socket
@@ -48,7 +47,6 @@ def run_worker(arguments: argparse.Namespace) -> int:
     Returns:
         The exit code: 0 after a requested stop, 1 after an error, which is one line on stderr.
     """
-    gc.disable()  # until the model is there: see `HostedEngine.open`
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # as SIGTERM, it ends a process that still loads at once
     log = LogThread(_TextStream() if is_text(arguments.log_format) else sys.stderr)
     try:

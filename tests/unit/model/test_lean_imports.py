@@ -58,5 +58,7 @@ print(torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2)).tolist(), t
 from transformers import masking_utils
 with masking_utils.TransformGetItemToIndex():
     print(torch.vmap(lambda i: torch.arange(5)[i])(torch.tensor([2, 4])).tolist())
+from transformers.models import qwen3
+print(qwen3.Qwen3Config.model_type)
 """
-    assert run(script).splitlines() == ["[2.0, 2.0] True", "[2, 4]"]
+    assert run(script).splitlines() == ["[2.0, 2.0] True", "[2, 4]", "qwen3"]
