@@ -8,13 +8,14 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import count, islice
 from pathlib import Path
 
 import torch
+from transformers import AutoConfig
 
 from microturn.engine.engine import Engine
 from microturn.engine.step_time import StepTimeModel
@@ -128,17 +129,19 @@ def prepare(settings: Settings) -> Prepared:
     num_threads = max(1, (settings.num_threads or len(os.sched_getaffinity(0))) // settings.tensor_parallel)
     device = _device(settings.device)
     torch.set_num_threads(num_threads)
+    _import_configuration(settings.model_dir)
     with ThreadPoolExecutor(1, "microturn-text") as beside, _followers(settings, device) as followers:
-        text = beside.submit(ModelText.from_directory, Path(settings.model_dir))
+        beginning = beside.submit(ModelText.from_directory, Path(settings.model_dir))
         if device.type == "cpu":
             loaded = _load_on_cpu(settings, num_threads, followers)
         else:
             loaded = _load_on_gpu(settings, device, followers)
+        text = beginning.result()
         # A pass does not look whether its pages are in the pool.
         pages_of_context(loaded.runner.kv, loaded.pool, loaded.max_context, settings.max_batch_tokens)
         passes = warm_up(loaded.runner, settings.max_batch_tokens, loaded.max_context)
     name = str(device) if device.type == "cpu" else torch.cuda.get_device_name(device)
-    return Prepared(loaded, text.result(), passes, name, num_threads)
+    return Prepared(loaded, text, passes, name, num_threads)
 
 
 def build(
@@ -186,6 +189,12 @@ def build(
         prepared.num_threads,
     )
     return engine
+
+
+def _import_configuration(model_dir: str) -> None:
+    """Imports what both the model's module and that of its tokenizer import, which two threads should not at once."""
+    with suppress(Exception):  # who loads the model tells what is wrong
+        AutoConfig.from_pretrained(model_dir, local_files_only=True)
 
 
 def _device(wanted: str) -> torch.device:

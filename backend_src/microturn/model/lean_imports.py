@@ -16,27 +16,42 @@ import torch
 from transformers.utils import import_utils
 
 _COMPILER = "torch._dynamo"
+_MARKS = frozenset({"allow_in_graph", "assume_constant_result", "disable"})
 _TRACED = f"{_COMPILER}._trace_wrapped_higher_order_op"
 
 
 def import_transformers() -> None:
     """Imports what all of transformers' models need.
 
-    To be called before anything else imports a model; without effect where there is a GPU. Behind it torch's compiler
-    can be imported as ever, but what transformers would have marked for it is not.
+    To be called before anything else imports a model; without effect where torch sees a GPU, whatever will serve.
+    Behind it torch's compiler can be imported as ever, but what transformers would have marked for it is not; for
+    transformers torch stays without its distributed part; and `transformers.models` names modules, but no classes.
     """
     if torch.cuda.is_available() or _COMPILER in sys.modules:
         return
     _say_that_torch_is_not_distributed()
     _leave_out_the_names_of_models()
-    compiler, traced = ModuleType(_COMPILER), ModuleType(_TRACED)
-    vars(compiler).update(allow_in_graph=_unmarked, assume_constant_result=_unmarked, disable=_unmarked)
+    compiler, traced = _Compiler(_COMPILER), ModuleType(_TRACED)
     vars(traced).update(TransformGetItemToIndex=_index_transform)
     sys.modules |= {_COMPILER: compiler, _TRACED: traced}
     try:
         from transformers import GenerationMixin, PreTrainedModel  # noqa: F401
     finally:
-        del sys.modules[_COMPILER], sys.modules[_TRACED]
+        if sys.modules[_COMPILER] is compiler:
+            del sys.modules[_COMPILER], sys.modules[_TRACED]
+
+
+class _Compiler(ModuleType):
+    """Instead of torch's compiler while transformers is imported, and as long as nothing but marks is wanted of it."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _MARKS:
+            return _unmarked
+        if name.startswith("__") and name != "__path__":
+            raise AttributeError(name)  # who looks through all modules asks for these
+        if sys.modules[_COMPILER] is self:
+            del sys.modules[_COMPILER], sys.modules[_TRACED]
+        return getattr(importlib.import_module(_COMPILER), name)
 
 
 def _unmarked(function: Any = None, *_: object, **__: object) -> Any:

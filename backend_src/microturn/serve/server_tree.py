@@ -76,13 +76,15 @@ class ServerTree:
         return None
 
     def is_done(self, port: int) -> bool:
-        """Whether a server that stops has unloaded its models, and nobody is connected to this port of it."""
+        """Whether a server that stops has unloaded its models, and nobody is seen to be connected to this port."""
         if not self._model_processes or any(map(is_alive, self._model_processes)):
             return False
         try:
             connections = [of for triton in self._triton_processes if triton for of in triton.net_connections("tcp")]
-        except psutil.Error:  # it has just ended
+        except psutil.NoSuchProcess:  # it has just ended
             return True
+        except psutil.AccessDenied:
+            return False
         return not any(of.laddr.port == port and of.status == psutil.CONN_ESTABLISHED for of in connections)
 
     def ask_to_stop(self) -> None:

@@ -200,8 +200,9 @@ class Supervisor:
                 deadline_s = min(deadline_s, time.monotonic() + _LAST_ANSWERS_S)
             server.ask_to_stop()
             while server.exit_code() is None:
-                if server.is_done(self._options.grpc_port):
-                    return  # by itself Triton would take most of a second
+                # By itself Triton takes most of a second more, in which it writes traces if its options ask for them.
+                if not self._options.triton_args and server.is_done(self._options.grpc_port):
+                    return
                 if time.monotonic() > deadline_s:
                     if not is_saved:
                         console.say("the grace time is over, and streams may still be open: ending them")

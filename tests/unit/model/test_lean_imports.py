@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +26,8 @@ IDS = [5, 3, 8]
 
 def run(script: str, *arguments: object) -> str:
     command = [sys.executable, "-c", PREAMBLE + script, *map(str, arguments)]
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=300).stdout
+    without_gpu = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(command, env=without_gpu, check=True, stdout=subprocess.PIPE, text=True, timeout=300).stdout
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ takes twice the file of one in bfloat16, though what serves it afterwards may be
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,9 @@ from microturn.model.cpu.stored_weight import StoredWeight, as_stored
 _LEAST_WIDTH = 16
 _NARROW = (torch.bfloat16, torch.float16)
 
+# Larger models take seconds to load anyway, and a constructor may write what transformers then replaces.
+_MOST_IN_MEMORY = 1 << 30
+
 
 def read_model(model_dir: str | Path) -> PreTrainedModel:
     """Loads a causal LM with our attention. Weights of narrow types are `StoredWeight`, all else is float32.
@@ -33,7 +36,8 @@ def read_model(model_dir: str | Path) -> PreTrainedModel:
     Raises:
         InvalidArgument: transformers cannot load a causal LM from the directory.
     """
-    with _as_stored():
+    num_bytes = sum(file.stat().st_size for file in Path(model_dir).glob("*.safetensors") if file.exists())
+    with _as_stored(), _in_memory() if num_bytes <= _MOST_IN_MEMORY else nullcontext():
         model = runner.read_model(model_dir)
     narrow = _NARROW if native.unavailable_reason() is None else ()
     computed_with: dict[nn.Parameter, nn.Parameter] = {}  # those that are shared still are
@@ -72,20 +76,29 @@ def _as_stored() -> Iterator[None]:
     It has no option for that: one type is that of all, and of what is computed when the model is made. But a model may
     name exceptions.
     """
-    plan_of, contexts_of = PreTrainedModel._get_dtype_plan, PreTrainedModel.get_init_context
+    plan_of = PreTrainedModel._get_dtype_plan
     PreTrainedModel._get_dtype_plan = lambda *_: {"^.": None}  # of parameters with these names
-    PreTrainedModel.get_init_context = lambda *of: [_in_untouched_memory(context) for context in contexts_of(*of)]
     try:
         yield
     finally:
         PreTrainedModel._get_dtype_plan = plan_of
-        PreTrainedModel.get_init_context = contexts_of
 
 
-def _in_untouched_memory(context: AbstractContextManager[Any]) -> AbstractContextManager[Any]:
-    """A context in which transformers makes a model, whose parameters get memory that nothing writes.
+@contextmanager
+def _in_memory() -> Iterator[None]:
+    """Has transformers make models meanwhile in memory that is not initialised, so that most of it is never touched.
 
-    By default they get none, on a device for which torch computes in Python, and imports parts of its compiler: a third
-    of a second.
+    By default they are made without memory, on a device for which torch computes in Python, and imports parts of its
+    compiler: a third of a second.
     """
-    return initialization.no_init_weights() if context == torch.device("meta") else context
+    original = vars(PreTrainedModel)["get_init_context"]
+
+    def get_init_context(cls: type[PreTrainedModel], *given: Any, **named: Any) -> list[AbstractContextManager[Any]]:
+        contexts = original.__func__(cls, *given, **named)
+        return [initialization.no_init_weights() if of == torch.device("meta") else of for of in contexts]
+
+    PreTrainedModel.get_init_context = classmethod(get_init_context)
+    try:
+        yield
+    finally:
+        PreTrainedModel.get_init_context = original

@@ -39,7 +39,12 @@ def mapped(model: PreTrainedModel) -> set[nn.Parameter]:
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "mixtral", "qwen3_5_text", "deepseek_v3"])
-def test_a_model_as_stored_computes_what_it_does_in_float32(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_large", [False, True])
+def test_a_model_as_stored_computes_what_it_does_in_float32(
+    family: str, is_large: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_large:
+        monkeypatch.setattr(stored_model, "_MOST_IN_MEMORY", 0)
     directory = write_family(family, tmp_path / family)
     wide = runner.load_model(directory)
     model = stored_model.read_model(directory)

@@ -96,6 +96,16 @@ def test_a_cpu_refuses_what_cannot_be_cut_and_no_process_stays(tmp_path: Path) -
     require_no_followers()
 
 
+def test_without_a_tokenizer_no_process_stays(tmp_path: Path) -> None:
+    directory = write_tiny_model(tmp_path / "tiny")
+    (directory / "tokenizer.json").write_text("{")
+    before = os.sched_getaffinity(0)
+    with pytest.raises(InvalidArgument, match=r"the tokenizer in .* cannot be loaded"):
+        loading.prepare(Settings(model_dir=str(directory), device="cpu", tensor_parallel=2, bind_threads=True, **FEW))
+    require_no_followers()
+    assert os.sched_getaffinity(0) == before
+
+
 def test_settings_that_do_not_fit_leave_no_process_and_the_next_load_works(tmp_path: Path) -> None:
     shared = {
         "model_dir": str(write_tiny_model(tmp_path / "tiny")),
