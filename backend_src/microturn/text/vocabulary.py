@@ -17,12 +17,19 @@ from tokenizers import Tokenizer, pre_tokenizers
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
-def _byte_of_char() -> dict[str, int]:
-    """The byte-level alphabet: bytes visible in Latin-1 stand for themselves, the others follow from U+0100 on."""
-    alphabet = set(pre_tokenizers.ByteLevel.alphabet())
-    table = {char: ord(char) for char in alphabet if ord(char) < 256}
-    invisible = sorted(set(range(256)) - set(table.values()))
-    return table | dict(zip(sorted(alphabet - table.keys()), invisible, strict=True))
+# A character that Latin-1 does not have.
+_NO_BYTE = 256
+
+
+def _byte_level_table() -> dict[int, int]:
+    """The byte-level alphabet for `str.translate`: bytes visible in Latin-1 stand for themselves, the others follow.
+
+    Characters outside of it become `_NO_BYTE`, or stay beyond Latin-1.
+    """
+    alphabet = set(map(ord, pre_tokenizers.ByteLevel.alphabet()))
+    invisible = sorted(set(range(256)) - alphabet)
+    followers = sorted(alphabet - set(range(256)))
+    return dict.fromkeys(invisible, _NO_BYTE) | dict(zip(followers, invisible, strict=True))
 
 
 class Vocabulary:
@@ -41,7 +48,7 @@ class Vocabulary:
         self._special_texts = {
             token_id: token.content for token_id, token in added if token.special and token_id not in eos_ids
         }
-        self._byte_of_char = _byte_of_char() if "ByteLevel" in kinds else None
+        self._byte_level = _byte_level_table() if "ByteLevel" in kinds else None
         self.has_byte_fallback = "ByteFallback" in kinds
         self._anchor_id = tokenizer.encode("a", add_special_tokens=False).ids[-1]
         self._anchor_text = tokenizer.decode([self._anchor_id])
@@ -69,7 +76,7 @@ class Vocabulary:
         token = self._tokenizer.id_to_token(token_id)
         if token is None or token_id in self._special_ids:
             return b""
-        if self._byte_of_char is not None:
+        if self._byte_level is not None:
             return self._spelled_bytes(token)
         byte_token = _BYTE_TOKEN.fullmatch(token) if self.has_byte_fallback else None
         if byte_token is not None and (byte := int(byte_token[1], 16)) >= 0x80:
@@ -80,10 +87,10 @@ class Vocabulary:
 
     def _spelled_bytes(self, token: str) -> bytes:
         """Bytes of a token in the byte-level spelling; an added token outside of that alphabet is plain text."""
-        assert self._byte_of_char is not None
+        assert self._byte_level is not None
         try:
-            return bytes(self._byte_of_char[char] for char in token)
-        except KeyError:
+            return token.translate(self._byte_level).encode("latin-1")
+        except UnicodeEncodeError:
             return token.encode()
 
     def mergeable_bytes(self) -> Iterator[bytes]:
@@ -93,7 +100,7 @@ class Vocabulary:
         plain = (token for token in added.values() if not token.special)
         yield from (f"{token.content} ".encode() if token.rstrip else token.content.encode() for token in plain)
         tokens: Iterable[str] = self._tokenizer.get_vocab(with_added_tokens=False)
-        if self._byte_of_char is not None:
+        if self._byte_level is not None:
             yield from map(self._spelled_bytes, tokens)
             return
         space = "".join(self._tokenizer.encode("a b", add_special_tokens=False).tokens).split("a")[-1].removesuffix("b")

@@ -53,6 +53,20 @@ print(json.dumps(sorted(left_out & set(sys.modules))))
     assert bool(imported) == asks_for_it, imported
 
 
+def test_who_asks_the_compiler_for_more_than_marks_gets_it() -> None:
+    script = """
+import importlib
+from microturn.model import lean_imports
+stand_in = lean_imports._Compiler("torch._dynamo")
+sys.modules |= {"torch._dynamo": stand_in, lean_imports._TRACED: stand_in}
+@torch.compiler.disable
+def marked(): return "marked"
+print(marked(), hasattr(stand_in, "__file__"), "sympy" in sys.modules)
+print(stand_in.config is importlib.import_module("torch._dynamo").config, torch._dynamo is stand_in)
+"""
+    assert run(script).splitlines() == ["marked False False", "True False"]
+
+
 def test_what_is_left_out_can_be_used_later() -> None:
     script = """
 assert not left_out & set(sys.modules)

@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from microturn.serve.child import free_ports
 from microturn.serve.process_tree import find_descendants
 from microturn.serve.run_directory import RunDirectory
 from microturn.serve.server_log import ServerLog
 from microturn.serve.server_tree import ServerTree
 from microturn.serve.triton_server import STUB_NAME
+from support.client_contract import wait_until
 
 SERVER = """
 import socket, subprocess, sys
@@ -31,8 +32,7 @@ listener.accept()
 
 @pytest.fixture
 def port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+    return free_ports(1)[0]
 
 
 @pytest.fixture
@@ -48,24 +48,17 @@ def tree(tmp_path: Path, port: int) -> Iterator[ServerTree]:
             tree.kill()
 
 
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline_s = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
-
-
 def test_a_stopping_server_is_done_when_its_model_and_its_clients_have_gone(tree: ServerTree, port: int) -> None:
     assert not tree.is_done(port)  # nothing is recorded
-    wait_for(lambda: find_descendants(os.getpid(), STUB_NAME))
+    wait_until(lambda: bool(find_descendants(os.getpid(), STUB_NAME)), 30)
     tree.watch_model_processes()
     (model,) = find_descendants(os.getpid(), STUB_NAME)
     client = socket.create_connection(("127.0.0.1", port))
     assert not tree.is_done(port)
     model.kill()
-    wait_for(lambda: tree.dead_model_process() == model.pid)
+    wait_until(lambda: tree.dead_model_process() == model.pid, 30)
     assert not tree.is_done(port)
     assert tree.is_done(port + 1)  # another port, such as that of metrics
     client.close()
-    wait_for(lambda: tree.is_done(port))
+    wait_until(lambda: tree.is_done(port), 30)
     assert tree.exit_code() is None
