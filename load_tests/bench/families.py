@@ -24,7 +24,7 @@ from load_tests.bench.results import print_table, write_result
 from microturn.kv.layer_groups import LayerGroups
 from microturn.kv.page_layout import PageLayout
 from microturn.kv.tensors import KVTensors
-from microturn.model import runner
+from microturn.model import runner, tracing
 from microturn.model.batch import Batch, Row, RowPages
 from microturn.model.cpu.int8_linear import Int8Linear
 from microturn.model.cpu.layers import FusedLayers
@@ -120,7 +120,7 @@ def _runner(family: str, num_tokens: int, weights: str) -> runner.ModelRunner:
     torch.manual_seed(0)
     config = AutoConfig.for_model(family, **_SIZES, **_FAMILIES[family])
     model = runner.prepare_model(AutoModelForCausalLM.from_config(config).eval(), "cpu")
-    layers = runner.trace_layers(model)
+    layers = tracing.trace_layers(model)
     decoder = FusedLayers.of(model, layers, _TYPES[weights])
     if weights == "int8":
         release_linears(model)

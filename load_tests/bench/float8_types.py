@@ -22,7 +22,7 @@ from load_tests.bench import perplexity, texts
 from load_tests.bench.results import print_table, write_result
 from microturn.kv.page_layout import PageLayout
 from microturn.kv.tensors import KVTensors
-from microturn.model import runner
+from microturn.model import runner, tracing
 from microturn.model.cpu.layers import FusedLayers
 from microturn.model.cpu.linear import Linear
 from microturn.model.gpu import float8
@@ -91,7 +91,7 @@ def run_float8(model_name: str, num_contexts: int, context_len: int) -> None:
     model_dir = resolve_model(model_name)
     runner.set_num_threads(len(os.sched_getaffinity(0)))
     model = runner.load_model(model_dir)
-    layers = runner.trace_layers(model)
+    layers = tracing.trace_layers(model)
     new_pages = partial(KVTensors, layers, -(-context_len // _PAGE_SIZE), _PAGE_SIZE)
     pages = new_pages(layout=PageLayout.PANELS)
     runners = {

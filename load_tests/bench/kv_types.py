@@ -19,7 +19,7 @@ from load_tests.bench.results import print_table, write_result
 from load_tests.bench.steps import alternating_ms
 from microturn.kv.page_layout import PageLayout
 from microturn.kv.tensors import KV_DTYPES, KVTensors
-from microturn.model import runner
+from microturn.model import runner, tracing
 from microturn.model.batch import Row
 from microturn.model.cpu.layers import FusedLayers
 from microturn.model.cpu.weights import NotKnown
@@ -41,7 +41,7 @@ def run_kv(model_name: str, num_contexts: int, context_len: int) -> None:
     model_dir = resolve_model(model_name)
     runner.set_num_threads(len(os.sched_getaffinity(0)))
     model = runner.load_model(model_dir)
-    layers = runner.trace_layers(model)
+    layers = tracing.trace_layers(model)
     try:
         decoder = FusedLayers.of(model, layers)
     except NotKnown:

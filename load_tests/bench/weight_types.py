@@ -20,7 +20,7 @@ from load_tests.bench.results import print_table, write_result
 from load_tests.bench.steps import alternating_ms
 from microturn.kv.page_layout import PageLayout
 from microturn.kv.tensors import KVTensors
-from microturn.model import runner
+from microturn.model import runner, tracing
 from microturn.model.batch import Row
 from microturn.model.cpu.int8_linear import Int8Linear
 from microturn.model.cpu.layers import FusedLayers
@@ -46,7 +46,7 @@ def run_weights(model_name: str, num_contexts: int, context_len: int) -> None:
     model_dir = resolve_model(model_name)
     runner.set_num_threads(len(os.sched_getaffinity(0)))
     model = runner.load_model(model_dir)
-    layers = runner.trace_layers(model)
+    layers = tracing.trace_layers(model)
     pages_of_one = -(-(_TIMED_CONTEXT_LEN + max(_NUM_APPENDED)) // _PAGE_SIZE)
     num_pages = max(max(_NUM_SESSIONS) * pages_of_one, -(-context_len // _PAGE_SIZE))
     kv = KVTensors(layers, num_pages, _PAGE_SIZE, layout=PageLayout.PANELS)

@@ -19,8 +19,8 @@ from microturn.model.batch import Batch, Row, RowPages
 from microturn.model.gpu.attention_probe import check_attention
 from microturn.model.gpu.graphs import step_sizes
 from microturn.model.gpu.runner import GpuRunner
-from microturn.model.runner import trace_layers
 from microturn.model.scores import Scores
+from microturn.model.tracing import trace_layers
 from support import models
 from support.driver import Driver
 from support.gpu_runner import gpu_runner

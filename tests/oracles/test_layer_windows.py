@@ -20,7 +20,8 @@ from microturn.kv.page_layout import PageLayout
 from microturn.kv.page_track import Track
 from microturn.kv.tensors import KVTensors
 from microturn.model.cpu.attention import NativePlan
-from microturn.model.runner import ModelRunner, trace_layers
+from microturn.model.runner import ModelRunner
+from microturn.model.tracing import trace_layers
 from support import models
 from support.driver import Driver, Recorder, model_runner
 from support.models import VOCAB_SIZE

@@ -19,7 +19,8 @@ from microturn.model import recurrent
 from microturn.model.cpu.int8_linear import Int8Linear
 from microturn.model.cpu.layers import FusedLayers
 from microturn.model.cpu.weights import NotKnown
-from microturn.model.runner import ModelRunner, Runner, trace_layers
+from microturn.model.runner import ModelRunner, Runner
+from microturn.model.tracing import trace_layers
 from microturn.offload.background import BackgroundThreads, NewBackground
 from microturn.sessions.inputs import TokenInput, TurnInput
 from microturn.sessions.options import parse_parameters

@@ -11,7 +11,7 @@ from microturn.model import recurrent
 from microturn.model.cpu.weights import NotKnown
 from microturn.model.gpu.layers import TorchLayers
 from microturn.model.gpu.runner import GpuRunner
-from microturn.model.runner import trace_layers, trace_scores
+from microturn.model.tracing import trace_layers, trace_scores
 
 
 def gpu_runner(

@@ -22,8 +22,9 @@ from microturn.kv.window import Window
 from microturn.model import recurrent
 from microturn.model.batch import Batch, Row
 from microturn.model.paged_attention import PagedAttention, attending
-from microturn.model.runner import ModelRunner, trace_layers
+from microturn.model.runner import ModelRunner
 from microturn.model.stock import untouched
+from microturn.model.tracing import trace_layers
 from microturn.sessions.turn import SessionId
 from support.driver import Driver, model_runner
 from support.plain_window import windowed_logits

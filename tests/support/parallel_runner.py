@@ -18,7 +18,7 @@ from microturn.model.parallel.followers import Followers
 from microturn.model.parallel.runners import LeadingRunner, leading_runner
 from microturn.model.parallel.shards import require_cuttable
 from microturn.model.parallel.share import Share
-from microturn.model.runner import trace_layers, trace_scores
+from microturn.model.tracing import trace_layers, trace_scores
 from support.rounded import exact_of
 
 

@@ -200,6 +200,11 @@ def number_layers(model: nn.Module, numbers: Sequence[int] | None) -> None:
             module.__dict__["attention_layer"] = numbers.index(module.layer_idx)
 
 
+def numbers_of(model: nn.Module) -> list[int]:
+    """Which of a model's layers have attention, as `number_layers` was told; empty if it was not."""
+    return sorted({vars(module)["layer_idx"] for module in model.modules() if "attention_layer" in vars(module)})
+
+
 def layer_of(module: nn.Module) -> int:
     """The number of an attention module's layer, among those with attention."""
     layer: int = module.__dict__.get("attention_layer", module.layer_idx)

@@ -12,14 +12,14 @@ import json
 import logging
 import os
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
 import torch
 
-from microturn.kv.page_layout import PageLayout
 from microturn.model.fingerprint import model_fingerprint
+from microturn.model.traits import Traits
 from microturn.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -41,6 +41,7 @@ class Outcome:
         no_int8_reason: why the weights are float32, where that was not set; None otherwise.
         accepts_embeds: whether embeddings may replace tokens.
         no_window_reason: why sessions cannot have a sliding window; None if they can.
+        traits: of the model.
     """
 
     weights: str
@@ -48,6 +49,7 @@ class Outcome:
     no_int8_reason: str | None
     accepts_embeds: bool
     no_window_reason: str | None
+    traits: Traits
 
 
 class RememberedChecks:
@@ -56,16 +58,15 @@ class RememberedChecks:
     Args:
         directory: of the cache; created when a result is written.
         settings: with which the model is loaded.
-        layout: of the pages, which says what computes the attention.
         num_threads: of forward passes.
 
     Raises:
         OSError: the model cannot be read.
     """
 
-    def __init__(self, directory: Path, settings: Settings, layout: PageLayout, *, num_threads: int) -> None:
+    def __init__(self, directory: Path, settings: Settings, *, num_threads: int) -> None:
         digest = hashlib.blake2b(digest_size=16)
-        asked = (settings.weights, layout.value, num_threads)
+        asked = (settings.weights, settings.attention, settings.page_size, num_threads)
         files = sorted(
             (file.name, file.stat().st_mtime_ns) for file in Path(settings.model_dir).iterdir() if file.exists()
         )
@@ -78,10 +79,11 @@ class RememberedChecks:
     def recall(self) -> Outcome | None:
         """The cached result; None if there is none."""
         try:
-            outcome = Outcome(**json.loads(self._path.read_bytes()))
+            read = json.loads(self._path.read_bytes())
+            outcome = Outcome(**read | {"traits": Traits.from_json(read["traits"])})
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, KeyError) as error:
             log.warning("the model is checked again: %s cannot be read: %s", self._path, error)
             return None
         log.info("the model was checked before, with the same libraries and processor: %s", self._path)
@@ -93,7 +95,7 @@ class RememberedChecks:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=self._path.parent) as directory:
                 part = Path(directory, self._path.name)
-                part.write_text(json.dumps(asdict(outcome)))
+                part.write_text(json.dumps(vars(outcome) | {"traits": outcome.traits.to_json()}))
                 part.replace(self._path)
         except OSError as error:
             log.warning("the results of the checks at load are not cached: %s", error)

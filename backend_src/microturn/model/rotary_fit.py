@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -31,6 +31,21 @@ _ANGLE_ERROR = 2**-22
 # The same where layers compute in a narrower type: in bfloat16 an element is rounded by 2^-9 of itself, some times. A
 # layer that rotates otherwise deviates by about 1.
 _NARROW_TOLERANCE = 3e-2
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How a model's rotary module is replaced.
+
+    Attributes:
+        path: of the module, by the names of the modules that it is part of.
+        form: of what layers get.
+        turnings: of each layer; empty if a layer's is not understood.
+    """
+
+    path: str
+    form: Form
+    turnings: Sequence[Turning]
 
 
 @dataclass(frozen=True)
@@ -111,6 +126,22 @@ def install(model: PreTrainedModel) -> None:
         setattr(parent, name, module)
 
 
+def fit_of(model: PreTrainedModel) -> Fit | None:
+    """How `install` replaced a model's rotary module; None if it did not."""
+    found = ((path, part) for path, part in model.named_modules() if isinstance(part, Rotary))
+    return next((Fit(path, part.form, part.turnings) for path, part in found), None)
+
+
+def install_known(model: PreTrainedModel, fit: Fit) -> Rotary:
+    """Replaces a model's rotary module as `fit` says, without a test."""
+    parent_path, _, name = fit.path.rpartition(".")
+    parent = model.get_submodule(parent_path)
+    ours = Rotary.of(getattr(parent, name), fit.form)
+    ours.turnings = fit.turnings
+    setattr(parent, name, ours)
+    return ours
+
+
 def adopt(model: PreTrainedModel, few: PreTrainedModel, counterparts: Sequence[int]) -> bool:
     """Replaces a model's rotary module as that of its first layers was in float32: rounding hides how layers rotate.
 
@@ -126,18 +157,15 @@ def adopt(model: PreTrainedModel, few: PreTrainedModel, counterparts: Sequence[i
         for name, child in list(parent.named_children()):
             if isinstance(child, Rotary):
                 setattr(parent, name, child.stock[0])
-    path, found = next(((path, part) for path, part in few.named_modules() if isinstance(part, Rotary)), ("", None))
-    if found is None:
+    fit = fit_of(few)
+    if fit is None:
         return True
-    parent_path, _, name = path.rpartition(".")
-    parent = model.get_submodule(parent_path)
-    ours = Rotary.of(getattr(parent, name), found.form)
-    setattr(parent, name, ours)
-    if not found.turnings:
+    turnings = [fit.turnings[layer] for layer in counterparts] if fit.turnings else []
+    ours = install_known(model, replace(fit, turnings=turnings))
+    if not turnings:
         return True
-    ours.turnings = [found.turnings[layer] for layer in counterparts]
     tolerance = _TOLERANCE if model.dtype == torch.float32 else _NARROW_TOLERANCE
-    of_layers = zip(ours.turnings, _heads_at(model, _NEAR), strict=True)
+    of_layers = zip(turnings, _heads_at(model, _NEAR), strict=True)
     return all(_fits(ours, turning, heads, tolerance) for turning, heads in of_layers)
 
 

@@ -7,26 +7,24 @@ is recomputed or copied. The layers are ours too for known architectures (`Fused
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from microturn.errors import InvalidArgument, reason_of
-from microturn.kv.layer_groups import LayerShape
 from microturn.kv.tensors import KVTensors
 from microturn.kv.transfer import upload
 from microturn.model import latent_attention, recurrent, rotary, rotary_fit, stock
 from microturn.model import paged_attention as paged
 from microturn.model.batch import Batch
 from microturn.model.paged_attention import PagedAttention
-from microturn.model.scores import Scores
 from microturn.model.step_attention import Attention
+from microturn.model.traits import Traits
 
 
 class Runner(Protocol):
@@ -207,10 +205,15 @@ def read_model(model_dir: str | Path, dtype: torch.dtype = torch.float32) -> Pre
     return model
 
 
-def prepare_model(model: PreTrainedModel, device: torch.device | str) -> PreTrainedModel:
+def prepare_model(model: PreTrainedModel, device: torch.device | str, traits: Traits | None = None) -> PreTrainedModel:
     """Prepares a model for inference: on its device, with our attention, and in float32 with exact rotary angles.
 
     In a narrower type rounding hides how its layers rotate: see `rotary_fit.adopt`.
+
+    Args:
+        model: as transformers loads it.
+        device: where it will compute.
+        traits: its traits in float32, where they are known: with them its layers need no tracing.
     """
     paged.register()
     if model.device != torch.device(device):
@@ -220,7 +223,9 @@ def prepare_model(model: PreTrainedModel, device: torch.device | str) -> PreTrai
     recurrent.install(model.eval())
     latent_attention.install(model)
     model.set_attn_implementation(paged.IMPLEMENTATION)
-    if model.dtype == torch.float32:
+    if traits is not None:
+        traits.install(model)
+    elif model.dtype == torch.float32:
         rotary_fit.install(model)
     return model
 
@@ -232,67 +237,3 @@ def set_num_threads(num_threads: int) -> None:
     torch.set_num_threads(num_threads)
     if native.unavailable_reason() is None:
         native.set_num_threads(num_threads)
-
-
-class _Recorder:
-    """Replaces PagedAttention in one forward pass and records the shape and the scores of each layer."""
-
-    def __init__(self) -> None:
-        self.layers: dict[int, tuple[LayerShape, Scores]] = {}
-
-    def append_and_attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
-        if k.shape != v.shape:
-            raise NotImplementedError(f"keys {list(k.shape)} and values {list(v.shape)} of different shapes")
-        self.layers[layer] = LayerShape(k.shape[1], k.shape[2], scores.window), scores
-        return torch.zeros_like(q)
-
-
-def trace_layers(model: PreTrainedModel) -> list[LayerShape]:
-    """The shape of each attention layer's KV, recorded in one forward pass of a token, and the number of each layer.
-
-    Raises:
-        InvalidArgument: the model does not call our attention in every layer that is not recurrent, or needs what it
-            cannot do.
-    """
-    return [shape for shape, _ in _trace(model)]
-
-
-def trace_scores(model: PreTrainedModel) -> list[Scores]:
-    """The scores of each attention layer, recorded likewise."""
-    return [scores for _, scores in _trace(model)]
-
-
-@torch.inference_mode()
-def _trace(model: PreTrainedModel) -> list[tuple[LayerShape, Scores]]:
-    """See `trace_layers` and `trace_scores`."""
-    recorder = _Recorder()
-    paged.number_layers(model, None)
-    try:
-        zero = torch.tensor([[0]], device=model.device)
-        with paged.attending(recorder):
-            model(input_ids=zero, position_ids=zero, use_cache=False)
-    except NotImplementedError as error:
-        raise InvalidArgument(f"{type(model).__name__} cannot be served: it uses {error}") from error
-    except Exception as error:  # a model may raise anything for a packed batch
-        raise InvalidArgument(
-            f"{type(model).__name__} cannot be served: its pass over a packed batch fails with {reason_of(error)}"
-        ) from error
-    num_layers = int(model.config.get_text_config().num_hidden_layers)
-    numbers = sorted(recorder.layers)
-    if numbers != list(range(num_layers)) and not (numbers and recurrent.installed(model)):
-        raise InvalidArgument(
-            f"{type(model).__name__} cannot be served: {len(numbers)} of its {num_layers} layers call transformers' "
-            "attention interface, in which ours takes the place of their own; the others look at earlier tokens in "
-            f"another way ({_classes_of_others(model, numbers, num_layers)})"
-        )
-    paged.number_layers(model, numbers)
-    return [recorder.layers[layer] for layer in numbers]
-
-
-def _classes_of_others(model: PreTrainedModel, numbers: Sequence[int], num_layers: int) -> str:
-    """What layers have instead of attention that calls ours, where only those with these numbers call it."""
-    layers = next((part for part in model.modules() if isinstance(part, nn.ModuleList) and len(part) == num_layers), ())
-    others = [layer for number, layer in enumerate(layers) if number not in numbers]
-    # Of a layer the first part that has parts itself: not a norm, but what brings tokens together.
-    parts = (next((part for part in layer.children() if any(part.children())), layer) for layer in others)
-    return ", ".join(sorted({type(part).__name__ for part in parts})) or "unknown"

@@ -142,7 +142,7 @@ def shape_of(name: str, config: object) -> ModelShape:
 
     from microturn.model import latent_attention, recurrent
     from microturn.model.positions import num_positions_of
-    from microturn.model.runner import trace_layers
+    from microturn.model.tracing import trace_layers
 
     if not isinstance(config, Mapping) or not isinstance(config.get("model_type"), str):
         raise InvalidArgument(f"the configuration of {name} names no model_type")

@@ -17,8 +17,9 @@ from microturn.model import latent_attention
 from microturn.model.batch import Batch, Row
 from microturn.model.cpu import loading
 from microturn.model.probe import check_model
-from microturn.model.runner import ModelRunner, load_model, read_model, trace_layers
+from microturn.model.runner import ModelRunner, load_model, read_model
 from microturn.model.stock import stock_logits
+from microturn.model.tracing import trace_layers
 from microturn.settings import Settings
 from support.families import write_family
 

@@ -26,7 +26,8 @@ from microturn.kv.page_layout import PageLayout
 from microturn.model import latent_attention
 from microturn.model import paged_attention as paged
 from microturn.model.probe import check_model
-from microturn.model.runner import load_model, trace_layers, trace_scores
+from microturn.model.runner import load_model
+from microturn.model.tracing import trace_layers, trace_scores
 from support import models
 from support.models import build
 from support.tiny_model_dir import write_tiny_model

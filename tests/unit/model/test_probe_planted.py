@@ -39,8 +39,8 @@ from microturn.model.paged_attention import PagedAttention
 from microturn.model.probe import check_model
 from microturn.model.probe_attention import UnlikeOurs, check_attention
 from microturn.model.rotary import Form, Layout, Turning, installed
-from microturn.model.runner import trace_layers
 from microturn.model.scores import Scores
+from microturn.model.tracing import trace_layers
 from support import models
 from support.models import build
 

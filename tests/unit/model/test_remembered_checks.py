@@ -15,12 +15,12 @@ import torch
 from transformers import PreTrainedModel
 
 from microturn.errors import InvalidArgument
-from microturn.kv.page_layout import PageLayout
 from microturn.model import probe, remembered_checks
 from microturn.model.batch import Batch, Row
 from microturn.model.cpu import loading as cpu_loading
 from microturn.model.cpu import probe_int8
 from microturn.model.loaded import Loaded
+from microturn.model.traits import Traits
 from microturn.settings import Settings
 from support import models
 from support.tiny_model_dir import write_tiny_model
@@ -216,11 +216,9 @@ def full_disk() -> Iterator[None]:
 
 
 def test_a_full_disk_leaves_no_partial_file(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
-    remembered = remembered_checks.RememberedChecks(
-        Path(settings.check_dir), settings, PageLayout.PANELS, num_threads=1
-    )
+    remembered = remembered_checks.RememberedChecks(Path(settings.check_dir), settings, num_threads=1)
     with full_disk():
-        remembered.remember(remembered_checks.Outcome("int8", None, None, True, None))
+        remembered.remember(remembered_checks.Outcome("int8", None, None, True, None, Traits({}, None)))
     assert "the results of the checks at load are not cached" in caplog.text
     assert list(Path(settings.check_dir).iterdir()) == []
 

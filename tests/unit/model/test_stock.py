@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from microturn.model import runner
+from microturn.model import runner, tracing
 from microturn.model.rotary import Rotary
 from microturn.model.stock import stock_logits, untouched
 from support.families import pristine, pristine_logits, write_family
@@ -21,13 +21,13 @@ IDS = torch.randint(200, (60,), generator=torch.Generator().manual_seed(1)).toli
 def test_logits_are_to_the_bit_those_of_a_model_that_was_never_ours(family: str, tmp_path: Path) -> None:
     directory = write_family(family, tmp_path / family)
     model, alone = runner.load_model(directory), pristine(directory)
-    layers = runner.trace_layers(model)
+    layers = tracing.trace_layers(model)
     assert torch.equal(stock_logits(model, IDS), pristine_logits(alone, IDS))
     with untouched(model):
         assert [type(module) for module in model.modules()] == [type(module) for module in alone.modules()]
         assert model.config._attn_implementation == alone.config._attn_implementation
     assert any(isinstance(module, Rotary) for module in model.modules())
-    assert runner.trace_layers(model) == layers
+    assert tracing.trace_layers(model) == layers
 
 
 @pytest.mark.parametrize("family", ["llama", "cohere"])

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from microturn.errors import InvalidArgument
 from microturn.kv.layer_groups import LayerShape
 from microturn.kv.tensors import KV_DTYPES, KVTensors
-from microturn.model import recurrent, runner
+from microturn.model import recurrent, runner, tracing
 from microturn.planning.known_shapes import NAMED_CONFIGS, read_shape, shape_of
 from microturn.planning.shape import Experts, ModelShape
 from microturn.zoo.language_part import LanguagePart
@@ -156,7 +156,7 @@ def test_a_shape_is_that_of_the_loaded_model(family: str, tmp_path: Path) -> Non
     directory = write_family(family, tmp_path / family)
     model = runner.prepare_model(runner.read_model(directory), "cpu")
     shape = read_shape(str(directory))
-    assert shape.layers == tuple(runner.trace_layers(model))
+    assert shape.layers == tuple(tracing.trace_layers(model))
     assert shape.state_bytes == recurrent.state_bytes(model)
     assert shape.is_latent == (family == "deepseek_v3")
     assert shape.num_params == model.num_parameters()

@@ -11,11 +11,13 @@ from __future__ import annotations
 import functools
 import hashlib
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from numba import config, njit
 from numba.core import caching
+from numba.core.runtime import rtsys
 
 from microturn.zoo.cache import default_cache_dir
 
@@ -83,5 +85,26 @@ if not config.CACHE_LOCATOR_CLASSES:
     _numbas = [locator.__name__ for locator in caching.CompileResultCacheImpl._locator_classes]
     config.CACHE_LOCATOR_CLASSES = ",".join(_ours + _numbas)
 
-# Decorates what Python calls; the functions that it is made of are compiled into it and need no cache.
-kernel = functools.partial(njit, nogil=True, cache=True)
+
+class _Compiled(caching.FunctionCache):  # type: ignore[misc]
+    """Loads a compiled kernel without what Numba compiles with, whose loading takes a start a tenth of a second."""
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        rtsys.initialize(target_context)  # memory that kernels allocate
+        with self._guard_against_spurious_io_errors():
+            return self._load_overload(sig, target_context)
+
+
+def kernel(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Decorates what Python calls; the functions that it is made of are compiled into it and need no cache.
+
+    Args:
+        options: further ones of `numba.njit`.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        dispatcher = njit(nogil=True, **options)(function)
+        dispatcher._cache = _Compiled(function)
+        return dispatcher
+
+    return decorate

@@ -15,7 +15,7 @@ from microturn.errors import InvalidArgument
 from microturn.kv.layer_groups import LayerShape
 from microturn.kv.page_layout import PageLayout
 from microturn.kv.tensors import KV_DTYPES, KVTensors
-from microturn.model import latent_attention, recurrent, runner
+from microturn.model import latent_attention, recurrent, runner, tracing
 from microturn.model.cpu import attention as native
 from microturn.model.cpu import stored_model, weight_memory
 from microturn.model.cpu.int8_linear import Int8Linear
@@ -31,6 +31,7 @@ from microturn.model.parallel.shards import require_cuttable
 from microturn.model.parallel.share import Share
 from microturn.model.probe import check_model
 from microturn.model.remembered_checks import Outcome, RememberedChecks
+from microturn.model.traits import Traits
 from microturn.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -53,13 +54,20 @@ def load(settings: Settings, followers: Followers | None = None) -> Loaded:
         InvalidArgument: it cannot be loaded or served, or the settings do not fit it.
     """
     _refuse_what_is_for_a_gpu(settings)
+    remembered = _remembered(settings)
+    known = remembered.recall() if remembered is not None else None
     with weight_memory.returned_at_once():
-        model = stored_model.read_model(settings.model_dir)
-        layers = runner.trace_layers(model)
+        model = stored_model.read_model(settings.model_dir, None if known is None else known.traits)
+        layers = tracing.trace_layers(model) if known is None else list(known.traits.layers.values())
         if followers is not None:
             require_cuttable(model, layers, followers.size)
         layout, no_kernel_reason = _layout(settings, layers)
-        outcome, new_decoder = _decided(settings, model, layers, layout)
+        if known is None:
+            outcome, new_decoder = _check(settings, model, layers, layout)
+            if remembered is not None:
+                remembered.remember(outcome)
+        else:
+            outcome, new_decoder = known, partial(_new_decoder, model, layers, known)
         share = decoder = None
         if followers is None:
             decoder = new_decoder()
@@ -110,29 +118,25 @@ def load(settings: Settings, followers: Followers | None = None) -> Loaded:
     )
 
 
-def _decided(settings: Settings, model: PreTrainedModel, layers: Sequence[LayerShape], layout: PageLayout) -> _Decided:
-    """What serves the model: checked now, or cached.
+def _remembered(settings: Settings) -> RememberedChecks | None:
+    """Where the result of the checks is cached; None where it is not, or there is no model."""
+    if not settings.check_dir:
+        return None
+    try:
+        return RememberedChecks(Path(settings.check_dir), settings, num_threads=torch.get_num_threads())
+    except OSError:  # who loads the model tells what is wrong
+        return None
+
+
+def _check(settings: Settings, model: PreTrainedModel, layers: Sequence[LayerShape], layout: PageLayout) -> _Decided:
+    """What serves the model.
 
     Raises:
         InvalidArgument: it cannot be served, or not with these settings.
     """
-    if not settings.check_dir:
-        return _check(settings, model, layers, layout)
-    num_threads = torch.get_num_threads()
-    remembered = RememberedChecks(Path(settings.check_dir), settings, layout, num_threads=num_threads)
-    outcome = remembered.recall()
-    if outcome is not None:
-        return outcome, partial(_new_decoder, model, layers, outcome)
-    outcome, new_decoder = _check(settings, model, layers, layout)
-    remembered.remember(outcome)
-    return outcome, new_decoder
-
-
-def _check(settings: Settings, model: PreTrainedModel, layers: Sequence[LayerShape], layout: PageLayout) -> _Decided:
-    """See `_decided`."""
     # In float32, whatever the type of the pages: there a difference is an error and not rounding.
     checked = check_model(model, layers, layout)
-    told = checked.accepts_embeds, checked.no_window_reason
+    told = checked.accepts_embeds, checked.no_window_reason, Traits.of(model, layers)
     no_int8_reason = None
     if settings.weights != "float32":
         try:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numba
 from llvmlite import ir
+from numba.extending import register_jitable
 from numpy.typing import NDArray
 
 from microturn.model.cpu.kernel_cache import kernel
@@ -35,7 +36,7 @@ _Array = NDArray[Any]
 _MOST_VECTORS = 8
 
 
-@numba.njit
+@register_jitable
 def block_of(width: int) -> int:
     """Elements that are rotated together: the largest power of two that divides the width."""
     return width & -width

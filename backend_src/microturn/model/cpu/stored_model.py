@@ -18,6 +18,7 @@ from transformers import PreTrainedModel, initialization
 from microturn.model import runner
 from microturn.model.cpu import attention as native
 from microturn.model.cpu.stored_weight import StoredWeight, as_stored
+from microturn.model.traits import Traits
 
 # Narrower parameters are no weights of products, and small: they are float32.
 _LEAST_WIDTH = 16
@@ -27,11 +28,15 @@ _NARROW = (torch.bfloat16, torch.float16)
 _MOST_IN_MEMORY = 1 << 30
 
 
-def read_model(model_dir: str | Path) -> PreTrainedModel:
+def read_model(model_dir: str | Path, traits: Traits | None = None) -> PreTrainedModel:
     """Loads a causal LM with our attention. Weights of narrow types are `StoredWeight`, all else is float32.
 
     What serves must be `make_resident`, since weights may be mapped from the file. Where Numba's threads cannot be
     used, nothing widens weights in a product, and all are float32.
+
+    Args:
+        model_dir: its directory.
+        traits: see `runner.prepare_model`.
 
     Raises:
         InvalidArgument: transformers cannot load a causal LM from the directory.
@@ -51,7 +56,7 @@ def read_model(model_dir: str | Path) -> PreTrainedModel:
         for name, buffer in list(module.named_buffers(recurse=False)):
             if buffer.dtype in _NARROW and name not in module._non_persistent_buffers_set:
                 setattr(module, name, buffer.float())
-    return runner.prepare_model(model, "cpu")
+    return runner.prepare_model(model, "cpu", traits)
 
 
 def make_resident(model: PreTrainedModel) -> None:

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from microturn.errors import reason_of
 from microturn.kv.layer_groups import LayerShape
-from microturn.model import rotary_fit, runner
+from microturn.model import rotary_fit, runner, tracing
 from microturn.model.gpu.layers import TorchLayers
 from microturn.model.gpu.runner import GpuRunner
 from microturn.model.probe import TOLERANCE, Checked, check_runner
@@ -103,7 +103,7 @@ class FewLayers:
     @classmethod
     def of(cls, model: PreTrainedModel, num_layers: int) -> Self:
         few = few_layers(model, num_layers, torch.float32)
-        return cls(few, runner.trace_layers(few), runner.trace_scores(few))
+        return cls(few, tracing.trace_layers(few), tracing.trace_scores(few))
 
     def in_type_of(self, model: PreTrainedModel) -> PreTrainedModel:
         """The same layers of the model in its own type, over its weights."""

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from microturn.errors import InvalidArgument
 from microturn.kv.layer_groups import LayerShape
 from microturn.kv.tensors import KV_DTYPES
-from microturn.model import latent_attention, recurrent, runner
+from microturn.model import latent_attention, recurrent, runner, tracing
 from microturn.model.gpu import flashinfer_attention, float8
 from microturn.model.gpu.attention_probe import check_attention
 from microturn.model.gpu.few_layers import check_few_layers
@@ -81,7 +81,7 @@ def make_ready(model: PreTrainedModel, settings: Settings) -> Loaded:
     dtype = weights_dtype(settings)
     if model.dtype != dtype:
         _convert(model, dtype)
-    layers, scores = runner.trace_layers(model), runner.trace_scores(model)
+    layers, scores = tracing.trace_layers(model), tracing.trace_scores(model)
     checked, few = check_few_layers(model, layers, scores, settings.max_batch_tokens)
     kv_dtype = dtype if settings.kv_dtype == "auto" else KV_DTYPES[settings.kv_dtype]
     has_flashinfer, no_kernel_reason = uses_flashinfer(settings.attention, model, layers, scores, dtype, kv_dtype)

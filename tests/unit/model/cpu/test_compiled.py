@@ -24,7 +24,8 @@ from microturn.model.cpu.layers import FusedLayers
 from microturn.model.cpu.linear import Linear
 from microturn.model.cpu.weights import DecoderLayer
 from microturn.model.rotary import Turning
-from microturn.model.runner import ModelRunner, trace_layers
+from microturn.model.runner import ModelRunner
+from microturn.model.tracing import trace_layers
 from support import models
 
 PAGE_SIZE, NUM_PAGES = 16, 8

@@ -18,7 +18,7 @@ from microturn.model.cpu.linear import Linear
 from microturn.model.cpu.weights import DecoderLayer, release_linears
 from microturn.model.products import Products
 from microturn.model.rotary import Turning
-from microturn.model.runner import trace_layers
+from microturn.model.tracing import trace_layers
 from support import models
 from support.rounded import rounded
 

@@ -14,7 +14,8 @@ from microturn.model.batch import Batch, Row
 from microturn.model.cpu import attention as native
 from microturn.model.cpu.layers import FusedLayers
 from microturn.model.cpu.weights import NotKnown
-from microturn.model.runner import ModelRunner, trace_layers
+from microturn.model.runner import ModelRunner
+from microturn.model.tracing import trace_layers
 from support import models
 from support.oracle import stock_logits
 

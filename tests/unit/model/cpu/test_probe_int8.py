@@ -14,7 +14,7 @@ from microturn.model.cpu import attention as native
 from microturn.model.cpu.int8_linear import Int8Linear
 from microturn.model.cpu.layers import FusedLayers
 from microturn.model.cpu.probe_int8 import Refused, int8_decoder
-from microturn.model.runner import trace_layers
+from microturn.model.tracing import trace_layers
 from support import models
 from support.oracle import stock_logits
 

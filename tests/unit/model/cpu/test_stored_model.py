@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from microturn.model import runner
+from microturn.model import runner, tracing
 from microturn.model.batch import Batch, Row
 from microturn.model.cpu import attention as native
 from microturn.model.cpu import loading, stored_model
@@ -49,7 +49,7 @@ def test_a_model_as_stored_computes_what_it_does_in_float32(
     wide = runner.load_model(directory)
     model = stored_model.read_model(directory)
     assert 0.5 <= stored_bytes(model) / stored_bytes(wide) < 0.6
-    assert runner.trace_layers(model) == runner.trace_layers(wide)
+    assert tracing.trace_layers(model) == tracing.trace_layers(wide)
     expected = stock_logits(wide, IDS)
     assert torch.equal(stock_logits(model, IDS), expected)
     stored_model.make_resident(model)
@@ -114,7 +114,7 @@ def test_what_serves_is_made_of_the_same_numbers(family: str, weights: str, tmp_
     directory = write_family(family, tmp_path / family)
     loaded = loading.load(Settings(model_dir=str(directory), weights=weights, kv_tokens=256, max_context=256))
     wide = runner.load_model(directory)
-    shapes = runner.trace_layers(wide)
+    shapes = tracing.trace_layers(wide)
     decoder = FusedLayers(wide, shapes, Int8Linear) if weights == "int8" else FusedLayers.of(wide, shapes)
     expected = runner.ModelRunner(wide, loaded.runner.kv, decoder=decoder).run(Batch([Row(IDS, 0, range(4))])).clone()
     assert torch.equal(loaded.runner.run(Batch([Row(IDS, 0, range(4))])), expected)

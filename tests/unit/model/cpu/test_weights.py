@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from microturn.model.cpu.linear import Linear
 from microturn.model.cpu.weights import DecoderLayer, RMSNorm, unknown_reason
 from microturn.model.rotary import Rotary, Turning
-from microturn.model.runner import trace_layers
+from microturn.model.tracing import trace_layers
 from support import models
 
 

@@ -17,7 +17,7 @@ from microturn.model.cpu.weights import NotKnown
 from microturn.model.gpu.few_layers import FewLayers, Kinds, check_few_layers
 from microturn.model.gpu.layers import TorchLayers
 from microturn.model.rotary import Layout, Turning
-from microturn.model.runner import trace_layers, trace_scores
+from microturn.model.tracing import trace_layers, trace_scores
 from support import models
 from support.oracle import stock_logits
 

@@ -18,7 +18,7 @@ from microturn.model.batch import Batch, Row
 from microturn.model.gpu import flashinfer_attention, kv_scales, loading
 from microturn.model.gpu.published_scales import PublishedScales
 from microturn.model.loaded import Loaded
-from microturn.model.runner import trace_layers
+from microturn.model.tracing import trace_layers
 from microturn.settings import Settings
 from microturn.zoo.model_files import SCALES_FILE
 from support import models, plain_flashinfer, recorded_graphs

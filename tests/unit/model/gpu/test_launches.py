@@ -25,7 +25,7 @@ from microturn.kv.tensors import KVTensors
 from microturn.model.gpu import glue, layers, projection_kernel
 from microturn.model.gpu.flashinfer_attention import AttentionShape, FlashInferAttention, new_workspace
 from microturn.model.gpu.layers import TorchLayers
-from microturn.model.runner import trace_layers, trace_scores
+from microturn.model.tracing import trace_layers, trace_scores
 from support import models
 from support.gpu_launches import GPU, Launches, on_gpu
 

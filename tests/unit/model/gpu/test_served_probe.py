@@ -23,8 +23,8 @@ from microturn.model.gpu.graphs import StepGraph
 from microturn.model.gpu.layers import TorchLayers
 from microturn.model.gpu.runner import GpuRunner
 from microturn.model.gpu.served_probe import _steps, check_first_layers
-from microturn.model.runner import trace_layers, trace_scores
 from microturn.model.scores import Scores
+from microturn.model.tracing import trace_layers, trace_scores
 from microturn.settings import Settings
 from support import models, plain_flashinfer, recorded_graphs
 from support.gpu_runner import gpu_runner

@@ -12,7 +12,7 @@ import torch
 
 from microturn.engine import loading
 from microturn.errors import InvalidArgument
-from microturn.model import runner
+from microturn.model import runner, tracing
 from microturn.model.batch import Batch, Row
 from microturn.model.parallel import gpu_loading
 from microturn.model.parallel.followers import Followers
@@ -49,7 +49,7 @@ def test_each_process_has_half_of_the_heads_and_both_the_logits_of_one(
 ) -> None:
     loaded = gpu_loading.load(Settings(model_dir=model_dir, weights=weights, **FEW), CPU, followers)
     whole = runner.load_model(model_dir)
-    shapes = runner.trace_layers(whole)
+    shapes = tracing.trace_layers(whole)
     kv = loaded.runner.kv
     assert [layer.elements.shape[2] for layer in kv.layers] == [shape.num_kv_heads // 2 for shape in shapes]
     assert kv.layers[0].elements.dtype == dtype

@@ -9,7 +9,7 @@ import torch
 
 from microturn.errors import InvalidArgument
 from microturn.model.parallel.shards import Cut, cut, require_cuttable, span_of
-from microturn.model.runner import trace_layers
+from microturn.model.tracing import trace_layers
 from support import models
 
 
