@@ -9,6 +9,7 @@ fails here fails at rank 0 too, which waits for this rank's part: nothing is cau
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import pickle
@@ -17,6 +18,13 @@ import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from threading import Thread
+
+# As rank 0's process imports: half of the time.
+gc.disable()
+
+from microturn.model.lean_imports import import_transformers
+
+import_transformers()
 
 import torch
 from transformers.utils.logging import disable_progress_bar
@@ -28,6 +36,10 @@ from microturn.model.parallel.copier import receive_pages, send_pages
 from microturn.model.parallel.ranks import Ranks, place_of
 from microturn.model.parallel.runners import FollowingRunner, following_runner
 from microturn.model.parallel.share import Share
+from microturn.model.traits import Traits
+
+gc.freeze()
+gc.enable()
 
 
 def follow(leader: Connection, meet: Callable[[], Ranks]) -> None:
@@ -83,8 +95,9 @@ def _load(load: Load, ranks: Ranks) -> Share:
     from microturn.model.cpu import stored_model, weight_memory  # what only a CPU needs: Numba
 
     runner.set_num_threads(load.num_threads)
+    known = Traits(dict(enumerate(load.shapes)), rotary=None)  # rank 0 sends the angles
     with weight_memory.returned_at_once():
-        return Share.of(stored_model.read_model(load.model_dir), load, ranks)
+        return Share.of(stored_model.read_model(load.model_dir, known), load, ranks)
 
 
 def _capture(model_runner: FollowingRunner, capture: Capture) -> None:
