@@ -49,7 +49,7 @@ class Prepared:
     Attributes:
         loaded: its runner and pages.
         text: its tokenizer and chat template.
-        passes: tokens and seconds of forward passes, once all was warm.
+        passes: tokens and seconds of forward passes whose kernels were warm.
         device: where it computes, for people.
         num_threads: of a forward pass.
     """
@@ -258,9 +258,11 @@ def warm_up(model_runner: runner.ModelRunner, max_batch_tokens: int, max_context
     """Runs the shapes that the first turns will have: kernels are compiled and memory is touched before, not then.
 
     Returns:
-        Tokens and seconds of the passes, once all is warm.
+        Tokens and seconds of passes whose kernels were warm.
     """
     page_size = model_runner.kv.page_size
+    # Ours on a CPU: the same for any number of tokens.
+    has_same_kernels = model_runner.kv.device.type == "cpu" and model_runner.decoder is not None
     passes: list[tuple[int, float]] = []
     for num_tokens in sorted({1, min(16, max_context), min(max_batch_tokens, max_context)}):
         num_pages, unused = -(-num_tokens // page_size), count()
@@ -269,7 +271,7 @@ def warm_up(model_runner: runner.ModelRunner, max_batch_tokens: int, max_context
         )
         states = model_runner.kv.new_state_pages(num_tokens, unused)
         batch = Batch([Row([0] * num_tokens, 0, first.pages, others=others, states=states)])
-        if not (passes and model_runner.kv.device.type == "cpu"):  # there the same kernels compute any number of tokens
+        if not passes or not has_same_kernels:
             draw(model_runner.run(batch), [_WARM_UP_ROW]).sampled()
         started_s = time.perf_counter()
         model_runner.run(batch).cpu()

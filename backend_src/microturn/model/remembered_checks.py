@@ -58,15 +58,16 @@ class RememberedChecks:
     Args:
         directory: of the cache; created when a result is written.
         settings: with which the model is loaded.
+        no_native_reason: why native attention cannot be used for any model; None if it can.
         num_threads: of forward passes.
 
     Raises:
         OSError: the model cannot be read.
     """
 
-    def __init__(self, directory: Path, settings: Settings, *, num_threads: int) -> None:
+    def __init__(self, directory: Path, settings: Settings, *, no_native_reason: str | None, num_threads: int) -> None:
         digest = hashlib.blake2b(digest_size=16)
-        asked = (settings.weights, settings.attention, settings.page_size, num_threads)
+        asked = (settings.weights, settings.attention, settings.page_size, no_native_reason, num_threads)
         files = sorted(
             (file.name, file.stat().st_mtime_ns) for file in Path(settings.model_dir).iterdir() if file.exists()
         )

@@ -17,11 +17,11 @@ from microturn.model.rotary_fit import Fit
 
 @dataclass(frozen=True)
 class Traits:
-    """The traits of a model in float32.
+    """What passes of a model in float32 tell.
 
     Attributes:
         layers: shape of each attention layer's KV, by the layer's number in the model.
-        rotary: how the rotary module is replaced; None if it is not.
+        rotary: how the rotary module is replaced; None if it stays.
     """
 
     layers: Mapping[int, LayerShape]
@@ -40,10 +40,10 @@ class Traits:
 
     @classmethod
     def from_json(cls, read: Any) -> Self:
-        """Of what `to_json` gave.
+        """Reads what `to_json` gave.
 
         Raises:
-            KeyError, TypeError, ValueError: it did not.
+            KeyError, TypeError, ValueError: it is something else.
         """
         layers = {number: LayerShape(*shape) for number, shape in read["layers"]}
         if read["rotary"] is None:
@@ -53,7 +53,7 @@ class Traits:
         return cls(layers, Fit(path, Form(form), [Turning(*pair) for pair in pairs]))
 
     def to_json(self) -> Any:
-        """In types of JSON."""
+        """The traits in types of JSON."""
         fit = self.rotary
         turnings = [] if fit is None else [(t.kind, None if t.pairs is None else t.pairs.value) for t in fit.turnings]
         return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 from collections.abc import Callable, Iterator
@@ -15,8 +16,9 @@ import torch
 from transformers import PreTrainedModel
 
 from microturn.errors import InvalidArgument
-from microturn.model import probe, remembered_checks
+from microturn.model import probe, remembered_checks, rotary_fit, tracing
 from microturn.model.batch import Batch, Row
+from microturn.model.cpu import attention as native
 from microturn.model.cpu import loading as cpu_loading
 from microturn.model.cpu import probe_int8
 from microturn.model.loaded import Loaded
@@ -29,10 +31,12 @@ Make = Callable[[], PreTrainedModel]
 
 
 class Checks:
-    """How often models were checked."""
+    """How often models were checked, and passes looked for their traits."""
 
     num_float32 = 0
     num_int8 = 0
+    num_traced = 0
+    num_fitted = 0
 
 
 @pytest.fixture
@@ -48,6 +52,17 @@ def checks(monkeypatch: pytest.MonkeyPatch) -> Checks:
         checks.num_int8 += 1
         return int8_decoder(*args)  # type: ignore[arg-type]
 
+    def counted_trace(model: PreTrainedModel) -> object:
+        checks.num_traced += 1
+        return trace_layers(model)
+
+    def counted_fit(model: PreTrainedModel) -> None:
+        checks.num_fitted += 1
+        install(model)
+
+    trace_layers, install = tracing.trace_layers, rotary_fit.install
+    monkeypatch.setattr(tracing, "trace_layers", counted_trace)
+    monkeypatch.setattr(rotary_fit, "install", counted_fit)
     monkeypatch.setattr(cpu_loading, "check_model", counted_check)
     monkeypatch.setattr(cpu_loading, "int8_decoder", counted_int8)
     return checks
@@ -71,6 +86,7 @@ def test_a_second_start_checks_nothing_and_computes_the_same(settings: Settings,
     assert counted == (1, int(weights == "auto"))
     second = cpu_loading.load(settings)
     assert (checks.num_float32, checks.num_int8) == counted
+    assert (checks.num_traced, checks.num_fitted) == (1, 1)
     assert (first.weights, first.attention) == (second.weights, second.attention)
     assert type(first.runner.decoder) is type(second.runner.decoder)
     assert torch.equal(logits_of(first), logits_of(second))
@@ -98,6 +114,13 @@ def _other_setting(settings: Settings, _: pytest.MonkeyPatch) -> Settings:
 
 def _other_attention(settings: Settings, _: pytest.MonkeyPatch) -> Settings:
     return replace(settings, attention="torch")
+
+
+def _other_kernels(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """As where OpenMP's library is missing now."""
+    reason = "Numba's OpenMP layer does not load"
+    monkeypatch.setattr(native, "unavailable_reason", lambda *_: reason)
+    return settings
 
 
 def _other_weights(settings: Settings, _: pytest.MonkeyPatch) -> Settings:
@@ -149,6 +172,12 @@ def _of_another_release(settings: Settings, _: pytest.MonkeyPatch) -> Settings:
     return settings
 
 
+def _of_other_traits(settings: Settings, _: pytest.MonkeyPatch) -> Settings:
+    (file,) = Path(settings.check_dir).iterdir()
+    file.write_text(json.dumps(json.loads(file.read_bytes()) | {"traits": {"layers": [[0]], "rotary": ["model"]}}))
+    return settings
+
+
 def _nowhere(settings: Settings, _: pytest.MonkeyPatch) -> Settings:
     return replace(settings, check_dir="")
 
@@ -158,6 +187,7 @@ def _nowhere(settings: Settings, _: pytest.MonkeyPatch) -> Settings:
     [
         _other_setting,
         _other_attention,
+        _other_kernels,
         _other_weights,
         _touched,
         _other_library,
@@ -166,6 +196,7 @@ def _nowhere(settings: Settings, _: pytest.MonkeyPatch) -> Settings:
         _other_variable,
         _damaged,
         _of_another_release,
+        _of_other_traits,
         _nowhere,
     ],
 )
@@ -216,7 +247,9 @@ def full_disk() -> Iterator[None]:
 
 
 def test_a_full_disk_leaves_no_partial_file(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
-    remembered = remembered_checks.RememberedChecks(Path(settings.check_dir), settings, num_threads=1)
+    remembered = remembered_checks.RememberedChecks(
+        Path(settings.check_dir), settings, no_native_reason=None, num_threads=1
+    )
     with full_disk():
         remembered.remember(remembered_checks.Outcome("int8", None, None, True, None, Traits({}, None)))
     assert "the results of the checks at load are not cached" in caplog.text

@@ -86,13 +86,12 @@ if not config.CACHE_LOCATOR_CLASSES:
     config.CACHE_LOCATOR_CLASSES = ",".join(_ours + _numbas)
 
 
-class _Compiled(caching.FunctionCache):  # type: ignore[misc]
-    """Loads a compiled kernel without what Numba compiles with, whose loading takes a start a tenth of a second."""
+class _Cache(caching.FunctionCache):  # type: ignore[misc]
+    """Loads a compiled kernel without getting Numba's compiler ready, which takes a tenth of a second."""
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        rtsys.initialize(target_context)  # memory that kernels allocate
-        with self._guard_against_spurious_io_errors():
-            return self._load_overload(sig, target_context)
+        rtsys.initialize(target_context)  # with it kernels allocate memory
+        return self._load_overload(sig, target_context)
 
 
 def kernel(**options: Any) -> Callable[[Callable[..., Any]], Any]:
@@ -104,7 +103,7 @@ def kernel(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 
     def decorate(function: Callable[..., Any]) -> Any:
         dispatcher = njit(nogil=True, **options)(function)
-        dispatcher._cache = _Compiled(function)
+        dispatcher._cache = _Cache(function)
         return dispatcher
 
     return decorate

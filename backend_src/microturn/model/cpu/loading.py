@@ -119,12 +119,14 @@ def load(settings: Settings, followers: Followers | None = None) -> Loaded:
 
 
 def _remembered(settings: Settings) -> RememberedChecks | None:
-    """Where the result of the checks is cached; None where it is not, or there is no model."""
+    """Where the result of the checks is cached; None where it is not."""
     if not settings.check_dir:
         return None
+    reason, num_threads = native.unavailable_reason(), torch.get_num_threads()
     try:
-        return RememberedChecks(Path(settings.check_dir), settings, num_threads=torch.get_num_threads())
-    except OSError:  # who loads the model tells what is wrong
+        return RememberedChecks(Path(settings.check_dir), settings, no_native_reason=reason, num_threads=num_threads)
+    except OSError as error:  # who loads the model tells what is wrong with it
+        log.warning("the results of the checks at load are not cached: %s", error)
         return None
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from threading import Thread
 
-# As rank 0's process imports: half of the time.
+# Importing takes half of the time so. Rank 0's process does the same.
 gc.disable()
 
 from microturn.model.lean_imports import import_transformers
@@ -95,7 +95,8 @@ def _load(load: Load, ranks: Ranks) -> Share:
     from microturn.model.cpu import stored_model, weight_memory  # what only a CPU needs: Numba
 
     runner.set_num_threads(load.num_threads)
-    known = Traits(dict(enumerate(load.shapes)), rotary=None)  # rank 0 sends the angles
+    # Its own rotary module stays until that of rank 0 takes its place.
+    known = Traits(dict(enumerate(load.shapes)), rotary=None)
     with weight_memory.returned_at_once():
         return Share.of(stored_model.read_model(load.model_dir, known), load, ranks)
 
