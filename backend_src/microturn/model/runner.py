@@ -213,7 +213,7 @@ def prepare_model(model: PreTrainedModel, device: torch.device | str, traits: Tr
     Args:
         model: as transformers loads it.
         device: where it will compute.
-        traits: its traits in float32, where they are known: then no pass looks for them, nor has to afterwards.
+        traits: its traits in float32, where they are known: no pass looks for them, and nobody need trace its layers.
     """
     paged.register()
     if model.device != torch.device(device):
