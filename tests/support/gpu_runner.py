@@ -11,7 +11,7 @@ from microturn.model import recurrent
 from microturn.model.cpu.weights import NotKnown
 from microturn.model.gpu.layers import TorchLayers
 from microturn.model.gpu.runner import GpuRunner
-from microturn.model.tracing import trace_layers, trace_scores
+from microturn.model.tracing import trace
 
 
 def gpu_runner(
@@ -29,7 +29,7 @@ def gpu_runner(
         num_pages: for each group of its layers.
         kv_dtype: of the pages; None is that of the model.
     """
-    layers = trace_layers(model)
+    layers, scores = trace(model)
     groups = LayerGroups.of(layers)
     state_bytes = recurrent.state_bytes(model)
     kv = KVTensors(
@@ -49,7 +49,7 @@ def gpu_runner(
         model,
         kv,
         layers,
-        trace_scores(model),
+        scores,
         decoder=decoder,
         has_flashinfer=has_flashinfer,
         max_tokens=max_tokens,

@@ -18,7 +18,7 @@ from microturn.model.parallel.followers import Followers
 from microturn.model.parallel.runners import LeadingRunner, leading_runner
 from microturn.model.parallel.shards import require_cuttable
 from microturn.model.parallel.share import Share
-from microturn.model.tracing import trace_layers, trace_scores
+from microturn.model.tracing import trace
 from support.rounded import exact_of
 
 
@@ -55,11 +55,11 @@ def parallel_runner(
     exact = exact_of(model)
     directory = _saved(model if exact is None else exact)
     read = stored_model.read_model(directory)
-    layers = trace_layers(read)
+    layers, scores = trace(read)
     require_cuttable(read, layers, followers.size)
     load = Load(directory, "float32" if exact is None else "int8", layers, read.model.rotary_emb)
     if layout is PageLayout.HND:  # as on a GPU
-        load = replace(load, for_gpu=True, scores=trace_scores(read))
+        load = replace(load, for_gpu=True, scores=scores)
     share = Share.of_leader(read, load, followers)
     num_pages = LayerGroups.of(layers).num_groups * num_pages + load.for_gpu
     followers.is_serving = True

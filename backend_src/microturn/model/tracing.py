@@ -29,23 +29,20 @@ class _Recorder:
 
 
 def trace_layers(model: PreTrainedModel) -> list[LayerShape]:
-    """The shape of each attention layer's KV, recorded in one forward pass of a token, and the number of each layer.
+    """The shapes alone of what `trace` finds."""
+    return trace(model)[0]
+
+
+@torch.inference_mode()
+def trace(model: PreTrainedModel) -> tuple[list[LayerShape], list[Scores]]:
+    """The shape of each attention layer's KV, and its scores, recorded in one forward pass of a token.
+
+    The model's layers are numbered by it.
 
     Raises:
         InvalidArgument: the model does not call our attention in every layer that is not recurrent, or needs what it
             cannot do.
     """
-    return [shape for shape, _ in _trace(model)]
-
-
-def trace_scores(model: PreTrainedModel) -> list[Scores]:
-    """The scores of each attention layer, recorded likewise."""
-    return [scores for _, scores in _trace(model)]
-
-
-@torch.inference_mode()
-def _trace(model: PreTrainedModel) -> list[tuple[LayerShape, Scores]]:
-    """See `trace_layers` and `trace_scores`."""
     recorder = _Recorder()
     paged.number_layers(model, None)
     try:
@@ -67,7 +64,8 @@ def _trace(model: PreTrainedModel) -> list[tuple[LayerShape, Scores]]:
             f"another way ({_classes_of_others(model, numbers, num_layers)})"
         )
     paged.number_layers(model, numbers)
-    return [recorder.layers[layer] for layer in numbers]
+    traced = [recorder.layers[layer] for layer in numbers]
+    return [shape for shape, _ in traced], [scores for _, scores in traced]
 
 
 def _classes_of_others(model: PreTrainedModel, numbers: Sequence[int], num_layers: int) -> str:

@@ -27,7 +27,7 @@ from microturn.model import latent_attention
 from microturn.model import paged_attention as paged
 from microturn.model.probe import check_model
 from microturn.model.runner import load_model
-from microturn.model.tracing import trace_layers, trace_scores
+from microturn.model.tracing import trace, trace_layers
 from support import models
 from support.models import build
 from support.tiny_model_dir import write_tiny_model
@@ -95,7 +95,7 @@ def test_an_attention_with_an_argument_that_we_lack_is_refused_by_its_name() -> 
 
 def test_soft_caps_are_among_what_our_layers_have() -> None:
     model = models.soft_caps()
-    assert [scores.soft_cap for scores in trace_scores(model)] == [2.0] * 3
+    assert [scores.soft_cap for scores in trace(model)[1]] == [2.0] * 3
     checked = check_model(model, trace_layers(model), PageLayout.PANELS)
     assert checked.decoder is not None
     assert checked.no_window_reason is None

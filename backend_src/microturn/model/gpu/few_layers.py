@@ -103,7 +103,7 @@ class FewLayers:
     @classmethod
     def of(cls, model: PreTrainedModel, num_layers: int) -> Self:
         few = few_layers(model, num_layers, torch.float32)
-        return cls(few, tracing.trace_layers(few), tracing.trace_scores(few))
+        return cls(few, *tracing.trace(few))
 
     def in_type_of(self, model: PreTrainedModel) -> PreTrainedModel:
         """The same layers of the model in its own type, over its weights."""

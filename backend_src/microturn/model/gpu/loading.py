@@ -81,7 +81,7 @@ def make_ready(model: PreTrainedModel, settings: Settings) -> Loaded:
     dtype = weights_dtype(settings)
     if model.dtype != dtype:
         _convert(model, dtype)
-    layers, scores = tracing.trace_layers(model), tracing.trace_scores(model)
+    layers, scores = tracing.trace(model)
     checked, few = check_few_layers(model, layers, scores, settings.max_batch_tokens)
     kv_dtype = dtype if settings.kv_dtype == "auto" else KV_DTYPES[settings.kv_dtype]
     has_flashinfer, no_kernel_reason = uses_flashinfer(settings.attention, model, layers, scores, dtype, kv_dtype)

@@ -49,7 +49,7 @@ def load(settings: Settings, device: torch.device, followers: Followers) -> Load
     dtype = weights_dtype(settings)
     kv_dtype = dtype if settings.kv_dtype == "auto" else KV_DTYPES[settings.kv_dtype]
     model = runner.load_model(settings.model_dir, dtype)
-    layers, scores = tracing.trace_layers(model), tracing.trace_scores(model)
+    layers, scores = tracing.trace(model)
     checked, few = check_few_layers(model, layers, scores, settings.max_batch_tokens)
     if checked.decoder is None:
         raise InvalidArgument(f"setting 'tensor_parallel' is 1 here: {checked.no_fused_reason}")

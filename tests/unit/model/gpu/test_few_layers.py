@@ -17,7 +17,7 @@ from microturn.model.cpu.weights import NotKnown
 from microturn.model.gpu.few_layers import FewLayers, Kinds, check_few_layers
 from microturn.model.gpu.layers import TorchLayers
 from microturn.model.rotary import Layout, Turning
-from microturn.model.tracing import trace_layers, trace_scores
+from microturn.model.tracing import trace, trace_layers
 from support import models
 from support.oracle import stock_logits
 
@@ -45,11 +45,11 @@ def _repeated(shape: dict[str, Any], times: int) -> dict[str, Any]:
 
 
 def kinds_of(model: PreTrainedModel) -> Kinds:
-    return Kinds.of(model, trace_layers(model), trace_scores(model))
+    return Kinds.of(model, *trace(model))
 
 
 def checked(model: PreTrainedModel) -> FewLayers:
-    return check_few_layers(model, trace_layers(model), trace_scores(model), max_tokens=64)[1]
+    return check_few_layers(model, *trace(model), max_tokens=64)[1]
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_layer_that_rotates_otherwise_and_does_not_tell_is_found(
 
 def test_a_later_layer_that_is_not_known_leaves_all_to_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     model = deep(monkeypatch, models.llama, times=2)
-    layers, scores = trace_layers(model), trace_scores(model)
+    layers, scores = trace(model)
 
     def refuse(of: PreTrainedModel, _shapes: object) -> None:
         if len(of.model.layers) == 6:

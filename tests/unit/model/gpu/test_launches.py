@@ -25,7 +25,7 @@ from microturn.kv.tensors import KVTensors
 from microturn.model.gpu import glue, layers, projection_kernel
 from microturn.model.gpu.flashinfer_attention import AttentionShape, FlashInferAttention, new_workspace
 from microturn.model.gpu.layers import TorchLayers
-from microturn.model.tracing import trace_layers, trace_scores
+from microturn.model.tracing import trace
 from support import models
 from support.gpu_launches import GPU, Launches, on_gpu
 
@@ -78,8 +78,8 @@ class Gpu:
     def __init__(self, model: PreTrainedModel, launches: Launches) -> None:
         for parameter in model.parameters():
             parameter.data = parameter.data.bfloat16()
-        self._shapes = trace_layers(model)
-        self._attention = AttentionShape.of(model, self._shapes, trace_scores(model), model.dtype)
+        self._shapes, scores = trace(model)
+        self._attention = AttentionShape.of(model, self._shapes, scores, model.dtype)
         self._mode = FakeTensorMode()
         self._decoder = on_gpu(TorchLayers.of(model, self._shapes), self._mode)
         self._launches = launches

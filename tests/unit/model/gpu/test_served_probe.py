@@ -24,7 +24,7 @@ from microturn.model.gpu.layers import TorchLayers
 from microturn.model.gpu.runner import GpuRunner
 from microturn.model.gpu.served_probe import _steps, check_first_layers
 from microturn.model.scores import Scores
-from microturn.model.tracing import trace_layers, trace_scores
+from microturn.model.tracing import trace, trace_layers
 from microturn.settings import Settings
 from support import models, plain_flashinfer, recorded_graphs
 from support.gpu_runner import gpu_runner
@@ -53,7 +53,7 @@ def check(
     kv_dtype: torch.dtype = torch.bfloat16,
 ) -> None:
     """Checks a model whose decoder has this glue and this fault."""
-    layers, scores = trace_layers(model), trace_scores(model)
+    layers, scores = trace(model)
     checked, few = check_few_layers(model, layers, scores, max_tokens=64)
     in_its_type = few.in_type_of(model)
     decoder = None if checked.decoder is None else TorchLayers.of(model, layers, glue)
