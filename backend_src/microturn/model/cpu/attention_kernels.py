@@ -116,8 +116,8 @@ def _attend(
                 for some in range(row, row + count):
                     first[some] = min(max(0, newest[some] - window + 1 - first_key), num_keys)
                     end[some] = max(first[some], min(num_keys, newest[some] + 1 - first_key))
-                seen = row, count, first, end
-                of_scores = scores, *block, weights, weight_scales, *seen, *of_scales, peak, total, shrink
+                seen, made = (row, count, first, end), (weights, weight_scales)
+                of_scores = scores, *block, next_at, *made, *seen, *of_scales, peak, total, shrink, num_lanes, fetches
                 if soft_cap is None:
                     _softmax(*of_scores)
                 else:

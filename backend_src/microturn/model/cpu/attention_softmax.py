@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -24,6 +24,7 @@ from microturn.model.cpu.vectors import (
     in_all_lanes,
     lanes_within,
     load_vector,
+    loop_any,
     maximum,
     multiply_add,
     splat,
@@ -34,28 +35,44 @@ from microturn.model.cpu.vectors import (
 # Rows whose softmax is computed at once: their scores fill half of the registers.
 _SOFTMAX_ROWS = 4 if HAS_AVX512 else 1
 
+# Prefetches are made in so many parts, between the steps of a softmax.
+_FETCH_PARTS = 4
+
 # A masked score is so far below the initial peak that its weight is 0 even if all keys so far are masked.
 _MASKED = -3e38
 NO_SCORE = -1e30
 
 
 def softmax(*, is_capped: bool = False) -> Any:
-    """Makes ``(scores, *block, weights, weight_scales, row, num_rows, first, end, *scales, peak, total, shrink, …)``.
+    """Makes ``(scores, *block, next_at, weights, weight_scales, row, num_rows, first, end, *scales, peak, total, …)``.
 
-    The last argument is `soft_cap` where it `is_capped`. A step of the online softmax, to the base 2, for up to
-    ROWS_AT_ONCE rows, whose scores and weights begin at index 0. Raises ``peak[row]`` to the highest score of the keys
-    from ``first[row]`` up to ``end[row]``, writes their weights relative to it and adds them to ``total[row]``; earlier
-    sums are to be multiplied by ``shrink[row]``. The other keys have a weight of 0. Three arguments are of pages in
-    int8: all scales, and the offsets of those of keys and of values (see `Block.scales_of`). The former belong to the
-    scores, the latter to the weights, which are written as integers times ``weight_scales[row]``. Scores with a cap are
-    given as parts of it: they become ``soft_cap * tanh(score)``.
+    Behind them are `shrink`, `num_lanes` and `fetches`: where it is not 0, the last panel of the keys and values at
+    `next_at` is prefetched. The last argument is `soft_cap` where it `is_capped`.
+
+    A step of the online softmax, to the base 2, for up to ROWS_AT_ONCE rows, whose scores and weights begin at index 0.
+    Raises ``peak[row]`` to the highest score of the keys from ``first[row]`` up to ``end[row]``, writes their weights
+    relative to it and adds them to ``total[row]``; earlier sums are to be multiplied by ``shrink[row]``. The other keys
+    have a weight of 0. Three arguments are of pages in int8: all scales, and the offsets of those of keys and of values
+    (see `Block.scales_of`). The former belong to the scores, the latter to the weights, which are written as integers
+    times ``weight_scales[row]``. Scores with a cap are given as parts of it: they become ``soft_cap * tanh(score)``.
     """
 
     def emit(b: ir.IRBuilder, scores: ir.Value, *args: ir.Value) -> None:
-        block = Block(*args[:5])
-        weights, weight_scales, row, num_rows, first, end, scales, to_keys, to_values = args[5:14]
-        peak, total, shrink, *soft_cap = args[14:]
+        block, ahead = Block(*args[:5]), Block(*args[:5])._replace(at=args[5])
+        weights, weight_scales, row, num_rows, first, end, scales, to_keys, to_values = args[6:15]
+        peak, total, shrink, num_lanes, fetches, *soft_cap = args[15:]
         of = operands_of(block.pages)
+        lanes_of_part = b.udiv(b.add(num_lanes, INT(_FETCH_PARTS - 1)), INT(_FETCH_PARTS))
+        num_fetched = b.select(b.icmp_signed("!=", fetches, INT(0)), lanes_of_part, INT(0))
+
+        def fetch_part(number: int) -> None:
+            first_lane = b.mul(num_fetched, INT(number))
+
+            def fetch_lane(index: ir.Value, _: Values) -> Values:
+                ahead.fetch_last(b, b.add(first_lane, index))
+                return []
+
+            loop_any(b, num_fetched, fetch_lane)
 
         def scaled(vectors: Values, offset: ir.Value) -> Values:
             if not of.are_integers:
@@ -94,15 +111,18 @@ def softmax(*, is_capped: bool = False) -> Any:
         def store(value: ir.Value, array: ir.Value, number: ir.Value) -> None:
             b.store(b.extract_element(value, INT(0)), b.gep(array, [number]))
 
-        def emit_rows(indices: Sequence[int]) -> None:
+        def emit_rows(indices: Sequence[int], between: Callable[[int], None]) -> None:
             """Each step for all rows, before the next one: a row's steps wait for each other."""
             rows = [b.add(row, INT(index)) for index in indices]
             masks = [visible_to(number) for number in rows]
             given = [chosen(*of_row, _MASKED) for of_row in zip(masks, map(scores_of, indices), strict=True)]
+            between(0)
             old_peaks = [in_all_lanes(b, b.gep(peak, [number])) for number in rows]
             tops = [maximum(b, highest(x), old) for x, old in zip(given, old_peaks, strict=True)]
+            between(1)
             factors = [exp2(b, b.fsub(old, top)) for old, top in zip(old_peaks, tops, strict=True)]
             results = [[exp2(b, b.fsub(x, top)) for x in of_row] for of_row, top in zip(given, tops, strict=True)]
+            between(2)
             sums = [summed(of_row) for of_row in results]
             for number, top, factor, added in zip(rows, tops, factors, sums, strict=True):
                 old_total = in_all_lanes(b, b.gep(total, [number]))
@@ -110,6 +130,7 @@ def softmax(*, is_capped: bool = False) -> Any:
                 store(factor, shrink, number)
                 store(multiply_add(b, old_total, factor, added), total, number)
 
+            between(3)
             if of.are_integers:
                 # Only what a row sees may decide on its scale: the others' weights are 0, whatever their scales are.
                 results = [
@@ -129,7 +150,8 @@ def softmax(*, is_capped: bool = False) -> Any:
 
         def emit_count(count: int) -> None:
             for first_of_some in range(0, count, _SOFTMAX_ROWS):
-                emit_rows(range(first_of_some, min(count, first_of_some + _SOFTMAX_ROWS)))
+                some = range(first_of_some, min(count, first_of_some + _SOFTMAX_ROWS))
+                emit_rows(some, fetch_part if first_of_some == 0 else lambda _: None)
 
         for_each_choice(b, num_rows, range(1, ROWS_AT_ONCE + 1), emit_count)
 
