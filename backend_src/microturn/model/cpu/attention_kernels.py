@@ -201,6 +201,8 @@ def append_and_attend(
         of = shape_of(kv, scales, page_size, num_kv_heads, head_dim)
         memory = new_memory(kv, most_rows, head_dim, padded_dim)
         whole, split = new_result(most_rows, padded_dim), new_result(most_rows, padded_dim)
+        nobody = np.int32(-1)
+        ready = nobody, nobody, nobody, nobody, nobody
         number = take(taken)
         while number < units.shape[0]:
             first, end, result = units[number, 0], units[number, 1], units[number, 2]
@@ -209,7 +211,9 @@ def append_and_attend(
             for place in range(first, end):
                 task = tasks[place]
                 # Keys of moved sinks are seen by the rotated queries, other keys by the queries as they are.
-                if place == first or task[7] != tasks[place - 1, 7]:
+                queries = task[0], task[2], task[7], *heads
+                if queries != ready:
+                    ready = queries
                     ready_queries(q, kv, num_kv_heads, *heads, task, scale, scales.shape[0] > 0, padded_dim, memory)
                 if result >= 0:
                     index = result + place - first
