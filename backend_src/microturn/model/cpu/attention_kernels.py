@@ -201,8 +201,8 @@ def append_and_attend(
         of = shape_of(kv, scales, page_size, num_kv_heads, head_dim)
         memory = new_memory(kv, most_rows, head_dim, padded_dim)
         whole, split = new_result(most_rows, padded_dim), new_result(most_rows, padded_dim)
-        nobody = np.int32(-1)
-        ready = nobody, nobody, nobody, nobody, nobody
+        none = np.int32(-1)
+        ready = none, none, none, none
         number = take(taken)
         while number < units.shape[0]:
             first, end, result = units[number, 0], units[number, 1], units[number, 2]
@@ -210,8 +210,9 @@ def append_and_attend(
             pages = page_ids[page_indptr[tasks[first, 0]] :]
             for place in range(first, end):
                 task = tasks[place]
-                # Keys of moved sinks are seen by the rotated queries, other keys by the queries as they are.
-                queries = task[0], task[2], task[7], *heads
+                # Keys of moved sinks are seen by the rotated queries, other keys by the queries as they are. A thread
+                # often takes several units of a tile, which have the same queries.
+                queries = task[2], task[7], *heads
                 if queries != ready:
                     ready = queries
                     ready_queries(q, kv, num_kv_heads, *heads, task, scale, scales.shape[0] > 0, padded_dim, memory)

@@ -51,9 +51,9 @@ _Add = Callable[[ir.IRBuilder, ir.Value, ir.Value, ir.Value], ir.Value]
 def scores() -> Any:
     """Makes ``(scores, *block, next_at, queries, query_scales, offsets, row, num_rows, num_lanes, padded_dim, …)``.
 
-    The last argument is `fetches`: where it is not 0, the keys at `next_at` are prefetched. For up to ROWS_AT_ONCE
-    rows, ``scores[index, key]`` is the sum over elements of ``queries[row + index, element] * keys[element, key]``.
-    `query_scales` and `offsets` [rows] are of integers: the latter are where their sums begin.
+    The last argument is `fetches`: where it is not 0, the keys at `next_at` are prefetched, but the last. For up to
+    ROWS_AT_ONCE rows, ``scores[index, key]`` is the sum over elements of ``queries[row + index, element] *
+    keys[element, key]``. `query_scales` and `offsets` [rows] are of integers: the latter are where their sums begin.
     """
 
     def emit(b: ir.IRBuilder, scores: ir.Value, *args: ir.Value) -> None:
@@ -103,7 +103,7 @@ def values(num_vectors: int, *, is_part: bool = False) -> Any:
 
     The last two arguments are `num_keys` and `fetches`. For up to ROWS_AT_ONCE rows and `num_vectors` vectors of
     elements from `first_element` on, ``sums[row] = shrink[row] * sums[row] + sum over keys of weights[index, key] *
-    values[key]``. Where `fetches` is not 0, the values at `next_at` are prefetched.
+    values[key]``. Where `fetches` is not 0, the values at `next_at` are prefetched, but the last.
 
     Args:
         num_vectors: see above.

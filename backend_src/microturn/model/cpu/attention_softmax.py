@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -35,7 +35,7 @@ from microturn.model.cpu.vectors import (
 # Rows whose softmax is computed at once: their scores fill half of the registers.
 _SOFTMAX_ROWS = 4 if HAS_AVX512 else 1
 
-# Prefetches are made in so many parts, between the steps of a softmax.
+# Prefetches are made in so many parts, between the steps of the first rows' softmax.
 _FETCH_PARTS = 4
 
 # A masked score is so far below the initial peak that its weight is 0 even if all keys so far are masked.
@@ -46,7 +46,7 @@ NO_SCORE = -1e30
 def softmax(*, is_capped: bool = False) -> Any:
     """Makes ``(scores, *block, next_at, weights, weight_scales, row, num_rows, first, end, *scales, peak, total, …)``.
 
-    Behind them are `shrink`, `num_lanes` and `fetches`: where it is not 0, the last panel of the keys and values at
+    Behind them are `shrink`, `num_lanes` and `fetches`: where it is not 0, the last group of the keys and values at
     `next_at` is prefetched. The last argument is `soft_cap` where it `is_capped`.
 
     A step of the online softmax, to the base 2, for up to ROWS_AT_ONCE rows, whose scores and weights begin at index 0.
@@ -65,7 +65,9 @@ def softmax(*, is_capped: bool = False) -> Any:
         lanes_of_part = b.udiv(b.add(num_lanes, INT(_FETCH_PARTS - 1)), INT(_FETCH_PARTS))
         num_fetched = b.select(b.icmp_signed("!=", fetches, INT(0)), lanes_of_part, INT(0))
 
-        def fetch_part(number: int) -> None:
+        def fetch_part(number: int, indices: Sequence[int]) -> None:
+            if 0 not in indices:
+                return
             first_lane = b.mul(num_fetched, INT(number))
 
             def fetch_lane(index: ir.Value, _: Values) -> Values:
@@ -111,26 +113,26 @@ def softmax(*, is_capped: bool = False) -> Any:
         def store(value: ir.Value, array: ir.Value, number: ir.Value) -> None:
             b.store(b.extract_element(value, INT(0)), b.gep(array, [number]))
 
-        def emit_rows(indices: Sequence[int], between: Callable[[int], None]) -> None:
+        def emit_rows(indices: Sequence[int]) -> None:
             """Each step for all rows, before the next one: a row's steps wait for each other."""
             rows = [b.add(row, INT(index)) for index in indices]
             masks = [visible_to(number) for number in rows]
             given = [chosen(*of_row, _MASKED) for of_row in zip(masks, map(scores_of, indices), strict=True)]
-            between(0)
+            fetch_part(0, indices)
             old_peaks = [in_all_lanes(b, b.gep(peak, [number])) for number in rows]
             tops = [maximum(b, highest(x), old) for x, old in zip(given, old_peaks, strict=True)]
-            between(1)
+            fetch_part(1, indices)
             factors = [exp2(b, b.fsub(old, top)) for old, top in zip(old_peaks, tops, strict=True)]
             results = [[exp2(b, b.fsub(x, top)) for x in of_row] for of_row, top in zip(given, tops, strict=True)]
-            between(2)
+            fetch_part(2, indices)
             sums = [summed(of_row) for of_row in results]
             for number, top, factor, added in zip(rows, tops, factors, sums, strict=True):
                 old_total = in_all_lanes(b, b.gep(total, [number]))
                 store(top, peak, number)
                 store(factor, shrink, number)
                 store(multiply_add(b, old_total, factor, added), total, number)
+            fetch_part(3, indices)
 
-            between(3)
             if of.are_integers:
                 # Only what a row sees may decide on its scale: the others' weights are 0, whatever their scales are.
                 results = [
@@ -150,8 +152,7 @@ def softmax(*, is_capped: bool = False) -> Any:
 
         def emit_count(count: int) -> None:
             for first_of_some in range(0, count, _SOFTMAX_ROWS):
-                some = range(first_of_some, min(count, first_of_some + _SOFTMAX_ROWS))
-                emit_rows(some, fetch_part if first_of_some == 0 else lambda _: None)
+                emit_rows(range(first_of_some, min(count, first_of_some + _SOFTMAX_ROWS)))
 
         for_each_choice(b, num_rows, range(1, ROWS_AT_ONCE + 1), emit_count)
 
