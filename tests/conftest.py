@@ -65,6 +65,13 @@ def _threads() -> None:
     runner.set_num_threads(share.num_threads())
 
 
+@pytest.fixture(autouse=True)
+def _draws(full: bool) -> None:
+    """What torch draws is the same in every run, as what Hypothesis does."""
+    if not full:
+        torch.manual_seed(0)
+
+
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """For tiny models: several threads gain them nothing, and wait for each other where the machine is busy."""

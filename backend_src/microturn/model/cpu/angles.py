@@ -53,8 +53,7 @@ class Angles(NamedTuple):
         return cls(np.empty((0, 0), np.float32), np.empty((0, 0), np.float32), is_interleaved=False)
 
 
-# Multiply and add may be fused; there is no sum over elements, whose order could matter.
-@numba.njit(fastmath={"contract"}, nogil=True)
+@numba.njit(nogil=True)
 def rotate(heads: _Array, angles: Angles, index: int, out: _Array) -> None:
     """Rotates heads [heads, head_dim] by the angles with an index, into out, another array of the same shape."""
     cos, sin = angles.cos[index], angles.sin[index]

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from microturn.model.cpu.kernel_cache import kernel
+from microturn.model.cpu.vectors import L1, fetch, fold, multiply_add
 
 # A tile of 4 x 4 sums of 16 lanes fills half of AVX-512's registers.
 _WEIGHT_ROWS = 4
@@ -32,9 +33,7 @@ _LANES = 16
 # Elements to prefetch ahead: one block, but no more than the L1 cache holds beside it.
 _MOST_AHEAD = 8192
 
-_FLOAT = ir.FloatType()
-_VECTOR = ir.VectorType(_FLOAT, _LANES)
-_BYTES = ir.IntType(8).as_pointer()
+_VECTOR = ir.VectorType(ir.FloatType(), _LANES)
 _INT = ir.IntType(32)
 _BITS = ir.VectorType(_INT, _LANES)
 
@@ -146,13 +145,6 @@ def _tile(num_rows: int) -> Any:
                 bits = builder.zext(load(pointer, ir.VectorType(ir.IntType(16), _LANES)), _BITS)
                 return builder.bitcast(builder.shl(bits, _BITS([16] * _LANES)), _VECTOR)
 
-            def intrinsic_of(name: str, result: ir.Type, *operands: ir.Type) -> ir.Function:
-                return cgutils.get_or_insert_function(builder.module, ir.FunctionType(result, operands), name)
-
-            prefetch = intrinsic_of("llvm.prefetch.p0", ir.VoidType(), _BYTES, _INT, _INT, _INT)
-            reduce = intrinsic_of(f"llvm.vector.reduce.fadd.v{_LANES}f32", _FLOAT, _FLOAT, _VECTOR)
-            read, keep, data = _INT(0), _INT(3), _INT(1)  # the prefetch's kind, as LLVM numbers it
-
             block_len = builder.mul(width, width.type(_WEIGHT_ROWS))
             is_short = builder.icmp_signed("<=", block_len, width.type(_MOST_AHEAD))
             ahead = builder.select(is_short, block_len, width.type(_MOST_AHEAD // _WEIGHT_ROWS))
@@ -163,14 +155,13 @@ def _tile(num_rows: int) -> Any:
                 inputs = [load(element(x, args[1], offset, width, i), _VECTOR) for offset in range(num_rows)]
                 for offset, row_sums in enumerate(sums):
                     pointer = element(weight, args[3], offset, width, i)
-                    builder.call(prefetch, [builder.bitcast(builder.gep(pointer, [ahead]), _BYTES), read, keep, data])
+                    fetch(builder, builder.gep(pointer, [ahead]), L1)
                     factor = load_weights(pointer)
                     for total, given in zip(row_sums, inputs, strict=True):
-                        product = builder.fmul(factor, given, flags=("contract",))
-                        builder.store(builder.fadd(builder.load(total), product, flags=("contract",)), total)
+                        builder.store(multiply_add(builder, factor, given, builder.load(total)), total)
             for column, row_sums in enumerate(sums):
                 for offset, total in enumerate(row_sums):
-                    value = builder.call(reduce, [_FLOAT(0.0), builder.load(total)], fastmath=("reassoc",))
+                    value = builder.extract_element(fold(builder, builder.load(total), 1, builder.fadd), _INT(0))
                     at = builder.add(args[5], builder.add(args[3], args[3].type(column)))
                     builder.store(value, element(out, args[1], offset, num_out, at))
             return context.get_dummy_value()

@@ -21,6 +21,7 @@ CPU_FEATURES = frozenset((config.CPU_FEATURES or get_host_cpu_features()).split(
 
 # 32 registers of 16 floats with AVX-512; otherwise 16 of 8 floats as with AVX2, or LLVM's equivalent.
 HAS_AVX512 = "+avx512f" in CPU_FEATURES
+_HAS_FMA = HAS_AVX512 or "+fma" in CPU_FEATURES
 LANES = 16 if HAS_AVX512 else 8
 
 # Target caches of prefetches, as LLVM numbers them.
@@ -33,9 +34,6 @@ _UNDEFINED = _VECTOR(ir.Undefined)
 
 # Arguments of AVX-512's functions: no lane is left out, and rounding is as the CPU is set: to nearest, ties to even.
 _ALL_LANES, _CURRENT_ROUNDING = _INT16(-1), _INT32(4)
-
-# Allows fused multiply-add, and nothing else: the order of a sum is as written.
-_FUSED = ("contract",)
 
 # 2**x for -1/2 <= x <= 1/2 by interpolation at Chebyshev nodes, highest power first; relative error 2.4e-7.
 _EXP2 = (0.001339086336353527, 0.009676031918255982, 0.05550357114222094, 0.2402210748530968, 0.6931471880262273, 1.0)
@@ -183,10 +181,11 @@ def in_all_lanes(b: ir.IRBuilder, address: ir.Value) -> ir.Value:
 
 def fold(b: ir.IRBuilder, vector: ir.Value, period: int, combine: Callable[[ir.Value, ir.Value], ir.Value]) -> ir.Value:
     """Combines all lanes that are a multiple of `period` apart; each of them gets the result."""
-    distance = LANES // 2
+    num_lanes = vector.type.count
+    distance = num_lanes // 2
     while distance >= period:
-        rotation = _INT_VECTOR([(lane + distance) % LANES for lane in range(LANES)])
-        vector = combine(vector, b.shuffle_vector(vector, _UNDEFINED, rotation))
+        rotation = ir.VectorType(_INT32, num_lanes)([(lane + distance) % num_lanes for lane in range(num_lanes)])
+        vector = combine(vector, b.shuffle_vector(vector, vector.type(ir.Undefined), rotation))
         distance //= 2
     return vector
 
@@ -199,8 +198,21 @@ def lanes_within(b: ir.IRBuilder, first: ir.Value, end: ir.Value, offset: int) -
 
 
 def multiply_add(b: ir.IRBuilder, x: ir.Value, y: ir.Value, total: ir.Value) -> ir.Value:
-    """Total + x * y, rounded once where the CPU can."""
-    return b.fadd(b.fmul(x, y, flags=_FUSED), total, flags=_FUSED)
+    """Total + x * y of vectors of floats, rounded once where the CPU can.
+
+    Asked for by its name: where LLVM is only allowed to fuse (``contract``), it does so in one place of the code and
+    not in another, as its blocks happen to lie, and a row's bits depend on which of them computes it.
+    """
+    if not _HAS_FMA:
+        return b.fadd(b.fmul(x, y), total)
+    kind = ir.FunctionType(x.type, [x.type] * 3)
+    return b.call(cgutils.get_or_insert_function(b.module, kind, f"llvm.fma.v{x.type.count}f32"), [x, y, total])
+
+
+def square_root(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
+    """The square root of each lane, rounded correctly."""
+    kind = ir.FunctionType(_VECTOR, [_VECTOR])
+    return b.call(cgutils.get_or_insert_function(b.module, kind, f"llvm.sqrt.v{LANES}f32"), [x])
 
 
 def maximum(b: ir.IRBuilder, x: ir.Value, known: ir.Value) -> ir.Value:
@@ -218,7 +230,7 @@ def exp2(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
     part = b.fsub(x, whole)
     result = splat(_EXP2[0])
     for coefficient in _EXP2[1:]:
-        result = b.fadd(b.fmul(result, part, flags=_FUSED), splat(coefficient), flags=_FUSED)
+        result = multiply_add(b, result, part, splat(coefficient))
     if HAS_AVX512:
         kind = ir.FunctionType(_VECTOR, [_VECTOR, _VECTOR, _VECTOR, _INT16, _INT32])
         scale = cgutils.get_or_insert_function(b.module, kind, "llvm.x86.avx512.mask.scalef.ps.512")

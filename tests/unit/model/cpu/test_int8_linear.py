@@ -42,8 +42,9 @@ def test_the_product_is_that_of_rounded_weights_and_inputs(num_in: int, num_out:
     x = torch.randn(num_rows, num_in)
     got = product(Int8Linear.of(given), x)
     assert torch.equal(got, RoundedLinear(given)(x))
-    expected = given(x)
-    assert (got - expected).norm() <= 0.02 * expected.norm()
+    # Not in parts of the product itself, of which few elements can all be small.
+    typical = x.norm() * given.weight.norm() / num_in**0.5
+    assert (got - given(x)).norm() <= 0.02 * typical
 
 
 def test_each_row_of_a_weight_has_a_scale_of_its_own() -> None:

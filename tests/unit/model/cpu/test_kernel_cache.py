@@ -144,3 +144,47 @@ def test_our_kernels_are_in_the_cache_and_those_of_others_are_not(tmp_path: Path
     ours, others = done.stdout.split()
     assert Path(ours).parent == tmp_path / "own" / "kernels"
     assert Path(others) == tmp_path / "__pycache__"
+
+
+BITS = """
+import hashlib
+import sys
+import numba
+import numpy as np
+from microturn.model.cpu import kernels
+from microturn.model.cpu.angles import Angles
+
+@numba.njit(nogil=True)
+def caller(x, gain, eps, out):
+    kernels.rms_norm(x, gain, eps, out)
+
+def through(norm):
+    out = np.empty_like(x)
+    norm(x, gain, np.float32(1e-5), out)
+    return out
+
+draws = np.random.default_rng(0)
+x, gain = draws.standard_normal((50, 49), np.float32), draws.standard_normal(49, np.float32)
+norms = [kernels.rms_norm, caller] if sys.argv[1] == "the kernel first" else [caller, kernels.rms_norm]
+results = [through(norm).tobytes() for norm in norms]
+
+qkv, gains = draws.standard_normal((5, 10, 25), np.float32), draws.standard_normal((2, 25), np.float32)
+q, (k, v) = np.empty((5, 6, 25), np.float32), np.empty((2, 5, 2, 25), np.float32)
+angles = Angles(*draws.standard_normal((2, 5, 11), np.float32), is_interleaved=False)
+kernels.split_heads(qkv, *gains, np.float32(1e-5), angles, q, k, v)
+results += [b"".join(part.tobytes() for part in (q, k, v))]
+print(*(hashlib.sha256(result).hexdigest() for result in results))
+"""
+
+
+def test_kernels_that_are_compiled_compute_the_bits_of_those_in_the_cache(tmp_path: Path) -> None:
+    """A session goes on elsewhere to the bit: a server that starts for the first time must not compute otherwise."""
+
+    def bits(order: str) -> list[str]:
+        environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / order)}
+        command = [sys.executable, "-c", BITS, order]
+        return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout.split()
+
+    runs = [bits(order) for order in 2 * ["the kernel first", "a caller first"]]
+    assert len({norm for *norms, _ in runs for norm in norms}) == 1
+    assert len({heads for *_, heads in runs}) == 1

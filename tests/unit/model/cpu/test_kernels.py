@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from microturn.model import cpu
 from microturn.model.cpu import kernels
 from microturn.model.cpu.angles import Angles
 from microturn.model.rotary import Layout, Rotary, Turning
 
 EPS = np.float32(1e-5)
+
+
+def test_the_compiler_chooses_no_rounding() -> None:
+    """It would choose by what else is compiled: neither Numba's fast math nor flags of LLVM's instructions."""
+    sources = sorted(Path(cpu.__file__).parent.glob("*.py"))
+    assert len(sources) > 40
+    assert [path.name for path in sources if any(word in path.read_text() for word in ("fastmath", "flags=("))] == []
 
 
 def normed(x: Tensor, gain: Tensor) -> Tensor:
