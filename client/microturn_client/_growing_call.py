@@ -54,8 +54,10 @@ class GrowingCall:
         assert self.id is not None
         if self.json.startswith('"'):
             self.json = string_of(self.json)
-            self._tell()
-        self._told(ToolCall(self.id, self.name, _as_object(self.json or "{}"), self.json or "{}"))
+        if self.json in ("", "null"):
+            self.json = "{}"
+        self._tell()
+        self._told(ToolCall(self.id, self.name, _as_object(self.json), self.json))
 
     def break_off(self) -> None:
         """It is cut short, or no call."""
@@ -64,8 +66,9 @@ class GrowingCall:
             self._told(ToolCall(self.id, self.name, None, self.json))
 
     def _tell(self) -> None:
-        # Some models write the JSON as a JSON string: it is told once it is whole.
-        if self.name is not None and len(self.json) > self._num_told and not self.json.startswith('"'):
+        # Some models write the JSON as a JSON string, or null: it is told once it is whole.
+        is_held = self.json.startswith('"') or "null".startswith(self.json)
+        if self.name is not None and len(self.json) > self._num_told and not is_held:
             assert self.id is not None
             self._told(ToolArguments(self.id, self.json[self._num_told :]))
             self._num_told = len(self.json)

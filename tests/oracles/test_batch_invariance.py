@@ -12,7 +12,7 @@ from support.invariance import FEW_PAGES, NUM_SESSIONS, Logits, logits_of, requi
 
 pytestmark = pytest.mark.all_processors
 
-TINY = ["grouped_heads", "sliding_window", "pairs_in_half_heads", "int8", "experts", "int8_experts"]
+TINY = ["grouped_heads", "sliding_window", "pairs_in_half_heads", "exact_gelu", "int8", "experts", "int8_experts"]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

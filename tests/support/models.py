@@ -201,6 +201,12 @@ def pairs_in_half_heads() -> PreTrainedModel:
     return _build(Glm4ForCausalLM, Glm4Config(**shape, **_COMMON))
 
 
+def exact_gelu() -> PreTrainedModel:
+    """Feed-forward blocks whose activation no kernel computes."""
+    shape = {**_COMMON, "intermediate_size": 1000, "hidden_act": "gelu"}
+    return _build(LlamaForCausalLM, LlamaConfig(num_attention_heads=4, num_key_value_heads=2, **shape))
+
+
 def experts() -> PreTrainedModel:
     """Five experts in each layer, two of them for a token."""
     config = MixtralConfig(

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from microturn.kv.transfer import upload
 from microturn.model import sampling_filters
@@ -81,8 +82,10 @@ def _logprobs(logits: Tensor, ids: Tensor, rows: Sequence[SamplingRow]) -> Logpr
     num_top = [rows[at].options.num_top_logprobs for at in wanting]
     if not any(num_top):
         return Logprobs(wanting, chosen, num_top)
-    top = logprobs.topk(min(max(num_top), logits.shape[-1]))
-    return Logprobs(wanting, chosen, num_top, top.indices, top.values)
+    # Each row by itself: of equally likely tokens, those that are chosen depend on how many there are to be.
+    tops = [of_row.topk(min(num, len(of_row))) for of_row, num in zip(logprobs, num_top, strict=True)]
+    top_ids = pad_sequence([top.indices for top in tops], batch_first=True)
+    return Logprobs(wanting, chosen, num_top, top_ids, pad_sequence([top.values for top in tops], batch_first=True))
 
 
 def _sent(values: Sequence[int] | NDArray[np.int64], device: torch.device) -> Tensor:

@@ -402,6 +402,15 @@ def test_the_likeliest_tokens_come_where_they_are_asked_for() -> None:
     assert sampled[1].top == sampled[3].top[:3]
 
 
+def test_which_of_equally_likely_tokens_are_told_does_not_depend_on_other_rows() -> None:
+    logits = (torch.randn(2, 32_000, generator=torch.Generator().manual_seed(0)) * 6).round() / 2
+    few, many = row(logprobs=5), row(logprobs=20)
+    beside = draw(logits, [few, many]).sampled()
+    assert [len(each.top) for each in beside] == [5, 20]
+    alone = [draw(of_row[None], [each]).sampled()[0] for of_row, each in zip(logits, (few, many), strict=True)]
+    assert [each.top for each in beside] == [each.top for each in alone]
+
+
 def test_where_none_asks_no_logits_are_normalized(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("somebody pays for what nobody asked for")

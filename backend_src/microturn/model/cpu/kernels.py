@@ -97,8 +97,7 @@ def _normalize_heads(heads: _Array, gain: _Array, eps: np.float32) -> None:
         for head in range(heads.shape[0]):
             _normalize(heads[head], gain, eps, heads[head], heads.shape[1])
     elif gain.shape[0] > 0:
-        whole = heads.reshape(heads.size)
-        _normalize(whole, gain, eps, whole, heads.size)
+        _normalize(heads, gain, eps, heads, heads.size)
 
 
 @kernel()

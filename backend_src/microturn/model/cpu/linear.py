@@ -58,6 +58,7 @@ class Linear:
             for stored in self._by_torch:
                 wide, last = stored.float(), first + len(stored)
                 for row, result in zip(x, out[:, first:last], strict=True):
-                    torch.mv(wide, row, out=result)
+                    # The order of a sum depends on where a row lies: a copy lies as any other.
+                    result.copy_(torch.mv(wide, row.clone()))
                 first = last
         return out if self._bias is None else out.add_(self._bias)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from microturn.model.cpu import experts, kernels
+from microturn.model.cpu import experts, gates, kernels
 from microturn.model.cpu.angles import Angles
 from microturn.model.cpu.buffers import Buffers
 from microturn.model.cpu.feed_forward import FeedForward, GatedBlock, Router
 from microturn.model.cpu.weights import DecoderLayer, RMSNorm
 
 # Torch splits larger tensors among its threads at any element, and computes the ends, which fill no vector, by other
-# functions: a row would depend on the rest of the batch. GELU is split at the smallest size.
-_MOST_UNCUT = 16384
+# functions. GELU is split at the smallest size.
+_MOST_UNCUT = 8192
 
 
 class StepwiseLayer:
@@ -70,9 +70,22 @@ def _feed_block(block: GatedBlock, x: Tensor, buffers: Buffers, out: Tensor) -> 
     """Computes a gated block for rows x [rows, hidden]; out likewise, written."""
     gate_up, gated = buffers.of_block(block, len(x))
     block.gate_up(x, gate_up)
-    for gate, up, part in _uncut(*gate_up.chunk(2, dim=-1), gated):
-        torch.mul(block.activation(gate), up, out=part)
+    _gate(block.activation, gate_up, gated)
     block.down(gated, out)
+
+
+def _gate(activation: nn.Module, gate_up: Tensor, out: Tensor) -> None:
+    """Computes ``activation(gate) * up`` for rows gate_up [rows, 2 * width], into out [rows, width]."""
+    width = out.shape[1]
+    factors = gates.coefficients(activation, width)
+    if factors is not None:
+        gates.multiply(gate_up.numpy(), factors, out.numpy())
+        return
+    # Torch computes several rows, or a row that is cut elsewhere, by other functions: each row alone, in equal parts.
+    for given, result in zip(gate_up, out, strict=True):
+        parts = (of_row.split(_MOST_UNCUT) for of_row in (given[:width], given[width:], result))
+        for gate, up, part in zip(*parts, strict=True):
+            torch.mul(activation(gate), up, out=part)
 
 
 def _feed_experts(router: Router, blocks: Sequence[GatedBlock], x: Tensor, buffers: Buffers) -> None:
@@ -87,9 +100,3 @@ def _feed_experts(router: Router, blocks: Sequence[GatedBlock], x: Tensor, buffe
         if count:
             _feed_block(block, torch.from_numpy(given[:count]), buffers, torch.from_numpy(result[:count]))
             experts.add(result[:count], factors, expert, rows, out.numpy())
-
-
-def _uncut(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Slices of tensors [rows, width] with so few rows that torch does not split them."""
-    num_rows = max(1, _MOST_UNCUT // tensors[0].shape[1])
-    return zip(*(torch.split(tensor, num_rows) for tensor in tensors), strict=True)

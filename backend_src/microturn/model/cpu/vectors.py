@@ -14,6 +14,7 @@ from llvmlite import ir
 from numba import config, types
 from numba.core import cgutils
 from numba.core.codegen import get_host_cpu_features
+from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
 # The target of compilation, in LLVM's names.
@@ -44,7 +45,10 @@ Values = list[ir.Value]
 
 
 def callable_by_kernels(emit: Callable[..., None]) -> Any:
-    """Makes a function that kernels can call; `emit` gets each array's data pointer, 64-bit integers and floats."""
+    """Makes a function that kernels can call; `emit` gets each array's data pointer, 64-bit integers and floats.
+
+    Compiling a call with an array that is not known to be contiguous fails.
+    """
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Sequence[ir.Value]) -> ir.Value:
         (kinds,), (packed,) = signature.args, args
@@ -56,6 +60,9 @@ def callable_by_kernels(emit: Callable[..., None]) -> Any:
         return context.get_dummy_value()
 
     def infer(typing_context: Any, *kinds: Any) -> tuple[Any, Any]:  # noqa: ARG001  Numba's protocol
+        arrays = [kind for kind in kinds if isinstance(kind, types.Array)]
+        if not all(kind.is_c_contig for kind in arrays):
+            raise TypingError(f"an array is not contiguous: {arrays}")
         arguments = [kind if isinstance(kind, types.Array | types.Float) else types.int64 for kind in kinds]
         return types.void(types.StarArgTuple(arguments)), generate
 

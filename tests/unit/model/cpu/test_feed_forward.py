@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -59,6 +59,35 @@ def test_a_row_has_the_same_result_in_any_company(build: Callable[[], PreTrained
     assert torch.equal(fed(layer, x), alone)
     order = torch.randperm(len(x))
     assert torch.equal(fed(layer, x[order[:37]]), alone[order[:37]])
+
+
+@pytest.fixture
+def set_num_threads() -> Iterator[Callable[[int], None]]:
+    """Sets torch's threads for a test."""
+    num_threads = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(num_threads)
+
+
+@pytest.mark.parametrize("products", [Linear, Int8Linear])
+@pytest.mark.parametrize(
+    ("activation", "width"),
+    [("gelu", 1000), ("gelu", 21504), ("quick_gelu", 1000), ("gelu_pytorch_tanh", 21504), ("silu", 1000)],
+)
+@torch.inference_mode()
+def test_an_activation_gives_a_row_the_same_bits_in_any_company(
+    activation: str, width: int, products: Products, set_num_threads: Callable[[int], None]
+) -> None:
+    """Torch's depend on a tensor's strides, and cut a wide row among the threads."""
+    model = models.with_served_heads("llama", hidden_act=activation, intermediate_size=width)
+    layer, x = first_layer(model, products), torch.randn(9, model.config.hidden_size)
+    alone = torch.cat([fed(layer, row[None]).clone() for row in x])
+    for num_threads in (1, 2, 3):
+        set_num_threads(num_threads)
+        assert torch.equal(fed(layer, x), alone)
+        assert torch.equal(fed(layer, x[4:5]), alone[4:5])
+    if products is Linear:
+        torch.testing.assert_close(alone, of_transformers(model, x), atol=1e-4, rtol=1e-4)
 
 
 class _Counted(Linear):

@@ -36,6 +36,14 @@ def test_sides_that_do_not_fit_the_kernel() -> None:
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize("width", [66, 63, 1001])
+def test_a_row_has_the_same_bits_wherever_it_lies(width: int) -> None:
+    linear, x = Linear.of(nn.Linear(width, 7)), torch.randn(40, width)
+    alone = torch.cat([product(linear, row[None].clone()) for row in x])
+    assert torch.equal(product(linear, x), alone)
+
+
+@torch.inference_mode()
 @pytest.mark.parametrize("width", [32, 30])
 def test_weights_as_they_are_stored_give_the_bits_of_float32(width: int) -> None:
     modules = [nn.Linear(width, 8), nn.Linear(width, 4)]
