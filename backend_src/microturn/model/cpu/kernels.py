@@ -130,7 +130,9 @@ def split_heads(
         _normalize_heads(keys, k_gain, eps)
         rotate(queries, angles, token, q[token])
         rotate(keys, angles, token, k[token])
-        v[token] = qkv[token, first_value:]
+        for head in range(num_kv_heads):  # written out: a slice takes Numba three seconds to compile
+            for d in range(v.shape[2]):
+                v[token, head, d] = qkv[token, first_value + head, d]
 
 
 @numba.njit(nogil=True)

@@ -90,7 +90,8 @@ def rotate_row(x: _Array, out: _Array) -> None:
     distance = min(block, _MOST_VECTORS * LANES)
     if distance < LANES:
         distance = 1
-        out[:] = x
+        for d in range(width):  # written out: a slice takes Numba three seconds to compile
+            out[d] = x[d]
     else:
         _groups(x, out, width // distance, distance // LANES)
     while distance < block:
