@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 from microturn_client import MessageRole
@@ -63,16 +65,19 @@ class Conversation:
 
     Attributes:
         forgotten_role: of the message that stood before the first item; None where there was none.
+        forgotten_calls: ids of the calls that stood there and whose results are still here, in their order.
     """
 
     items: tuple[Item, ...] = ()
     forgotten_role: MessageRole | None = None
+    forgotten_calls: tuple[str, ...] = ()
 
     def messages(self, instructions: str) -> list[Message]:
         """What the model's context shall hold.
 
         Items of one role that follow each other are lines of one message; answers go on where the one before ended.
-        Calls are of one piece with the answer before them, and each result is a message.
+        Calls are of one piece with the answer before them, and each result is a message. Results that follow each other
+        are in the order of their calls, since a chat template does not tell them apart.
         """
         return [message for message, _ in self.told(instructions)]
 
@@ -80,7 +85,7 @@ class Conversation:
         """The messages, each with the number of items until its end."""
         first = [Item("", "system", instructions)] if instructions else []
         told: list[tuple[Message, int]] = []
-        for number, item in enumerate((*first, *self.items), 1 - len(first)):
+        for number, item in enumerate((*first, *self._items_as_told()), 1 - len(first)):
             content = item.content
             role_before = told[-1][0].role if told else self.forgotten_role
             if item.name and told and role_before == item.role and isinstance(content, str):
@@ -95,8 +100,14 @@ class Conversation:
         return told
 
     def behind(self, num_items: int, role: MessageRole) -> Conversation:
-        """Without its first so many items; the last message of them was of this role."""
-        return Conversation(self.items[num_items:], role)
+        """Without the first so many items that are told; the last message of them was of this role."""
+        gone = self._items_as_told()[:num_items]
+        gone_ids = {item.id for item in gone}
+        left = tuple(item for item in self.items if item.id not in gone_ids)
+        answered = {item.call_id for item in left if _is_result(item)}
+        calls = [*self.forgotten_calls, *(item.call_id for item in gone if item.name)]
+        latest = dict.fromkeys(call_id for call_id in reversed(calls) if call_id in answered)
+        return Conversation(left, role, tuple(reversed(latest)))
 
     def item(self, item_id: str) -> Item:
         """The item of this id.
@@ -142,8 +153,24 @@ class Conversation:
         index = self._index(item_id)
         return replace(self, items=(*self.items[:index], *self.items[index + 1 :]))
 
+    def _items_as_told(self) -> list[Item]:
+        told: list[Item] = []
+        start = len(self.forgotten_calls)
+        called_at = dict(zip(self.forgotten_calls, range(start), strict=True))
+        for are_results, group in groupby(self.items, _is_result):
+            run = list(group)
+            if are_results:
+                run.sort(key=lambda item: called_at.get(item.call_id, math.inf))
+            called_at |= {item.call_id: index for index, item in enumerate(run, start + len(told)) if item.name}
+            told += run
+        return told
+
     def _index(self, item_id: str) -> int:
         for index, item in enumerate(self.items):
             if item.id == item_id:
                 return index
         raise Refusal("item_not_found", f"the conversation has no item '{item_id}'", param="item_id", http_status=404)
+
+
+def _is_result(item: Item) -> bool:
+    return item.role == "tool"

@@ -156,17 +156,52 @@ def test_a_response_says_by_itself_whether_calls_are_parallel(tools: Driver) -> 
 def test_results_of_several_calls_are_told_and_nothing_again(tools: Driver) -> None:
     call(tools, told=(*ONE, *TWO))
     num_steps = len(tools.steps)
-    result(tools, "two", "call_2")
     result(tools, "one")
+    result(tools, "two", "call_2")
     tools.send("response.create")
     tools.run()
     *told, answered = tools.steps[num_steps:]
     options = {"max_tokens": 0, "role": "tool"}
     assert [(step.message and step.message.content, step.options) for step in told] == [
-        ("two", options),
         ("one", options),
+        ("two", options),
     ]
     assert "rewind_to" not in answered.options
+
+
+def test_results_are_told_in_the_order_of_their_calls(tools: Driver) -> None:
+    """A chat template shows no ids: results in the order in which they came would be taken for each other's."""
+    before = call(tools, told=(*ONE, *TWO))[-1]["response"]["output"][-1]["id"]
+    result(tools, "two", "call_2")
+    result(tools, "one")
+    events = tools.run()
+    assert tools.server.text.endswith("<tool>onetwo")
+    added = [event for event in events if event["type"] == "conversation.item.added"]
+    assert [event["item"]["output"] for event in added] == ["two", "one"]
+    assert [event["previous_item_id"] for event in added] == [before, added[0]["item"]["id"]]
+
+
+def test_results_that_something_stands_between_stay_where_they_are(tools: Driver) -> None:
+    """What the model answered to the first of them is not taken back."""
+    call(tools, told=(*ONE, *TWO))
+    num_steps = len(tools.steps)
+    result(tools, "two", "call_2")
+    tools.send("response.create")
+    result(tools, "one")
+    tools.run()
+    assert tools.server.text.endswith("<tool>two<assistant>Hi there<tool>one")
+    assert not any("rewind_to" in step.options for step in tools.steps[num_steps:])
+
+
+def test_results_are_in_the_order_of_the_latest_calls_also_behind_what_a_user_said_meanwhile(tools: Driver) -> None:
+    """Ids may come again in each answer."""
+    call(tools, told=(*TWO, *ONE))
+    call(tools, told=(*ONE, *TWO))
+    tools.item("Well?")
+    for output, call_id in (("nobody's", "call_3"), ("two", "call_2"), ("one", "call_1")):
+        result(tools, output, call_id)
+    tools.run()
+    assert tools.server.text.endswith("<user>Well?<tool>onetwonobody's")
 
 
 def test_a_cancel_within_a_calls_arguments_leaves_it_incomplete_and_those_before_it_whole(tools: Driver) -> None:

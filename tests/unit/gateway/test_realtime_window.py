@@ -37,6 +37,16 @@ class WindowDriver(Driver):
         assert types(self.run())[-1] == "response.done"
         return f"q{self.num_words}"
 
+    def results(self, *call_ids: str) -> None:
+        """Calls, as a client tells them, and their results in this order."""
+        self.num_words += 1
+        for call_id in sorted(call_ids):
+            item = {"type": "function_call", "call_id": call_id, "name": "f", "arguments": "{}"}
+            self.send("conversation.item.create", item=item)
+        for call_id in call_ids:
+            item = {"type": "function_call_output", "call_id": call_id, "output": f"{call_id} of {self.num_words}."}
+            self.send("conversation.item.create", item=item)
+
     def check(self) -> None:
         """What is kept of the conversation is how the context ends."""
         talk = self.realtime.talk
@@ -72,6 +82,29 @@ def test_what_is_forgotten_is_not_there_and_the_rest_is_edited_as_ever(talk: Win
     assert types(talk.run()) == ["conversation.item.deleted"]
     assert "question 20" not in talk.server.text
     assert talk.server.text.endswith("answer 20.")
+    talk.check()
+
+
+def test_results_whose_calls_are_forgotten_stay_as_they_were_told(talk: WindowDriver) -> None:
+    for num_exchanges in range(12):
+        talk.results("c", "a", "b")
+        assert "error" not in types(talk.run())
+        for _ in range(num_exchanges):
+            talk.exchange()
+            talk.check()
+            assert talk.events[-1]["response"]["status"] == "completed"
+        number = talk.num_words - num_exchanges
+        assert f"<tool>a of {number}.b of {number}.c of {number}." in talk.server.text
+
+
+def test_an_item_follows_the_one_that_its_client_sent_before_it(talk: WindowDriver) -> None:
+    """Also where results were told in another order, and something is forgotten at each edit."""
+    for _ in range(20):
+        talk.exchange()
+    talk.results("c", "a", "b")
+    last_id = talk.run()[-1]["item"]["id"]
+    talk.item("question")
+    assert talk.run()[0]["previous_item_id"] == last_id
     talk.check()
 
 
@@ -150,7 +183,9 @@ def test_random_edits_leave_the_context_that_the_items_make(seed: int) -> None:
     for _ in range(120):
         items = talk.realtime.talk.conversation.items
         item = draw.choice(items) if items else None
-        match draw.choice(["exchange", "exchange", "append", "delete", "truncate", "insert", "clear"]):
+        match draw.choice(["exchange", "exchange", "append", "delete", "truncate", "insert", "clear", "results"]):
+            case "results":
+                talk.results(*draw.sample("abcd", draw.randrange(1, 5)))
             case "append":
                 talk.send("input_text_buffer.append", text=draw.choice(["well ", "so", "a longer thing to say "]))
             case "delete" if item is not None:
