@@ -8,7 +8,7 @@ from microturn_client import Status
 from microturn_gateway.answer import Response
 from microturn_gateway.client_events import ClientEvent
 from microturn_gateway.conversation import Conversation
-from microturn_gateway.realtime_tools import Tools
+from microturn_gateway.session_config import SessionConfig
 
 
 @dataclass
@@ -16,7 +16,7 @@ class Job:
     """An event that waits, or is being done.
 
     Attributes:
-        tools: that the session had when the event came.
+        config: of the session when the event came.
         is_implied: another event brought it with it.
         latency_ms: of its turns until now.
         status: of the last of them.
@@ -25,7 +25,7 @@ class Job:
 
     event: ClientEvent
     event_id: str | None
-    tools: Tools
+    config: SessionConfig
     response: Response | None = None
     is_implied: bool = False
     latency_ms: float = 0.0

@@ -171,8 +171,7 @@ class Realtime:
 
     @property
     def _responses(self) -> list[Response]:
-        jobs = [*([] if self._job is None else [self._job]), *self._jobs]
-        return [job.response for job in jobs if job.response is not None]
+        return [job.response for job in (self._job, *self._jobs) if job is not None and job.response is not None]
 
     def _accept(self, event: ask.ClientEvent, event_id: str | None) -> None:
         if isinstance(event, ask.UpdateSession):
@@ -205,12 +204,13 @@ class Realtime:
             response = Response(answers, event.metadata, self._conversation_id, has_tools=bool(tools))
             self._emit(*response.created())
         if isinstance(event, ask.CreateItem | ask.CreateResponse) and self._is_buffer_open:
-            self._jobs.append(Job(ask.CommitBuffer(), event_id, self.config.tools, is_implied=True))
+            self._jobs.append(Job(ask.CommitBuffer(), event_id, self.config, is_implied=True))
         if isinstance(event, ask.TruncateItem):
             self._stop_saying(event.item_id)
         if not isinstance(event, ask.RetrieveItem | ask.DeleteItem | ask.TruncateItem):
             self._is_buffer_open = isinstance(event, ask.AppendBuffer)
-        self._jobs.append(Job(event, event_id, self.config.tools, response))
+        self._jobs.append(Job(event, event_id, self.config, response))
+        self._has_begun = True
 
     def _joins_waiting(self, event: ask.AppendBuffer) -> bool:
         """Adds to text or ids that wait for their beat already."""
@@ -249,12 +249,12 @@ class Realtime:
                 return False
             self._beat_at_s = now_s + self._beat_s
         job = self._jobs.popleft()
-        if job.tools != self.talk.tools:
-            self.talk.begin_anew(job.tools)
-        self._has_begun, self.talk.window = True, self.config.window
+        if job.config.tools != self.talk.tools:
+            self.talk.begin_anew(job.config.tools)
+        self.talk.window = job.config.window
         held_len, job.before = self.talk.context.context_len, self.talk.conversation
         try:
-            missing = self.talk.edit(job.event, self.config.instructions, is_implied=job.is_implied)
+            missing = self.talk.edit(job.event, job.config.instructions, is_implied=job.is_implied)
         except Refusal as refusal:
             self._give_up(job, refusal)
             return True

@@ -33,6 +33,27 @@ def test_what_is_inert_for_text_is_echoed(driver: Driver) -> None:
     assert updated["session"].items() >= {**INERT, "tracing": None, "tool_choice": "none"}.items()
 
 
+def test_an_update_does_not_reach_back_to_what_was_sent_before_it() -> None:
+    driver = Driver(instructions="Be brief.")
+    driver.item("Hello")
+    step = driver.begin()
+    driver.send("response.create")
+    driver.send(
+        "session.update", session={"instructions": "Sing.", "max_output_tokens": 7, "microturn": {"temperature": 1}}
+    )
+    driver.answer(step)
+    driver.run()
+    assert driver.server.text == "<system>Be brief.<user>Hello<assistant>Hi there"
+    assert driver.steps[-1].options == {"role": "assistant", "max_tokens": 100}
+    assert not any("rewind_to" in step.options for step in driver.steps)
+    driver.item("And now?")
+    driver.send("response.create")
+    driver.run()
+    said = "<user>Hello<assistant>Hi there<user>And now?<assistant>Hi there"
+    assert driver.server.text == f"<system>Sing.{said}"
+    assert driver.steps[-1].options == {"role": "assistant", "max_tokens": 7, "temperature": 1}
+
+
 @pytest.mark.parametrize("turn_detection", [None, {"type": "server_vad", "interrupt_response": True}])
 def test_nobody_is_told_that_somebody_else_interrupts(driver: Driver, turn_detection: object) -> None:
     """Where turn detection interrupts, the Agents SDK's `interrupt()` cancels no answer."""

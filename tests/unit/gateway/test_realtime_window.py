@@ -157,6 +157,13 @@ def test_until_the_first_turn_a_window_can_be_changed(
     assert driver.realtime.talk.window == window
 
 
+def test_a_window_behind_the_first_event_comes_too_late_though_that_waits_still(driver: Driver) -> None:
+    driver.item("Hello")
+    driver.send("session.update", session={"microturn": {"overflow": "window", "window_tokens": 80, "sink_tokens": 0}})
+    assert error_of(driver.run())["param"] == "session.microturn.overflow"
+    assert driver.realtime.talk.window is None
+
+
 @pytest.mark.parametrize(
     ("bad", "code", "name"),
     [
