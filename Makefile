@@ -20,6 +20,8 @@ export GOMP_SPINCOUNT ?= 10000
 WORKERS ?= 2
 E2E_WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest
+# A worker takes a file at a time, in the order of tests/conftest.py.
+BY_FILE := --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help setup model demo serve gateway simulate test test-fast test-all test-unit test-oracles test-e2e setup-frameworks test-frameworks check client-sync client-messages models-page chart-values sbom check-deploy deploy-tools image-test clean \
@@ -73,18 +75,17 @@ test-all: model deploy-tools setup-frameworks  ## run all tests, with all random
 	$(PYTEST) tests/frameworks
 
 test-unit: model  ## the parts by themselves
-	$(PYTEST) -n $(WORKERS) --dist loadfile tests/unit
-	$(PYTEST) tests/simulation
+	$(PYTEST) -n $(WORKERS) $(BY_FILE) tests/unit tests/simulation
 
 test-oracles: model  ## what "correct" means: the engine against plain transformers
-	$(PYTEST) -n $(WORKERS) --dist loadfile -m 'not all_processors' tests/oracles
+	$(PYTEST) -n $(WORKERS) $(BY_FILE) -m 'not all_processors' tests/oracles
 	$(PYTEST) -m all_processors tests/oracles
 
 # Without npm or apt-get there are no deploy tools: their tests are skipped, and say so.
 test-e2e: model $(DEPLOY_INSTALLED)  ## the real server over real gRPC
 	-@deploy/tools.sh $(TOOLS)
 	-@$(MAKE) --silent axe
-	$(PYTEST) -n $(E2E_WORKERS) --dist loadfile tests/e2e
+	$(PYTEST) -n $(E2E_WORKERS) $(BY_FILE) tests/e2e
 
 .PHONY: axe page-pictures
 axe: $(AXE)

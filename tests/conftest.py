@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 
@@ -30,6 +31,26 @@ RANDOM_RUNS = {
     "seeds": (300, 300, "seeds of the simulator in test_simulation.py"),
 }
 
+# Files that take a minute and more, on a Zen 4.
+LONGEST = (
+    "cpu/test_other_cpus.py",
+    "gpu/test_sampling.py",
+    "parallel/test_followers.py",
+    "simulation/test_simulation.py",
+    "oracles/test_rewind.py",
+    "oracles/test_snapshots.py",
+    "oracles/test_speculation.py",
+    "deploy/test_replicas.py",
+    "deploy/test_dead_node.py",
+    "dynamo/test_workers.py",
+    "dynamo/test_etcd.py",
+    "e2e/test_disconnect.py",
+    "e2e/test_load.py",
+    "serve/test_client_survival.py",
+    "serve/test_snapshots.py",
+    "serve/test_tensor_parallel.py",
+)
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="as much of everything random or long as `make test-all` has")
@@ -46,6 +67,17 @@ def pytest_configure(config: pytest.Config) -> None:
     # What is drawn is the same in every run, so that a change is refused for what it does; --full looks further.
     settings.register_profile("same", derandomize=not config.option.full)
     settings.load_profile("same")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The files that take longest begin first: no worker has one left where the others have done."""
+    items.sort(key=lambda item: not str(item.path).endswith(LONGEST))
+
+
+def pytest_collection_finish() -> None:
+    """Nothing of what is there now will be garbage: tests that look for some need not look at it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

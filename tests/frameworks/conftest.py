@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from load_tests.bench.tool_model import write_tool_model
-from microturn.serve.child import running_server
 from support.gateway import running_gateway
-from support.share import IN_FLOAT32
+from support.share import IN_FLOAT32, model_server
 
 MODEL = "smollm2-135m"
 
@@ -20,7 +19,7 @@ def base_url(smollm2_dir: str, tmp_path_factory: pytest.TempPathFactory) -> Iter
     """Of a gateway whose model has a chat template with tools; it wants no token, and tells callers apart by theirs."""
     model_dir = write_tool_model(Path(smollm2_dir), tmp_path_factory.mktemp("with-tools"))
     with (
-        running_server(str(model_dir), *IN_FLOAT32) as server,
-        running_gateway(server, served_model_names=(MODEL,)) as address,
+        model_server(str(model_dir), *IN_FLOAT32) as server,
+        running_gateway(server.address, served_model_names=(MODEL,)) as address,
     ):
         yield f"http://{address}/v1"

@@ -7,11 +7,13 @@ import pytest
 from simulation.command import outcomes
 from simulation.plan import draw_plan
 from simulation.run import run
+from support import share
 
 
 def test_whatever_happens_every_invariant_holds(pytestconfig: pytest.Config) -> None:
     seeds = range(pytestconfig.getoption("seeds"))
-    found = {seed: outcome.message for seed, outcome in outcomes(seeds, num_processes=2) if outcome.invariant}
+    told = outcomes(seeds, num_processes=share.num_threads())
+    found = {seed: outcome.message for seed, outcome in told if outcome.invariant}
     assert not found, f"make simulate SEEDS={min(found)}: {found[min(found)]}"
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
-from microturn.serve.child import free_ports, running_server
+from microturn.serve.child import free_ports
 from support.chromium import Page, chromium
 from support.gateway_command import gateway_command
 from support.page_user import STATE, ask, come, hear_all, number, set_field, text
+from support.share import model_server
 
 WORDS = "document.getElementById('trouble-words').textContent"
 
@@ -54,7 +55,7 @@ def test_a_restarted_server_is_waited_for_and_told_the_talk_again(smollm2_dir: s
     with ExitStack() as stack:
         page = stack.enter_context(chromium(tmp_path))
         with ExitStack() as first:
-            server = first.enter_context(running_server(smollm2_dir))
+            server = first.enter_context(model_server(smollm2_dir)).address
             come(page, stack.enter_context(gateway_command(server)))
             shorten(page)
             ask(page, "I have a small garden. What should I plant?")
@@ -68,7 +69,7 @@ def test_a_restarted_server_is_waited_for_and_told_the_talk_again(smollm2_dir: s
             "The server no longer has this session; it may have been restarted",
         )
         port = server.rpartition(":")[2]
-        stack.enter_context(running_server(smollm2_dir, arguments=("--grpc-port", port)))
+        stack.enter_context(model_server(smollm2_dir, arguments=("--grpc-port", port)))
         page.wait_for(f"{STATE} === 'ready' && document.getElementById('trouble').hidden")  # by itself
         page.wait_for("document.getElementById('landed').textContent === 'And in the shade?'")
         assert held <= number(page, "#context") < held + 20

@@ -13,6 +13,7 @@ from microturn.bench.trace import Trace, step_ms, trace_beat
 from microturn.cli import main
 from support import models
 from support.driver import Driver, model_runner
+from support.tiny_model_dir import write_tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -43,17 +44,16 @@ def test_parts_lie_within_their_step_and_one_after_another(trace: Trace) -> None
             )
 
 
-def test_the_command_writes_a_file_that_perfetto_reads(
-    smollm2_dir: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "trace.json"
-    assert main(["bench", "trace", "--model", smollm2_dir, "--sessions", "2", "--context", "30", str(file)]) == 0
+def test_the_command_writes_a_file_that_perfetto_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, model_dir = tmp_path / "trace.json", str(write_tiny_model(tmp_path / "tiny"))
+    assert main(["bench", "trace", "--model", model_dir, "--sessions", "2", "--context", "30", str(file)]) == 0
     assert "steps of 2 sessions: median" in capsys.readouterr().out
     events = json.loads(file.read_text())["traceEvents"]
     assert all({"name", "ph", "ts", "pid", "tid"} <= event.keys() for event in events)
     assert {event["ph"] for event in events} >= {"X", "i", "C"}
 
 
-def test_a_full_disk_is_an_error_in_words(smollm2_dir: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "trace", "--model", smollm2_dir, "--sessions", "1", "--context", "30", "/dev/full"]) == 1
+def test_a_full_disk_is_an_error_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model_dir = str(write_tiny_model(tmp_path / "tiny"))
+    assert main(["bench", "trace", "--model", model_dir, "--sessions", "1", "--context", "30", "/dev/full"]) == 1
     assert "No space left on device" in capsys.readouterr().err
