@@ -20,20 +20,17 @@ from typing import Any
 from microturn_client import Status, Tokens, ToolEvent
 from microturn_gateway import client_events as ask
 from microturn_gateway.answer import Event, PromptCount, Response
-from microturn_gateway.context import Message, joined
+from microturn_gateway.context import Message
 from microturn_gateway.conversation import new_id
 from microturn_gateway.edits import tell
 from microturn_gateway.failures import Refusal
 from microturn_gateway.fields import parse_object
-from microturn_gateway.jobs import Job
+from microturn_gateway.jobs import Job, WaitingJobs
 from microturn_gateway.options import room_for_answer
 from microturn_gateway.realtime_tools import check_choice, choice_options
 from microturn_gateway.report import report_of
 from microturn_gateway.session_config import SessionConfig
 from microturn_gateway.talk import Talk
-
-_MAX_WAITING_JOBS = 64
-_MAX_BUFFER_LEN = 65_536  # characters or ids that wait for their beat
 
 
 @dataclass(frozen=True)
@@ -73,7 +70,8 @@ class Realtime:
         self._max_answer_tokens = max_answer_tokens
         self._beat_s = beat_s
         self._conversation_id = new_id("conv")
-        self._jobs: deque[Job] = deque()
+        self._jobs = WaitingJobs()
+        self._size = 0
         self._job: Job | None = None
         self._messages: deque[Message] = deque()
         self._needs_turn = False
@@ -89,6 +87,7 @@ class Realtime:
     def receive(self, text: str | bytes) -> None:
         """Takes a message of the client; what is wrong with it becomes an `error` event."""
         event_id = None
+        self._size += len(text)
         try:
             raw = parse_object(text)
             event_id = raw.get("event_id") if isinstance(raw.get("event_id"), str) else None
@@ -109,6 +108,11 @@ class Realtime:
     def wake_at(self) -> float | None:
         """When by the clock of `next_step` it has something to do that it has not now; None for never."""
         return self._beat_at_s if self._step is None and self._jobs else None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much waits that it has to become less before the next event is received."""
+        return self._jobs.is_full
 
     @property
     def is_answering(self) -> bool:
@@ -189,9 +193,9 @@ class Realtime:
         if isinstance(event, ask.CancelResponse):
             self._cancel(event.response_id)
             return
-        if isinstance(event, ask.AppendBuffer) and self._joins_waiting(event):
+        if isinstance(event, ask.AppendBuffer) and self._jobs.join(event):
             return
-        if len(self._jobs) >= _MAX_WAITING_JOBS:
+        if self._jobs.is_full:
             raise Refusal("too_many_events", "too much is waiting: send it again later", http_status=429)
         response = None
         if isinstance(event, ask.CreateResponse):
@@ -204,28 +208,13 @@ class Realtime:
             response = Response(answers, event.metadata, self._conversation_id, has_tools=bool(tools))
             self._emit(*response.created())
         if isinstance(event, ask.CreateItem | ask.CreateResponse) and self._is_buffer_open:
-            self._jobs.append(Job(ask.CommitBuffer(), event_id, self.config, is_implied=True))
+            self._jobs.put(Job(ask.CommitBuffer(), event_id, self.config, is_implied=True))
         if isinstance(event, ask.TruncateItem):
             self._stop_saying(event.item_id)
         if not isinstance(event, ask.RetrieveItem | ask.DeleteItem | ask.TruncateItem):
             self._is_buffer_open = isinstance(event, ask.AppendBuffer)
-        self._jobs.append(Job(event, event_id, self.config, response))
-        self._has_begun = True
-
-    def _joins_waiting(self, event: ask.AppendBuffer) -> bool:
-        """Adds to text or ids that wait for their beat already."""
-        waiting = self._jobs[-1] if self._jobs else None
-        if waiting is None or not isinstance(waiting.event, ask.AppendBuffer):
-            if len(event.content) > _MAX_BUFFER_LEN:
-                raise Refusal("buffer_full", "this is too much for one micro-turn: send less at a time")
-            return False
-        held = waiting.event.content
-        if len(held) + len(event.content) > _MAX_BUFFER_LEN:
-            raise Refusal("buffer_full", "too much waits for its beat: send it again later", http_status=429)
-        content = joined(held, event.content)
-        if content is not None:
-            waiting.event = ask.AppendBuffer(content)
-        return content is not None
+        self._jobs.put(Job(event, event_id, self.config, self._size, response))
+        self._has_begun, self._size = True, 0
 
     def _cancel(self, response_id: str | None) -> None:
         for response in self._responses:
@@ -242,13 +231,14 @@ class Realtime:
 
     def _begin_next(self, now_s: float) -> bool:
         """Takes the next job that may begin; False when none may."""
-        if not self._jobs:
+        first = self._jobs.first
+        if first is None:
             return False
-        if isinstance(self._jobs[0].event, ask.AppendBuffer):
+        if isinstance(first.event, ask.AppendBuffer):
             if len(self._jobs) == 1 and now_s < self._beat_at_s:
                 return False
             self._beat_at_s = now_s + self._beat_s
-        job = self._jobs.popleft()
+        job = self._jobs.take()
         if job.config.tools != self.talk.tools:
             self.talk.begin_anew(job.config.tools)
         self.talk.window = job.config.window

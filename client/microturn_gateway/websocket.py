@@ -84,7 +84,7 @@ class RealtimeSocket:
 
     async def _read(self) -> None:
         while True:
-            while self._outbox.is_full:
+            while self._outbox.is_full or self._realtime.is_full:
                 self._has_room.clear()
                 await self._has_room.wait()
             try:
@@ -110,6 +110,7 @@ class RealtimeSocket:
         while True:
             self._has_work.clear()
             step = self._realtime.next_step(now_s())
+            self._has_room.set()  # of the jobs that waited it has taken some
             self._flush()
             if step is not None:
                 await self._run(step)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from microturn_gateway.failures import Refusal
-from support.realtime_driver import Driver, error_of
+from support.realtime_driver import Driver, error_of, types
 
 
 def test_a_turn_that_fails_undoes_what_was_asked_for(driver: Driver) -> None:
@@ -37,9 +37,15 @@ def test_a_response_that_fails_says_so_itself(driver: Driver) -> None:
 def test_what_waits_is_bounded(driver: Driver) -> None:
     driver.item("first")
     driver.begin()
-    for _ in range(65):
-        driver.item("more")
+    while not driver.realtime.is_full:
+        driver.send("session.update", session={"instructions": "x" * 500_000})
+        driver.item("x" * 500_000)
+    assert "error" not in types(driver.taken())
+    assert len(driver.realtime._jobs) == 5  # each holds its instructions, too
+    driver.item("more")
     assert error_of(driver.taken())["code"] == "too_many_events"
+    driver.run()
+    assert not driver.realtime.is_full
     driver = Driver()
     driver.send("input_text_buffer.append", text="x")
     driver.begin()
