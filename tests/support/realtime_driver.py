@@ -7,9 +7,11 @@ from typing import Any
 
 from microturn_gateway.realtime import Realtime, Step
 from microturn_gateway.session_config import SessionConfig
-from support.simulated_context import SimulatedContext, status_of
+from microturn_gateway.window import Window
+from support.simulated_context import SimulatedContext, as_text, status_of
 
 BEAT_S = 0.2
+WINDOW = Window(window_tokens=80, sink_tokens=4)
 
 
 class Driver:
@@ -35,6 +37,12 @@ class Driver:
             item={"type": "message", "role": role, "content": content, "id": item_id},
             **fields,
         )
+
+    def append(self, content: str | tuple[int, ...]) -> list[dict[str, Any]]:
+        """A micro-turn of its own; returns the events."""
+        self.send("input_text_buffer.append", **{"text" if isinstance(content, str) else "token_ids": content})
+        self.now_s += BEAT_S
+        return self.run()
 
     def begin(self) -> Step:
         step = self.realtime.next_step(self.now_s)
@@ -66,6 +74,49 @@ class Driver:
         events = self.realtime.take_events()
         self.events += events
         return events
+
+
+class WindowDriver(Driver):
+    """Its server has evicted all but the window, and nothing may be cut behind that."""
+
+    def __init__(self, **config: Any) -> None:
+        super().__init__(window=WINDOW, **config)
+        self.longest = 0
+        self.num_words = 0
+
+    def answer(self, step: Step) -> None:
+        position = step.options.get("rewind_to")
+        assert position is None or position >= self.longest - WINDOW.window_tokens
+        super().answer(step)
+        self.longest = max(self.longest, len(self.server))
+
+    def exchange(self) -> str:
+        """A question and its answer; returns the question's id."""
+        self.num_words += 1
+        self.answers = [f"answer {self.num_words}", "."]
+        self.item(f"question {self.num_words}", item_id=f"q{self.num_words}")
+        self.send("response.create")
+        assert types(self.run())[-1] == "response.done"
+        return f"q{self.num_words}"
+
+    def results(self, *call_ids: str) -> None:
+        """Calls, as a client tells them, and their results in this order."""
+        self.num_words += 1
+        for call_id in sorted(call_ids):
+            item = {"type": "function_call", "call_id": call_id, "name": "f", "arguments": "{}"}
+            self.send("conversation.item.create", item=item)
+        for call_id in call_ids:
+            item = {"type": "function_call_output", "call_id": call_id, "output": f"{call_id} of {self.num_words}."}
+            self.send("conversation.item.create", item=item)
+
+    def check(self) -> None:
+        """What is kept of the conversation is how the context ends."""
+        talk = self.realtime.talk
+        messages = talk.conversation.messages("" if talk.context.start else self.realtime.config.instructions)
+        kept = as_text(messages)
+        if talk.context.start and messages and talk.conversation.forgotten_role in (None, messages[0].role):
+            kept = kept.partition(">")[2]  # it goes on in a message, or an item, whose beginning is forgotten
+        assert self.server.text.endswith(kept)
 
 
 def types(events: list[dict[str, Any]]) -> list[str]:

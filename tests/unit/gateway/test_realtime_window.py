@@ -8,52 +8,7 @@ from typing import Any
 import pytest
 
 from microturn_gateway.window import Window
-from support.realtime_driver import Driver, error_of, types
-from support.simulated_context import as_text
-
-WINDOW = Window(window_tokens=80, sink_tokens=4)
-
-
-class WindowDriver(Driver):
-    """Its server has evicted all but the window, and nothing may be cut behind that."""
-
-    def __init__(self, **config: Any) -> None:
-        super().__init__(window=WINDOW, **config)
-        self.longest = 0
-        self.num_words = 0
-
-    def answer(self, step: Any) -> None:
-        position = step.options.get("rewind_to")
-        assert position is None or position >= self.longest - WINDOW.window_tokens
-        super().answer(step)
-        self.longest = max(self.longest, len(self.server))
-
-    def exchange(self) -> str:
-        """A question and its answer; returns the question's id."""
-        self.num_words += 1
-        self.answers = [f"answer {self.num_words}", "."]
-        self.item(f"question {self.num_words}", item_id=f"q{self.num_words}")
-        self.send("response.create")
-        assert types(self.run())[-1] == "response.done"
-        return f"q{self.num_words}"
-
-    def results(self, *call_ids: str) -> None:
-        """Calls, as a client tells them, and their results in this order."""
-        self.num_words += 1
-        for call_id in sorted(call_ids):
-            item = {"type": "function_call", "call_id": call_id, "name": "f", "arguments": "{}"}
-            self.send("conversation.item.create", item=item)
-        for call_id in call_ids:
-            item = {"type": "function_call_output", "call_id": call_id, "output": f"{call_id} of {self.num_words}."}
-            self.send("conversation.item.create", item=item)
-
-    def check(self) -> None:
-        """What is kept of the conversation is how the context ends."""
-        talk = self.realtime.talk
-        kept = as_text(talk.conversation.messages("" if talk.context.start else self.realtime.config.instructions))
-        if kept.startswith(f"<{talk.conversation.forgotten_role}>"):
-            kept = kept.partition(">")[2]  # it goes on in a message whose beginning is forgotten
-        assert self.server.text.endswith(kept)
+from support.realtime_driver import Driver, WindowDriver, error_of, types
 
 
 @pytest.fixture
@@ -194,7 +149,8 @@ def test_random_edits_leave_the_context_that_the_items_make(seed: int) -> None:
             case "results":
                 talk.results(*draw.sample("abcd", draw.randrange(1, 5)))
             case "append":
-                talk.send("input_text_buffer.append", text=draw.choice(["well ", "so", "a longer thing to say "]))
+                for _ in range(draw.choice([1, 12])):
+                    talk.append(draw.choice(["well ", "so", "a longer thing to say "]))
             case "delete" if item is not None:
                 talk.send("conversation.item.delete", item_id=item.id)
             case "truncate" if item is not None:
