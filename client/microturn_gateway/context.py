@@ -145,9 +145,11 @@ class HeldContext:
         Only in its own place, behind all that came before it, and where the client's text does not begin with it.
         """
         known = list(messages)
-        for piece, index, rest in self._beside(known):
-            if piece.is_answer and rest[: len(piece.content)] != piece.content and is_stripped(rest, piece.content):
-                content = joined(known[index].content[: -len(rest)], piece.content)
+        for piece, index, offset in self._beside(known):
+            if not piece.is_answer or _begins(known[index].content, offset, piece.content):
+                continue
+            if is_stripped(known[index].content[offset:], piece.content):
+                content = joined(known[index].content[:offset], piece.content)
                 assert content is not None  # both are text
                 known[index] = replace(known[index], content=content)
         return known
@@ -186,17 +188,18 @@ class HeldContext:
     def _common_prefix(self, target: Sequence[Message]) -> tuple[int, int, Piece | None]:
         """How many pieces the target begins with, how much of its content they are, and what is left of an answer."""
         num_kept = reached = 0
-        for piece, _, rest in self._beside(target):
-            if piece.role == "tool" and piece.content != rest:
+        for piece, index, offset in self._beside(target):
+            content = target[index].content
+            if piece.role == "tool" and piece.content != content[offset:]:
                 break  # each result is a message, which nothing can be added to
-            if rest[: len(piece.content)] != piece.content:
-                return num_kept, reached, _shortened(piece, rest)
+            if not _begins(content, offset, piece.content):
+                return num_kept, reached, _shortened(piece, content[offset:])
             num_kept += 1
             reached += len(piece.content)
         return num_kept, reached, None
 
-    def _beside(self, target: Sequence[Message]) -> Iterator[tuple[Piece, int, Content]]:
-        """Each piece as long as those before it begin the target; the index of the message there; what of it is left.
+    def _beside(self, target: Sequence[Message]) -> Iterator[tuple[Piece, int, int]]:
+        """Each piece as long as those before it begin the target; the index of the message there; the place in it.
 
         The target is read when the next piece is asked for: who goes through it may change a message before.
         """
@@ -206,14 +209,17 @@ class HeldContext:
                 index, offset = index + 1, 0
             if index == len(target) or piece.role != target[index].role:
                 return
-            rest = target[index].content[offset:]
-            if type(rest) is not type(piece.content):
+            if type(target[index].content) is not type(piece.content):
                 return
-            yield piece, index, rest
-            end = offset + len(piece.content)
-            if target[index].content[offset:end] != piece.content:
+            yield piece, index, offset
+            if not _begins(target[index].content, offset, piece.content):
                 return
-            offset = end
+            offset += len(piece.content)
+
+
+def _begins(content: Content, offset: int, part: Content) -> bool:
+    """Whether this part is what begins there. A message may have many parts: the rest of it is not copied for each."""
+    return content[offset : offset + len(part)] == part
 
 
 def _shortened(piece: Piece, rest: Content) -> Piece | None:
