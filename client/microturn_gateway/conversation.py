@@ -64,7 +64,8 @@ class Conversation:
     """Items in their order.
 
     Attributes:
-        forgotten_role: of the message that stood before the first item; None where there was none.
+        forgotten_role: of the message that stood before the first item; None where there was none, and where the
+            first item is the end of one.
         forgotten_calls: ids of the calls that stood there and whose results are still here, in their order.
     """
 
