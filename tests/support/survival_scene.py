@@ -113,6 +113,23 @@ class Scene:
         return self.sessions.context_of(1)
 
 
+class BranchScene(Scene):
+    """A branch of another scene's session, at the same server and time; its first turn is not sent yet."""
+
+    def __init__(self, parent, number=2):
+        self._parent = parent
+        super().__init__(sessions=parent.sessions)
+        self.core, self.opening = parent.core.branch(number, 1e9)
+
+    @property
+    def now_s(self):
+        return self._parent.now_s
+
+    @now_s.setter
+    def now_s(self, now_s):
+        self._parent.now_s = max(self._parent.now_s, now_s)
+
+
 class SavingScene(Scene):
     """A server that saves its session; what it is sent is noted."""
 

@@ -27,7 +27,7 @@ from microturn_client import (
 )
 from microturn_client._lifecycle import SessionState
 from microturn_client.testing._messages import error
-from support.survival_scene import Scene, Talk, events, expected_of, ids
+from support.survival_scene import BranchScene, Scene, Talk, events, expected_of, ids
 
 
 @settings(max_examples=300, deadline=None)
@@ -135,12 +135,11 @@ def test_what_was_said_to_one_model_is_not_told_to_another(scene):
     """Ids of one model are noise to another, and yet it would answer."""
     scene.begin([1, 2], max_tokens=2)
     scene.settle()
-    branch = Scene(sessions=scene.sessions)
-    branch.core, opening = scene.core.branch(2, 1e9)
+    branch = BranchScene(scene)
     scene.sessions.model_fingerprint = "another"
     scene.kill()
     turn = scene.begin([3], max_tokens=2)
-    for one, waiting in ((scene, turn), (branch, opening)):
+    for one, waiting in ((scene, turn), (branch, branch.opening)):
         one.settle()
         with pytest.raises(ModelChanged, match="another model"):
             waiting.next_event()
@@ -745,11 +744,10 @@ def test_a_branch_whose_parent_died_is_told_all(scene):
     scene.begin([1, 2], max_tokens=3)
     scene.settle()
     before = scene.context
-    branch = Scene(sessions=scene.sessions)
-    branch.core, opening = scene.core.branch(2, 1e9)
+    branch = BranchScene(scene)
     scene.kill()
     branch.settle()
-    assert events(opening)[-1].status.context_len == 5
+    assert events(branch.opening)[-1].status.context_len == 5
     turn = branch.begin([7], max_tokens=1)
     branch.settle()
     assert scene.sessions.context_of(2)[:6] == [*before, 7]

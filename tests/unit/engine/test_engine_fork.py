@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from microturn.errors import InvalidArgument, MicroturnError, NotFound, PermissionDenied
+from microturn.errors import FailedPrecondition, InvalidArgument, MicroturnError, NotFound, PermissionDenied
 from microturn.sessions.inputs import EmbedInput
 from support.fake_runner import HIDDEN_SIZE, FakeDriver, expected_tokens
 
@@ -85,6 +85,19 @@ def test_a_branch_may_begin_further_back(driver: FakeDriver) -> None:
     for cut_at in (0, 3, 4, 13, 22):
         branch = driver.turn(f"at {cut_at}", [9], start=True, fork_of="1", max_tokens=3, rewind_to=cut_at)
         assert branch.token_ids == expected_tokens([*history[:cut_at], 9], 3)
+
+
+def test_a_branch_does_not_begin_where_its_parent_has_not_come_yet(driver: FakeDriver) -> None:
+    """A parent that is told again by START has nothing before that turn ends; a client has the branch told too."""
+    history = [*range(1, 61)]
+    first, _ = driver.post(1, history, start=True, max_tokens=0)
+    driver.engine.step()
+    branch = driver.turn("branch", start=True, fork_of="1", max_tokens=0, rewind_to=60, turn=0)
+    assert isinstance(branch.error, FailedPrecondition)
+    assert branch.error.details == {"position": 0}
+    assert first.status.context_len == 60
+    assert driver.turn("branch", start=True, fork_of="1", max_tokens=0, rewind_to=60, turn=0).status.context_len == 60
+    check_both_go_on(driver, history, [*history])
 
 
 def test_rewinding_into_shared_pages_leaves_the_others_theirs(driver: FakeDriver) -> None:

@@ -106,6 +106,35 @@ async def test_an_answer_that_runs_keeps_nobody_waiting(openai: AsyncOpenAI) -> 
     assert (await running).choices[0].message.content.startswith(beside.choices[0].message.content)
 
 
+@pytest.mark.parametrize("server", [0.02], indirect=True)
+async def test_a_session_is_forked_while_a_server_is_told_it_again(server: FakeServer, openai: AsyncOpenAI) -> None:
+    """Answers went on from an empty context, or were refused each time that they were asked for."""
+    messages = question("What grows here?")
+    first = await ask(openai, messages)
+    said = answered(messages, first, "And in the shade of a tree?")
+    second = await ask(openai, said)
+    server.restart()
+    while not server.num_sessions:
+        await asyncio.sleep(0)
+    for messages, answer in ((said, second), (messages, first)):
+        again = await ask(openai, messages)
+        assert again.choices[0].message.content == answer.choices[0].message.content
+        assert cached(again) >= answer.usage.prompt_tokens - len("And in the shade of a tree?")
+
+
+async def test_a_session_that_is_not_what_it_was_is_told_again(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each rewind was refused, and the next request found the same session."""
+    async with gateway_before(server, monkeypatch, max_sessions=1) as openai:
+        messages = question("What grows here?")
+        first = await ask(openai, messages)
+        [session] = server._sessions._sessions.values()
+        session.cut(3)
+        again = await ask(openai, messages)
+        assert again.choices[0].message.content == first.choices[0].message.content
+
+
 @pytest.mark.parametrize("server", [0.005], indirect=True)
 async def test_who_finds_no_place_is_told_so_at_once(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     async with gateway_before(server, monkeypatch, max_sessions=1) as openai:
