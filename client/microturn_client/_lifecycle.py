@@ -48,6 +48,7 @@ class Lifecycle:
         state: see above.
         opener: the turn without an answer behind which nothing is sent; None when there is none.
         start: the turn that opened the session.
+        has_begun: Triton may hold a sequence that only END ends.
         end: the turn that closes it.
         end_resumes: ``end`` is sent to a session that the stream does not know.
         failure: why the session takes no more turns.
@@ -69,12 +70,17 @@ class Lifecycle:
         self._session_id = session_id
         self._outbox = outbox
         self._cuts = cuts
-        self._has_begun = is_attached
+        self.has_begun = is_attached
 
     @property
     def is_closed(self) -> bool:
         """Whether its user has closed it, or nothing is left to be closed."""
         return self.end is not None or self.state is SessionState.CLOSED
+
+    @property
+    def seed(self) -> int | None:
+        """What the session samples with; None where START, which may have left it to the server, has no answer here."""
+        return None if self.start is None or self.start.result is None else self.start.result.seed
 
     @property
     def takes_turns(self) -> bool:
@@ -91,7 +97,7 @@ class Lifecycle:
     def has_sent_start(self, turn: PendingTurn) -> None:
         """From here on Triton may hold a sequence that only END ends."""
         self.start = self.opener = turn
-        self._has_begun = True
+        self.has_begun = True
         self.state = SessionState.OPENING
 
     def has_opened(self) -> None:
@@ -106,7 +112,7 @@ class Lifecycle:
         """
         if self.is_closed:
             return self.end
-        if not self._has_begun or self.state in (SessionState.LOST, SessionState.BROKEN):
+        if not self.has_begun or self.state in (SessionState.LOST, SessionState.BROKEN):
             self.close()
             return None
         for turn in self._outbox.give_up_unsent():

@@ -1,4 +1,9 @@
-"""How a session begins: as a new one, as one that was opened before, or from the token of one. Knows no stream."""
+"""How a session begins: as a new one, as one that was opened before, from the token of one, or as a branch.
+
+A branch has what its parent's client knows, whatever the server has of the parent just then. It may have less, while it
+is told again what it had lost, and more, where a turn has ended since: so the branch says where it begins. Where that
+is behind the end, or what is there is not the same yet, the branch is opened anew and told all. Knows no stream.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,9 @@ import json
 import secrets
 from collections.abc import Mapping
 
-from microturn_client._errors import InvalidArgument
+from microturn_client._errors import InvalidArgument, NotFound
+from microturn_client._inputs import encode_input
+from microturn_client._pending_turn import PendingTurn
 from microturn_client._requests import Requests
 from microturn_client._retry import Recovery
 from microturn_client._session_core import SessionCore
@@ -75,3 +82,27 @@ def attached_core(token: str, options: Mapping[str, object], recovery: Recovery 
     core.requests.route = route if isinstance(route, str) and route.isascii() else None
     core.requests.tool_names = tuple(name for name in said.get("tools", ()) if isinstance(name, str))
     return core
+
+
+def begin_branch(parent: SessionCore, session_id: SessionId, timeout_s: float) -> tuple[SessionCore, PendingTurn]:
+    """A session that goes on from what another one knows, and its first turn, which appends nothing.
+
+    Raises:
+        MicroturnError: as ``SessionCore.begin_turn``.
+    """
+    parent.check_usable()
+    requests = parent.requests.branch(session_id, parent.lifecycle.seed)
+    core = SessionCore(requests, parent.clock, recovery=parent.recovery, transcript=parent.transcript.copy())
+    options: dict[str, object] = {}
+    if core.survival is not None and parent.survival is not None:
+        if parent.survival.is_telling:
+            core.survival.reopen(core, NotFound(f"session '{parent.id}' is being told what it was: none can be forked"))
+        elif len(core.transcript) and not _is_cut_before(parent, len(core.transcript)):
+            options["rewind_to"] = len(core.transcript)
+    return core, core.begin_turn(encode_input(None), options, timeout_s)
+
+
+def _is_cut_before(core: SessionCore, position: int) -> bool:
+    """Whether a turn without an answer cuts before a position: what is there then may be another text."""
+    cuts = [turn.options.get("rewind_to") for turn in core.outbox]
+    return any(isinstance(cut, int) and cut < position for cut in cuts)

@@ -124,8 +124,8 @@ class Requests:
         if self.model_fingerprint is not None:
             self.options["model_fingerprint"] = self.model_fingerprint
 
-    def branch(self, session_id: SessionId) -> Requests:
-        """Requests of a session that goes on from this one's context."""
+    def branch(self, session_id: SessionId, seed: int | None) -> Requests:
+        """Requests of a session that goes on from this one's context; ``seed`` is as for ``reopen_with``."""
         options = {name: value for name, value in self.options.items() if name not in BRANCH_OPTIONS}
         branch = Requests(self.model, session_id, options, is_recorded=self._is_recorded)
         branch.options["fork_of"] = str(self.session_id)
@@ -133,7 +133,7 @@ class Requests:
         branch.tool_names = self.tool_names
         branch.later_options = dict(self.later_options)
         branch.model_fingerprint = self.model_fingerprint
-        branch._inherited = {**self._inherited, **self.options}
+        branch._inherited = {**self._inherited, **self.options} | ({} if seed is None else {"seed": seed})
         return branch
 
     def _plain(self, turn: PendingTurn) -> ModelInferRequest:

@@ -17,7 +17,7 @@ from microturn_client import _log
 from microturn_client._cuts import Cuts
 from microturn_client._errors import ConnectionLost, InvalidArgument, MicroturnError, TurnTimeout
 from microturn_client._events import REBUILT
-from microturn_client._inputs import InputTensor, encode_input
+from microturn_client._inputs import InputTensor
 from microturn_client._lifecycle import Lifecycle, SessionState
 from microturn_client._messages_pb2 import ModelInferRequest, ModelStreamInferResponse
 from microturn_client._new_turn import new_turn
@@ -41,6 +41,7 @@ class SessionCore:
         seed: that the last turn sampled with; None before one has ended.
         requests: makes its requests.
         clock: seconds, monotonic.
+        recovery: how long and how often the session is gone on with after a failure; None when it ends with its stream.
         outbox: its turns without an answer.
         transcript: its turns that have ended.
         cuts: its cuts.
@@ -52,7 +53,7 @@ class SessionCore:
     Args:
         requests: see above.
         clock: see above.
-        recovery: how long and how often the session is gone on with after a failure; None when it ends with its stream.
+        recovery: see above.
         transcript: what the session knows already.
         is_attached: it was opened before, by another client: the first turn goes on with it. Needs a recovery.
     """
@@ -70,6 +71,7 @@ class SessionCore:
         self.seed: int | None = None
         self.requests = requests
         self.clock = clock
+        self.recovery = recovery
         self.outbox = Outbox(is_numbered=recovery is not None)
         if transcript is None:
             transcript = Transcript() if recovery is None else Transcript(recovery.max_transcript_bytes)
@@ -79,7 +81,6 @@ class SessionCore:
         self.lifecycle = Lifecycle(self.id, self.outbox, self.cuts, is_attached=is_attached)
         self.heard_at = self._message_at = clock()
         self._expires_in_s: float | None = None
-        self._recovery = recovery
         self.survival = None if recovery is None else Survival(recovery, clock, is_attached=is_attached)
         if is_attached:
             self.transcript.is_complete = False
@@ -103,7 +104,7 @@ class SessionCore:
         """
         if self.survival is not None and "turn" in options:
             raise InvalidArgument("the client numbers turns by itself; with recovery=None it does not")
-        self._check_usable()
+        self.check_usable()
         turn = new_turn(self.requests, tensor, options)
         turn.begun_at, turn.patience_s = self.clock(), timeout_s
         turn.deadline = turn.begun_at + total_timeout_s
@@ -126,7 +127,7 @@ class SessionCore:
             InvalidArgument: it is not clear what was heard.
             MicroturnError: as ``begin_turn``.
         """
-        self._check_usable()
+        self.check_usable()
         position = self.cuts.position_of(heard_tokens, heard_chars, heard_text, at)
         cut = self.cuts.interrupt(position, self.clock() + timeout_s)
         self.news.tell(cut)
@@ -135,17 +136,6 @@ class SessionCore:
     def begin_close(self, timeout_s: float) -> PendingTurn | None:
         """Queues END, which ends what runs; None when the server holds nothing that could be ended."""
         return self.lifecycle.begin_close(self.clock() + timeout_s)
-
-    def branch(self, session_id: SessionId, timeout_s: float) -> tuple[SessionCore, PendingTurn]:
-        """A session that goes on from this one's context, and its first turn, which appends nothing.
-
-        Raises:
-            MicroturnError: as ``begin_turn``.
-        """
-        self._check_usable()
-        requests, transcript = self.requests.branch(session_id), self.transcript.copy()
-        core = SessionCore(requests, self.clock, recovery=self._recovery, transcript=transcript)
-        return core, core.begin_turn(encode_input(None), {}, timeout_s)
 
     # ---- what goes out -------------------------------------------------------------------------------------------
 
@@ -293,7 +283,8 @@ class SessionCore:
             return None
         return self.heard_at + self._expires_in_s * KEEPALIVE_SHARE
 
-    def _check_usable(self) -> None:
+    def check_usable(self) -> None:
+        """Raises why it takes no turns: MicroturnError. One that has given up tries again."""
         self.lifecycle.check_takes_turns()
         if self.survival is not None:
             self.survival.revive(self)

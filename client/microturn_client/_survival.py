@@ -26,14 +26,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from microturn_client import _log
-from microturn_client._errors import (
-    Expired,
-    FailedPrecondition,
-    InternalError,
-    MicroturnError,
-    ModelChanged,
-    NotFound,
-)
+from microturn_client._errors import Expired, FailedPrecondition, InternalError, MicroturnError, ModelChanged, NotFound
 from microturn_client._events import REBUILT, Resumed, Status
 from microturn_client._lifecycle import SessionState
 from microturn_client._messages_pb2 import ModelInferRequest
@@ -68,6 +61,11 @@ class Survival:
         self._probe: PendingTurn | None = None
         self._replay: Replay | None = None
         self._loss: MicroturnError | None = None
+
+    @property
+    def is_telling(self) -> bool:
+        """Whether the server has yet to be told what it has lost of the session."""
+        return self._is_gone or self._replay is not None
 
     def revive(self, core: SessionCore) -> None:
         """A turn is begun: tries again where it had given up, or was not needed."""
@@ -133,7 +131,7 @@ class Survival:
                 self._leave_stream(core, retry_at=core.clock())
                 return True
             remedy = Remedy.REOPEN if is_resuming else Remedy.TELL
-        if not self._has_opened and isinstance(error, NotFound | Expired):
+        if not self._has_opened and isinstance(error, NotFound | Expired | FailedPrecondition):
             is_orphan = "fork_of" in core.requests.options and len(core.transcript) > 0
             remedy = Remedy.REOPEN if is_orphan else Remedy.TELL
         if remedy is Remedy.TELL and self._replay is None:
@@ -148,10 +146,14 @@ class Survival:
             core.lifecycle.has_gone(error)
             core.lifecycle.fail_all(error)
         else:
-            self._break(core, error)
-            self._is_gone = self._has_opened = True
-            self._retry_at = core.clock()
+            self.reopen(core, error)
         return True
+
+    def reopen(self, core: SessionCore, error: MicroturnError) -> None:
+        """The server has no such session: it is opened anew, and told all that is known here."""
+        self._break(core, error)
+        self._is_gone = self._has_opened = True
+        self._retry_at = core.clock()
 
     # ---- and goes on ---------------------------------------------------------------------------------------------
 
@@ -182,8 +184,8 @@ class Survival:
 
     def _begin_replay(self, core: SessionCore, replay: Replay) -> None:
         if replay.is_anew:
-            start = core.lifecycle.start.result if core.lifecycle.start is not None else None
-            core.requests.reopen_with(None if start is None else start.seed)
+            core.requests.reopen_with(core.lifecycle.seed)
+            core.lifecycle.has_begun = True
         self._replay = replay
         self._is_gone, self._must_ask = replay.is_anew, True
         core.transcript.keep_points_up_to(replay.first_number)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Self, Unpack
 from microturn_client._errors import MicroturnError
 from microturn_client._events import Event, Resumed, Status
 from microturn_client._inputs import TurnInput, encode_input
+from microturn_client._opening import begin_branch
 from microturn_client._options import TurnOptions
 from microturn_client._pending_turn import PendingTurn
 from microturn_client._session_core import SessionCore
@@ -138,13 +139,14 @@ class Session(Turns, Iterator[Event]):
     def fork(self) -> Session:
         """A new session that goes on from this one's context and shares its KV; from then on each is its own.
 
-        A turn that runs is not in it. The branch has this session's options, its seed and its key.
+        A turn that runs is not in it. The branch has this session's options, its seed and its key. Where the server has
+        lost this session, the branch is told all of it, and :attr:`resumed` of the branch says so.
 
         Raises:
             MicroturnError: when it cannot be opened.
         """
         with self._stream.lock:
-            core, opening = self._core.branch(new_session_id(), self._timeouts.silence_s)
+            core, opening = begin_branch(self._core, new_session_id(), self._timeouts.silence_s)
         branch = self._client._new_session(core, *self._timeouts, self._on_resumed)
         with branch._stream.lock:
             branch._stream.flush()

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from starlette.requests import ClientDisconnect
 
-from microturn_client import AsyncSession, AsyncTurn, MicroturnError, Tokens, ToolEvent, TurnEnd
+from microturn_client import AsyncSession, AsyncTurn, FailedPrecondition, MicroturnError, Tokens, ToolEvent, TurnEnd
 from microturn_gateway.answer import GeneratedText, PromptCount
 from microturn_gateway.branches import Branch, Branches
 from microturn_gateway.caller import Caller
@@ -22,6 +22,10 @@ from microturn_gateway.settings import GatewaySettings
 
 # Messages that are appended at once: as many turns as a server lets wait in a session by default.
 _NUM_TOGETHER = 8
+
+# After these a session is given up: it is lost, or its context is not the one that is held, since that has the position
+# to which each turn rewinds.
+_GIVEN_UP = (*LOST, FailedPrecondition)
 
 Events = AsyncGenerator[Tokens | ToolEvent | TurnEnd]
 
@@ -107,7 +111,7 @@ class Exchange:
             ):
                 try:
                     yield events
-                except LOST:
+                except _GIVEN_UP:
                     branch.is_lost = True
                     raise
         finally:
@@ -132,7 +136,7 @@ class Exchange:
         try:
             events = await self._ask(branch, question)
             event = await anext(events)
-        except LOST:
+        except _GIVEN_UP:
             branch.withdraw()
             await branch.renew()
             events = await self._ask(branch, question)

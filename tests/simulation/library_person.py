@@ -9,6 +9,7 @@ from itertools import chain
 from microturn_client._errors import ConnectionLost, InvalidArgument, MicroturnError
 from microturn_client._events import Tokens, TurnEnd
 from microturn_client._lifecycle import SessionState
+from microturn_client._opening import begin_branch
 from microturn_client._pending_turn import PendingTurn
 from microturn_client._requests import Requests
 from microturn_client._retry import DEFAULT_RECOVERY
@@ -28,7 +29,7 @@ class _Turn:
     """A turn that she reads.
 
     Attributes:
-        is_plain: nothing but its end cuts its context.
+        context_len: where it must end; None where that is not known.
     """
 
     pending: PendingTurn
@@ -37,6 +38,7 @@ class _Turn:
     num_input: int
     ids: list[int] = field(default_factory=list)
     next_position: int | None = None
+    context_len: int | None = None
     is_over: bool = False
 
 
@@ -138,10 +140,13 @@ class LibraryPerson:
 
     def _fork(self, act: Act) -> None:
         number = self.person.number * 1000 + 500 + act.number
-        core, opening = self.shell.core.branch(number, _FOREVER_S)
+        is_cut = any("rewind_to" in turn.options for turn in self.shell.core.outbox)
+        core, opening = begin_branch(self.shell.core, number, _FOREVER_S)
         self._world.say(f"{self._name} forks into {number}")
+        num_known = len(core.transcript)
         self._take(core)
         self._begin(self.shell, opening)
+        self._turns[-1].context_len = num_known if num_known and not is_cut else None
 
     def _wait(self, act: Act) -> None:
         """She waits until her turns are over."""
@@ -197,5 +202,7 @@ class LibraryPerson:
         turn.is_over = True
         status = event.status
         self._world.say(f"{self._name} hears the end: {status.finish_reason} {status.context_len}")
+        if turn.context_len not in (None, status.context_len):
+            raise Broken("fork", f"a branch of {self._name}'s begins at {status.context_len}, not {turn.context_len}")
         if turn.pending.limit is None and len(turn.ids) != status.usage.output_tokens:
             raise Broken("tokens once", f"{self._name} has read {turn.ids}, of {status.usage.output_tokens} tokens")

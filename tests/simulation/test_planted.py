@@ -14,6 +14,8 @@ from microturn.hosts.triton.responses import Responses
 from microturn.hosts.triton.sequence_slots import SequenceSlots
 from microturn.kv import pool as kv_pool
 from microturn.sessions import results
+from microturn_client._opening import begin_branch
+from simulation import library_person
 from simulation.plan import draw_plan
 from simulation.run import Outcome, run
 from simulation.shrink import shrink
@@ -56,6 +58,19 @@ def test_a_doubled_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """A numbered turn that comes again is done again."""
     monkeypatch.setattr(results.Results, "find", lambda *_: None)
     _find(0, 200, invariants={"answer", "context", "transcript", "tokens once"})
+
+
+def test_a_branch_of_what_the_server_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A branch begins where its parent ends on the server, also while that is told again what it was."""
+    monkeypatch.setattr(library_person, "begin_branch", _beginning_anywhere)
+    # One seed in a hundred has it: this begins shortly before one.
+    _find(175, 100, invariants={"fork"})
+
+
+def _beginning_anywhere(*args: Any) -> Any:
+    core, opening = begin_branch(*args)
+    opening.options.pop("rewind_to", None)
+    return core, opening
 
 
 def test_a_buffer_that_grows(monkeypatch: pytest.MonkeyPatch) -> None:

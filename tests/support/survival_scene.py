@@ -6,6 +6,7 @@ from dataclasses import replace
 from microturn_client import ConnectionLost, Recovery, Resumed, Tokens, TurnEnd
 from microturn_client._inputs import encode_input
 from microturn_client._lifecycle import SessionState
+from microturn_client._opening import begin_branch
 from microturn_client._requests import Requests
 from microturn_client._session_core import SessionCore
 from microturn_client.testing._fake_model import encode, next_token, split_at_boundary
@@ -119,7 +120,7 @@ class BranchScene(Scene):
     def __init__(self, parent, number=2):
         self._parent = parent
         super().__init__(sessions=parent.sessions)
-        self.core, self.opening = parent.core.branch(number, 1e9)
+        self.core, self.opening = begin_branch(parent.core, number, 1e9)
 
     @property
     def now_s(self):

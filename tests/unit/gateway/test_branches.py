@@ -116,8 +116,8 @@ async def test_a_session_is_forked_while_a_server_is_told_it_again(server: FakeS
     server.restart()
     while not server.num_sessions:
         await asyncio.sleep(0)
-    for messages, answer in ((said, second), (messages, first)):
-        again = await ask(openai, messages)
+    for asked, answer in ((said, second), (messages, first)):
+        again = await ask(openai, asked)
         assert again.choices[0].message.content == answer.choices[0].message.content
         assert cached(again) >= answer.usage.prompt_tokens - len("And in the shade of a tree?")
 
