@@ -104,7 +104,7 @@ class Recorder:
             return
         if status.rebuilt:
             metrics.kv_rebuilds.add()
-        if turn.options.rewind_to is not None:
+        if turn.num_cut:
             metrics.rewinds.add()
             metrics.rewound_tokens.add(by=turn.num_cut)
         if turn.options.count_only:
