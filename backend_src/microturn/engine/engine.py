@@ -257,7 +257,7 @@ class Engine:
             self.steps.choose(self._in_flight)
 
     def _reap(self) -> None:
-        for session in self._sessions.expired(self.clock()):
+        for session in self._sessions.expired(self.clock(), self._preparation.has_turn_of):
             # One whose turn is paused was silent, too.
             self._lifecycle.end(session, "expired", Expired(f"nobody came back to session '{session.id}'"))
 

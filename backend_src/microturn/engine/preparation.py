@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
+from itertools import chain, count
 from weakref import ReferenceType, ref
 
 from microturn.engine.answers import abandoned, to_client_error
@@ -129,7 +129,11 @@ class Preparation:
     def arrive(self, turn: Turn) -> None:
         """Takes a turn; sooner or later it is received, or answered."""
         line = self._lines.get(turn.request.session_id)
-        if line is None:
+        if self._sessions.is_anothers(turn.request):
+            self._request_handler.receive(
+                turn
+            )  # which refuses it: nothing is fetched, and the owner's turns do not wait
+        elif line is None:
             line = _Line(deque([turn]), self._needs(turn))
             self._lines[turn.request.session_id] = line
             self._go_on(line)
@@ -139,6 +143,10 @@ class Preparation:
         else:
             line.turns.append(turn)
             self._mind_deadline(turn)
+
+    def has_turn_of(self, session_id: SessionId) -> bool:
+        """Whether a turn of a session waits here: its client is not silent."""
+        return session_id in self._lines
 
     def cancel(self, turn: Turn) -> None:
         """The client of a turn has gone: see `Lifecycle.cancel`."""
@@ -165,9 +173,8 @@ class Preparation:
         """Answers every turn that waits with an error; no saved session is restored any more."""
         self._arrivals.close()
         lines, self._lines = self._lines, {}
-        for line in lines.values():
-            for turn in line.turns:
-                turn.fail(error)
+        for turn in chain.from_iterable(line.turns for line in lines.values()):
+            turn.fail(error)
 
     def _line_of(self, turn: Turn) -> _Line | None:
         """The line that a turn waits in."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from typing import Protocol
@@ -97,6 +97,11 @@ class SessionTable:
         """The route to the server that a request's session was moved to; None where it was not, or is another's."""
         ended = self._ended.get(request.session_id)
         return ended.route if ended is not None and ended.key.matches(request.options.get("session_key")) else None
+
+    def is_anothers(self, request: TurnRequest) -> bool:
+        """Whether a request names a living session for which it may not speak."""
+        session = self._sessions.get(request.session_id)
+        return session is not None and not is_owner(session, request)
 
     def find_owned(self, request: TurnRequest) -> Session | None:
         """The living session that a request names, if it may speak for it."""
@@ -212,8 +217,13 @@ class SessionTable:
         """
         return self._parked.get(session)
 
-    def expired(self, now_s: float) -> list[Session]:
-        """The sessions without turns, or whose turn nobody hears, whose idle time has passed; each is named once."""
+    def expired(self, now_s: float, is_awaited: Callable[[SessionId], bool]) -> list[Session]:
+        """The sessions without turns, or whose turn nobody hears, whose idle time has passed; each is named once.
+
+        Args:
+            now_s: by the engine's clock.
+            is_awaited: whether a turn of a session has come, and is being prepared.
+        """
         due = []
         while self._expiries and self._expiries[0][0] <= now_s:
             due.append(heapq.heappop(self._expiries)[2]())
@@ -222,7 +232,8 @@ class SessionTable:
         for session in due:
             if session is None or self._sessions.get(session.id) is not session:
                 continue
-            is_busy = session.held_as is not None or (session.running is not None and not session.running.is_paused)
+            has_turn = session.running is not None and not session.running.is_paused
+            is_busy = has_turn or session.held_as is not None or is_awaited(session.id)
             if not is_busy and session.expires_s <= now_s:
                 expired.append(session)
             else:

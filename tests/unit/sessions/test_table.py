@@ -284,7 +284,7 @@ def test_a_parking_after_a_turn_is_another_one(table: SessionTable, pool: PagePo
 
 def expired_ids(table: SessionTable, now_s: float) -> list[object]:
     """Ends what has expired."""
-    expired = table.expired(now_s)
+    expired = table.expired(now_s, lambda _: False)
     for session in expired:
         table.end(session, "expired")
     return [session.id for session in expired]
