@@ -204,7 +204,9 @@ class Maintenance:
         return Held(copy, copying, session.epoch)
 
     def hand_over(self, copy: Session, route: str | None = None) -> bool:
-        """Ends a held session whose copy can be taken up elsewhere; False if it has ended by itself meanwhile.
+        """Ends a held session whose copy can be taken up elsewhere; False if it is not any more what was copied.
+
+        It has ended by itself, or its paused turn has: an interrupt and a deadline do not wait.
 
         Args:
             copy: what `hold` returned.
@@ -213,7 +215,9 @@ class Maintenance:
         session = self._held(copy)
         if session is None:
             return False
-        if session.is_closing and not session.queued:  # by an END that was refused; another is told to go elsewhere
+        # An END that waits is told to go elsewhere; one that was refused has nothing to wait for.
+        is_over = session.is_closing and not session.queued
+        if is_over or mark_of(session) != mark_of(copy):
             self.let_go(copy)
             return False
         self._lifecycle.end(session, "moved", moved(route), route)

@@ -10,7 +10,7 @@ import pytest
 
 from microturn.engine.maintenance import Maintenance
 from microturn.errors import FailedPrecondition, NotFound, Unavailable
-from support.fake_runner import expected_tokens
+from support.fake_runner import FakeDriver, expected_tokens
 from support.threads import ThreadedDriver, starting_engines
 
 
@@ -140,3 +140,40 @@ def test_who_asks_is_told_what_went_wrong_and_the_engine_goes_on(driver: Threade
     with pytest.raises(ZeroDivisionError):
         driver.engine.call(fail)
     assert driver.ask(1, [5], max_tokens=0).wait().status.context_len == 6
+
+
+@pytest.mark.parametrize("how", ["interrupted", "deadline"])
+def test_what_is_not_what_was_copied_any_more_is_not_handed_over(how: str) -> None:
+    """A paused turn was told to have ended while its session was on its way: elsewhere it had never been."""
+    driver = FakeDriver(max_context=256)
+    driver.turn(1, [5, 6], start=True, turn=0, max_tokens=2)
+    turn = {"turn": 1, "max_tokens": 50, "deadline_ms": 5000.0}
+    _, paused = driver.post(1, [7], **turn)
+    driver.steps(3)
+    driver.engine.cancel(paused)
+    driver.steps(1)
+    maintenance = driver.engine._maintenance
+    held = maintenance.hold(1)
+    assert held is not None
+    again, _ = driver.post(1, [7], **turn)
+    if how == "interrupted":
+        driver.post(1, [9], turn=2, max_tokens=0, on_overlap="interrupt")
+    else:
+        driver.clock.now_s += 6
+    driver.steps(2)
+    assert again.status.finish_reason == how
+    assert not maintenance.hand_over(held.copy, "there")
+    driver.run()
+    assert driver.turn(1, [], turn=3 if how == "interrupted" else 2).status.context_len >= again.status.context_len
+
+
+def test_a_paused_turn_is_done_again_where_its_session_is_handed_over_to() -> None:
+    driver = FakeDriver(max_context=256)
+    driver.turn(1, [5, 6], start=True, turn=0, max_tokens=2)
+    _, paused = driver.post(1, [7], turn=1, max_tokens=50)
+    driver.steps(3)
+    driver.engine.cancel(paused)
+    driver.steps(1)
+    held = driver.engine._maintenance.hold(1)
+    assert held is not None
+    assert driver.engine._maintenance.hand_over(held.copy, "there")
