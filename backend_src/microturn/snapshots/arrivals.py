@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from microturn.errors import FailedPrecondition
 from microturn.kv.image import PagePart
@@ -156,8 +157,8 @@ class Arrivals:
             on_done(error)
 
     def _look(self, request: TurnRequest, pending: _Pending) -> None:
-        newest_epoch = self._sessions.newest_epoch(request.session_id)
-        restorer = self._restorer
+        session_id, restorer = request.session_id, self._restorer
+        newest_epoch = self._sessions.newest_epoch(session_id)
 
         def restore() -> RestoredSession | None:
             return None if restorer is None else restorer.restore(request, newest_epoch, pending.is_wanted)
@@ -168,15 +169,18 @@ class Arrivals:
             return None if has_come else restore()
 
         def end(outcome: Outcome[RestoredSession | None]) -> None:
-            error = outcome.error
-            if self._sessions.find(request.session_id) is not None:
-                error = None  # it has come meanwhile
-            if outcome.value is not None and self._is_closed:
+            # Another server has handed it over meanwhile: that one is newer, and may have ended again.
+            has_come = self._sessions.newest_epoch(session_id) != newest_epoch
+            if outcome.value is not None:
                 assert restorer is not None
-                restorer.put_back(outcome.value)  # no turn is served any more that this could delay
-            elif outcome.value is not None:
-                self._add(outcome.value)
-            self._end(request.session_id, error)
+                put_back = partial(restorer.put_back, outcome.value)
+                if self._is_closed:
+                    put_back()  # no turn is served any more that this could delay
+                elif has_come:
+                    self._files.submit(put_back, _ignore)
+                else:
+                    self._add(outcome.value)
+            self._end(session_id, None if has_come else outcome.error)
 
         self._look_ups.submit(work, end)
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from microturn.admin import received
 from microturn.admin.drain import Drained, drain
+from microturn.admin.peer_address import Address
+from microturn.admin.saver import Saver
 from microturn.engine.maintenance import Maintenance
 from microturn.errors import Unavailable
 from microturn.snapshots.directory import SnapshotDirectory
+from support.fake_runner import expected_tokens
 from support.fleet_servers import StartServers, go_on, no_room, open_session
 from support.snapshots import RESUME
 
@@ -122,3 +126,31 @@ def test_a_server_that_has_just_come_is_given_nothing_while_there_are_others(
         open_session(here, number)
         assert here.do("move", id=str(number))["to"] == second.address
     assert third.ids() == set()
+
+
+def test_a_session_that_comes_while_what_is_saved_of_it_is_claimed_is_not_there_twice(
+    start_servers: StartServers, tmp_path: Path
+) -> None:
+    """The engine of the server that was handed it stopped, and with it all of its sessions."""
+    directory = SnapshotDirectory(tmp_path, ttl_s=60)
+    here, there = start_servers(2, snapshots=directory)
+    history, other = open_session(here, 1), open_session(there, 2)
+    with closing(Saver(here.driver.engine, directory, 1e6)) as saver:
+        saver._save_all()
+    find, may_find = there.fleet.peers._find, threading.Event()
+
+    def find_late() -> list[Address]:
+        assert may_find.wait(30)
+        return [address for address in find() if here.address.endswith(f":{address[1]}")]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(there.fleet.peers, "_find", find_late)
+        resumed = there.driver.ask(1, [7], max_tokens=3, session_key="ours", **RESUME)
+        here.do("move", id="1", to=there.address)
+        may_find.set()
+        assert resumed.wait().token_ids == expected_tokens([*history, 7], 3)
+    go_on(there, 2, other)
+    until_s = time.monotonic() + 10
+    while directory.find_header(1) is None:
+        assert time.monotonic() < until_s, "what is saved is not there any more, should this server die"
+        time.sleep(0.01)
