@@ -11,6 +11,7 @@ from copy import copy
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from microturn.text.chat import ChatTemplate
 from microturn.text.chat_templates import NO_TOOLS
 from microturn.text.codec import Piece
 from microturn.text.detokenizer import OutputState
@@ -54,8 +55,7 @@ class SessionText:
     def __init__(self, model_text: ModelText, tools: str = NO_TOOLS) -> None:
         self._model = model_text
         self.tools = tools
-        if tools:
-            model_text.chat_template(tools)
+        self._learnt = model_text.chat_template(tools) if tools else None
         self.state = TextState()
 
     def state_as_json(self, state: TextState) -> dict[str, Any]:
@@ -125,6 +125,13 @@ class SessionText:
         self.state = replace(self.state, output=output)
         return text
 
+    @property
+    def _template(self) -> ChatTemplate:
+        """The session's own from its first message on: learning it anew would hold up all others."""
+        if self._learnt is None:
+            self._learnt = self._model.chat_template(self.tools)
+        return self._learnt
+
     def _writer(self, role: str | None, last_token_id: int | None) -> Writer:
         """A writer within a message of this role."""
         state = self.state
@@ -137,17 +144,17 @@ class SessionText:
             escapes=self._escapes(None),
         )
         if role is not None and (role != state.role or role == "tool"):  # each result of a tool is a message
-            writer.open_message(self._model.chat_template(self.tools), state.role, role)
+            writer.open_message(self._template, state.role, role)
         return writer
 
     def _escapes(self, role: str | None) -> bool:
         """Whether the content of a message of this role, or of the open one, is written as within a JSON string."""
         role = role or self.state.role
-        return role is not None and self._model.chat_template(self.tools).escapes(role)
+        return role is not None and self._template.escapes(role)
 
     def _answer_space(self, role: str | None) -> str:
         is_answer = (role or self.state.role) == "assistant"
-        return self._model.chat_template(self.tools).answer_space if is_answer else ""
+        return self._template.answer_space if is_answer else ""
 
     def _keep(self, writer: Writer, role: str | None, *, has_input: bool, input_follows: bool) -> None:
         state = self.state

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from microturn.errors import InvalidArgument
 from microturn.text.boundaries import Boundaries
+from microturn.text.chat_templates import ChatTemplates
 from microturn.text.session_text import TextState
 from microturn.text.writer import Writer
 from support.text_edge import Context, TextEdge
@@ -468,6 +469,22 @@ def test_a_result_is_written_as_a_json_string_where_the_template_does_so(load_ed
     said = [("user", "hello"), ("assistant", "the fox"), ("tool", "".join(chunks))]
     chat = [{"role": role, "content": content} for role, content in said]
     assert context.ids == edge.oracle.apply_chat_template(chat, tools=TOOLS, add_generation_prompt=True)["input_ids"]
+
+
+def test_a_session_keeps_its_template_however_many_others_there_are(load_edge, monkeypatch) -> None:
+    """From the 33rd list of tools on, each micro-turn learnt its template anew: 10 to 400 ms for everybody."""
+    edge = load_edge("with_tools")
+    lists = [[{"type": "function", "function": {"name": f"tool_{number}"}}] for number in range(40)]
+    contexts = [edge.open(tools) for tools in ([], *lists)]
+    (role, [first, *chunks]), *rest = EXAMPLE
+    for context in contexts:
+        context.write(first, role=role)
+    monkeypatch.setattr(ChatTemplates, "_learn", None)
+    for context in contexts:
+        write_chat(context, [(role, chunks), *rest])
+    monkeypatch.undo()
+    for context, tools in zip(contexts, ([], *lists), strict=True):
+        assert context.ids == edge.chat_ids(joined(EXAMPLE), tools=tools or None)
 
 
 def test_tools_that_the_template_does_not_know_are_refused(load_edge) -> None:
