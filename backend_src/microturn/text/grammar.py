@@ -178,7 +178,7 @@ class Grammar:
 
     def _compiled(self) -> LLMatcher:
         limits = LLParserLimits(
-            max_items_in_row=1000,
+            max_items_in_row=1100,  # a choice has as many as entries, of which there are up to 1,024
             initial_lexer_fuel=500_000,
             step_lexer_fuel=30_000,
             step_max_items=5000,

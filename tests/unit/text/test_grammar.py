@@ -8,6 +8,7 @@ import time
 import pytest
 
 from microturn.errors import FailedPrecondition, InvalidArgument
+from microturn.sessions.options import MAX_CHOICES
 from microturn.text import grammar
 from microturn.text.grammar import Grammars, Matcher
 from microturn.text.grammar_source import MAX_SOURCE_LEN, GrammarSource
@@ -61,6 +62,17 @@ def test_a_value_that_could_go_on_is_complete_with_an_end(ours: Grammars) -> Non
         assert allowed(matcher) == {ord("d"), END, OTHER_END}
         matcher.accept(end)
         assert matcher.is_complete
+
+
+@pytest.mark.parametrize("num_choices", [1000, MAX_CHOICES])
+def test_a_choice_may_have_as_many_entries_as_the_option(ours: Grammars, num_choices: int) -> None:
+    """From a thousand on each was refused: it is a row of as many items to the parser."""
+    choices = [f"{number:04}" for number in range(num_choices)]
+    matcher = begin(ours, "choice", json.dumps(choices))
+    for token_id in encode(choices[-1]):
+        assert token_id in allowed(matcher)
+        matcher.accept(token_id)
+    assert matcher.is_complete
 
 
 def test_a_schema_is_followed_to_its_last_brace(ours: Grammars) -> None:
