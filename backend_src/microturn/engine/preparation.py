@@ -130,9 +130,7 @@ class Preparation:
         """Takes a turn; sooner or later it is received, or answered."""
         line = self._lines.get(turn.request.session_id)
         if self._sessions.is_anothers(turn.request):
-            self._request_handler.receive(
-                turn
-            )  # which refuses it: nothing is fetched, and the owner's turns do not wait
+            self._request_handler.receive(turn)  # is refused: nothing is fetched, and the owner does not wait
         elif line is None:
             line = _Line(deque([turn]), self._needs(turn))
             self._lines[turn.request.session_id] = line
