@@ -83,7 +83,8 @@ async def test_a_tool_is_called_and_its_result_is_all_that_is_new(connection: As
 
 async def test_closing_interrupts(tool_openai: AsyncOpenAI) -> None:
     async with tool_openai.responses.connect() as connection:
-        await connection.response.create(input=QUESTION, max_output_tokens=1500)
+        endless = {"input": QUESTION, "max_output_tokens": 1500, "ignore_eos": True}
+        await connection.send_raw(json.dumps({"type": "response.create", **endless}))
         created = await connection.recv()
         assert isinstance(created, ResponseWsCreated)
         while (await connection.recv()).type != "response.output_text.delta":
