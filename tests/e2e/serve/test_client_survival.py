@@ -128,29 +128,6 @@ def test_a_model_process_that_stands_still_changes_nothing(start_tiny: Start, un
     heard.check_same(undisturbed["seeded"])
 
 
-def test_branches_of_a_session_that_has_died_have_all_of_it(served: Served) -> None:
-    """Some are asked for while the server is away, others while it is told the session again, or has been."""
-    recovery = Recovery(give_up_after_s=120.0, give_up_opening_s=120.0)
-    with opened(served.address, recovery, **SEEDED) as session, ThreadPoolExecutor(24) as pool:
-        for number in range(30):
-            session.turn(f" the quick brown fox {number}", max_tokens=20, ignore_eos=True).wait()
-        session.append(" and no")
-        served.model_process().kill()
-        forks: list[Future[Session]] = []
-        while len(forks) < 24:
-            time.sleep(0.005 if served.health() == "SERVING" else 0.25)
-            forks.append(pool.submit(session.fork))
-        branches = [fork.result() for fork in forks]
-        said = [[*branch.turn("thing", max_tokens=8, ignore_eos=True)] for branch in (session, *branches)]
-        answer, *others = [[i for event in events if isinstance(event, Tokens) for i in event.ids] for events in said]
-        assert others == [answer] * len(branches)
-        assert {branch.context_len for branch in branches} == {session.context_len}
-        assert session.resumed
-        for branch in branches:
-            branch.close()
-
-
-# The last one here: it ends the server of the others.
 def test_five_deaths_change_nothing(served: Served, start_tiny: Start, undisturbed: dict[str, Heard]) -> None:
     """Four times the model process is killed, and its supervisor replaces it; the fifth time another server answers.
 
@@ -185,3 +162,27 @@ def test_five_deaths_change_nothing(served: Served, start_tiny: Start, undisturb
     assert sum("opened anew" in event.reason for _, event in heard.resumed) == 5
     heard_beside.check_same(undisturbed["seeded"])
     assert heard_beside.resumed
+
+
+def test_branches_of_a_session_that_has_died_have_all_of_it(start_tiny: Start) -> None:
+    """Some are asked for while the server is away, others while it is told the session again, or has been."""
+    served = start_tiny()
+    served.wait_until_ready(60)
+    recovery = Recovery(give_up_after_s=120.0, give_up_opening_s=120.0)
+    with opened(served.address, recovery, **SEEDED) as session, ThreadPoolExecutor(24) as pool:
+        for number in range(30):
+            session.turn(f" the quick brown fox {number}", max_tokens=20, ignore_eos=True).wait()
+        session.append(" and no")
+        served.model_process().kill()
+        forks: list[Future[Session]] = []
+        while len(forks) < 24:
+            time.sleep(0.005 if served.health() == "SERVING" else 0.25)
+            forks.append(pool.submit(session.fork))
+        branches = [fork.result() for fork in forks]
+        said = [[*branch.turn("thing", max_tokens=8, ignore_eos=True)] for branch in (session, *branches)]
+        answer, *others = [[i for event in events if isinstance(event, Tokens) for i in event.ids] for events in said]
+        assert others == [answer] * len(branches)
+        assert {branch.context_len for branch in branches} == {session.context_len}
+        assert session.resumed
+        for branch in branches:
+            branch.close()
