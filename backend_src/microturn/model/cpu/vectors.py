@@ -212,14 +212,12 @@ def multiply_add(b: ir.IRBuilder, x: ir.Value, y: ir.Value, total: ir.Value) -> 
     """
     if not _HAS_FMA:
         return b.fadd(b.fmul(x, y), total)
-    kind = ir.FunctionType(x.type, [x.type] * 3)
-    return b.call(cgutils.get_or_insert_function(b.module, kind, f"llvm.fma.v{x.type.count}f32"), [x, y, total])
+    return _elementwise(b, "fma", x, y, total)
 
 
 def square_root(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
     """The square root of each lane, rounded correctly."""
-    kind = ir.FunctionType(_VECTOR, [_VECTOR])
-    return b.call(cgutils.get_or_insert_function(b.module, kind, f"llvm.sqrt.v{LANES}f32"), [x])
+    return _elementwise(b, "sqrt", x)
 
 
 def maximum(b: ir.IRBuilder, x: ir.Value, known: ir.Value) -> ir.Value:
@@ -232,8 +230,7 @@ def exp2(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
     # Behind what is 0 anyway; the whole part of infinity would not be a number.
     least = splat(2 * _LEAST_EXPONENT)
     x = b.select(b.fcmp_ordered(">", least, x), least, x)
-    rint = cgutils.get_or_insert_function(b.module, ir.FunctionType(_VECTOR, [_VECTOR]), f"llvm.rint.v{LANES}f32")
-    whole = b.call(rint, [x])
+    whole = _elementwise(b, "rint", x)
     part = b.fsub(x, whole)
     result = splat(_EXP2[0])
     for coefficient in _EXP2[1:]:
@@ -250,8 +247,7 @@ def exp2(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
 
 def tanh(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
     """The hyperbolic tangent, up to 2e-7."""
-    kind = ir.FunctionType(_VECTOR, [_VECTOR])
-    magnitude = b.call(cgutils.get_or_insert_function(b.module, kind, f"llvm.fabs.v{LANES}f32"), [x])
+    magnitude = _elementwise(b, "fabs", x)
     power = exp2(b, b.fmul(magnitude, splat(-2 * math.log2(math.e))))
     result = b.fdiv(b.fsub(splat(1.0), power), b.fadd(splat(1.0), power))
     return b.select(b.fcmp_ordered("<", x, splat(0.0)), b.fneg(result), result)
@@ -263,5 +259,12 @@ def nearest_ints(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
         kind = ir.FunctionType(_INT_VECTOR, [_VECTOR, _INT_VECTOR, _INT16, _INT32])
         convert = cgutils.get_or_insert_function(b.module, kind, "llvm.x86.avx512.mask.cvtps2dq.512")
         return b.call(convert, [x, _INT_VECTOR(ir.Undefined), _ALL_LANES, _CURRENT_ROUNDING])
-    rint = cgutils.get_or_insert_function(b.module, ir.FunctionType(_VECTOR, [_VECTOR]), f"llvm.rint.v{LANES}f32")
-    return b.fptosi(b.call(rint, [x]), _INT_VECTOR)
+    return b.fptosi(_elementwise(b, "rint", x), _INT_VECTOR)
+
+
+def _elementwise(b: ir.IRBuilder, name: str, *operands: ir.Value) -> ir.Value:
+    """LLVM's function of this name, of vectors of as many floats."""
+    kind = operands[0].type
+    signature = ir.FunctionType(kind, [kind] * len(operands))
+    function = cgutils.get_or_insert_function(b.module, signature, f"llvm.{name}.v{kind.count}f32")
+    return b.call(function, operands)
