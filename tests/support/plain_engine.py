@@ -74,7 +74,7 @@ class PlainEngine:
             self._receive(turn)
         except Refused as refusal:
             turn.ending = refusal.ending
-            session = self.sessions.get(ask.session_id)
+            session = None if turn.ending.code == "UNAVAILABLE" else self.sessions.get(ask.session_id)
             if session is not None and ask.end and not ask.opens and ask.session_key == session.key:
                 session.close(at_once=turn.interrupts)
         if turn.recorders:

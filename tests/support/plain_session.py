@@ -205,7 +205,7 @@ class PlainSession:
             for open_turn in self.open:
                 open_turn.recorders = [other for other in open_turn.recorders if other is not turn.recorder]
         elif turn in self.open:
-            self.is_closing = self.is_closing and (turn.ask.opens or not turn.ask.end)
+            self._undo_end(turn)
             self._drop(turn, Ending(reason="cancelled"))
             self.advance()
         if self.is_paused and not was_paused:
@@ -223,7 +223,11 @@ class PlainSession:
     def undo_all(self, ending: Ending) -> None:
         """The server stops: nothing stays of the turns that are not done."""
         for turn in reversed(list(self.open)):
+            self._undo_end(turn)
             self._drop(turn, ending)
+
+    def _undo_end(self, turn: PlainTurn) -> None:
+        self.is_closing = self.is_closing and (turn.ask.opens or not turn.ask.end)
 
     def restored(self, clock: LatestClock) -> PlainSession:
         """The session as it is taken up from a file."""

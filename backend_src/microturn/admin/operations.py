@@ -47,6 +47,9 @@ from microturn.snapshots.session_state import restore_session, snapshot_of
 
 log = logging.getLogger(__name__)
 
+# Of the time of a drain: how long what is being saved just now may take.
+_SHARE_OF_STOP = 0.1
+
 
 class Operations:
     """The operations on one engine.
@@ -54,11 +57,12 @@ class Operations:
     Args:
         engine: runs in its own thread. A drain saves its sessions to its snapshot directory.
         peers: the other servers, which sessions are moved to; None if there are none.
-        stop_moving: is called before a drain: nothing else may save or move sessions then.
+        stop_moving: is called before a drain, with the seconds that it may take: nothing else should save or move
+            sessions then.
     """
 
     def __init__(
-        self, engine: Engine, peers: Peers | None = None, stop_moving: Callable[[], None] | None = None
+        self, engine: Engine, peers: Peers | None = None, stop_moving: Callable[[float], None] | None = None
     ) -> None:
         self._engine = engine
         self._peers = peers
@@ -164,9 +168,10 @@ class Operations:
         if not self._draining.acquire(blocking=False):
             raise FailedPrecondition("a drain is under way")
         try:
+            until_s = time.monotonic() + _seconds(request, "timeout_s")
             if self._stop_moving is not None:
-                self._stop_moving()
-            return asdict(drain(self._engine, _seconds(request, "timeout_s"), self._peers))
+                self._stop_moving(_SHARE_OF_STOP * (until_s - time.monotonic()))
+            return asdict(drain(self._engine, until_s - time.monotonic(), self._peers))
         finally:
             self._draining.release()
 

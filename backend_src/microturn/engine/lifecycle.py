@@ -20,7 +20,7 @@ from microturn.engine.attendance import attend
 from microturn.errors import MicroturnError
 from microturn.kv.prefix_cache import PrefixCache
 from microturn.sessions.deadlines import Deadlines, check_time, too_late
-from microturn.sessions.intake import append_input, append_queued, roll_back_input
+from microturn.sessions.intake import append_input, append_queued, roll_back_input, undo_end
 from microturn.sessions.session import Session
 from microturn.sessions.table import SessionTable
 from microturn.sessions.turn import Turn, TurnOutput
@@ -209,10 +209,7 @@ class Lifecycle:
         self.advance(session)
 
     def cancel(self, turn: Turn) -> None:
-        """The client has gone: its turn is undone. A numbered one is paused, since its client may ask again.
-
-        END is undone with its turn, but for that of a session which has no other turn: nothing of it would be left.
-        """
+        """The client has gone: its turn is undone. A numbered one is paused, since its client may ask again."""
         session = self._sessions.find(turn.request.session_id)
         if session is None:
             return
@@ -220,7 +217,7 @@ class Lifecycle:
             for open_turn in session.open_turns:
                 open_turn.detach(turn.request.sink, abandoned())
         elif turn in session.open_turns:
-            session.is_closing = session.is_closing and (turn.request.opens or not turn.request.end)
+            undo_end(session, turn)
             if session.running is turn:
                 self._roll_back(session, turn)
             else:

@@ -18,6 +18,7 @@ from microturn.errors import FailedPrecondition, NotFound, Unavailable
 from microturn.kv.table_state import TableState
 from microturn.offload.copies import Copying, KVCopies
 from microturn.sessions.environment import SessionEnvironment, next_epoch
+from microturn.sessions.intake import undo_end
 from microturn.sessions.ownership import owns
 from microturn.sessions.session import Session
 from microturn.sessions.table import SessionTable, moved
@@ -136,10 +137,9 @@ class Maintenance:
             session.epoch = max(session.epoch, copy.epoch)
 
     def changed(self, marks: Mapping[SessionId, Mark]) -> list[SessionId]:
-        """The sessions that have had a turn since they were marked by `begin_saving`, those without a mark first."""
+        """The sessions that have had a turn since they were marked by `begin_saving`."""
         begun = [session for session in self._sessions if session.committed_len]
-        changed = [session for session in begun if marks.get(session.id) != mark_of(session)]
-        return [session.id for session in sorted(changed, key=lambda session: session.id in marks)]
+        return [session.id for session in begun if marks.get(session.id) != mark_of(session)]
 
     def begin_saving(self, session_id: SessionId, before: TableState | None) -> Saving | None:
         """Begins to save a session that goes on here, as of its last committed point; None if it is not here.
@@ -250,7 +250,7 @@ class Maintenance:
         """Ends a session as it was handed over, since it goes on where it was; one that has had a turn here stays."""
         session = self._sessions.find(session_id)
         if session is not None and session.epoch == epoch and session.rests:
-            self._lifecycle.end(session, "replaced", moved())
+            self._lifecycle.end(session, "moved", moved())
 
     # ---- the server stops ----------------------------------------------------------------------------------------
 
@@ -267,10 +267,12 @@ class Maintenance:
     def quiesce(self) -> list[Session]:
         """Returns every session as of its last committed point.
 
-        Turns that still ran or waited are told that nothing of them was appended.
+        Turns that still ran or waited are told that nothing of them was appended, END among them.
         """
         self._preparation.fail_all(_going_away())
         for session in list(self._sessions):
+            for turn in session.open_turns:
+                undo_end(session, turn)
             while session.queued:
                 session.queued.popleft().fail(_going_away())
             if session.running is not None:

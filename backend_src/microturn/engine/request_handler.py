@@ -90,7 +90,8 @@ class RequestHandler:
                 self._accept(session, turn)
         except Exception as error:
             turn.fail(to_client_error(error))
-            self._lifecycle.close(turn)
+            if not isinstance(error, Unavailable):  # else END comes again where the session goes on
+                self._lifecycle.close(turn)
 
     def _open(self, turn: Turn, *, replaces: bool) -> None:
         """A new session; one of the same id that lives gives way once the new one has proved itself valid."""

@@ -59,16 +59,17 @@ class HostedEngine:
 
     def close(self) -> None:
         """Ends running turns and the threads."""
-        self._stop_moving()
+        if self._saver is not None:
+            self._saver.close()
         if self._fleet is not None:
             self._fleet.leave()
         if self._admin is not None:
             self._admin.close()
         self.engine.stop()
 
-    def _stop_moving(self) -> None:
+    def _stop_moving(self, within_s: float) -> None:
         """Sessions are neither saved nor moved any more but for whoever called this."""
-        if self._saver is not None:
-            self._saver.close()
         if self._fleet is not None:
             self._fleet.stop_rebalancing()
+        if self._saver is not None:
+            self._saver.stop(within_s)

@@ -80,6 +80,11 @@ def roll_back_input(session: Session, turn: Turn) -> None:
     session.num_turns = turn.number
 
 
+def undo_end(session: Session, turn: Turn) -> None:
+    """Undoes END with its turn, but for that of a session which has no other turn: nothing of it would be left."""
+    session.is_closing = session.is_closing and (turn.request.opens or not turn.request.end)
+
+
 def _cut_position(session: Session, turn: Turn) -> int:
     rewind_to, end = turn.options.rewind_to, len(session.history)
     if rewind_to is None:

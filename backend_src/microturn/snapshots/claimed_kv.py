@@ -9,8 +9,9 @@ from contextlib import suppress
 from microturn.kv.image import KVImage
 from microturn.kv.table_state import TableState
 from microturn.offload.image_file import LENGTH_BYTES, DamagedFile, read_tensors
-from microturn.snapshots.kv_files import FiledKV, KVFiles, kv_folder
+from microturn.snapshots.kv_files import FiledKV, KVFiles
 from microturn.snapshots.kv_part import KVPart
+from microturn.snapshots.names import kv_folder
 from microturn.snapshots.storage import OpenFile, Storage
 
 log = logging.getLogger(__name__)

@@ -1,43 +1,39 @@
 """A directory of snapshots, in any storage: one file per session, found by its id, which can be claimed once.
 
-    <digest of the id>.snapshot     can be restored
-    <digest of the id>.claimed      was restored: its header, with the epoch that a copy must exceed, and its KV until
-                                    that is read
-    <digest of the id>.damaged      could not be read; kept for inspection
-    <digest of the id>.kv/          the KV of a session that was saved while it goes on: see `kv_files`
-
 Several servers may share a directory: `Storage.move` decides which server gets a session.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import math
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import TypeVar
 
-from microturn.errors import FailedPrecondition, InternalError, NotFound, Unavailable
+from microturn.errors import DeadlineExceeded, FailedPrecondition, InternalError, NotFound, Unavailable
 from microturn.offload.copies import KVCopy
 from microturn.offload.image_file import DamagedFile
 from microturn.sessions.turn import SessionId
 from microturn.snapshots.claimed_kv import ClaimedFile
 from microturn.snapshots.file import NewerSnapshot, UnreadableSnapshot, content_of, read_from, read_header, write
 from microturn.snapshots.file_storage import FileStorage
-from microturn.snapshots.kv_files import KV_SUFFIX, KVFiles, kv_content
+from microturn.snapshots.kv_files import KVFiles, kv_content
+from microturn.snapshots.names import CLAIMED, DAMAGED, KV, SAVED, name_of
+from microturn.snapshots.purging import purge
 from microturn.snapshots.snapshot import Header, Snapshot
-from microturn.snapshots.storage import Listed, OpenFile, Storage
+from microturn.snapshots.storage import OpenFile, Storage
 
 log = logging.getLogger(__name__)
 
 Found = TypeVar("Found")
 
-_SUFFIXES = _SAVED, _CLAIMED, _DAMAGED = ".snapshot", ".claimed", ".damaged"
+
+class TakenUp(FailedPrecondition):
+    """A session goes on at another server."""
 
 
 class SnapshotDirectory:
@@ -71,46 +67,71 @@ class SnapshotDirectory:
 
         Args:
             snapshot: of the session.
-            kv: its KV; None to leave it out.
+            kv: its KV; None to leave it out. What is in files of its own stays then: it may be read yet, for `add_kv`.
             until_s: deadline of writing KV, by `time.monotonic`.
 
         Raises:
             ResourceExhausted, DeadlineExceeded, Unavailable, FailedPrecondition: as `file.write`.
         """
         self._write(snapshot, kv, until_s)
-        self._remove_kv(snapshot.header.session_id)
+        if kv is not None:
+            self._keep_kv(snapshot.header.session_id)
 
-    def save_next(self, snapshot: Snapshot, kv: KVCopy | None, before: KVFiles | None) -> KVFiles | None:
+    def save_next(
+        self,
+        snapshot: Snapshot,
+        kv: KVCopy | None,
+        before: KVFiles | None,
+        *,
+        base_epoch: int,
+        is_wanted: Callable[[], bool],
+    ) -> KVFiles | None:
         """Saves a session that goes on, replacing the copy that was saved last.
 
         Args:
             snapshot: of the session.
             kv: its KV, without the pages that `before` has; None to leave it out.
             before: files with its first pages; None if there are none.
+            base_epoch: the session's when it came to this server. KV in files up to that epoch may be unread: it stays.
+            is_wanted: whether there is time still; asked between two pieces.
 
         Returns:
             The files with its KV.
 
         Raises:
+            TakenUp: another server has taken it up meanwhile, or has saved a newer copy.
             ResourceExhausted, FailedPrecondition: as `file.write`; the last copy can be restored, or this one.
+            DeadlineExceeded: there is no time any more.
+            OSError: it cannot be found out who has it.
         """
         session_id, files = snapshot.header.session_id, None
-        if self._epoch_in(_name_of(session_id, _SAVED)) >= snapshot.header.epoch:
-            raise FailedPrecondition(f"a newer copy of session '{session_id}' has been saved by another server")
+        folder = name_of(session_id, KV)
+        names = set(self._storage.names_in(folder))
         if kv is not None:
             name = str(snapshot.header.epoch)
             kept = () if before is None else before.cut(kv.num_before)
-            folder = _name_of(session_id, KV_SUFFIX)
-            if kept and not {one for one, _ in kept} <= set(self._storage.names_in(folder)):
+            if not {one for one, _ in kept} <= names:
+                self._check_newest(snapshot.header, base_epoch)
                 raise FailedPrecondition(f"files with the KV of session '{session_id}' have been removed")
-            write(self._storage, f"{folder}/{name}", kv_content(kv))
+            write(self._storage, f"{folder}/{name}", kv_content(kv, is_wanted))
             files = KVFiles(kv.state, (*kept, (name, kv.pages.num_pages)))
             snapshot = replace(snapshot, state={**snapshot.state, **files.as_entry()})
+        # Only now: writing KV takes time, in which it may be taken up.
+        try:
+            self._check_newest(snapshot.header, base_epoch)
+        except TakenUp:
+            with suppress(OSError):  # it is removed when it is old enough
+                self._storage.remove(f"{folder}/{snapshot.header.epoch}")
+            raise
+        if not is_wanted():
+            raise DeadlineExceeded(f"there is no time to save session '{session_id}'")
         try:
             self._write(snapshot)
         except Unavailable as error:  # the session goes on here either way
             raise FailedPrecondition(error.args[0]) from error
-        self._remove_kv(session_id, but=() if files is None else [name for name, _ in files.files])
+        named = () if files is None else files.files
+        unread = (one for one in names if one.isdecimal() and int(one) <= base_epoch)
+        self._keep_kv(session_id, {*unread, *(one for one, _ in named)})
         return files
 
     def add_kv(self, snapshot: Snapshot, kv: KVCopy, *, until_s: float = math.inf) -> bool:
@@ -127,17 +148,18 @@ class SnapshotDirectory:
         Raises:
             ResourceExhausted, DeadlineExceeded, FailedPrecondition: as `file.write`; nothing is changed.
         """
-        name = _name_of(snapshot.header.session_id, _SAVED)
+        name = name_of(snapshot.header.session_id, SAVED)
         try:
             if self._storage.id_of(name) is None:
                 return False
         except OSError as error:
             raise FailedPrecondition(f"cannot look for {self._storage.place_of(name)}: {error.strerror}") from error
         self._write(snapshot, kv, until_s)
+        self._keep_kv(snapshot.header.session_id)
         return True
 
     def _write(self, snapshot: Snapshot, kv: KVCopy | None = None, until_s: float = math.inf) -> None:
-        name = _name_of(snapshot.header.session_id, _SAVED)
+        name = name_of(snapshot.header.session_id, SAVED)
         write(self._storage, name, content_of(snapshot, kv, until_s=until_s))
 
     def find_header(self, session_id: SessionId) -> Header | None:
@@ -163,7 +185,7 @@ class SnapshotDirectory:
         return self._read(session_id, read)
 
     def _read(self, session_id: SessionId, read: Callable[[OpenFile], tuple[Header, Found]]) -> Found | None:
-        name = _name_of(session_id, _SAVED)
+        name = name_of(session_id, SAVED)
         try:
             with self._storage.open(name) as file:
                 header, found = read(file)
@@ -181,7 +203,7 @@ class SnapshotDirectory:
             ) from error
         except DamagedFile as error:
             log.error("session %s cannot be restored from %s: %s", session_id, self._storage.place_of(name), error)
-            self._storage.move(name, _name_of(session_id, _DAMAGED))
+            self._storage.move(name, name_of(session_id, DAMAGED))
             raise InternalError(f"session '{session_id}' was saved, but its file is damaged: open a new one") from error
         return found
 
@@ -193,13 +215,13 @@ class SnapshotDirectory:
             NotFound: another server has just claimed it.
             InternalError: the storage fails.
         """
-        session_id, claimed = snapshot.header.session_id, _name_of(snapshot.header.session_id, _CLAIMED)
+        session_id, claimed = snapshot.header.session_id, name_of(snapshot.header.session_id, CLAIMED)
         try:
             if snapshot.header.epoch <= self._epoch_in(claimed):
                 raise FailedPrecondition(
                     f"this copy of session '{session_id}' is out of date, a newer one was restored: open a new session"
                 )
-            is_ours = self._storage.move(_name_of(session_id, _SAVED), claimed)
+            is_ours = self._storage.move(name_of(session_id, SAVED), claimed)
         except OSError as error:
             log.error("session %s cannot be claimed now: %s", session_id, error)
             raise InternalError(f"session '{session_id}' was saved, and cannot be claimed now: try again") from error
@@ -209,10 +231,10 @@ class SnapshotDirectory:
 
     def put_back(self, session_id: SessionId) -> None:
         """Undoes a claim, unless the session has been saved again since; errors are only logged."""
-        name = _name_of(session_id, _SAVED)
+        name = name_of(session_id, SAVED)
         try:
             if self._storage.id_of(name) is None:
-                self._storage.move(_name_of(session_id, _CLAIMED), name)
+                self._storage.move(name_of(session_id, CLAIMED), name)
         except OSError as error:
             log.error("session %s is lost: %s", session_id, error)
 
@@ -222,45 +244,45 @@ class SnapshotDirectory:
         Raises:
             OSError: the directory cannot be read.
         """
-        for listed in self._storage.files():
-            suffix = PurePath(listed.name).suffix
-            is_unfinished = listed.name.startswith(".") and any(f"{one}." in listed.name for one in _SUFFIXES)
-            try:
-                # No snapshot can be restored to whose KV nothing was added for so long.
-                if suffix == KV_SUFFIX and listed.written_s + 2 * self.ttl_s <= self._now():
-                    self._storage.keep_only(listed.name)
-                elif suffix in _SUFFIXES or is_unfinished:
-                    self._purge(listed)
-            except FileNotFoundError:
-                continue  # another server was faster
-            except OSError as error:
-                log.error("cannot check whether %s has expired: %s", self._storage.place_of(listed.name), error)
+        purge(self._storage, ttl_s=self.ttl_s, now_s=self._now())
 
     def remove(self, session_id: SessionId, up_to: float = math.inf) -> None:
-        """Removes the snapshot of a session, unless it is of a later epoch than `up_to`."""
-        name = _name_of(session_id, _SAVED)
+        """Removes what is saved of a session, unless it is of a later epoch than `up_to`."""
+        name = name_of(session_id, SAVED)
         file_id = self._storage.id_of(name)
         if self._epoch_in(name) > up_to:
             return
         if file_id is not None:  # it may be saved again meanwhile
             self._storage.remove(name, file_id)
-        self._remove_kv(session_id)
+        self._keep_kv(session_id)
 
-    def _remove_kv(self, session_id: SessionId, but: Collection[str] = ()) -> None:
+    def remove_ended(self, session_id: SessionId, epoch: int, base_epoch: int) -> None:
+        """Removes what is saved of a session that has ended, unless it goes on elsewhere.
+
+        Args:
+            session_id: of the session.
+            epoch: that it had at last.
+            base_epoch: see `save_next`.
+
+        Raises:
+            OSError: it cannot be removed now.
+        """
+        if not self._is_taken_up(session_id, base_epoch):
+            self.remove(session_id, up_to=epoch)
+
+    def _check_newest(self, header: Header, base_epoch: int) -> None:
+        session_id = header.session_id
+        if self._epoch_in(name_of(session_id, SAVED)) >= header.epoch or self._is_taken_up(session_id, base_epoch):
+            raise TakenUp(f"session '{session_id}' has been taken up by another server")
+
+    def _is_taken_up(self, session_id: SessionId, base_epoch: int) -> bool:
+        # What this server has claimed is of the epoch with which the session came here.
+        return self._epoch_in(name_of(session_id, CLAIMED)) > base_epoch
+
+    def _keep_kv(self, session_id: SessionId, names: Collection[str] = ()) -> None:
         """Removes a session's KV in files of its own, other than those named."""
         with suppress(OSError):  # it is removed when it is old enough
-            self._storage.keep_only(_name_of(session_id, KV_SUFFIX), but)
-
-    def _purge(self, listed: Listed) -> None:
-        file_id = self._storage.id_of(listed.name)
-        try:
-            with self._storage.open(listed.name) as file:
-                expires_s = read_header(file).expires_s
-        except DamagedFile:
-            expires_s = listed.written_s + self.ttl_s
-        # Meanwhile the session may have been saved again under the same name.
-        if file_id is not None and expires_s <= self._now():
-            self._storage.remove(listed.name, file_id)
+            self._storage.keep_only(name_of(session_id, KV), names)
 
     def _epoch_in(self, name: str) -> int:
         """The epoch of a snapshot; 0 where there is none."""
@@ -272,8 +294,3 @@ class SnapshotDirectory:
         except DamagedFile as error:
             log.warning("%s is damaged and cannot exclude older copies: %s", self._storage.place_of(name), error)
             return 0
-
-
-def _name_of(session_id: SessionId, suffix: str) -> str:
-    # As JSON, 5 and "5" are different ids; as a digest any id is a valid name, and the name does not tell it.
-    return hashlib.blake2b(json.dumps(session_id).encode(), digest_size=16).hexdigest() + suffix

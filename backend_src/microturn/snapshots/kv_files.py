@@ -10,11 +10,12 @@ one has all pages, and the others are removed.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from microturn.errors import DeadlineExceeded
 from microturn.kv.image import KVImage, PagePart
 from microturn.kv.table_state import TableState
 from microturn.offload.copies import KVCopy
@@ -31,7 +32,6 @@ from microturn.snapshots.storage import Content, Storage
 
 # Then the next file has all pages: reading takes an open, and each file has some pages that count no more.
 MAX_FILES = 32
-KV_SUFFIX = ".kv"
 _ENTRY = "kv_files"
 
 
@@ -126,15 +126,17 @@ class FiledKV:
         return image
 
 
-def kv_folder(name: str) -> str:
-    """The folder beside a snapshot of this name."""
-    return name.rpartition(".")[0] + KV_SUFFIX
+def kv_content(kv: KVCopy, is_wanted: Callable[[], bool]) -> Content:
+    """What stands in a file of pages; it raises DeadlineExceeded before a piece that is not wanted any more."""
 
+    def pieces() -> Iterator[memoryview]:
+        for piece in pieces_of(kv.pages):
+            if not is_wanted():
+                raise DeadlineExceeded("there is no time to write this KV")
+            yield piece
 
-def kv_content(kv: KVCopy) -> Content:
-    """What stands in a file of pages."""
     head = head_of(kv)
-    return Content(head, pieces_of(kv.pages), len(head) + kv.pages.num_bytes)
+    return Content(head, pieces(), len(head) + kv.pages.num_bytes)
 
 
 def head_of(kv: KVCopy, *, is_checked: bool = True) -> bytes:

@@ -134,8 +134,8 @@ def test_a_session_that_comes_while_what_is_saved_of_it_is_claimed_is_not_there_
     """The engine of the server that was handed it stopped, and with it all of its sessions."""
     directory = SnapshotDirectory(tmp_path, ttl_s=60)
     here, there = start_servers(2, snapshots=directory)
-    history, other = open_session(here, 1), open_session(there, 2)
     with closing(Saver(here.driver.engine, directory, 1e6)) as saver:
+        history, other = open_session(here, 1), open_session(there, 2)
         saver._save_all()
     find, may_find = there.fleet.peers._find, threading.Event()
 

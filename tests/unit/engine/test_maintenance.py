@@ -133,6 +133,23 @@ def test_at_rest_every_session_is_as_of_its_last_committed_point(driver: Threade
     assert driver.ask(1, [5]).wait().code == "UNAVAILABLE"
 
 
+@pytest.mark.parametrize("stage", ["running", "waiting", "too late"])
+def test_a_stop_undoes_end_with_its_question(driver: ThreadedDriver, stage: str) -> None:
+    """Its client is told to ask again where the session goes on."""
+    if stage == "waiting":
+        assert driver.ask(1, [8], max_tokens=4000).begun.wait(10)
+    if stage == "too late":
+        driver.engine.call(Maintenance.drain)
+    last = driver.ask(1, [9], max_tokens=4000, end=True)
+    if stage == "running":
+        assert last.begun.wait(10)
+    saved = driver.engine.call(Maintenance.quiesce)
+    assert last.wait().code == "UNAVAILABLE"
+    (session,) = (one for one in saved if one.id == 1)
+    assert session.context.token_ids == [5, 6, *expected_tokens([5, 6], 3)]
+    assert not session.is_closing
+
+
 def test_who_asks_is_told_what_went_wrong_and_the_engine_goes_on(driver: ThreadedDriver) -> None:
     def fail(_: Maintenance) -> None:
         raise ZeroDivisionError

@@ -111,7 +111,9 @@ def test_what_does_not_decrypt_is_as_if_it_were_damaged(
 @pytest.mark.parametrize("place", [kind for kind in KINDS if kind.startswith("encrypted")], indirect=True)
 def test_nothing_of_a_session_can_be_read_without_the_secret(directory: SnapshotDirectory, place: Place) -> None:
     snapshot = replace(snapshot_of("their name", directory), state={"said": "a secret of theirs"})
-    directory.save_next(snapshot, KVCopy(TableState(4, 8), make_kv(8).read([3, 4])), None)
+    directory.save_next(
+        snapshot, KVCopy(TableState(4, 8), make_kv(8).read([3, 4])), None, base_epoch=0, is_wanted=lambda: True
+    )
     (folder, name) = place.names
     for file in (f"{folder}/1", name):
         content = place.get(file)

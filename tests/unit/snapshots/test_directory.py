@@ -12,7 +12,7 @@ from microturn.errors import DeadlineExceeded, FailedPrecondition, InternalError
 from microturn.kv.table_state import TableState
 from microturn.offload.copies import KVCopy
 from microturn.sessions.turn import SessionId
-from microturn.snapshots import directory as module
+from microturn.snapshots import purging
 from microturn.snapshots.directory import SnapshotDirectory
 from microturn.snapshots.snapshot import Header
 from microturn.snapshots.storage import OpenFile
@@ -227,14 +227,14 @@ def test_what_is_saved_anew_while_the_old_copy_is_purged_stays(
 ) -> None:
     directory.save(snapshot_of(1, directory))
     now.now_s += 61
-    read_header = module.read_header
+    read_header = purging.read_header
 
     def read(file: OpenFile) -> Header:
         header = read_header(file)
         directory.save(snapshot_of(1, directory, epoch=2))
         return header
 
-    monkeypatch.setattr(module, "read_header", read)
+    monkeypatch.setattr(purging, "read_header", read)
     directory.purge()
     monkeypatch.undo()
     found = directory.find(1)
