@@ -11,11 +11,14 @@ import pytest
 
 from microturn.admin import received
 from microturn.admin.drain import Drained, drain
+from microturn.admin.operations import Operations
 from microturn.admin.peer_address import Address
 from microturn.admin.saver import Saver
 from microturn.engine.maintenance import Maintenance
 from microturn.errors import Unavailable
 from microturn.snapshots.directory import SnapshotDirectory
+from microturn.snapshots.file_storage import FileStorage
+from microturn.snapshots.storage import Content
 from support.fake_runner import expected_tokens
 from support.fleet_servers import StartServers, go_on, no_room, open_session
 from support.snapshots import RESUME
@@ -126,6 +129,29 @@ def test_a_server_that_has_just_come_is_given_nothing_while_there_are_others(
         open_session(here, number)
         assert here.do("move", id=str(number))["to"] == second.address
     assert third.ids() == set()
+
+
+def test_a_directory_that_hangs_keeps_no_session_from_the_other_servers(
+    start_servers: StartServers, tmp_path: Path
+) -> None:
+    hangs, may_go_on = threading.Event(), threading.Event()
+
+    class Hangs(FileStorage):
+        def write(self, name: str, content: Content) -> None:
+            hangs.set()
+            assert may_go_on.wait(30)
+            super().write(name, content)
+
+    directory = SnapshotDirectory(Hangs(tmp_path), ttl_s=60)
+    here, there = start_servers(2, snapshots=directory)
+    with closing(Saver(here.driver.engine, directory, 0.1)) as saver:
+        histories = {number: open_session(here, number) for number in range(8)}
+        assert hangs.wait(10)
+        drained = Operations(here.driver.engine, here.fleet.peers, saver.stop).answer({"op": "drain", "timeout_s": 5.0})
+        assert (drained["moved"], there.ids()) == (8, set(histories))
+        may_go_on.set()
+    for number, history in histories.items():
+        go_on(there, number, history)
 
 
 def test_a_session_that_comes_while_what_is_saved_of_it_is_claimed_is_not_there_twice(
