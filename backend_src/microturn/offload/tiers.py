@@ -199,6 +199,7 @@ class Tiers:
         """Copies up to `num_pages` more pages; with the last one the session leaves the pool."""
         session, first = saving.session, saving.num_copied
         pages = session.table.used_between(first, first + num_pages)
+        assert pages, "a copy of pages that the session has no more"
         self._kv.read(pages, saving.image, first)
         saving.num_copied += len(pages)
         if saving.num_copied == saving.state.num_pages:

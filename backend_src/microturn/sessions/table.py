@@ -197,10 +197,12 @@ class SessionTable:
 
     def park(self, session: Session) -> None:
         """Notes that a session has no turn, so that its pages may be reclaimed."""
+        # One whose turn is paused is parked already, and has pages to give up once that turn ends.
+        before = session.table.save() if session in self._parked else None
         session.evict()
         self.accounts.charge(session)
         session.table.trim()
-        if not session.table.is_empty and session not in self._parked:
+        if not session.table.is_empty and session.table.save() != before:
             self._parked[session] = next(self._parkings)
 
     def unpark(self, session: Session) -> None:

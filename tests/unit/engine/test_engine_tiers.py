@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from microturn.kv.copier import CopyShare
 from microturn.kv.window import Window
 from microturn.offload.file_thread import Priority
 from support.fake_runner import FakeDriver, expected_tokens
@@ -422,3 +423,46 @@ def test_sessions_that_keep_a_beat_are_back_before_their_turns(tmp_path: Path) -
                     driver.ask("bigger", [4] * 28, start=True, max_tokens=4).wait()
         assert counters_of(driver).moved_to_host > 0
         assert counters_of(driver).restored_ahead > 0
+
+
+@pytest.mark.parametrize("kind", ["session", "layers"])
+def test_a_paused_turn_that_ends_while_its_session_is_copied_out(kind: str) -> None:
+    """The session then gives up pages that it needs no more, and what was copied of them is worthless."""
+    settings: dict[str, Any] = {"window": 8} if kind == "layers" else {}
+    values = {} if kind == "layers" else {"overflow": "window", "sink_tokens": 4, "window_tokens": 12}
+    window = None if kind == "layers" else Window(num_sinks=4, length=12, slack=4)
+    driver = FakeDriver(num_pages=64, max_context=128, window_slack=4, host_tier_bytes=1_000_000, **settings)
+    driver.runner.kv._copier.share = CopyShare(for_turns=64, for_later=1)
+    history = [*range(30)]
+    history += driver.turn(1, history, start=True, turn=0, max_tokens=2, idle_timeout_s=600, **values).token_ids
+    recorder, turn = driver.post(1, [7] * 12, turn=1, max_tokens=60, deadline_ms=5000)
+    driver.steps(14)
+    driver.engine.cancel(turn)
+    driver.run()
+    history += [7] * 12 + recorder.token_ids
+    tiers = driver.engine._tiers
+    session = driver.engine._sessions.find(1)
+    assert session is not None
+    for number in range(2, 40):  # others take nearly all pages
+        driver.post(number, [number] * 10, start=True, max_tokens=20)
+        for _ in range(30):
+            driver.steps(1)
+            if tiers._saving is not None and tiers._saving.session is session and tiers._saving.num_copied:
+                break
+        else:
+            continue
+        break
+    driver.clock.now_s += 6
+    driver.engine._take_posts(block=False)
+    driver.engine._lifecycle.expire_turns()
+    assert session.running is None
+    for number in range(100, 140):
+        driver.post(number, [number % 90] * 10, start=True, max_tokens=20)
+        driver.run()
+        if session.stored is not None:
+            break
+    assert session.stored is not None
+    history = history[: len(session.context)]
+    answer, _ = driver.post(1, [3], max_tokens=4)
+    driver.run()
+    assert answer.token_ids == expected_tokens([*history, 3], 4, window=window)
