@@ -16,18 +16,17 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
 from microturn.admin.hand_over import hand_over, kv_if_readable, send_to_peer
-from microturn.admin.kv import collect_kv
 from microturn.admin.peers import Peer, Peers
+from microturn.admin.saving import WriteSpeed, add_kv, save_all
 from microturn.engine.engine import Engine
 from microturn.engine.maintenance import Maintenance
 from microturn.engine.moving import Held
-from microturn.errors import DeadlineExceeded, FailedPrecondition, MicroturnError
-from microturn.offload.copies import KVCopy
+from microturn.errors import DeadlineExceeded, FailedPrecondition, MicroturnError, Unavailable
 from microturn.sessions.session import Session
 from microturn.sessions.turn import SessionId
 from microturn.snapshots.directory import SnapshotDirectory
@@ -74,7 +73,7 @@ def drain(engine: Engine, timeout_s: float, peers: Peers | None = None) -> Drain
     """
     begun_s = time.monotonic()
     turns_until_s, kv_until_s = (begun_s + share * timeout_s for share in (_SHARE_OF_TURNS, _SHARE_UNTIL_KV_ENDS))
-    speed = _WriteSpeed()
+    speed = WriteSpeed()
     to_peers = [] if peers is None else [_ToPeers(engine, peers), _ToPeers(engine, peers, with_kv=False)]
     to_directory: list[_Way] = []
     if engine.snapshots is not None:
@@ -91,8 +90,8 @@ def drain(engine: Engine, timeout_s: float, peers: Peers | None = None) -> Drain
     saved: list[tuple[Session, Snapshot]] = []
     num_with_kv = 0
     if engine.snapshots is not None:
-        saved = _save(engine, engine.snapshots, resting, until_s=begun_s + timeout_s)
-        num_with_kv = _save_kv(engine, engine.snapshots, speed, saved, until_s=kv_until_s)
+        saved = save_all(engine.environment, engine.snapshots, resting, until_s=begun_s + timeout_s)
+        num_with_kv = add_kv(engine, engine.snapshots, speed, saved, until_s=kv_until_s)
     num_elsewhere = sum(way.num_moved for way in to_peers)
     if num_elsewhere:
         time.sleep(max(0.0, min(_TELLING_S, begun_s + timeout_s - time.monotonic())))
@@ -197,7 +196,7 @@ class _ToDirectory:
         until_s: deadline by `time.monotonic`.
     """
 
-    def __init__(self, engine: Engine, snapshots: SnapshotDirectory, speed: _WriteSpeed, *, until_s: float) -> None:
+    def __init__(self, engine: Engine, snapshots: SnapshotDirectory, speed: WriteSpeed, *, until_s: float) -> None:
         self._engine = engine
         self._snapshots = snapshots
         self._speed = speed
@@ -223,75 +222,10 @@ class _ToDirectory:
             self._speed.note(kv, begun_s)
             has_kv = kv is not None
 
-        has_gone = hand_over(self._engine, session_id, write)
+        try:
+            has_gone = hand_over(self._engine, session_id, write)
+        except (FailedPrecondition, Unavailable) as error:  # a storage may answer the next time
+            raise DeadlineExceeded(f"it cannot be saved now: {error.args[0]}") from error
         if has_gone is False:
             self._snapshots.remove(session_id)  # it was closed
         return has_kv if has_gone else None
-
-
-class _WriteSpeed:
-    """How fast KV is written, by large pieces: of small ones it says how long a file takes."""
-
-    _LARGE = 64 << 20
-
-    def __init__(self) -> None:
-        self._num_bytes, self._took_s = 0, 0.0
-
-    def bytes_until(self, until_s: float) -> float:
-        """What can be written in time; no limit before anything is known."""
-        return self._num_bytes / self._took_s * (until_s - time.monotonic()) if self._num_bytes else math.inf
-
-    def note(self, kv: KVCopy | None, begun_s: float) -> None:
-        """KV has been written, if there was any, since this time by `time.monotonic`."""
-        if kv is not None and kv.pages.num_bytes >= self._LARGE:
-            self._num_bytes += kv.pages.num_bytes
-            self._took_s += time.monotonic() - begun_s
-
-
-def _save(
-    engine: Engine, snapshots: SnapshotDirectory, resting: Sequence[Session], *, until_s: float
-) -> list[tuple[Session, Snapshot]]:
-    """Saves sessions without their KV, and returns the saved ones."""
-    saved = []
-    for number, session in enumerate(resting):
-        if time.monotonic() > until_s:
-            log.error("no time is left to save %d sessions", len(resting) - number)
-            break
-        snapshot = snapshot_of(session, engine.environment, epoch=session.epoch, expires_s=snapshots.expires_s)
-        try:
-            snapshots.save(snapshot)
-        except MicroturnError as error:
-            log.error("session %s is lost: %s", session.id, error)
-        else:
-            saved.append((session, snapshot))
-    return saved
-
-
-def _save_kv(
-    engine: Engine,
-    snapshots: SnapshotDirectory,
-    speed: _WriteSpeed,
-    saved: Sequence[tuple[Session, Snapshot]],
-    *,
-    until_s: float,
-) -> int:
-    """Adds the KV of sessions to their snapshots, as far as the measured write speed allows in time."""
-    num_saved = 0
-    for session, snapshot in sorted(saved, key=lambda one: one[0].last_activity_s, reverse=True):
-        begun_s = time.monotonic()
-        if begun_s >= until_s:
-            break
-        try:
-            copying = engine.call(partial(Maintenance.begin_copying, session_id=session.id))
-            kv = collect_kv(engine, session.id, copying, max_bytes=speed.bytes_until(until_s))
-            if kv is None:
-                continue
-            num_saved += snapshots.add_kv(snapshot, kv, until_s=until_s)
-        except FailedPrecondition as error:
-            log.warning("session %s is saved without its KV: %s", session.id, error)
-        except MicroturnError as error:
-            log.warning("session %s, and those that were active before it, is saved without KV: %s", session.id, error)
-            break
-        else:
-            speed.note(kv, begun_s)
-    return num_saved

@@ -166,7 +166,7 @@ class SnapshotDirectory:
         """The header of a session's snapshot, if there is one; nothing else is read.
 
         Raises:
-            InternalError: as `find`.
+            MicroturnError: as `find`.
         """
         return self._read(session_id, lambda file: (header := read_header(file), header))
 
@@ -174,7 +174,7 @@ class SnapshotDirectory:
         """The snapshot of a session, if there is one.
 
         Raises:
-            InternalError: it is damaged and was renamed, or it cannot be read at present.
+            InternalError, Unavailable: it is damaged and was renamed, or it cannot be read at present.
             FailedPrecondition: a newer version wrote it.
         """
 
@@ -195,7 +195,8 @@ class SnapshotDirectory:
             return None
         except OSError as error:
             log.error("session %s cannot be restored now: %s", session_id, error)
-            raise InternalError(f"session '{session_id}' was saved, and cannot be read now: try again") from error
+            message = f"session '{session_id}' was saved, and cannot be read now: try again"
+            raise Unavailable(message, retry_after_ms=500) from error
         except NewerSnapshot as error:
             log.error("session %s cannot be restored from %s: %s", session_id, self._storage.place_of(name), error)
             raise FailedPrecondition(
@@ -203,7 +204,8 @@ class SnapshotDirectory:
             ) from error
         except DamagedFile as error:
             log.error("session %s cannot be restored from %s: %s", session_id, self._storage.place_of(name), error)
-            self._storage.move(name, name_of(session_id, DAMAGED))
+            with suppress(OSError):
+                self._storage.move(name, name_of(session_id, DAMAGED))
             raise InternalError(f"session '{session_id}' was saved, but its file is damaged: open a new one") from error
         return found
 
@@ -213,7 +215,7 @@ class SnapshotDirectory:
         Raises:
             FailedPrecondition: it is an old copy of a session that was restored already.
             NotFound: another server has just claimed it.
-            InternalError: the storage fails.
+            Unavailable: the storage fails.
         """
         session_id, claimed = snapshot.header.session_id, name_of(snapshot.header.session_id, CLAIMED)
         try:
@@ -224,7 +226,8 @@ class SnapshotDirectory:
             is_ours = self._storage.move(name_of(session_id, SAVED), claimed)
         except OSError as error:
             log.error("session %s cannot be claimed now: %s", session_id, error)
-            raise InternalError(f"session '{session_id}' was saved, and cannot be claimed now: try again") from error
+            message = f"session '{session_id}' was saved, and cannot be claimed now: try again"
+            raise Unavailable(message, retry_after_ms=500) from error
         if not is_ours:
             raise NotFound(f"session '{session_id}' was restored elsewhere: open a new one with START")
         return ClaimedFile(self._storage, claimed)

@@ -335,13 +335,22 @@ def test_one_drain_at_a_time(start: Start, tmp_path: Path) -> None:
     draining.join()
 
 
-def test_a_session_that_is_closing_is_not_saved(start: Start, tmp_path: Path) -> None:
-    driver = start(snapshots=SnapshotDirectory(tmp_path, ttl_s=60), max_context=100_000, num_pages=30_000)
-    running = driver.ask(1, [8], start=True, max_tokens=90_000)
+def test_a_session_that_was_to_close_behind_a_turn_that_is_undone_goes_on_elsewhere(
+    start: Start, tmp_path: Path
+) -> None:
+    """Both turns are told to come again there."""
+    settings: dict[str, Any] = {"max_context": 100_000, "num_pages": 30_000}
+    directory = SnapshotDirectory(tmp_path, ttl_s=60)
+    driver = start(snapshots=directory, **settings)
+    driver.ask(1, [5], start=True, max_tokens=1).wait()
+    running = driver.ask(1, [8], max_tokens=90_000)
     assert running.begun.wait(10)
-    driver.ask(1, [], end=True)
-    assert do(driver, "drain", timeout_s=0.5) == {"saved": 0, "failed": 0, "with_kv": 0, "moved": 0}
-    assert list(tmp_path.iterdir()) == []
+    end = driver.ask(1, [], end=True)
+    assert do(driver, "drain", timeout_s=0.5)["saved"] == 1
+    assert (running.wait().code, end.wait().code) == ("UNAVAILABLE", "UNAVAILABLE")
+    after = start(snapshots=directory, **settings)
+    assert after.ask(1, [8], start=True, resume=True, max_tokens=2).wait().status.context_len == 5
+    assert after.ask(1, [], end=True).wait().status.finish_reason == "closed"
 
 
 def test_sessions_that_cannot_be_saved_are_counted_and_logged(

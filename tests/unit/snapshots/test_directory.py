@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from microturn.errors import DeadlineExceeded, FailedPrecondition, InternalError, InvalidArgument, NotFound
+from microturn.errors import DeadlineExceeded, FailedPrecondition, InternalError, InvalidArgument, NotFound, Unavailable
 from microturn.kv.table_state import TableState
 from microturn.offload.copies import KVCopy
 from microturn.sessions.turn import SessionId
@@ -155,7 +155,7 @@ def test_a_file_that_cannot_be_read_now_is_left_alone(directory: SnapshotDirecto
     content = file.read_bytes()
     file.unlink()
     file.mkdir()
-    with pytest.raises(InternalError, match="cannot be read now: try again"):
+    with pytest.raises(Unavailable, match="cannot be read now: try again"):
         directory.find(5)
     file.rmdir()
     file.write_bytes(content)

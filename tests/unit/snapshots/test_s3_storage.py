@@ -14,7 +14,7 @@ from typing import Any
 import boto3
 import pytest
 
-from microturn.errors import DeadlineExceeded, FailedPrecondition, InternalError, InvalidArgument, Unavailable
+from microturn.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, Unavailable
 from microturn.settings import Settings
 from microturn.snapshots import s3_bucket, s3_storage
 from microturn.snapshots.directory import SnapshotDirectory
@@ -148,7 +148,7 @@ def test_a_claim_of_which_nothing_is_known_is_not_made_good(
         return "lose" if put else None
 
     s3.trouble = trouble
-    with pytest.raises(InternalError, match="cannot be claimed now: try again"):
+    with pytest.raises(Unavailable, match="cannot be claimed now: try again"):
         directory.claim(snapshot)
     s3.trouble = None
     assert directory.find(1) is None
@@ -184,7 +184,7 @@ def test_a_storage_that_refuses_keeps_what_it_had(
     with pytest.raises(FailedPrecondition, match="cannot write s3://"):
         directory.save(saved(before, epoch=2))
     s3.trouble = lambda *_: "refuse"
-    with pytest.raises(InternalError, match="cannot be read now: try again"):
+    with pytest.raises(Unavailable, match="cannot be read now: try again"):
         directory.find(1)
     with pytest.raises(FailedPrecondition, match="cannot look for"):
         directory.add_kv(saved(before), None)  # type: ignore[arg-type]
