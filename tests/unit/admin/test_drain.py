@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,8 @@ from microturn.admin.drain import Drained, drain
 from microturn.engine.maintenance import Maintenance
 from microturn.errors import DeadlineExceeded, ResourceExhausted
 from microturn.snapshots.directory import SnapshotDirectory
+from microturn.snapshots.file_storage import FileStorage
+from microturn.snapshots.storage import Content
 from support.fake_runner import expected_tokens
 from support.threads import ThreadedDriver, starting_engines
 
@@ -317,3 +320,47 @@ def test_a_branch_of_a_session_that_is_being_saved_speaks(start: Start, monkeypa
         # In place of a session that lives, for a new one is not opened any more.
         before.ask(0, [7], start=True, fork_of=str(NUM_SESSIONS - 1), max_tokens=2).wait()
         assert before.ask(0, [8], max_tokens=2).wait().error is None
+
+
+def test_what_a_storage_refuses_for_a_moment_is_saved_all_the_same(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, write, refused = start(), FileStorage.write, []
+
+    def refuse(self: FileStorage, name: str, content: Content) -> None:
+        if len(refused) < 3 * NUM_SESSIONS:
+            refused.append(name)
+            raise OSError(errno.EIO, "Input/output error", name)
+        write(self, name, content)
+
+    fill(before)
+    monkeypatch.setattr(FileStorage, "write", refuse)
+    assert drain(before.engine, 10) == Drained(saved=5, failed=0, with_kv=5)
+    check_all_go_on(start(), set(range(NUM_SESSIONS)))
+
+
+def test_the_rest_is_saved_side_by_side(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bucket takes a tenth of a second for each."""
+    monkeypatch.setattr("microturn.admin.drain._SHARE_OF_TURNS", 0)
+    monkeypatch.setattr("microturn.admin.drain._SHARE_UNTIL_KV_ENDS", 0)
+    before, write, all_at_once = start(), FileStorage.write, threading.Barrier(NUM_SESSIONS)
+
+    def write_with_the_others(self: FileStorage, name: str, content: Content) -> None:
+        all_at_once.wait(10)
+        write(self, name, content)
+
+    fill(before)
+    monkeypatch.setattr(FileStorage, "write", write_with_the_others)
+    assert drain(before.engine, 10) == Drained(saved=5, failed=0, with_kv=0)
+    check_all_go_on(start(), set())
+
+
+def test_a_storage_that_hangs_does_not_hold_up_the_stop(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, may_go_on = start(), threading.Event()
+    fill(before)
+    monkeypatch.setattr("microturn.admin.drain._SHARE_OF_TURNS", 0)
+    monkeypatch.setattr(FileStorage, "write", lambda *_: may_go_on.wait(30))
+    begun_s = time.monotonic()
+    assert drain(before.engine, 1) == Drained(saved=0, failed=5, with_kv=0)
+    assert time.monotonic() - begun_s < 5
+    may_go_on.set()

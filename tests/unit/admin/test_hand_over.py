@@ -159,6 +159,7 @@ def test_a_client_is_sent_to_a_session_that_cannot_come(start_servers: StartServ
     assert running.begun.wait(10)
     answer = there.driver.ask(1, [7], max_tokens=3, session_key="ours", **RESUME).wait()
     assert str(answer.error).endswith(f"[route={here.route}]")
+    here.driver.ask(1, [], end=True, on_overlap="interrupt", session_key="ours").wait()
     assert running.wait().token_ids[:3] == expected_tokens([*history, 7], 3)
 
 
