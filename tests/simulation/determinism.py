@@ -11,13 +11,13 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from microturn.admin import drain, operations, saving
+from microturn.admin import drain, final_save, operations
 from microturn.engine import gauges, steps
 from microturn.snapshots import file, snapshot
 from simulation.world import World
 from support.late_draws import late_draw
 
-_TIMED_MODULES = (drain, operations, saving, file, snapshot, gauges)
+_TIMED_MODULES = (drain, final_save, operations, file, snapshot, gauges)
 
 
 @contextlib.contextmanager
@@ -42,7 +42,7 @@ def of_world(world: World) -> Iterator[None]:
             "token_hex": lambda num_bytes: chance.randbytes(num_bytes).hex(),
         }.items():
             patches.enter_context(patch.object(secrets, name, drawn))
-        patches.enter_context(patch.object(saving, "_NUM_THREADS", 1))
+        patches.enter_context(patch.object(final_save, "_NUM_THREADS", 1))
         # The choice of tokens as on a device of its own: it may fail when the tokens are asked for.
         patches.enter_context(patch.object(steps, "draw", late_draw))
         try:
