@@ -20,9 +20,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
+from microturn.admin.final_save import WriteSpeed, add_kv, save_all
 from microturn.admin.hand_over import hand_over, kv_if_readable, send_to_peer
 from microturn.admin.peers import Peer, Peers
-from microturn.admin.final_save import WriteSpeed, add_kv, save_all
 from microturn.engine.engine import Engine
 from microturn.engine.maintenance import Maintenance
 from microturn.engine.moving import Held
