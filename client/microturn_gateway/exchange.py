@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -205,7 +206,8 @@ class Exchange:
             return {"max_tokens": 0}
         if most is None:
             most = room_for_answer(context.end, self._model.max_context, self._settings.max_answer_tokens)
-        return {**question.generation, "role": "assistant", "max_tokens": most}
+        # Each answer has a seed of its own: a fork, on which an answer is asked for again, has that of its session.
+        return {"seed": secrets.randbits(63), **question.generation, "role": "assistant", "max_tokens": most}
 
 
 def _rewinding(context: HeldContext) -> Any:

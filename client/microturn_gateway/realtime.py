@@ -12,6 +12,7 @@ A shell runs the steps (`next_step`, `tokens`, `ended`, `failed`), sends the eve
 
 from __future__ import annotations
 
+import secrets
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -278,7 +279,8 @@ class Realtime:
             max_context = None if self.config.window else self._max_context
             most = room_for_answer(self.talk.context.end, max_context, self._max_answer_tokens)
         choice = choice_options(response.options.tool_choice, self.talk.tools)
-        return {**response.options.generation, **choice, "max_tokens": most}
+        # An answer asked for again, in the place of one that was deleted, is another one.
+        return {"seed": secrets.randbits(63), **response.options.generation, **choice, "max_tokens": most}
 
     def _give_up(self, job: Job, refusal: Refusal) -> None:
         if job.response is not None:

@@ -70,6 +70,11 @@ class Driver:
             self.answer(step)
         return self.taken()
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """Of the last step, without its seed."""
+        return {name: value for name, value in self.steps[-1].options.items() if name != "seed"}
+
     def taken(self) -> list[dict[str, Any]]:
         events = self.realtime.take_events()
         self.events += events

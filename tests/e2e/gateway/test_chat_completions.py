@@ -127,6 +127,14 @@ async def test_an_answer_that_is_asked_for_again_is_the_same(openai: AsyncOpenAI
     assert cached(second) > first.usage.prompt_tokens - 12
 
 
+async def test_an_answer_that_is_drawn_again_is_another_one(openai: AsyncOpenAI, beginning: Messages) -> None:
+    drawn = [await ask(openai, beginning, temperature=1.5, max_tokens=16) for _ in range(2)]
+    drawn += await asyncio.gather(*(ask(openai, beginning, temperature=1.5, max_tokens=16) for _ in range(2)))
+    assert len({text_of(completion) for completion in drawn}) == 4
+    same = [await ask(openai, beginning, temperature=1.5, max_tokens=16, seed=3) for _ in range(2)]
+    assert text_of(same[0]) == text_of(same[1])
+
+
 async def test_who_leaves_interrupts_and_may_go_on(openai: AsyncOpenAI, beginning: Messages) -> None:
     stream = await ask(openai, beginning, max_tokens=1500, stream=True, extra_body={"ignore_eos": True})
     heard = ""

@@ -31,7 +31,7 @@ def test_an_item_and_its_answer(driver: Driver) -> None:
         "response.done",
     ]
     assert driver.steps[0] == Step(Message("user", "Hello"), {"max_tokens": 0, "role": "user"})
-    assert driver.steps[1].options == {"role": "assistant", "max_tokens": 100}
+    assert driver.options == {"role": "assistant", "max_tokens": 100}
     done = events[-1]["response"]
     assert done["status"] == "completed"
     assert done["metadata"] == {"a": "b"}
@@ -178,6 +178,17 @@ def test_a_response_takes_what_the_session_says_unless_it_says_otherwise(driver:
     driver.send("response.create", response={"microturn": {"seed": 4}})
     driver.run()
     assert driver.steps[-1].options == {"role": "assistant", "max_tokens": 7, "temperature": 0.5, "seed": 4}
+
+
+def test_each_answer_has_a_seed_of_its_own(driver: Driver) -> None:
+    driver.item("Hello")
+    for _ in range(2):
+        driver.send("response.create")
+        answer = driver.run()[-1]["response"]["output"][0]["id"]
+        driver.send("conversation.item.delete", item_id=answer)
+    one, other = [step.options["seed"] for step in driver.steps if step.response is not None]
+    assert one != other
+    assert all(0 <= seed < 2**63 for seed in (one, other))
 
 
 def test_an_answer_without_a_limit_gets_the_room_that_there_is(driver: Driver) -> None:
