@@ -243,12 +243,13 @@ class Realtime:
         if job.config.tools != self.talk.tools:
             self.talk.begin_anew(job.config.tools)
         self.talk.window = job.config.window
-        held_len, job.before = self.talk.context.context_len, self.talk.conversation
+        held_len = self.talk.context.context_len
         try:
             missing = self.talk.edit(job.event, job.config.instructions, is_implied=job.is_implied)
         except Refusal as refusal:
             self._give_up(job, refusal)
             return True
+        job.before = self.talk.before
         self._count = PromptCount(min(held_len, self.talk.context.end))
         self._messages.extend(missing)
         self._needs_turn = job.response is not None or (not missing and self.talk.context.rewind_to is not None)

@@ -44,6 +44,11 @@ class Talk:
         self.tools, self.context, self._is_growing = tools, HeldContext(), False
 
     @property
+    def before(self) -> Conversation:
+        """The conversation before the last edit, without what was forgotten then."""
+        return self._before[0]
+
+    @property
     def has_fixed_beginning(self) -> bool:
         """Whether the window has left what the context begins with."""
         return self._first_editable > 0
