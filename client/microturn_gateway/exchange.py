@@ -176,9 +176,11 @@ class Exchange:
             self._check_client()
             await self._append(branch, missing[index : index + num_together])
         self._check_client()
+        if question.max_tokens != 0:
+            context.go_on()
         branch.offer()
         self._session = branch.session
-        self._turn = branch.session.turn(None, **self._options(question, context), **_rewinding(context))
+        self._turn = branch.session.turn(None, **self._options(question, context), **context.rewinding)
         return events_of(self._turn)
 
     def _check_client(self) -> None:
@@ -192,7 +194,7 @@ class Exchange:
         """
         turns: list[AsyncTurn] = []
         for message in messages:
-            how = {"on_overlap": "interrupt"} if turns else _rewinding(branch.context)
+            how = {"on_overlap": "interrupt"} if turns else branch.context.rewinding
             turns.append(branch.session.turn(message.content, role=message.role, max_tokens=0, **how))
         for message, turn in zip(messages, turns, strict=True):
             *_, end = [event async for event in events_of(turn)]
@@ -208,7 +210,3 @@ class Exchange:
             most = room_for_answer(context.end, self._model.max_context, self._settings.max_answer_tokens)
         # Each answer has a seed of its own: a fork, on which an answer is asked for again, has that of its session.
         return {"seed": secrets.randbits(63), **question.generation, "role": "assistant", "max_tokens": most}
-
-
-def _rewinding(context: HeldContext) -> Any:
-    return {} if context.rewind_to is None else {"rewind_to": context.rewind_to}

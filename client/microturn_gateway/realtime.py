@@ -257,15 +257,16 @@ class Realtime:
         return True
 
     def _next_of_job(self, job: Job) -> Step | None:
-        rewind = {} if self.talk.context.rewind_to is None else {"rewind_to": self.talk.context.rewind_to}
+        context = self.talk.context
         if self._messages:
             message = self._messages.popleft()
-            return Step(message, {"max_tokens": 0, "role": message.role, **rewind})
+            return Step(message, {"max_tokens": 0, "role": message.role, **context.rewinding})
         response, needs_turn, self._needs_turn = job.response, self._needs_turn, False
         if needs_turn and response is None:
-            return Step(None, {"max_tokens": 0, **rewind})
+            return Step(None, {"max_tokens": 0, **context.rewinding})
         if needs_turn and response is not None and not response.is_cancelled:
-            return Step(None, {"role": "assistant", **self._answer_options(response), **rewind}, response)
+            context.go_on()
+            return Step(None, {"role": "assistant", **self._answer_options(response), **context.rewinding}, response)
         if needs_turn and response is not None:
             self._emit(*response.cancelled())
         report = None if job.status is None else report_of(job.status, job.latency_ms)

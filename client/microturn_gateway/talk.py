@@ -127,7 +127,8 @@ class Talk:
         pieces, conversation = self.context.pieces, self.conversation
         for message, num_items in self.conversation.told(self._beginning):
             until = _behind(pieces, until, message)
-            if until >= len(pieces) or pieces[until - 1].end > self._first_editable:
+            # One that ends right there can still be gone on with, before the token that ended it.
+            if until >= len(pieces) or pieces[until - 1].end >= self._first_editable:
                 break
             if pieces[until].end > pieces[until - 1].end:  # otherwise a rewind to here would keep what follows, too
                 num_pieces, conversation = until, self.conversation.behind(num_items, message.role)

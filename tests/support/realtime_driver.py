@@ -24,6 +24,7 @@ class Driver:
         self.server = SimulatedContext()
         self.now_s = 100.0
         self.answers = ["Hi", " there"]
+        self.do_answers_end = False
         self.steps: list[Step] = []
         self.events: list[dict[str, Any]] = []
 
@@ -58,7 +59,7 @@ class Driver:
         elif step.message is not None:
             self.realtime.ended(self.server.append(step.message, rewind_to), 5.0)
         else:
-            events, status = self.server.answer(self.answers, rewind_to)
+            events, status = self.server.answer(self.answers, rewind_to, ends=self.do_answers_end)
             for number, tokens in enumerate(events, 1):
                 self.realtime.tokens(tokens, 10.0 * number)
             self.realtime.ended(status, 50.0)

@@ -180,6 +180,37 @@ def test_a_response_takes_what_the_session_says_unless_it_says_otherwise(driver:
     assert driver.steps[-1].options == {"role": "assistant", "max_tokens": 7, "temperature": 0.5, "seed": 4}
 
 
+def test_what_is_said_behind_an_answer_that_ended_is_of_its_message(driver: Driver) -> None:
+    """The server's context refuses text of a message behind the token that ended it."""
+    driver.do_answers_end = True
+    driver.item("Hello")
+    driver.send("response.create")
+    driver.run()
+    said = len(driver.server)
+    driver.item(" Is there more?", "assistant")
+    driver.item("No")
+    driver.run()
+    assert [step.options.get("rewind_to") for step in driver.steps] == [None, None, said - 1, None]
+    driver.send("response.create")
+    driver.send("response.cancel")
+    driver.send("response.create")
+    driver.run()
+    assert driver.server.text == "<user>Hello<assistant>Hi there Is there more?<user>No<assistant>Hi there"
+
+
+def test_an_answer_that_ended_goes_on_where_another_is_asked_for(driver: Driver) -> None:
+    driver.do_answers_end = True
+    driver.item("Hello")
+    for _ in range(2):
+        driver.send("response.create")
+        driver.run()
+    assert driver.server.text == "<user>Hello<assistant>Hi thereHi there"
+    item = driver.realtime.talk.conversation.items[-1].id
+    driver.send("conversation.item.retrieve", item_id=item)
+    assert types(driver.run()) == ["conversation.item.retrieved"]
+    assert len(driver.steps) == 3
+
+
 def test_each_answer_has_a_seed_of_its_own(driver: Driver) -> None:
     driver.item("Hello")
     for _ in range(2):
