@@ -18,9 +18,8 @@ class Driver:
     """A client and a server around the protocol, with a clock that a test sets."""
 
     def __init__(self, **config: Any) -> None:
-        self.realtime = Realtime(
-            SessionConfig("sess_1", "tiny", **config), max_context=200, max_answer_tokens=100, beat_s=BEAT_S
-        )
+        config = SessionConfig("sess_1", "tiny", **config)
+        self.realtime = Realtime(config, max_answer_tokens=100, beat_s=BEAT_S)
         self.server = SimulatedContext()
         self.now_s = 100.0
         self.answers = ["Hi", " there"]

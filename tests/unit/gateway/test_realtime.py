@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from microturn_client import Tokens, Usage
 from microturn_gateway.context import Message
+from microturn_gateway.failures import Refusal
 from microturn_gateway.realtime import Step
 from support.realtime_driver import BEAT_S, Driver, error_of, types
 from support.simulated_context import status_of
@@ -223,7 +226,34 @@ def test_each_answer_has_a_seed_of_its_own(driver: Driver) -> None:
 
 
 def test_an_answer_without_a_limit_gets_the_room_that_there_is(driver: Driver) -> None:
+    """It was worked out from what the server had told, which says nothing of text that it holds."""
     driver.item("x" * 100)
     driver.send("response.create")
-    driver.run()
-    assert driver.steps[-1].options["max_tokens"] == 200 - 101 - 64
+    driver.answer(driver.begin())
+    assert driver.begin().options["max_tokens"] == 100
+    driver.realtime.failed(Refusal("context_full", "too much", room=35))
+    assert driver.run()[-1]["response"]["status"] == "completed"
+    assert driver.steps[-1].options["max_tokens"] == 35
+
+
+@pytest.mark.parametrize(("options", "rooms"), [({}, [35, 34]), ({}, [0]), ({"max_output_tokens": 60}, [35])])
+def test_an_answer_that_finds_no_room_fails(driver: Driver, options: dict[str, Any], rooms: list[int]) -> None:
+    driver.item("x" * 100)
+    driver.send("response.create", response=options)
+    driver.answer(driver.begin())
+    for room in rooms:
+        assert driver.begin().response is not None
+        driver.realtime.failed(Refusal("context_full", "too much", room=room))
+    assert driver.run()[-1]["response"]["status"] == "failed"
+    assert len(driver.steps) == 1 + len(rooms)
+
+
+def test_an_answer_that_is_cancelled_before_it_finds_room_is_not_asked_for_again(driver: Driver) -> None:
+    driver.item("x" * 100)
+    driver.send("response.create")
+    driver.answer(driver.begin())
+    driver.begin()
+    driver.send("response.cancel")
+    driver.realtime.failed(Refusal("context_full", "too much", room=35))
+    assert driver.run()[-1]["response"]["status"] == "cancelled"
+    assert len(driver.steps) == 2
