@@ -50,7 +50,7 @@ class MicroturnError(Exception):
     Attributes:
         code: the code of the wire contract.
         message: one sentence that says what to do.
-        details: numbers that the server added, such as ``retry_after_ms``, ``turn`` or ``position``.
+        details: numbers that the server added, such as ``retry_after_ms``, ``turn``, ``position`` or ``room``.
         route: to the server where the session lives now, if another one said so.
     """
 

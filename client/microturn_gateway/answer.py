@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from microturn_client import Status, Tokens, ToolArguments, ToolCall, ToolCallBegun, ToolEvent
@@ -55,14 +56,17 @@ class GeneratedText:
 
     def piece(self, status: Status) -> Piece:
         """What stays in the context: of an answer that a stop text ended, what comes before that text."""
+        has_end = isinstance(status.stop_reason, int)  # its last token, which stands behind its text
+        text_end = status.context_len - has_end
         if self.calls:  # it stays whole, or goes whole
             content = self.text.strip() + "".join(call_text(call.name, call.json) for call in self.calls)
-            whole = Cut(len(content), status.context_len)
-            return Piece("assistant", content, status.context_len, (*self._cuts[:1], whole))
+            whole = Cut(len(content), text_end)
+            return Piece("assistant", content, status.context_len, (*self._cuts[:1], whole), has_end)
         if isinstance(status.stop_reason, str) and self._cuts:
             last = self._cuts[-1]
             return Piece("assistant", self.text, last.position, tuple(self._cuts))
-        return Piece("assistant", self.text, status.context_len, tuple(self._cuts))
+        cuts = tuple(replace(cut, position=min(cut.position, text_end)) for cut in self._cuts)
+        return Piece("assistant", self.text, status.context_len, cuts, has_end)
 
 
 class PromptCount:

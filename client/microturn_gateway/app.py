@@ -214,7 +214,6 @@ class _Gateway:
             config = config.updated(config.possible(asked or _AS_EVER, has_begun=False, is_beginning_fixed=False))
             realtime = Realtime(
                 config,
-                max_context=model.max_context,
                 max_answer_tokens=self._settings.max_answer_tokens,
                 beat_s=self._settings.beat_ms / 1e3,
             )

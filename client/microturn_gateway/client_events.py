@@ -36,6 +36,11 @@ class AnswerOptions:
     tool_choice: ToolChoice | None = None
     is_parallel: bool | None = None
 
+    @property
+    def has_limit(self) -> bool:
+        """Whether the client says how long an answer may be."""
+        return isinstance(self.max_output_tokens, int)
+
 
 @dataclass(frozen=True)
 class UpdateSession:

@@ -46,7 +46,7 @@ class Completions:
         stream = EventStream(request.receive, send, self._settings.send_timeout_s)
         hint = hint_of(request.headers, body.get("prompt_cache_key"))
         caller = Caller(caller_of(request.headers), hint=hint)
-        exchange = Exchange(self._branches, caller, model, self._settings, stream)
+        exchange = Exchange(self._branches, caller, self._settings, stream)
         await _ChatExchange(asked, model, exchange, stream).run()
 
 

@@ -12,8 +12,9 @@ only, an answer between its tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from microturn_client import MessageRole
 
@@ -61,17 +62,23 @@ class Piece:
     Attributes:
         end: absolute position behind it.
         cuts: of an answer, in their order; empty for what a client sent.
+        has_end: of an answer that ended by itself: its last token says so, and nothing of its message follows that.
     """
 
     role: MessageRole
     content: Content
     end: int
     cuts: tuple[Cut, ...] = ()
+    has_end: bool = False
 
     @property
     def is_answer(self) -> bool:
         """Whether the model said it."""
         return bool(self.cuts)
+
+    def opened(self) -> Piece:
+        """This without the token that ended it: its message goes on."""
+        return replace(self, end=self.end - 1, has_end=False) if self.has_end else self
 
     def cut_before(self, num_chars: int) -> Cut | None:
         """The last cut that keeps no more than so many characters; None when not even one token fits."""
@@ -106,6 +113,11 @@ class HeldContext:
         """Where the next turn must cut the server's context; None when it holds nothing too much."""
         return None if self.end == self.context_len and not self._may_be_longer else self.end
 
+    @property
+    def rewinding(self) -> Mapping[str, Any]:
+        """The same as an option of that turn."""
+        return {} if self.rewind_to is None else {"rewind_to": self.rewind_to}
+
     def branched(self, *, is_answering: bool) -> HeldContext:
         """The context of a session that is forked from this one.
 
@@ -133,11 +145,16 @@ class HeldContext:
             What is missing, in its order; None when only a new session can become it: the server cannot cut off what
             has left no token.
         """
-        kept, reached = self._beginning_of(target)
+        kept, missing = self._beginning_of(target)
         if not kept and self.pieces and self.pieces[0].end == self.start:
             return None
         self.pieces = kept
-        return _behind(target, reached)
+        return missing
+
+    def go_on(self) -> None:
+        """What is generated next goes on with the message at the end, also where that is an answer that has ended."""
+        if self.pieces:
+            self.pieces = [*self.pieces[:-1], self.pieces[-1].opened()]
 
     def recognised(self, messages: Sequence[Message]) -> list[Message]:
         """A conversation as clients send it back: an answer whose surrounding whitespace got lost is as it was.
@@ -174,16 +191,20 @@ class HeldContext:
         self.start = self.pieces[num_pieces - 1].end
         self.pieces = self.pieces[num_pieces:]
 
-    def _beginning_of(self, target: Sequence[Message]) -> tuple[list[Piece], int]:
-        """What stays for a target, and how much of the target's content that is."""
+    def _beginning_of(self, target: Sequence[Message]) -> tuple[list[Piece], list[Message]]:
+        """What stays for a target, and what of the target is missing behind that."""
         num_kept, reached, answer = self._common_prefix(target)
         while 0 < num_kept < len(self.pieces) and self.pieces[num_kept].end == self.pieces[num_kept - 1].end:
             # A rewind keeps every turn that had ended there, this one too: go on from a place before both.
             num_kept, answer = num_kept - 1, None
             reached -= len(self.pieces[num_kept].content)
-        if answer is None:
-            return self.pieces[:num_kept], reached
-        return [*self.pieces[:num_kept], answer], reached + len(answer.content)
+        kept = self.pieces[:num_kept]
+        if answer is not None:
+            kept, reached = [*kept, answer], reached + len(answer.content)
+        missing = _behind(target, reached)
+        if kept and missing and missing[0].role == kept[-1].role:
+            kept[-1] = kept[-1].opened()
+        return kept, missing
 
     def _common_prefix(self, target: Sequence[Message]) -> tuple[int, int, Piece | None]:
         """How many pieces the target begins with, how much of its content they are, and what is left of an answer."""
@@ -228,7 +249,7 @@ def _shortened(piece: Piece, rest: Content) -> Piece | None:
     if cut is None or cut.num_chars == 0:
         return None
     kept = tuple(other for other in piece.cuts if other.num_chars <= cut.num_chars)
-    return replace(piece, content=piece.content[: cut.num_chars], end=cut.position, cuts=kept)
+    return replace(piece, content=piece.content[: cut.num_chars], end=cut.position, cuts=kept, has_end=False)
 
 
 def _behind(target: Sequence[Message], reached: int) -> list[Message]:

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from starlette.requests import ClientDisconnect
 
-from microturn_client import AsyncSession, AsyncTurn, FailedPrecondition, MicroturnError, Tokens, ToolEvent, TurnEnd
+from microturn_client import (
+    AsyncSession,
+    AsyncTurn,
+    ContextFull,
+    FailedPrecondition,
+    MicroturnError,
+    Tokens,
+    ToolEvent,
+    TurnEnd,
+)
 from microturn_gateway.answer import GeneratedText, PromptCount
 from microturn_gateway.branches import Branch, Branches
 from microturn_gateway.caller import Caller
 from microturn_gateway.chat_tools import Tools
-from microturn_gateway.context import HeldContext, Message
-from microturn_gateway.options import room_for_answer
-from microturn_gateway.sessions import LOST, Model, events_of
+from microturn_gateway.context import Message
+from microturn_gateway.sessions import LOST, events_of
 from microturn_gateway.settings import GatewaySettings
 
 # Messages that are appended at once: as many turns as a server lets wait in a session by default.
@@ -27,7 +36,8 @@ _NUM_TOGETHER = 8
 # to which each turn rewinds.
 _GIVEN_UP = (*LOST, FailedPrecondition)
 
-Events = AsyncGenerator[Tokens | ToolEvent | TurnEnd]
+_Event = Tokens | ToolEvent | TurnEnd
+Events = AsyncGenerator[_Event]
 
 
 class Client(Protocol):
@@ -70,20 +80,16 @@ class Exchange:
     Args:
         branches: to answer on.
         caller: who asks.
-        model: that answers.
         settings: of the gateway.
         client: that asks. Once it takes no more, what was said until then stays in the context.
     """
 
-    def __init__(
-        self, branches: Branches, caller: Caller, model: Model, settings: GatewaySettings, client: Client
-    ) -> None:
+    def __init__(self, branches: Branches, caller: Caller, settings: GatewaySettings, client: Client) -> None:
         self.generated = GeneratedText()
         self.count = PromptCount(0)
         self._client = client
         self._branches = branches
         self._caller = caller
-        self._model = model
         self._settings = settings
         self._session: AsyncSession | None = None
         self._turn: AsyncTurn | None = None
@@ -134,13 +140,11 @@ class Exchange:
         Where the session has gone meanwhile, another one answers, as long as nothing was yielded.
         """
         try:
-            events = await self._ask(branch, question)
-            event = await anext(events)
+            event, events = await self._ask(branch, question)
         except _GIVEN_UP:
             branch.withdraw()
             await branch.renew()
-            events = await self._ask(branch, question)
-            event = await anext(events)
+            event, events = await self._ask(branch, question)
         has_surplus = False
         while not isinstance(event, TurnEnd):
             has_surplus |= question.tools.has_one_call and self.generated.is_called_again_by(event)
@@ -161,8 +165,12 @@ class Exchange:
         # With the one call that it may have an answer is complete, whatever has ended its turn.
         yield TurnEnd(replace(event.status, finish_reason="stop")) if has_surplus else event
 
-    async def _ask(self, branch: Branch, question: Question) -> AsyncIterator[Tokens | ToolEvent | TurnEnd]:
-        """Begins the answer, behind what of the conversation the session does not hold yet."""
+    async def _ask(self, branch: Branch, question: Question) -> tuple[_Event, AsyncIterator[_Event]]:
+        """Begins the answer, behind what of the conversation the session does not hold yet.
+
+        Returns:
+            Its first event, and those behind it.
+        """
         held_len = branch.context.context_len
         missing = branch.context.become(branch.context.recognised(question.conversation))
         if missing is None:
@@ -174,11 +182,25 @@ class Exchange:
         for index in range(0, len(missing), num_together):
             self._check_client()
             await self._append(branch, missing[index : index + num_together])
+        if question.max_tokens != 0:
+            context.go_on()
+        options = self._options(question)
+        try:
+            return await self._begin(branch, options)
+        except ContextFull as error:
+            room = error.details.get("room", 0)
+            if question.max_tokens is not None or not room:
+                raise
+            # Only the server knows how long text is that it holds and that has no tokens yet.
+            return await self._begin(branch, {**options, "max_tokens": room})
+
+    async def _begin(self, branch: Branch, options: Mapping[str, Any]) -> tuple[_Event, AsyncIterator[_Event]]:
         self._check_client()
         branch.offer()
         self._session = branch.session
-        self._turn = branch.session.turn(None, **self._options(question, context), **_rewinding(context))
-        return events_of(self._turn)
+        self._turn = branch.session.turn(None, **options, **branch.context.rewinding)
+        events = events_of(self._turn)
+        return await anext(events), events
 
     def _check_client(self) -> None:
         if self._client.is_broken:
@@ -191,7 +213,7 @@ class Exchange:
         """
         turns: list[AsyncTurn] = []
         for message in messages:
-            how = {"on_overlap": "interrupt"} if turns else _rewinding(branch.context)
+            how = {"on_overlap": "interrupt"} if turns else branch.context.rewinding
             turns.append(branch.session.turn(message.content, role=message.role, max_tokens=0, **how))
         for message, turn in zip(messages, turns, strict=True):
             *_, end = [event async for event in events_of(turn)]
@@ -199,14 +221,11 @@ class Exchange:
             branch.context.append(message, end.status.context_len)
             self.count.take(end.status)
 
-    def _options(self, question: Question, context: HeldContext) -> dict[str, Any]:
+    def _options(self, question: Question) -> dict[str, Any]:
         most = question.max_tokens
         if most == 0:
             return {"max_tokens": 0}
         if most is None:
-            most = room_for_answer(context.end, self._model.max_context, self._settings.max_answer_tokens)
-        return {**question.generation, "role": "assistant", "max_tokens": most}
-
-
-def _rewinding(context: HeldContext) -> Any:
-    return {} if context.rewind_to is None else {"rewind_to": context.rewind_to}
+            most = self._settings.max_answer_tokens
+        # Each answer has a seed of its own: a fork, on which an answer is asked for again, has that of its session.
+        return {"seed": secrets.randbits(63), **question.generation, "role": "assistant", "max_tokens": most}

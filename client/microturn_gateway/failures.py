@@ -33,6 +33,7 @@ class Refusal(Exception):
         param: the field that it is about, with dots for levels; None when it is about none.
         http_status: where it answers a request of its own.
         retry_after_s: seconds after which a retry may pass; None if unknown.
+        room: tokens that an answer could have; 0 where it is refused for something else.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Refusal(Exception):
         param: str | None = None,
         http_status: int = 400,
         retry_after_s: float | None = None,
+        room: int = 0,
     ) -> None:
         super().__init__(message)
         self.code = code
@@ -50,6 +52,7 @@ class Refusal(Exception):
         self.param = param
         self.http_status = http_status
         self.retry_after_s = retry_after_s
+        self.room = room
 
     @property
     def type(self) -> str:
@@ -84,4 +87,5 @@ def from_client(error: MicroturnError) -> Refusal:
         error.message,
         http_status=_STATUS_OF[error.code],
         retry_after_s=None if after_ms is None else after_ms / 1000,
+        room=error.details.get("room", 0),
     )

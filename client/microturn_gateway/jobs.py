@@ -30,6 +30,7 @@ class Job:
         latency_ms: of its turns until now.
         status: of the last of them.
         before: the conversation without it.
+        room: for its answer, as the server said where there is less than the gateway would give it.
     """
 
     event: ClientEvent
@@ -41,6 +42,7 @@ class Job:
     latency_ms: float = 0.0
     status: Status | None = None
     before: Conversation | None = None
+    room: int = 0
 
 
 class WaitingJobs:

@@ -1,4 +1,4 @@
-"""What a client may ask of the model, for both APIs: names, types, and how long an answer may be.
+"""What a client may ask of the model, for both APIs: names and types.
 
 Ranges are the server's to check.
 """
@@ -28,10 +28,6 @@ GENERATION_OPTIONS: Mapping[str, type | tuple[type, ...]] = {
 # All that `take_generation_options` reads.
 TURN_OPTIONS = (*GENERATION_OPTIONS, "stop", "logit_bias")
 
-# Without a limit from the client an answer leaves this much of the context for what the template and text that is
-# not cut yet may add in front of it.
-_RESERVED_TOKENS = 64
-
 
 def take_generation_options(fields: Fields) -> dict[str, Any]:
     """The options that are there.
@@ -48,16 +44,3 @@ def take_generation_options(fields: Fields) -> dict[str, Any]:
         stop = None
     options |= {"stop": stop or None, "logit_bias": fields.take("logit_bias", dict, None) or None}
     return {name: value for name, value in options.items() if value is not None}
-
-
-def room_for_answer(context_len: int, max_context: int | None, most: int) -> int:
-    """How many tokens an answer may have whose client did not say, at least 1.
-
-    Args:
-        context_len: tokens before it.
-        max_context: of the session; None where it is not known.
-        most: the gateway's own limit.
-    """
-    if max_context is None:
-        return most
-    return max(1, min(most, max_context - context_len - _RESERVED_TOKENS))

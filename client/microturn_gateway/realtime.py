@@ -12,6 +12,7 @@ A shell runs the steps (`next_step`, `tokens`, `ended`, `failed`), sends the eve
 
 from __future__ import annotations
 
+import secrets
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,7 +27,6 @@ from microturn_gateway.edits import tell
 from microturn_gateway.failures import Refusal
 from microturn_gateway.fields import parse_object
 from microturn_gateway.jobs import Job, WaitingJobs
-from microturn_gateway.options import room_for_answer
 from microturn_gateway.realtime_tools import check_choice, choice_options
 from microturn_gateway.report import report_of
 from microturn_gateway.session_config import SessionConfig
@@ -53,7 +53,6 @@ class Realtime:
 
     Args:
         config: what the session is and does unless an event says otherwise.
-        max_context: of the server's session; None where it is not known.
         max_answer_tokens: how long an answer may be whose client says "inf".
         beat_s: least time between two micro-turns.
 
@@ -61,12 +60,9 @@ class Realtime:
         talk: what was said, and the session on the server that holds it.
     """
 
-    def __init__(
-        self, config: SessionConfig, *, max_context: int | None, max_answer_tokens: int, beat_s: float
-    ) -> None:
+    def __init__(self, config: SessionConfig, *, max_answer_tokens: int, beat_s: float) -> None:
         self.config = config
         self.talk = Talk(config.tools)
-        self._max_context = max_context
         self._max_answer_tokens = max_answer_tokens
         self._beat_s = beat_s
         self._conversation_id = new_id("conv")
@@ -147,9 +143,16 @@ class Realtime:
             self._emit(*events)
 
     def failed(self, refusal: Refusal) -> None:
-        """The running step was refused or lost: nothing of it is in the context, and its job is undone."""
-        job, self._step, self._job = self._job, None, None
+        """The running step was refused or lost: nothing of it is in the context, and its job is undone.
+
+        An answer is asked for once more, if all that was too much is the limit that it had from here.
+        """
+        job, self._step = self._job, None
         assert job is not None
+        if refusal.room and not job.room and job.response is not None and not job.response.options.has_limit:
+            job.room, self._needs_turn = refusal.room, True
+            return
+        self._job = None
         self._messages.clear()
         self.talk.undo(has_begun=job.status is not None)
         self._give_up(job, refusal)
@@ -242,12 +245,13 @@ class Realtime:
         if job.config.tools != self.talk.tools:
             self.talk.begin_anew(job.config.tools)
         self.talk.window = job.config.window
-        held_len, job.before = self.talk.context.context_len, self.talk.conversation
+        held_len = self.talk.context.context_len
         try:
             missing = self.talk.edit(job.event, job.config.instructions, is_implied=job.is_implied)
         except Refusal as refusal:
             self._give_up(job, refusal)
             return True
+        job.before = self.talk.before
         self._count = PromptCount(min(held_len, self.talk.context.end))
         self._messages.extend(missing)
         self._needs_turn = job.response is not None or (not missing and self.talk.context.rewind_to is not None)
@@ -255,15 +259,18 @@ class Realtime:
         return True
 
     def _next_of_job(self, job: Job) -> Step | None:
-        rewind = {} if self.talk.context.rewind_to is None else {"rewind_to": self.talk.context.rewind_to}
+        context = self.talk.context
         if self._messages:
             message = self._messages.popleft()
-            return Step(message, {"max_tokens": 0, "role": message.role, **rewind})
+            return Step(message, {"max_tokens": 0, "role": message.role, **context.rewinding})
         response, needs_turn, self._needs_turn = job.response, self._needs_turn, False
         if needs_turn and response is None:
-            return Step(None, {"max_tokens": 0, **rewind})
+            return Step(None, {"max_tokens": 0, **context.rewinding})
         if needs_turn and response is not None and not response.is_cancelled:
-            return Step(None, {"role": "assistant", **self._answer_options(response), **rewind}, response)
+            context.go_on()
+            return Step(
+                None, {"role": "assistant", **self._answer_options(job, response), **context.rewinding}, response
+            )
         if needs_turn and response is not None:
             self._emit(*response.cancelled())
         report = None if job.status is None else report_of(job.status, job.latency_ms)
@@ -272,13 +279,12 @@ class Realtime:
         self._job = None
         return None
 
-    def _answer_options(self, response: Response) -> dict[str, Any]:
-        most = response.options.max_output_tokens
-        if not isinstance(most, int):
-            max_context = None if self.config.window else self._max_context
-            most = room_for_answer(self.talk.context.end, max_context, self._max_answer_tokens)
-        choice = choice_options(response.options.tool_choice, self.talk.tools)
-        return {**response.options.generation, **choice, "max_tokens": most}
+    def _answer_options(self, job: Job, response: Response) -> dict[str, Any]:
+        options = response.options
+        most = options.max_output_tokens if options.has_limit else job.room or self._max_answer_tokens
+        choice = choice_options(options.tool_choice, self.talk.tools)
+        # An answer asked for again, in the place of one that was deleted, is another one.
+        return {"seed": secrets.randbits(63), **options.generation, **choice, "max_tokens": most}
 
     def _give_up(self, job: Job, refusal: Refusal) -> None:
         if job.response is not None:

@@ -77,7 +77,7 @@ class Responses:
     ) -> None:
         model = await self._sessions.model(asked.model)
         caller = replace(memory.owner(asked), hint=hint_of(headers, asked.shown["prompt_cache_key"]))
-        exchange = Exchange(self._branches, caller, model, self._settings, transport)
+        exchange = Exchange(self._branches, caller, self._settings, transport)
         await ResponseExchange(asked, ResponseAnswer(asked, model.name), exchange, memory, transport).run()
 
     async def reap(self) -> None:

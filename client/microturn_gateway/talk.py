@@ -44,6 +44,11 @@ class Talk:
         self.tools, self.context, self._is_growing = tools, HeldContext(), False
 
     @property
+    def before(self) -> Conversation:
+        """The conversation before the last edit, without what was forgotten then."""
+        return self._before[0]
+
+    @property
     def has_fixed_beginning(self) -> bool:
         """Whether the window has left what the context begins with."""
         return self._first_editable > 0
@@ -122,7 +127,8 @@ class Talk:
         pieces, conversation = self.context.pieces, self.conversation
         for message, num_items in self.conversation.told(self._beginning):
             until = _behind(pieces, until, message)
-            if until >= len(pieces) or pieces[until - 1].end > self._first_editable:
+            # One that ends right there can still be gone on with, before the token that ended it.
+            if until >= len(pieces) or pieces[until - 1].end >= self._first_editable:
                 break
             if pieces[until].end > pieces[until - 1].end:  # otherwise a rewind to here would keep what follows, too
                 num_pieces, conversation = until, self.conversation.behind(num_items, message.role)

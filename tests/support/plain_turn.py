@@ -171,7 +171,7 @@ class Told:
             raise Refused("INVALID_ARGUMENT")
         room = self.sight.limits.max_context - len(left.tokens) if self.sight.room is None else self.sight.room
         if len(ask.given) + max_tokens > room:
-            raise Refused("CONTEXT_FULL")
+            raise Refused("CONTEXT_FULL", room=max(0, room - len(ask.given)))
         return left, Told(tokens, self.num_turns + (not ask.is_keepalive), self.sight)
 
 

@@ -18,12 +18,12 @@ class Driver:
     """A client and a server around the protocol, with a clock that a test sets."""
 
     def __init__(self, **config: Any) -> None:
-        self.realtime = Realtime(
-            SessionConfig("sess_1", "tiny", **config), max_context=200, max_answer_tokens=100, beat_s=BEAT_S
-        )
+        config = SessionConfig("sess_1", "tiny", **config)
+        self.realtime = Realtime(config, max_answer_tokens=100, beat_s=BEAT_S)
         self.server = SimulatedContext()
         self.now_s = 100.0
         self.answers = ["Hi", " there"]
+        self.do_answers_end = False
         self.steps: list[Step] = []
         self.events: list[dict[str, Any]] = []
 
@@ -58,7 +58,7 @@ class Driver:
         elif step.message is not None:
             self.realtime.ended(self.server.append(step.message, rewind_to), 5.0)
         else:
-            events, status = self.server.answer(self.answers, rewind_to)
+            events, status = self.server.answer(self.answers, rewind_to, ends=self.do_answers_end)
             for number, tokens in enumerate(events, 1):
                 self.realtime.tokens(tokens, 10.0 * number)
             self.realtime.ended(status, 50.0)
@@ -69,6 +69,11 @@ class Driver:
             self.steps.append(step)
             self.answer(step)
         return self.taken()
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Of the last step, without its seed."""
+        return {name: value for name, value in self.steps[-1].options.items() if name != "seed"}
 
     def taken(self) -> list[dict[str, Any]]:
         events = self.realtime.take_events()

@@ -1,7 +1,8 @@
 """A session's context in a few lines, as far as a gateway can tell: a token a character, and text that is held back.
 
 A message begins with a token of its own. The last characters of what is appended may be held until more comes, as the
-server does with half a word; a rewind keeps what turns had left without tokens that ended there. An answer is given.
+server does with half a word; a rewind keeps what turns had left without tokens that ended there. An answer is given,
+and may end by itself: with a token that says so, behind which nothing of its message may follow.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ def status_of(context_len: int, **fields: object) -> Status:
     return replace(status, **fields)
 
 
+_END = "</>"
+_END_ID = 2
+
+
 @dataclass(frozen=True)
 class _Mark:
     end: int
@@ -49,8 +54,8 @@ class SimulatedContext:
 
     @property
     def text(self) -> str:
-        """All of it, what is held included."""
-        return "".join(str(token) for token in self.tokens) + self._held
+        """All of it but for the ends of answers, what is held included."""
+        return "".join(str(token) for token in self.tokens if token != _END) + self._held
 
     def append(self, message: Message, rewind_to: int | None = None, num_held: int = 0) -> Status:
         """A turn that appends, and leaves so many characters without tokens."""
@@ -69,8 +74,16 @@ class SimulatedContext:
         num_new = len(self) - before
         return status_of(len(self), usage=Usage(num_new, 0, num_new, 0))
 
-    def answer(self, parts: Sequence[str], rewind_to: int | None = None) -> tuple[list[Tokens], Status]:
-        """A turn that generates a token for each part of a text; an empty part is half a character."""
+    def answer(
+        self, parts: Sequence[str], rewind_to: int | None = None, *, ends: bool = False
+    ) -> tuple[list[Tokens], Status]:
+        """A turn that generates a token for each part of a text; an empty part is half a character.
+
+        Args:
+            parts: of the text.
+            rewind_to: where it cuts before.
+            ends: the model ends it, in the response of the last part.
+        """
         self.rewind(rewind_to)
         before = len(self)
         self._open("assistant")
@@ -79,8 +92,14 @@ class SimulatedContext:
         num_new = len(self) - before
         events = [Tokens(part, (index,), len(self) + index) for index, part in enumerate(parts)]
         self.tokens += parts
-        usage = Usage(num_new, len(parts), num_new + len(parts), 0)
-        return events, status_of(len(self), finish_reason="stop", usage=usage)
+        if ends:
+            last = events.pop() if events else Tokens("", (), len(self))
+            events.append(replace(last, ids=(*last.ids, _END_ID)))
+            self.tokens.append(_END)
+        num_parts = len(parts) + ends
+        usage = Usage(num_new, num_parts, num_new + num_parts, 0)
+        stop_reason = _END_ID if ends else None
+        return events, status_of(len(self), finish_reason="stop", stop_reason=stop_reason, usage=usage)
 
     def rewind(self, position: int | None) -> None:
         """Cuts, as the wire contract says."""
@@ -94,6 +113,7 @@ class SimulatedContext:
         self._held = last.held if last.end == position else ""
 
     def _open(self, role: str) -> None:
+        assert role != self._role or self.tokens[-1:] != [_END], "behind the end of a message"
         if role != self._role:
             self._flush()
             self.tokens.append(f"<{role}>")

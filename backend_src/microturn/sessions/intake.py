@@ -162,12 +162,15 @@ def _begin_value(session: Session, turn: Turn, grammar: AnswerGrammar) -> Answer
 def _check_room(session: Session, num_input: int, max_tokens: int) -> None:
     if num_input + max_tokens <= session.room:
         return
+    room = max(0, session.room - num_input)
     if session.window is not None:
         raise ContextFull(
             f"{num_input} tokens of input and max_tokens={max_tokens} exceed the {session.room} that a turn may have "
-            "beside its window: send less at a time"
+            "beside its window: send less at a time",
+            room=room,
         )
     raise ContextFull(
         f"{len(session.context)} tokens of context, {num_input} of input and max_tokens={max_tokens} exceed "
-        f"max_context={session.max_context}: send less, rewind or open a new session"
+        f"max_context={session.max_context}: send less, rewind or open a new session",
+        room=room,
     )

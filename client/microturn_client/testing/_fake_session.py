@@ -154,8 +154,11 @@ class FakeSession:
         try:
             if max_tokens and start + turn.num_input == 0:
                 raise RefusedError("INVALID_ARGUMENT: there is nothing to generate from")
-            if start + turn.num_input + max_tokens > self.max_context:
-                raise RefusedError(f"CONTEXT_FULL: the turn exceeds max_context={self.max_context}")
+            room = self.max_context - start - turn.num_input
+            if max_tokens > room:
+                raise RefusedError(
+                    f"CONTEXT_FULL: the turn exceeds max_context={self.max_context} [room={max(0, room)}]"
+                )
             context = [*self.context, *turn.appended, *[EMBEDDING] * request.num_embeds]
             if max_tokens and turn.values is not None:
                 turn.value = self._value_of(turn, context)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from uuid import uuid4
 
 import openai as sdk
 import pytest
@@ -125,6 +126,31 @@ async def test_an_answer_that_is_asked_for_again_is_the_same(openai: AsyncOpenAI
     assert text_of(second) == text_of(first)
     assert second.usage.prompt_tokens == first.usage.prompt_tokens
     assert cached(second) > first.usage.prompt_tokens - 12
+
+
+async def test_an_answer_that_is_drawn_again_is_another_one(openai: AsyncOpenAI, beginning: Messages) -> None:
+    drawn = [await ask(openai, beginning, temperature=1.5, max_tokens=16) for _ in range(2)]
+    drawn += await asyncio.gather(*(ask(openai, beginning, temperature=1.5, max_tokens=16) for _ in range(2)))
+    assert len({text_of(completion) for completion in drawn}) == 4
+    same = [await ask(openai, beginning, temperature=1.5, max_tokens=16, seed=3) for _ in range(2)]
+    assert text_of(same[0]) == text_of(same[1])
+
+
+async def test_what_is_added_to_an_answer_that_ended_is_of_its_message(
+    openai: AsyncOpenAI, unguarded: str, beginning: Messages
+) -> None:
+    """As another caller's session is told it, which never generated the token that ended the answer."""
+    first = await ask(openai, beginning, max_tokens=60)
+    assert first.choices[0].finish_reason == "stop"
+    answer = {"role": "assistant", "content": text_of(first)}
+    goes_on = [*beginning, answer]
+    added = [*goes_on, {"role": "assistant", "content": "Is there more?"}, {"role": "user", "content": "And Italy?"}]
+    for messages, options in ((goes_on, {"extra_body": {"min_tokens": 12}}), (goes_on, {}), (added, {})):
+        own = await ask(openai, messages, max_tokens=20, **options)
+        async with AsyncOpenAI(api_key=uuid4().hex, base_url=f"http://{unguarded}/v1", max_retries=0) as stranger:
+            other = await ask(stranger, messages, max_tokens=20, **options)
+        assert (own.usage.prompt_tokens, text_of(own)) == (other.usage.prompt_tokens, text_of(other))
+        assert cached(own) > cached(other) == 0
 
 
 async def test_who_leaves_interrupts_and_may_go_on(openai: AsyncOpenAI, beginning: Messages) -> None:

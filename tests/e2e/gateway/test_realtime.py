@@ -42,9 +42,10 @@ async def until(connection: AsyncRealtimeConnection, kind: str) -> list[Realtime
     return events
 
 
-async def say(connection: AsyncRealtimeConnection, text: str) -> None:
+async def say(connection: AsyncRealtimeConnection, text: str, role: str = "user") -> None:
+    kind = "output_text" if role == "assistant" else "input_text"
     await connection.conversation.item.create(
-        item={"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
+        item={"type": "message", "role": role, "content": [{"type": kind, "text": text}]}
     )
 
 
@@ -81,6 +82,26 @@ async def test_a_conversation_is_that_of_a_session(server: str, connection: Asyn
     assert usage.input_token_details is not None
     assert usage.input_tokens - 12 < usage.input_token_details.cached_tokens < usage.input_tokens
     assert usage.output_tokens == 8
+
+
+async def test_what_an_agent_says_behind_an_answer_that_ended_is_of_its_message(
+    openai: AsyncOpenAI, connection: AsyncRealtimeConnection
+) -> None:
+    """As another session is told it, which never generated the token that ended the answer."""
+    await say(connection, QUESTION)
+    first, done = await answer(connection, max_output_tokens=60)
+    assert done.response.status == "completed"
+    async with openai.realtime.connect(model="smollm2-135m") as told:
+        await say(told, QUESTION)
+        await say(told, first, "assistant")
+        ends = []
+        for session in (connection, told):
+            await say(session, "Is there more?", "assistant")
+            await say(session, "And of Italy?")
+            text, done = await answer(session, max_output_tokens=20)
+            assert done.response.usage is not None
+            ends.append((text, done.response.usage.input_tokens))
+    assert ends[0] == ends[1]
 
 
 async def test_a_session_is_updated(connection: AsyncRealtimeConnection) -> None:

@@ -70,6 +70,18 @@ async def test_the_second_turn_computes_only_what_is_new(openai: AsyncOpenAI) ->
     assert fresh.output_text == second.output_text
 
 
+async def test_what_is_added_to_an_answer_that_ended_is_of_its_message(openai: AsyncOpenAI) -> None:
+    """As a session is told it that never generated the token that ended the answer."""
+    first = await ask(openai, QUESTION, max_output_tokens=60)
+    assert first.status == "completed"
+    more = [{"role": "assistant", "content": "Is there more?"}, user("And of Italy?")]
+    for said in (more, more[:1]):
+        own = await ask(openai, said, first, max_output_tokens=20)
+        fresh = await ask_afresh(openai, [user(QUESTION), *as_input(first), *said], max_output_tokens=20)
+        assert (own.usage.input_tokens, own.output_text) == (fresh.usage.input_tokens, fresh.output_text)
+        assert cached(own) > cached(fresh) == 0
+
+
 async def test_branches_of_a_response_answer_as_conversations_of_their_own(openai: AsyncOpenAI) -> None:
     first = await ask(openai, QUESTION)
     questions = ("And of Spain?", "Name a river there.", "Who lives in it?")

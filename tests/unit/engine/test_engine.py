@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from microturn.engine.wiring import build_engine
-from microturn.errors import InvalidArgument, MicroturnError
+from microturn.errors import ContextFull, InvalidArgument, MicroturnError
 from microturn.sessions.inputs import EmbedInput, TokenInput, TurnInput
 from microturn.sessions.turn import Turn, TurnRequest
 from support.driver import IdsOnly, Recorder
@@ -356,6 +356,16 @@ def test_a_context_is_filled_to_the_last_token_and_never_clamped(driver: FakeDri
     assert context_len(driver) == 64
     assert driver.turn(1, [5], max_tokens=0).code == "CONTEXT_FULL"
     assert driver.turn(1, max_tokens=1).code == "CONTEXT_FULL"
+
+
+@pytest.mark.parametrize(("num_input", "room"), [(4, 54), (57, 1), (58, 0), (59, 0)])
+def test_who_asks_for_too_many_tokens_is_told_how_many_there_are(driver: FakeDriver, num_input: int, room: int) -> None:
+    driver.turn(1, [5] * 6, start=True, max_tokens=0)
+    error = driver.turn(1, [5] * num_input, max_tokens=60).error
+    assert isinstance(error, ContextFull)
+    assert error.details == {"room": room}
+    if room:
+        assert driver.turn(1, [5] * num_input, max_tokens=room).status.context_len == 64
 
 
 def test_a_turn_longer_than_the_context_leaves_the_session_alone(driver: FakeDriver) -> None:

@@ -74,6 +74,8 @@ def test_a_turn_that_leaves_no_room_beside_the_window_changes_nothing() -> None:
     room = 40 - WINDOW.max_kept
     refused = driver.turn(1, [5] * (room - 2), max_tokens=3)
     assert refused.code == "CONTEXT_FULL"
+    assert refused.error is not None
+    assert refused.error.details == {"room": 2}
     assert driver.runner.num_tokens == num_tokens
     talk(driver, history, [5] * (room - 3), max_tokens=3)
 

@@ -12,6 +12,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from microturn_client.testing import FakeServer
+from microturn_client.testing._fake_session import FakeSession
 from microturn_gateway.context import HeldContext
 from support.chats import SYSTEM, Messages, answered, ask, cached, gateway_before, named, question
 
@@ -58,6 +59,47 @@ async def test_an_answer_asked_for_again_leaves_the_first_one_where_it_is(openai
     for end in (first, other):
         after = await ask(openai, answered(messages, end, "Why?"))
         assert cached(after) >= end.usage.total_tokens - 2
+
+
+@pytest.mark.parametrize("server", [0.0, 0.002], indirect=True)
+async def test_an_answer_asked_for_again_is_drawn_again(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is answered on a fork, which has its session's seed and the same positions."""
+    async with gateway_before(server, monkeypatch, max_sessions=16) as openai:
+        messages = question("What grows here?")
+        drawn = [await ask(openai, messages, temperature=1.0) for _ in range(3)]
+        drawn += await asyncio.gather(*(ask(openai, messages, temperature=1.0) for _ in range(3)))
+        assert len({completion.choices[0].message.content for completion in drawn}) == 6
+        told = {"instructions": SYSTEM["content"], "input": messages[1:], "temperature": 1.0, "max_output_tokens": 6}
+        responses = [await openai.responses.create(model=await named(openai), **told) for _ in range(3)]
+        assert len({response.output_text for response in responses}) == 3
+
+
+@pytest.mark.parametrize("server", [0.0, 0.002], indirect=True)
+async def test_with_its_seed_an_answer_is_the_same_again(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with gateway_before(server, monkeypatch, max_sessions=16) as openai:
+        messages = question("What grows here?")
+        drawn = [await ask(openai, messages, temperature=1.0, seed=3) for _ in range(2)]
+        drawn += await asyncio.gather(*(ask(openai, messages, temperature=1.0, seed=3) for _ in range(3)))
+        assert len({completion.choices[0].message.content for completion in drawn}) == 1
+
+
+@pytest.mark.parametrize("server", [0.02], indirect=True)
+async def test_an_answer_whose_server_dies_goes_on_as_it_was_drawn(
+    server: FakeServer, openai: AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeds = []
+    usual = FakeSession.status_of
+    monkeypatch.setattr(
+        FakeSession, "status_of", lambda session, *how: seeds.append((said := usual(session, *how))["seed"]) or said
+    )
+    messages = question("What grows here?")
+    running = asyncio.create_task(ask(openai, messages, temperature=1.0, max_tokens=30))
+    await asyncio.sleep(0.3)
+    assert not running.done()
+    server.restart()
+    survived = await running
+    again = await ask(openai, messages, temperature=1.0, max_tokens=30, seed=seeds[-1])
+    assert again.choices[0].message.content == survived.choices[0].message.content
 
 
 async def test_a_session_is_found_without_a_look_at_each(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,9 +39,10 @@ class Session:
         self.held.rewound(len(self.server))
         return missing
 
-    def answer(self, *parts: str) -> None:
+    def answer(self, *parts: str, ends: bool = False) -> None:
         generated = GeneratedText()
-        events, status = self.server.answer(parts, self.held.rewind_to)
+        self.held.go_on()
+        events, status = self.server.answer(parts, self.held.rewind_to, ends=ends)
         for tokens in events:
             generated.take(tokens)
         self.held.answer(generated.piece(status), status.context_len)
@@ -139,12 +141,37 @@ def test_an_answer_is_recognised_in_its_own_place_only() -> None:
     assert session.held.recognised(elsewhere) == elsewhere
 
 
-def test_what_a_client_adds_to_an_answer_is_appended() -> None:
+@pytest.mark.parametrize("ends", [False, True])
+def test_what_a_client_adds_to_an_answer_is_appended(ends: bool) -> None:
+    """Where the answer had ended by itself, before the token that says so."""
     session = Session()
     session.become([user("Is it?")])
-    session.answer("Yes")
+    session.answer("Yes", ends=ends)
     said = [user("Is it?"), assistant("Yes\n"), user("Bye")]
     assert session.become(session.held.recognised(said)) == [assistant("\n"), user("Bye")]
+    assert session.server.tokens == ["<user>", *"Is it?", "<assistant>", "Yes", "\n", "<user>", *"Bye"]
+
+
+def test_an_answer_that_ended_stays_whole_until_its_message_goes_on() -> None:
+    session = Session()
+    session.become([user("Hello")])
+    session.answer("Hi", ends=True)
+    whole = len(session.server)
+    assert session.become([user("Hello"), assistant("Hi"), user("Bye")]) == [user("Bye")]
+    assert session.held.pieces[1].end == whole
+    session.become([user("Hello"), assistant("Hi")])
+    assert len(session.server) == whole
+    session.answer(" there", ends=True)
+    assert session.held.pieces[-1].end == whole + 1
+    assert session.server.text == "<user>Hello<assistant>Hi there"
+
+
+def test_an_answer_that_said_nothing_and_ended_goes_on() -> None:
+    session = Session()
+    session.become([user("Hello")])
+    session.answer(ends=True)
+    assert session.become([user("Hello"), assistant("Hi")]) == [assistant("Hi")]
+    assert session.server.text == "<user>Hello<assistant>Hi"
 
 
 def test_the_text_that_stopped_an_answer_is_cut_off() -> None:
@@ -199,6 +226,7 @@ class Edit:
     more: Sequence[Message]
     num_held: int
     answer: Sequence[str] | None
+    ends: bool
 
     def of(self, messages: Sequence[Message]) -> list[Message]:
         *kept, last = messages[: self.num_kept] or [user("a")]
@@ -215,6 +243,7 @@ _EDITS = st.builds(
     more=st.lists(_MESSAGES, max_size=2),
     num_held=st.integers(0, 3),
     answer=st.none() | _ANSWERS,
+    ends=st.booleans(),
 )
 
 
@@ -227,5 +256,5 @@ def test_the_context_becomes_any_conversation(edits: list[Edit]) -> None:
         assert session.server.text == as_text(target)
         assert session.held.end == session.held.context_len == len(session.server)
         if edit.answer is not None:
-            session.answer(*edit.answer)
+            session.answer(*edit.answer, ends=edit.ends)
             target = [*target, assistant("".join(edit.answer))] if any(edit.answer) else target

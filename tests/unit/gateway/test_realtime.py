@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from microturn_client import Tokens, Usage
 from microturn_gateway.context import Message
+from microturn_gateway.failures import Refusal
 from microturn_gateway.realtime import Step
 from support.realtime_driver import BEAT_S, Driver, error_of, types
 from support.simulated_context import status_of
@@ -31,7 +34,7 @@ def test_an_item_and_its_answer(driver: Driver) -> None:
         "response.done",
     ]
     assert driver.steps[0] == Step(Message("user", "Hello"), {"max_tokens": 0, "role": "user"})
-    assert driver.steps[1].options == {"role": "assistant", "max_tokens": 100}
+    assert driver.options == {"role": "assistant", "max_tokens": 100}
     done = events[-1]["response"]
     assert done["status"] == "completed"
     assert done["metadata"] == {"a": "b"}
@@ -180,8 +183,77 @@ def test_a_response_takes_what_the_session_says_unless_it_says_otherwise(driver:
     assert driver.steps[-1].options == {"role": "assistant", "max_tokens": 7, "temperature": 0.5, "seed": 4}
 
 
-def test_an_answer_without_a_limit_gets_the_room_that_there_is(driver: Driver) -> None:
-    driver.item("x" * 100)
+def test_what_is_said_behind_an_answer_that_ended_is_of_its_message(driver: Driver) -> None:
+    """The server's context refuses text of a message behind the token that ended it."""
+    driver.do_answers_end = True
+    driver.item("Hello")
     driver.send("response.create")
     driver.run()
-    assert driver.steps[-1].options["max_tokens"] == 200 - 101 - 64
+    said = len(driver.server)
+    driver.item(" Is there more?", "assistant")
+    driver.item("No")
+    driver.run()
+    assert [step.options.get("rewind_to") for step in driver.steps] == [None, None, said - 1, None]
+    driver.send("response.create")
+    driver.send("response.cancel")
+    driver.send("response.create")
+    driver.run()
+    assert driver.server.text == "<user>Hello<assistant>Hi there Is there more?<user>No<assistant>Hi there"
+
+
+def test_an_answer_that_ended_goes_on_where_another_is_asked_for(driver: Driver) -> None:
+    driver.do_answers_end = True
+    driver.item("Hello")
+    for _ in range(2):
+        driver.send("response.create")
+        driver.run()
+    assert driver.server.text == "<user>Hello<assistant>Hi thereHi there"
+    item = driver.realtime.talk.conversation.items[-1].id
+    driver.send("conversation.item.retrieve", item_id=item)
+    assert types(driver.run()) == ["conversation.item.retrieved"]
+    assert len(driver.steps) == 3
+
+
+def test_each_answer_has_a_seed_of_its_own(driver: Driver) -> None:
+    driver.item("Hello")
+    for _ in range(2):
+        driver.send("response.create")
+        answer = driver.run()[-1]["response"]["output"][0]["id"]
+        driver.send("conversation.item.delete", item_id=answer)
+    one, other = [step.options["seed"] for step in driver.steps if step.response is not None]
+    assert one != other
+    assert all(0 <= seed < 2**63 for seed in (one, other))
+
+
+def test_an_answer_without_a_limit_gets_the_room_that_there_is(driver: Driver) -> None:
+    """It was worked out from what the server had told, which says nothing of text that it holds."""
+    driver.item("x" * 100)
+    driver.send("response.create")
+    driver.answer(driver.begin())
+    assert driver.begin().options["max_tokens"] == 100
+    driver.realtime.failed(Refusal("context_full", "too much", room=35))
+    assert driver.run()[-1]["response"]["status"] == "completed"
+    assert driver.steps[-1].options["max_tokens"] == 35
+
+
+@pytest.mark.parametrize(("options", "rooms"), [({}, [35, 34]), ({}, [0]), ({"max_output_tokens": 60}, [35])])
+def test_an_answer_that_finds_no_room_fails(driver: Driver, options: dict[str, Any], rooms: list[int]) -> None:
+    driver.item("x" * 100)
+    driver.send("response.create", response=options)
+    driver.answer(driver.begin())
+    for room in rooms:
+        assert driver.begin().response is not None
+        driver.realtime.failed(Refusal("context_full", "too much", room=room))
+    assert driver.run()[-1]["response"]["status"] == "failed"
+    assert len(driver.steps) == 1 + len(rooms)
+
+
+def test_an_answer_that_is_cancelled_before_it_finds_room_is_not_asked_for_again(driver: Driver) -> None:
+    driver.item("x" * 100)
+    driver.send("response.create")
+    driver.answer(driver.begin())
+    driver.begin()
+    driver.send("response.cancel")
+    driver.realtime.failed(Refusal("context_full", "too much", room=35))
+    assert driver.run()[-1]["response"]["status"] == "cancelled"
+    assert len(driver.steps) == 2

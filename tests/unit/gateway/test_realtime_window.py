@@ -143,6 +143,7 @@ def test_random_edits_leave_the_context_that_the_items_make(seed: int) -> None:
     talk = WindowDriver(instructions=draw.choice(["", "Be brief."]))
     talk.exchange()
     for _ in range(120):
+        talk.do_answers_end = draw.random() < 0.7
         items = talk.realtime.talk.conversation.items
         item = draw.choice(items) if items else None
         match draw.choice(["exchange", "exchange", "append", "delete", "truncate", "insert", "clear", "results"]):
