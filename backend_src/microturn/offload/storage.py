@@ -7,6 +7,7 @@ methods run on the engine thread.
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -25,8 +26,9 @@ log = logging.getLogger(__name__)
 # Share of the host tier above which copies are written to disk: the rest is for copies that arrive meanwhile.
 _HOST_SHARE = 0.75
 
-# Seconds after which a disk that other programs have filled is tried again.
+# Seconds after which a disk that has failed, or that other programs have filled, is tried again.
 _DISK_PAUSE_S = 60.0
+_DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Storage:
@@ -68,7 +70,8 @@ class Storage:
         self._writing: StoredImage | None = None
         self._reading: dict[StoredImage, Job] = {}
         self._step = 0
-        self._disk_was_full_s = -_DISK_PAUSE_S
+        self._disk_failed_s = -_DISK_PAUSE_S
+        self._disk_takes_nothing = False
 
     @property
     def is_there(self) -> bool:
@@ -178,8 +181,10 @@ class Storage:
         """Writes the least recently used copy if there is a disk tier and no other copy is being written."""
         if self.disk is None or self._writing is not None:
             return
-        if self._clock() >= self._disk_was_full_s + _DISK_PAUSE_S:
-            self.disk.capacity_bytes = self.disk.max_bytes
+        if self._clock() >= self._disk_failed_s + _DISK_PAUSE_S:
+            self.disk.capacity_bytes, self._disk_takes_nothing = self.disk.max_bytes, False
+        if self._disk_takes_nothing:
+            return
         image = self._oldest(self.host, Place.HOST)
         while image is not None and image in self.incoming:
             self._put_back(image)
@@ -194,9 +199,12 @@ class Storage:
         assert self.disk is not None
         self._writing = None
         if error is not None:
-            # The disk holds less than assumed: for a while the least recently used files are removed sooner.
+            # A full disk holds less than assumed: for a while the least recently used files make room. Where that does
+            # not help, or the disk has another fault, nothing is written for so long, and no file is lost for it.
+            is_full = isinstance(error, OSError) and error.errno in _DISK_IS_FULL
+            self._disk_takes_nothing = not is_full or self.disk.capacity_bytes < self.disk.max_bytes
             self.disk.capacity_bytes = self.disk.used_bytes
-            self._disk_was_full_s = self._clock()
+            self._disk_failed_s = self._clock()
             self.counters.failed_writes += 1
             log.error("the disk tier holds %d bytes and takes no more: %s", self.disk.used_bytes, error)
             image.place = Place.HOST
