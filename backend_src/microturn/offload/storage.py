@@ -17,6 +17,7 @@ from microturn.kv.stored import Place, StoredImage
 from microturn.kv.table_state import TableState
 from microturn.offload.counters import TierCounters
 from microturn.offload.disk_store import DiskStore
+from microturn.offload.failed_reads import FailedReads
 from microturn.offload.file_thread import Job, Outcome, Priority
 from microturn.offload.host_store import HostStore
 from microturn.offload.incoming import IncomingFiles, KVSource
@@ -39,6 +40,7 @@ class Storage:
         disk: copies in files of this process; None without a disk tier.
         incoming: copies that restored sessions brought along.
         counters: event counts.
+        failed: copies whose files could not be read for the moment.
 
     Args:
         host_tier_bytes: capacity of the host tier; 0 keeps nothing but copies on their way to the disk.
@@ -69,6 +71,7 @@ class Storage:
         self._kept_bytes = int(_HOST_SHARE * host_tier_bytes)
         self._writing: StoredImage | None = None
         self._reading: dict[StoredImage, Job] = {}
+        self.failed = FailedReads(clock)
         self._step = 0
         self._disk_failed_s = -_DISK_PAUSE_S
         self._disk_takes_nothing = False
@@ -118,16 +121,21 @@ class Storage:
 
     # ---- to the pool ---------------------------------------------------------------------------------------------
 
-    def fetch(self, image: StoredImage, *, is_urgent: bool) -> bool:
+    def fetch(self, image: StoredImage, *, is_urgent: bool, can_be_recomputed: bool = True) -> bool:
         """Returns whether a copy is in memory or lost; otherwise begins to read it.
 
         Args:
             image: the copy.
             is_urgent: whether a turn waits for it. Other copies are evicted for it.
+            can_be_recomputed: whether its session has all tokens. Otherwise a file that cannot be read is tried for
+                longer before the copy is lost.
         """
         if is_urgent:
             image.wanted_in = self._step
-        if image.place is Place.DISK and self._may_come(image, is_urgent=is_urgent):
+        if image.place is Place.DISK and self.failed.rests(image):
+            if is_urgent and self.failed.is_over(image, can_be_recomputed=can_be_recomputed):
+                self._give_up(image, "it could not be read again and again")
+        elif image.place is Place.DISK and self._may_come(image, is_urgent=is_urgent):
             image.place = Place.READING
             self.host.add(image)
             files, priority = self._files_of(image), Priority.TURN if is_urgent else Priority.AHEAD
@@ -219,20 +227,29 @@ class Storage:
     def _has_read(self, image: StoredImage, outcome: Outcome[KVImage]) -> None:
         files, pages = self._files_of(image), outcome.value
         del self._reading[image]
-        if pages is None or files is not self.incoming:  # without memory, a copy in a snapshot is read again later
-            files.remove(image)
-        if pages is None:
-            self.counters.unreadable_files += 1
-            log.error("KV is recomputed: its file cannot be used: %s", outcome.error)
+        if pages is not None:
+            if files is not self.incoming:  # without memory, a copy in a snapshot is read again later
+                files.remove(image)
+            self.failed.forget(image)
+            self.counters.read_from_disk += 1
+            image.place, image.pages, image.was_in_file = Place.HOST, pages, True
+        else:
             self.host.remove(image)
-            image.place = Place.LOST
-            return
-        self.counters.read_from_disk += 1
-        image.place, image.pages, image.was_in_file = Place.HOST, pages, True
+            image.place = Place.DISK
+            if not self.failed.may_pass(outcome.error):
+                self._give_up(image, outcome.error)
+            elif self.failed.note(image):
+                log.warning("KV cannot be read for the moment: %s", outcome.error)
         if not image.num_users:
             self._discard(image)
 
     # ---- the end of a copy ---------------------------------------------------------------------------------------
+
+    def _give_up(self, image: StoredImage, reason: object) -> None:
+        """Loses a copy whose file cannot be used."""
+        log.error("KV is recomputed: its file cannot be used: %s", reason)
+        self.counters.unreadable_files += 1
+        self._discard(image)
 
     def _lose_oldest(self, store: HostStore | DiskStore, place: Place, num_bytes: int) -> bool:
         """Makes room in a store, if necessary by losing idle copies; returns False if that is not enough."""
@@ -269,6 +286,7 @@ class Storage:
             self._files_of(image).remove(image)
         else:
             return
+        self.failed.forget(image)
         image.place, image.pages = Place.LOST, None
 
     def _files_of(self, image: StoredImage) -> DiskStore | IncomingFiles:
