@@ -7,7 +7,6 @@ methods run on the engine thread.
 
 from __future__ import annotations
 
-import errno
 import logging
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -27,9 +26,9 @@ log = logging.getLogger(__name__)
 # Share of the host tier above which copies are written to disk: the rest is for copies that arrive meanwhile.
 _HOST_SHARE = 0.75
 
-# Seconds after which a disk that has failed, or that other programs have filled, is tried again.
-_DISK_PAUSE_S = 60.0
-_DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
+# Copies of the largest size whose files are read at once for turns without room in the host tier: with one that hangs
+# there is memory for others.
+_READ_AT_ONCE = 2
 
 
 class Storage:
@@ -44,7 +43,8 @@ class Storage:
 
     Args:
         host_tier_bytes: capacity of the host tier; 0 keeps nothing but copies on their way to the disk.
-        max_image_bytes: size of the largest possible copy; that much memory is kept for the way to the disk.
+        max_image_bytes: size of the largest possible copy; that much memory is kept for the way to the disk, and twice
+            as much may be taken on the way back for turns.
         image_bytes: bytes of host memory that an image of n pages takes.
         disk: as above.
         incoming: as above.
@@ -68,13 +68,12 @@ class Storage:
         self.counters = counters
         self._image_bytes = image_bytes
         self._clock = clock
+        self._most_read_bytes = _READ_AT_ONCE * max_image_bytes
         self._kept_bytes = int(_HOST_SHARE * host_tier_bytes)
         self._writing: StoredImage | None = None
         self._reading: dict[StoredImage, Job] = {}
         self.failed = FailedReads(clock)
         self._step = 0
-        self._disk_failed_s = -_DISK_PAUSE_S
-        self._disk_takes_nothing = False
 
     @property
     def is_there(self) -> bool:
@@ -139,9 +138,9 @@ class Storage:
             image.place = Place.READING
             self.host.add(image)
             files, priority = self._files_of(image), Priority.TURN if is_urgent else Priority.AHEAD
-            self._reading[image] = files.thread.submit(files.reader(image), partial(self._has_read, image), priority)
+            self._reading[image] = files.threads.submit(files.reader(image), partial(self._has_read, image), priority)
         elif image.place is Place.READING and is_urgent:
-            self._files_of(image).thread.hurry(self._reading[image])
+            self._files_of(image).threads.hurry(self._reading[image])
         return image.place not in (Place.DISK, Place.READING)
 
     def reader(self, image: StoredImage) -> Callable[[], KVImage]:
@@ -175,10 +174,11 @@ class Storage:
     # ---- between host memory and disk ----------------------------------------------------------------------------
 
     def _may_come(self, image: StoredImage, *, is_urgent: bool) -> bool:
-        """Whether there is memory to read a file; for waiting turns one at a time is read in any case."""
+        """Whether there is memory to read a file; for waiting turns there is some in any case."""
         if self.host.has_room(image.num_bytes):
             return True
-        return is_urgent and not any(other.place is Place.READING for other in self.host)
+        num_bytes = sum(other.num_bytes for other in self._reading) + image.num_bytes
+        return is_urgent and (not self._reading or num_bytes <= self._most_read_bytes)
 
     def _write_some(self) -> None:
         """Writes a copy to disk before the host tier is full."""
@@ -187,11 +187,7 @@ class Storage:
 
     def _write_one(self) -> None:
         """Writes the least recently used copy if there is a disk tier and no other copy is being written."""
-        if self.disk is None or self._writing is not None:
-            return
-        if self._clock() >= self._disk_failed_s + _DISK_PAUSE_S:
-            self.disk.capacity_bytes, self._disk_takes_nothing = self.disk.max_bytes, False
-        if self._disk_takes_nothing:
+        if self.disk is None or self._writing is not None or not self.disk.takes_files(self._clock()):
             return
         image = self._oldest(self.host, Place.HOST)
         while image is not None and image in self.incoming:
@@ -207,12 +203,7 @@ class Storage:
         assert self.disk is not None
         self._writing = None
         if error is not None:
-            # A full disk holds less than assumed: for a while the least recently used files make room. Where that does
-            # not help, or the disk has another fault, nothing is written for so long, and no file is lost for it.
-            is_full = isinstance(error, OSError) and error.errno in _DISK_IS_FULL
-            self._disk_takes_nothing = not is_full or self.disk.capacity_bytes < self.disk.max_bytes
-            self.disk.capacity_bytes = self.disk.used_bytes
-            self._disk_failed_s = self._clock()
+            self.disk.note_failure(error, self._clock())
             self.counters.failed_writes += 1
             log.error("the disk tier holds %d bytes and takes no more: %s", self.disk.used_bytes, error)
             image.place = Place.HOST

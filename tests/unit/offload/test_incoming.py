@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import math
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -193,6 +195,56 @@ def test_what_nobody_needs_any_more_while_it_is_refused_is_dropped(start: Starte
     image.on_unused(image)
     driver.settle()
     assert (places(image), list(driver.storage), source.is_dropped) == (["LOST"], [], True)
+
+
+class Hanging(Source):
+    """One in a file that hangs until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.let_go = threading.Event()
+
+    def read(self, pages: KVImage) -> None:
+        assert self.let_go.wait(30)
+        super().read(pages)
+
+    def drop(self) -> None:
+        assert self.let_go.wait(30)
+        super().drop()
+
+
+@pytest.mark.parametrize("sizes", [(0,), (4,), (4, 8)])
+def test_a_source_that_hangs_holds_up_no_other_turn_and_not_the_end(start: Starter, sizes: tuple[int, ...]) -> None:
+    driver, hanging, sources = start(*sizes), Hanging(), [Source() for _ in range(3)]
+    image, *others = (driver.storage.bring(source) for source in [hanging, *sources])
+    assert not driver.storage.fetch(image, is_urgent=True)
+    for other in others:
+        give_up_s = time.monotonic() + 10
+        while not driver.storage.fetch(other, is_urgent=True):
+            assert time.monotonic() < give_up_s, "it waits for the one that hangs"
+            time.sleep(0.001)
+            driver.take_posts()
+    assert places(image, *others) == ["READING", "HOST", "HOST", "HOST"]
+    begun_s = time.monotonic()
+    driver.incoming.close()
+    assert time.monotonic() - begun_s < 5
+    assert all(source.is_dropped for source in sources)
+    hanging.let_go.set()
+
+
+def test_at_the_end_slow_sources_are_dropped_at_the_same_time(start: Starter) -> None:
+    class Slow(Source):
+        def drop(self) -> None:
+            time.sleep(0.05)
+            super().drop()
+
+    driver, sources = start(0), [Slow() for _ in range(40)]
+    images = [driver.storage.bring(source) for source in sources]
+    images[0].on_unused(images[0])
+    begun_s = time.monotonic()
+    driver.incoming.close()
+    assert time.monotonic() - begun_s < 1.5, "two seconds one after the other"
+    assert all(source.is_dropped for source in sources)
 
 
 @pytest.mark.parametrize("sizes", [(0,), (4, 8)])
