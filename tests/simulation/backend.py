@@ -26,7 +26,7 @@ from microturn.offload import disk_store
 from microturn.sessions.turn import SessionId
 from microturn.snapshots.directory import SnapshotDirectory
 from simulation.containers import sizes_of
-from simulation.files import Disk, VirtualBackground, VirtualFileThread
+from simulation.files import Disk, VirtualBackground, VirtualFileThreads
 from simulation.model import TimedRunner
 from simulation.oracle import Oracle
 from simulation.pb_utils import InferenceRequest
@@ -107,13 +107,13 @@ class Backend:
         self.wake()
 
     def _new_engine(self, drawn: Drawn, directory: Path) -> Engine:
-        files = partial(VirtualFileThread, self.disk, self.wake)
+        files = partial(VirtualFileThreads, self.disk, self.wake)
         snapshots = None
         if drawn.settings.snapshot_dir:
             path = directory / "snapshots"
             snapshots = SnapshotDirectory(path, ttl_s=drawn.settings.snapshot_ttl_s, now=self._world.wall_s)
-        # The thread of what sessions bring along begins with the first such file: it is made here beforehand.
-        with patch.object(disk_store, "FileThread", files):
+        # The threads of what sessions bring along begin with the first such file: they are made here beforehand.
+        with patch.object(disk_store, "FileThreads", files):
             engine = build_engine(
                 drawn.settings_in(directory),
                 self.runner,
@@ -127,8 +127,8 @@ class Backend:
                 clock=self.clock,
             )
         storage = engine._tiers.storage
-        thread: Any = files(engine._inbox.put)
-        storage.incoming._started = thread
+        threads: Any = files(engine._inbox.put)
+        storage.incoming._started = threads
         return engine
 
     def clock(self) -> float:

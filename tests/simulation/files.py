@@ -1,4 +1,4 @@
-"""The thread that reads and writes files, under the virtual clock, on a disk that may be slow, full, broken or frozen.
+"""The threads that read and write files, under the virtual clock, on a disk that may be slow, full, broken or frozen.
 
 The jobs themselves are the product's own and touch real files; when they are done, and whether, is decided here.
 """
@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import errno
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from microturn.offload.file_thread import Job, Outcome, Priority
+from microturn.offload.file_thread import NUM_READERS, Job, Outcome, Priority
 from simulation.world import World
 
 
@@ -57,13 +57,13 @@ class Disk:
         return len(files)
 
 
-class VirtualFileThread:
-    """In the place of `FileThread`.
+class VirtualFileThreads:
+    """In the place of `FileThreads`.
 
     Args:
         disk: where the files are.
         wake: the engine has been posted something.
-        post: see `FileThread`.
+        post: see `FileThreads`.
     """
 
     def __init__(self, disk: Disk, wake: Callable[[], None], post: Callable[[Callable[[], None]], None]) -> None:
@@ -71,7 +71,8 @@ class VirtualFileThread:
         self._wake = wake
         self._post = post
         self._waiting: dict[Priority, deque[Job]] = {priority: deque() for priority in Priority}
-        self._is_busy = self._is_closed = False
+        self._num_reading = self._num_writing = 0
+        self._is_closed = False
 
     def submit(self, work: Callable[[], Any], on_done: Callable[[Outcome[Any]], None], priority: Priority) -> Job:
         job = Job(partial(self._run, work, on_done), priority)
@@ -86,17 +87,29 @@ class VirtualFileThread:
             job.priority = Priority.TURN
             self._waiting[job.priority].append(job)
 
-    def close(self) -> None:
+    def close(self, last: Iterable[Callable[[], object]] = ()) -> None:
         self._is_closed = True
+        for work in last:
+            work()
 
     def _begin_next(self) -> None:
-        job = next((jobs.popleft() for jobs in self._waiting.values() if jobs), None) if not self._is_busy else None
-        if job is not None:
-            self._is_busy = True
-            self._disk.world.after(self._disk.job_s(), partial(self._end, job))
+        reads = self._waiting[Priority.TURN] or self._waiting[Priority.AHEAD]
+        if reads and self._num_reading < NUM_READERS:
+            self._num_reading += 1
+            self._begin(reads.popleft())
+        writes = self._waiting[Priority.LATER]
+        if writes and not self._num_writing:
+            self._num_writing = 1
+            self._begin(writes.popleft())
+
+    def _begin(self, job: Job) -> None:
+        self._disk.world.after(self._disk.job_s(), partial(self._end, job))
 
     def _end(self, job: Job) -> None:
-        self._is_busy = False
+        if job.priority is Priority.LATER:
+            self._num_writing = 0
+        else:
+            self._num_reading -= 1
         self._disk.num_jobs -= 1
         if not self._is_closed:
             job.run()

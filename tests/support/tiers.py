@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,7 +20,7 @@ from microturn.kv.stored import Place
 from microturn.kv.tensors import KVTensors
 from microturn.offload.counters import TierCounters
 from microturn.offload.disk_store import DiskStore
-from microturn.offload.file_thread import FileThread, Priority
+from microturn.offload.file_thread import NUM_READERS, FileThreads, Priority
 from microturn.offload.incoming import IncomingFiles
 from microturn.offload.storage import Storage
 from microturn.offload.tiers import Tiers
@@ -75,11 +77,12 @@ class Posts:
             self._posts.get()()
 
 
-def wait_for_files(thread: FileThread) -> None:
-    """Waits until all that was submitted is done and posted."""
-    posted: queue.SimpleQueue[None] = queue.SimpleQueue()
-    thread.submit(lambda: posted.put(None), lambda _: None, Priority.LATER)
-    posted.get(timeout=30)
+def wait_for_files(threads: FileThreads) -> None:
+    """Waits until all that was submitted is done and posted: until all threads have nothing to do but meet."""
+    all_met = threading.Barrier(NUM_READERS + 2)
+    for priority in [Priority.AHEAD] * NUM_READERS + [Priority.LATER]:
+        threads.submit(partial(all_met.wait, 30), lambda _: None, priority)
+    all_met.wait(30)
 
 
 class StorageDriver:
@@ -104,6 +107,7 @@ class StorageDriver:
     ) -> None:
         self.kv = kv or make_kv(16)
         self._posts = Posts()
+        self.take_posts = self._posts.take
         self.disk = (
             None if disk_dir is None else DiskStore(disk_dir, disk_bytes, MODEL, self.kv.new_image, self._posts.post)
         )
@@ -181,10 +185,10 @@ def settle(driver: Driver) -> None:
 
 def _settle(storage: Storage, take_posts: Callable[[], None]) -> None:
     def wait_for_threads() -> None:
-        # The thread of what sessions bring along begins with the first such file, which a post may bring.
-        for thread in (storage.incoming._started, None if storage.disk is None else storage.disk.thread):
-            if thread is not None:
-                wait_for_files(thread)
+        # The threads of what sessions bring along begin with the first such file, which a post may bring.
+        for threads in (storage.incoming._started, None if storage.disk is None else storage.disk.threads):
+            if threads is not None:
+                wait_for_files(threads)
 
     is_moving = True
     while is_moving:

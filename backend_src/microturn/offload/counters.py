@@ -19,7 +19,7 @@ class TierCounters:
         restored_ahead_from_disk: of these, before the turn arrived.
         preempted: a turn lost its pages to a more urgent turn.
         dropped: KV was dropped for lack of room, and is recomputed when its session continues.
-        unreadable_files: files that were damaged, missing or of another model; their KV is recomputed too.
+        unreadable_files: files that were damaged, missing, of another model or refused for long; it is recomputed too.
         failed_writes: files that could not be written, most often because the disk was full.
     """
 

@@ -1,10 +1,12 @@
 """The disk tier: KV in files of this process, their total bytes and their LRU order.
 
-The bookkeeping runs on the engine thread; only the file thread accesses files.
+The bookkeeping runs on the engine thread; only the file threads access files.
 """
 
 from __future__ import annotations
 
+import errno
+import math
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,9 +17,13 @@ from pathlib import Path
 from microturn.kv.image import KVImage
 from microturn.kv.stored import StoredImage
 from microturn.kv.table_state import TableState
-from microturn.offload.file_thread import FileThread, Outcome, Priority
+from microturn.offload.file_thread import FileThreads, Outcome, Priority
 from microturn.offload.image_file import read_image, write_image
 from microturn.offload.own_directory import OwnDirectory
+
+# Seconds after which a disk that has failed, or that other programs have filled, is tried again.
+_PAUSE_S = 60.0
+_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass
@@ -35,7 +41,7 @@ class DiskStore:
         used_bytes: of KV in files, including files being written.
         max_bytes: limit of `used_bytes`.
         capacity_bytes: what fits; less than `max_bytes` if other programs have filled the disk.
-        thread: runs the jobs on files.
+        threads: run the jobs on files.
 
     Args:
         parent: where this process creates its directory.
@@ -60,11 +66,13 @@ class DiskStore:
         self.max_bytes = max_bytes or shutil.disk_usage(parent).free // 2
         self.capacity_bytes = self.max_bytes
         self.used_bytes = 0
+        self._failed_s = -math.inf
+        self._takes_nothing = False
         self._model = model
         self._new_image = new_image
         self._files: dict[StoredImage, _File] = {}
         self._numbers = count()
-        self.thread = FileThread(post)
+        self.threads = FileThreads(post)
 
     def __len__(self) -> int:
         return len(self._files)
@@ -74,6 +82,23 @@ class DiskStore:
 
     def has_room(self, num_bytes: int) -> bool:
         return self.used_bytes + num_bytes <= self.capacity_bytes
+
+    def takes_files(self, now_s: float) -> bool:
+        """Whether to write at all, by the engine's clock."""
+        if now_s >= self._failed_s + _PAUSE_S:
+            self.capacity_bytes, self._takes_nothing = self.max_bytes, False
+        return not self._takes_nothing
+
+    def note_failure(self, error: Exception, now_s: float) -> None:
+        """Notes that a copy could not be written.
+
+        A full disk holds less than assumed: for a while the least recently used files make room. Where that does not
+        help, or the disk has another fault, nothing is written for so long, and no file is lost for it.
+        """
+        is_full = isinstance(error, OSError) and error.errno in _IS_FULL
+        self._takes_nothing = not is_full or self.capacity_bytes < self.max_bytes
+        self.capacity_bytes = self.used_bytes
+        self._failed_s = now_s
 
     def write(self, image: StoredImage, on_done: Callable[[Exception | None], None]) -> None:
         """Writes a copy.
@@ -95,7 +120,7 @@ class DiskStore:
             on_done(outcome.error)
 
         work = partial(write_image, file.path, image.pages, self._model, image.state)
-        self.thread.submit(work, end, Priority.LATER)
+        self.threads.submit(work, end, Priority.LATER)
 
     def reader(self, image: StoredImage) -> Callable[[], KVImage]:
         """A function that reads a written copy, in any thread; its file stays until `remove`."""
@@ -104,11 +129,11 @@ class DiskStore:
     def remove(self, image: StoredImage) -> None:
         """Removes the file of a copy that is not being read."""
         path = self._forget(image).path
-        self.thread.submit(partial(path.unlink, missing_ok=True), _ignore, Priority.LATER)
+        self.threads.submit(partial(path.unlink, missing_ok=True), _ignore, Priority.LATER)
 
     def close(self) -> None:
-        """Ends the thread and removes all files."""
-        self.thread.close()
+        """Ends the threads and removes all files."""
+        self.threads.close()
         self._directory.remove()
 
     def check_integrity(self) -> None:

@@ -1,7 +1,7 @@
 """KV that restored sessions bring along: it stays in its file, or in memory, until it is loaded into pages.
 
-A `KVSource` knows where it is. The bookkeeping runs on the engine thread; a thread, started with the first file,
-accesses files.
+A `KVSource` knows where it is. The bookkeeping runs on the engine thread; threads, started with the first file,
+access files.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Protocol
 from microturn.kv.image import KVImage
 from microturn.kv.stored import StoredImage
 from microturn.kv.table_state import TableState
-from microturn.offload.file_thread import FileThread, Outcome, Priority
+from microturn.offload.file_thread import FileThreads, Outcome, Priority
 
 
 class KVSource(Protocol):
@@ -51,7 +51,7 @@ class IncomingFiles:
         self._post = post
         self._sources: dict[StoredImage, KVSource] = {}
         self._leaving: set[KVSource] = set()
-        self._started: FileThread | None = None
+        self._started: FileThreads | None = None
 
     def __iter__(self) -> Iterator[StoredImage]:
         return iter(self._sources)
@@ -70,14 +70,13 @@ class IncomingFiles:
         """Drops a copy that is not being read."""
         source = self._sources.pop(image)
         self._leaving.add(source)
-        self.thread.submit(source.drop, partial(self._has_dropped, source), Priority.LATER)
+        self.threads.submit(source.drop, partial(self._has_dropped, source), Priority.LATER)
 
     def close(self) -> None:
-        """Ends the thread and drops all remaining copies."""
-        if self._started is not None:
-            self._started.close()
-        for source in [*self._leaving, *self._sources.values()]:
-            source.drop()
+        """Ends the threads and drops the remaining copies, as many as they can in a second: what is left expires."""
+        sources = [*self._leaving, *self._sources.values()]
+        if sources or self._started is not None:
+            self.threads.close(source.drop for source in sources)
         self._leaving.clear()
         self._sources.clear()
 
@@ -85,10 +84,10 @@ class IncomingFiles:
         self._leaving.discard(source)
 
     @property
-    def thread(self) -> FileThread:
-        """Runs the jobs on files."""
+    def threads(self) -> FileThreads:
+        """Run the jobs on files."""
         if self._started is None:
-            self._started = FileThread(self._post)
+            self._started = FileThreads(self._post)
         return self._started
 
 

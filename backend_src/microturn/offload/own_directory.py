@@ -29,7 +29,8 @@ class OwnDirectory:
         path: of the directory.
 
     Args:
-        parent: where to create it; created if missing.
+        parent: where to create it; created if missing. It may be a link: who starts the server names it. Links in it
+            are not followed, since others may write there.
 
     Raises:
         OSError: it cannot be created.
@@ -37,6 +38,7 @@ class OwnDirectory:
 
     def __init__(self, parent: Path) -> None:
         parent.mkdir(parents=True, exist_ok=True)
+        parent = parent.resolve()
         # Between creation and locking another process must not take it for a dead process's directory.
         with _locked(parent):
             _remove_dead(parent)

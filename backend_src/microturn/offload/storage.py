@@ -16,6 +16,7 @@ from microturn.kv.stored import Place, StoredImage
 from microturn.kv.table_state import TableState
 from microturn.offload.counters import TierCounters
 from microturn.offload.disk_store import DiskStore
+from microturn.offload.failed_reads import FailedReads
 from microturn.offload.file_thread import Job, Outcome, Priority
 from microturn.offload.host_store import HostStore
 from microturn.offload.incoming import IncomingFiles, KVSource
@@ -25,8 +26,9 @@ log = logging.getLogger(__name__)
 # Share of the host tier above which copies are written to disk: the rest is for copies that arrive meanwhile.
 _HOST_SHARE = 0.75
 
-# Seconds after which a disk that other programs have filled is tried again.
-_DISK_PAUSE_S = 60.0
+# Copies of the largest size whose files are read at once for turns without room in the host tier: with one that hangs
+# there is memory for others.
+_READ_AT_ONCE = 2
 
 
 class Storage:
@@ -37,10 +39,12 @@ class Storage:
         disk: copies in files of this process; None without a disk tier.
         incoming: copies that restored sessions brought along.
         counters: event counts.
+        failed: copies whose files could not be read for the moment.
 
     Args:
         host_tier_bytes: capacity of the host tier; 0 keeps nothing but copies on their way to the disk.
-        max_image_bytes: size of the largest possible copy; that much memory is kept for the way to the disk.
+        max_image_bytes: size of the largest possible copy; that much memory is kept for the way to the disk, and twice
+            as much may be taken on the way back for turns.
         image_bytes: bytes of host memory that an image of n pages takes.
         disk: as above.
         incoming: as above.
@@ -64,11 +68,12 @@ class Storage:
         self.counters = counters
         self._image_bytes = image_bytes
         self._clock = clock
+        self._most_read_bytes = _READ_AT_ONCE * max_image_bytes
         self._kept_bytes = int(_HOST_SHARE * host_tier_bytes)
         self._writing: StoredImage | None = None
         self._reading: dict[StoredImage, Job] = {}
+        self.failed = FailedReads(clock)
         self._step = 0
-        self._disk_was_full_s = -_DISK_PAUSE_S
 
     @property
     def is_there(self) -> bool:
@@ -115,22 +120,27 @@ class Storage:
 
     # ---- to the pool ---------------------------------------------------------------------------------------------
 
-    def fetch(self, image: StoredImage, *, is_urgent: bool) -> bool:
+    def fetch(self, image: StoredImage, *, is_urgent: bool, can_be_recomputed: bool = True) -> bool:
         """Returns whether a copy is in memory or lost; otherwise begins to read it.
 
         Args:
             image: the copy.
             is_urgent: whether a turn waits for it. Other copies are evicted for it.
+            can_be_recomputed: whether its session has all tokens. Otherwise a file that cannot be read is tried for
+                longer before the copy is lost.
         """
         if is_urgent:
             image.wanted_in = self._step
-        if image.place is Place.DISK and self._may_come(image, is_urgent=is_urgent):
+        if image.place is Place.DISK and self.failed.rests(image):
+            if is_urgent and self.failed.is_over(image, can_be_recomputed=can_be_recomputed):
+                self._give_up(image, "it could not be read again and again")
+        elif image.place is Place.DISK and self._may_come(image, is_urgent=is_urgent):
             image.place = Place.READING
             self.host.add(image)
             files, priority = self._files_of(image), Priority.TURN if is_urgent else Priority.AHEAD
-            self._reading[image] = files.thread.submit(files.reader(image), partial(self._has_read, image), priority)
+            self._reading[image] = files.threads.submit(files.reader(image), partial(self._has_read, image), priority)
         elif image.place is Place.READING and is_urgent:
-            self._files_of(image).thread.hurry(self._reading[image])
+            self._files_of(image).threads.hurry(self._reading[image])
         return image.place not in (Place.DISK, Place.READING)
 
     def reader(self, image: StoredImage) -> Callable[[], KVImage]:
@@ -164,10 +174,11 @@ class Storage:
     # ---- between host memory and disk ----------------------------------------------------------------------------
 
     def _may_come(self, image: StoredImage, *, is_urgent: bool) -> bool:
-        """Whether there is memory to read a file; for waiting turns one at a time is read in any case."""
+        """Whether there is memory to read a file; for waiting turns there is some in any case."""
         if self.host.has_room(image.num_bytes):
             return True
-        return is_urgent and not any(other.place is Place.READING for other in self.host)
+        num_bytes = sum(other.num_bytes for other in self._reading) + image.num_bytes
+        return is_urgent and (not self._reading or num_bytes <= self._most_read_bytes)
 
     def _write_some(self) -> None:
         """Writes a copy to disk before the host tier is full."""
@@ -176,10 +187,8 @@ class Storage:
 
     def _write_one(self) -> None:
         """Writes the least recently used copy if there is a disk tier and no other copy is being written."""
-        if self.disk is None or self._writing is not None:
+        if self.disk is None or self._writing is not None or not self.disk.takes_files(self._clock()):
             return
-        if self._clock() >= self._disk_was_full_s + _DISK_PAUSE_S:
-            self.disk.capacity_bytes = self.disk.max_bytes
         image = self._oldest(self.host, Place.HOST)
         while image is not None and image in self.incoming:
             self._put_back(image)
@@ -194,9 +203,7 @@ class Storage:
         assert self.disk is not None
         self._writing = None
         if error is not None:
-            # The disk holds less than assumed: for a while the least recently used files are removed sooner.
-            self.disk.capacity_bytes = self.disk.used_bytes
-            self._disk_was_full_s = self._clock()
+            self.disk.note_failure(error, self._clock())
             self.counters.failed_writes += 1
             log.error("the disk tier holds %d bytes and takes no more: %s", self.disk.used_bytes, error)
             image.place = Place.HOST
@@ -211,20 +218,29 @@ class Storage:
     def _has_read(self, image: StoredImage, outcome: Outcome[KVImage]) -> None:
         files, pages = self._files_of(image), outcome.value
         del self._reading[image]
-        if pages is None or files is not self.incoming:  # without memory, a copy in a snapshot is read again later
-            files.remove(image)
-        if pages is None:
-            self.counters.unreadable_files += 1
-            log.error("KV is recomputed: its file cannot be used: %s", outcome.error)
+        if pages is not None:
+            if files is not self.incoming:  # without memory, a copy in a snapshot is read again later
+                files.remove(image)
+            self.failed.forget(image)
+            self.counters.read_from_disk += 1
+            image.place, image.pages, image.was_in_file = Place.HOST, pages, True
+        else:
             self.host.remove(image)
-            image.place = Place.LOST
-            return
-        self.counters.read_from_disk += 1
-        image.place, image.pages, image.was_in_file = Place.HOST, pages, True
+            image.place = Place.DISK
+            if not self.failed.may_pass(outcome.error):
+                self._give_up(image, outcome.error)
+            elif self.failed.note(image):
+                log.warning("KV cannot be read for the moment: %s", outcome.error)
         if not image.num_users:
             self._discard(image)
 
     # ---- the end of a copy ---------------------------------------------------------------------------------------
+
+    def _give_up(self, image: StoredImage, reason: object) -> None:
+        """Loses a copy whose file cannot be used."""
+        log.error("KV is recomputed: its file cannot be used: %s", reason)
+        self.counters.unreadable_files += 1
+        self._discard(image)
 
     def _lose_oldest(self, store: HostStore | DiskStore, place: Place, num_bytes: int) -> bool:
         """Makes room in a store, if necessary by losing idle copies; returns False if that is not enough."""
@@ -261,6 +277,7 @@ class Storage:
             self._files_of(image).remove(image)
         else:
             return
+        self.failed.forget(image)
         image.place, image.pages = Place.LOST, None
 
     def _files_of(self, image: StoredImage) -> DiskStore | IncomingFiles:

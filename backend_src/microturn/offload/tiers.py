@@ -110,7 +110,10 @@ class Tiers:
     @property
     def next_s(self) -> float | None:
         """When there is work even if no request arrives, by the engine's clock."""
-        return self._clock() + _LOOK_AGAIN_S if self._is_under_way else self._forecast.next_s
+        if self._is_under_way:
+            return self._clock() + _LOOK_AGAIN_S
+        times_s = (self._forecast.next_s, self.storage.failed.next_s)
+        return min((time_s for time_s in times_s if time_s is not None), default=None)
 
     @property
     def _is_under_way(self) -> bool:
@@ -145,7 +148,8 @@ class Tiers:
         stored = session.stored
         if stored is None:
             return True
-        if not self.storage.fetch(stored.image, is_urgent=True):
+        can_be_recomputed = not session.context.num_forgotten
+        if not self.storage.fetch(stored.image, is_urgent=True, can_be_recomputed=can_be_recomputed):
             return False
         if stored.image.is_lost:
             assert session.running is not None

@@ -16,7 +16,7 @@ import pytest
 
 from microturn.kv.copier import CopyShare
 from microturn.kv.window import Window
-from microturn.offload.file_thread import Priority
+from microturn.offload import disk_store
 from support.fake_runner import FakeDriver, expected_tokens
 from support.late_copies import LateCopier
 from support.threads import starting_engines
@@ -373,7 +373,7 @@ def test_a_thousand_parked_sessions_cost_nothing(tmp_path: Path) -> None:
         assert cpu_s(2.0) < 0.02 * 2.0
 
 
-def test_the_engine_rests_while_a_file_is_read(tmp_path: Path) -> None:
+def test_the_engine_rests_while_a_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It did nothing but ask, thousands of times a second, whether the file was there."""
     with starting_engines() as start:
         driver = start(num_pages=8, max_context=32, disk_tier_dir=str(tmp_path))
@@ -385,14 +385,13 @@ def test_the_engine_rests_while_a_file_is_read(tmp_path: Path) -> None:
         while not counters_of(driver).moved_to_disk:  # until it has been written, it comes back from memory
             assert time.monotonic() < give_up_s
             time.sleep(0.01)
-        hold, held = threading.Event(), threading.Event()
+        hold, read = threading.Event(), disk_store.read_image
 
-        def read_slowly() -> None:
-            held.set()
+        def read_slowly(*args: Any) -> None:
             assert hold.wait(10)
+            read(*args)
 
-        storage.disk.thread.submit(read_slowly, lambda _: None, Priority.TURN)
-        assert held.wait(10)
+        monkeypatch.setattr(disk_store, "read_image", read_slowly)
         late = driver.ask(1, [5], max_tokens=3, deadline_ms=300)
         answer = driver.ask(1, [6], max_tokens=3)
         used_s = cpu_s(1.0)

@@ -40,7 +40,7 @@ def image(*pages: int) -> StoredImage:
 def write(store: DiskStore, posts: Posts, stored: StoredImage) -> Exception | None:
     told: list[Exception | None] = []
     store.write(stored, told.append)
-    wait_for_files(store.thread)
+    wait_for_files(store.threads)
     assert told == [], "the engine's thread is told, not the file thread"
     posts.take()
     return told[0]
@@ -48,8 +48,8 @@ def write(store: DiskStore, posts: Posts, stored: StoredImage) -> Exception | No
 
 def read(store: DiskStore, posts: Posts, stored: StoredImage) -> Outcome[KVImage]:
     told: list[Outcome[KVImage]] = []
-    store.thread.submit(store.reader(stored), told.append, Priority.AHEAD)
-    wait_for_files(store.thread)
+    store.threads.submit(store.reader(stored), told.append, Priority.AHEAD)
+    wait_for_files(store.threads)
     posts.take()
     return told[0]
 
@@ -68,7 +68,7 @@ def test_what_is_written_is_read_and_removed(store: DiskStore, posts: Posts, tmp
     assert stored.pages is not None
     assert contents_of(outcome.value) == contents_of(stored.pages)
     store.remove(stored)
-    wait_for_files(store.thread)
+    wait_for_files(store.threads)
     assert (files(tmp_path), store.used_bytes, list(store)) == ([], 0, [])
 
 

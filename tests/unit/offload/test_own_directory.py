@@ -74,6 +74,18 @@ def test_that_of_a_living_process_stays_and_that_of_a_killed_one_goes(parent: Pa
     ours.remove()
 
 
+def test_the_named_directory_may_be_a_link(parent: Path, tmp_path: Path) -> None:
+    """A server whose `disk_tier_dir` was one was refused at the start: Not a directory."""
+    parent.mkdir(parents=True)
+    link = tmp_path / "link"
+    link.symlink_to(parent)
+    directory = OwnDirectory(link)
+    link.unlink()
+    assert list(parent.iterdir()) == [directory.path], "where the link leads later does not matter"
+    directory.remove()
+    assert list(parent.iterdir()) == []
+
+
 def test_what_is_not_ours_stays(parent: Path, tmp_path: Path) -> None:
     """Neither files of that name nor links to elsewhere are touched, nor other directories."""
     parent.mkdir(parents=True)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from microturn.kv.stored import Place
+from microturn.kv.stored import Place, StoredImage
+from microturn.offload import disk_store
 from support.storages import KV, PAGE, Starter, add, fetch, pass_steps, places
-from support.tiers import contents_of
+from support.tiers import StorageDriver, contents_of
 
 
 def test_without_tiers_nothing_can_be_kept(start: Starter) -> None:
@@ -155,16 +159,17 @@ def test_what_nobody_needs_any_more_while_it_is_read_is_forgotten(start: Starter
 def test_who_is_only_expected_gives_way_where_memory_is_full(start: Starter) -> None:
     driver = start(0, 100, max_image_pages=2)
     images = []
-    for number in range(3):
+    for number in range(4):
         images.append(add(driver, number, number + 5))
         driver.settle()
     fetch(driver, images[0])
     assert not driver.storage.fetch(images[1], is_urgent=False)
-    assert places(*images) == ["HOST", "DISK", "DISK"]
+    assert places(*images) == ["HOST", "DISK", "DISK", "DISK"]
     assert not driver.storage.fetch(images[1], is_urgent=True), "for a turn it is read all the same"
-    assert places(*images) == ["HOST", "READING", "DISK"]
+    assert places(*images) == ["HOST", "READING", "DISK", "DISK"]
     assert not driver.storage.fetch(images[2], is_urgent=True)
-    assert places(*images) == ["HOST", "READING", "DISK"], "but only one at a time"
+    assert not driver.storage.fetch(images[3], is_urgent=True)
+    assert places(*images) == ["HOST", "READING", "READING", "DISK"], "but no more than two of the largest at a time"
 
 
 def test_where_the_disk_is_full_those_written_longest_ago_are_lost(start: Starter, tmp_path: Path) -> None:
@@ -211,28 +216,82 @@ def test_a_file_that_is_not_what_was_written_loses_the_copy(start: Starter, tmp_
     assert places(images[1]) == ["HOST"]
 
 
-def test_a_disk_that_is_full_before_its_time_keeps_what_it_has(start: Starter, tmp_path: Path) -> None:
+class Disk:
+    """A disk that takes no file while `error` is set, or no more than so many."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.error: int | None = None
+        self.max_files = 1000
+        self._write = disk_store.write_image
+        monkeypatch.setattr(disk_store, "write_image", self._write_if_it_can)
+
+    def _write_if_it_can(self, path: Path, *args: Any) -> str:
+        error = errno.ENOSPC if len(list(path.parent.iterdir())) >= self.max_files else self.error
+        if error is not None:
+            raise OSError(error, os.strerror(error), str(path))
+        return self._write(path, *args)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    return Disk(monkeypatch)
+
+
+def add_each(driver: StorageDriver, *pages: int) -> list[StoredImage]:
+    """Adds copies of one page, one after the other."""
+    images = []
+    for page in pages:
+        images.append(add(driver, page))
+        driver.settle()
+    return images
+
+
+@pytest.mark.parametrize("host_pages", [0, 4])
+@pytest.mark.parametrize("error", [errno.EROFS, errno.EIO])
+def test_a_disk_that_can_only_be_read_keeps_what_it_has(
+    start: Starter, disk: Disk, host_pages: int, error: int
+) -> None:
+    """Each write that failed had removed the oldest file to make room for itself, until none was left."""
+    driver = start(host_pages, 100)
+    images = [image for image in add_each(driver, 0, 1, 2, 3, 4, 5) if image.place is Place.DISK]
+    assert images
+    disk.error = error
+    add_each(driver, 6, 7, 8, 9)
+    assert {image.place for image in images} == {Place.DISK}
+    assert driver.counters.failed_writes == 1, "it is not tried again and again"
+    for image in images:
+        fetch(driver, image)
+        assert image.place is Place.HOST
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
+def test_a_disk_that_is_full_before_its_time_keeps_what_it_has(start: Starter, disk: Disk, error: int) -> None:
     """Somebody else filled it: copies stay in memory, and it is not tried again and again."""
     driver = start(4, 100)
-    first, second = add(driver, 1, 2), add(driver, 3, 4)
-    driver.settle()
-    assert places(first, second) == ["DISK", "HOST"]
-    (directory,) = tmp_path.iterdir()
-    assert driver.storage.disk is not None
-    driver.storage.disk._directory.path = tmp_path / "gone"
-    third = add(driver, 5, 6)
-    driver.settle()
+    images = add_each(driver, 0, 1, 2, 3, 4, 5)
+    assert places(*images) == ["DISK"] * 3 + ["HOST"] * 3
+    disk.error = error
+    images += add_each(driver, 6)
     assert driver.counters.failed_writes == 2, "as much as the first file took could have been free"
-    assert places(first, second, third) == ["LOST", "HOST", "HOST"]
-    assert driver.storage.disk.capacity_bytes == 0
-    driver.storage.disk._directory.path = directory
-    fourth = add(driver, 7)
-    driver.settle()
-    assert places(second, third, fourth) == ["LOST", "HOST", "HOST"]
+    images += add_each(driver, 7)
+    assert driver.counters.failed_writes == 2
+    assert places(*images) == ["LOST", "DISK", "DISK", "LOST"] + ["HOST"] * 4
+    disk.error = None
+    images += add_each(driver, 8)
+    assert places(*images[4:]) == ["LOST"] + ["HOST"] * 4
     driver.clock.now_s += 61
-    fifth = add(driver, 8)
+    assert not driver.storage.has_room(PAGE), "after a while it is tried again"
     driver.settle()
-    assert places(third, fourth, fifth) == ["DISK", "HOST", "HOST"], "after a while it is tried again"
+    assert places(*images[4:]) == ["LOST", "DISK"] + ["HOST"] * 3
+
+
+def test_where_others_fill_the_disk_the_files_written_longest_ago_make_room(start: Starter, disk: Disk) -> None:
+    driver = start(0, 100)
+    images = add_each(driver, 0, 1, 2)
+    disk.max_files = 3
+    images += add_each(driver, 3, 4, 5)
+    assert places(*images) == ["LOST"] * 3 + ["DISK"] * 3
+    assert driver.counters.failed_writes == 1
 
 
 def test_a_file_that_could_not_be_written_and_nobody_needs_is_forgotten(start: Starter, tmp_path: Path) -> None:

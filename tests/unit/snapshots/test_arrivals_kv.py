@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from dataclasses import replace
@@ -15,6 +16,7 @@ from microturn.snapshots.claimed_kv import ClaimedKV
 from microturn.snapshots.directory import SnapshotDirectory
 from support.fake_runner import FakeDriver
 from support.snapshots import RESUME, Restart, copied_kv, files, find, live, saved
+from support.threads import starting_engines
 from support.tiers import settle
 
 
@@ -111,6 +113,38 @@ def test_a_windows_kv_goes_on_where_it_had_slid_to(directory: SnapshotDirectory,
     for _ in range(8):
         assert go_on(after) == go_on(before)
     assert after.turn(1, rewind_to=len(find(after).context) - 3, max_tokens=0).error is None
+
+
+@pytest.mark.parametrize("num_refused", [1, 3])
+def test_a_window_keeps_its_memory_though_its_kv_cannot_be_read_at_once(
+    directory: SnapshotDirectory, monkeypatch: pytest.MonkeyPatch, num_refused: int
+) -> None:
+    """What was told before the window is nowhere but in its KV, and one request that failed threw that away."""
+    values: dict[str, Any] = {"max_context": 128, "window_slack": 4, "history_bytes": 0}
+    before = FakeDriver(**values)
+    window = {"overflow": "window", "window_tokens": 16, "sink_tokens": 4}
+    before.turn(1, [*range(1, 60)], start=True, max_tokens=30, temperature=0, **window)
+    assert find(before).context.num_forgotten
+    save_with_kv(before, directory)
+    refuse = [OSError(errno.EIO, "503 Slow Down")] * num_refused
+    read = ClaimedKV.read
+
+    def read_or_refuse(source: ClaimedKV, pages: KVImage) -> None:
+        if refuse:
+            raise refuse.pop()
+        read(source, pages)
+
+    monkeypatch.setattr(ClaimedKV, "read", read_or_refuse)
+    with starting_engines() as start:
+        after = start(snapshots=directory, **values)
+        after.ask(1, [], **RESUME).wait()
+        waiting = after.ask(1, [9], max_tokens=3, temperature=0)
+        other = after.ask(2, [5], start=True, max_tokens=1).wait()
+        assert not waiting.is_done, "nobody else waits for it"
+        assert other.status.finish_reason == "length"
+        answer = waiting.wait()
+    assert (answer.token_ids, answer.status.usage["computed_tokens"]) == go_on(before)
+    assert not answer.status.rebuilt
 
 
 def test_layers_with_a_window_of_their_own_go_on_with_what_they_keep(

@@ -25,7 +25,8 @@ from microturn.snapshots.storage import Content
 from support.fake_runner import FakeDriver
 from support.s3_server import BUCKET, S3Server
 from support.snapshot_places import Place, make_place
-from support.snapshots import RESUME, Restart, live, saved
+from support.snapshots import RESUME, Restart, copied_kv, live, saved
+from support.threads import starting_engines
 
 
 @pytest.fixture
@@ -227,6 +228,42 @@ def test_a_storage_that_hangs_gives_the_thread_back(
         storage.id_of("a.snapshot")
     go_on.set()
     assert time.monotonic() - begun_s < 5
+
+
+def test_kv_that_hangs_in_a_bucket_holds_up_no_other_session_and_not_the_stop(
+    directory: SnapshotDirectory, s3: S3Server
+) -> None:
+    before = FakeDriver(max_context=256)
+    for session_id in (1, 2):
+        live(before, session_id)
+        snapshot = saved(before, session_id)
+        directory.save(snapshot)
+        assert directory.add_kv(snapshot, copied_kv(before, session_id))
+    go_on = threading.Event()
+    hanging: list[str] = []
+
+    def hang_first(method: str, path: str) -> None:
+        if method == "GET" and ".snapshot." in path:
+            hanging.append(path)
+            if path == hanging[0]:
+                go_on.wait(30)
+
+    with starting_engines() as start:
+        after = start(snapshots=directory, max_context=256)
+        for session_id in (1, 2):
+            after.ask(session_id, [], **RESUME).wait()
+        s3.trouble = hang_first
+        one = after.ask(1, [9], max_tokens=1)
+        while not hanging:
+            time.sleep(0.001)
+        begun_s = time.monotonic()
+        two = after.ask(2, [9], max_tokens=1).wait()
+        assert two.status.usage["computed_tokens"] == 2
+        assert not one.is_done
+        after.engine.call(lambda maintenance: maintenance.stop())
+        assert time.monotonic() - begun_s < 5
+        assert one.code == "UNAVAILABLE"
+        go_on.set()
 
 
 # ---- contents ------------------------------------------------------------------------------------------------------
