@@ -59,6 +59,9 @@ class IdsOnly:
     def fork(self) -> IdsOnly:
         return IdsOnly()
 
+    def drop_half_character(self) -> None:
+        pass
+
     def drop_held(self) -> None:
         pass
 
