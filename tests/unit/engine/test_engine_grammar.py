@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from microturn.sessions.inputs import EmbedInput
+from microturn.text import grammar
 from microturn.text.codec import Piece
 from microturn.text.detokenizer import Detokenizer, OutputState
 from microturn.text.grammar_source import GrammarSource
@@ -153,6 +154,24 @@ def test_each_turn_has_its_own_grammar_or_none(driver: FakeDriver) -> None:
             expected = plain({"regex": regex}, history, 30)
         assert answer.token_ids == expected
         history += answer.token_ids
+
+
+def test_a_long_text_with_a_bound_is_whole_and_one_that_is_too_long_is_refused_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It used up the states of its lexer: the turn was undone, and the schema refused to everybody from then on."""
+    monkeypatch.setattr(grammar, "MAX_LEXER_STATES", 100)
+    monkeypatch.setattr(grammar, "MAX_OWN_LEXER_STATES", 400)
+    driver = driver_of(max_context=1000, num_pages=512)
+    long, too_long = (json.dumps({"type": "string", "minLength": size, "maxLength": size}) for size in (250, 600))
+    answer = driver.turn(1, PROMPT, start=True, max_tokens=800, json_schema=long)
+    assert answer.status.finish_reason == "complete"
+    assert len(json.loads(fake_text(answer.token_ids))) == 250
+    refused = driver.turn(2, PROMPT, start=True, max_tokens=800, json_schema=too_long)
+    assert refused.code == "INVALID_ARGUMENT"
+    assert "too long" in str(refused.error)
+    for schema in (long, too_long):
+        assert driver.turn(3, PROMPT, start=True, max_tokens=5, json_schema=schema).status.finish_reason == "length"
 
 
 class HalfCodec(IdsOnly):
