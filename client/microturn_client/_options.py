@@ -54,8 +54,8 @@ class GenerationOptions(TypedDict, total=False):
         top_k: sample among the k likeliest; 0 for all.
         min_p: drop what is less likely than this share of the likeliest, in [0, 1].
         repetition_penalty: divides the logits of tokens already in the context; 1 does nothing.
-        presence_penalty: subtracted from the logits of tokens already in the context.
-        frequency_penalty: subtracted once for each time that a token is in the context.
+        presence_penalty: subtracted from the logits of tokens already in the context, but for special tokens and ends.
+        frequency_penalty: subtracted once for each time that a token is in the context; likewise.
         seed: seed of the sampling. That of the session, or of the first turn, holds for every turn without one.
         stop: texts that end the turn; they stay in the context and not in the output.
         stop_token_ids: token ids that end the turn.

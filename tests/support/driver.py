@@ -59,6 +59,9 @@ class IdsOnly:
     def fork(self) -> IdsOnly:
         return IdsOnly()
 
+    def drop_half_character(self) -> None:
+        pass
+
     def drop_held(self) -> None:
         pass
 
@@ -128,6 +131,7 @@ class Driver:
         page_size: int = 16,
         max_context: int = 2048,
         eos_ids: frozenset[int] = frozenset(),
+        control_ids: frozenset[int] = frozenset(),
         snapshots: SnapshotDirectory | None = None,
         model_fingerprint: str = "the test's",
         new_codec: Any = lambda _tools: IdsOnly(),
@@ -148,6 +152,7 @@ class Driver:
             max_context=min(max_context, num_pages * page_size),
             new_codec=new_codec,
             eos_ids=eos_ids,
+            control_ids=control_ids,
             snapshots=snapshots,
             model_fingerprint=model_fingerprint,
             files_fingerprint="the files'",

@@ -103,6 +103,7 @@ def plain_value(
             len(tokens),
             TokenCounts.of(tokens),
             allowed=compiled.begin(tokens[first:]).allowed(FAKE_ENDS if turn_options.ignore_eos else ()),
+            spared_ids=np.array(FAKE_ENDS, np.int64),
         )
         tokens.append(draw(expected_logits(tokens)[None], [row]).sampled()[0].token_id)
         try:

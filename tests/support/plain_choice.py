@@ -40,7 +40,7 @@ def plain_answer(
         logits = expected_logits(_seen(items, window))
         # A matcher of its own for each token: what may come depends on the answer so far alone.
         allowed = None if grammar is None else grammar.begin(answer).allowed(banned)
-        answer.append(_choice(logits, items, options, seed, banned, allowed))
+        answer.append(_choice(logits, items, options, seed, banned, allowed, eos_ids))
         items.append(answer[-1])
         if grammar is not None and _is_whole(grammar, answer):
             return answer, "complete"
@@ -75,9 +75,11 @@ def _choice(
     seed: int,
     banned: Sequence[int],
     allowed: NDArray[np.uint32] | None,
+    eos_ids: frozenset[int],
 ) -> int:
     if not options.temperature and not options.has_penalties and not banned and allowed is None:
         return int(logits.argmax())
     history = [item for item in items if isinstance(item, int)]
-    row = SamplingRow(options, seed, len(items), TokenCounts.of(history), banned, allowed=allowed)
+    spared = np.array(sorted(eos_ids), np.int64)
+    row = SamplingRow(options, seed, len(items), TokenCounts.of(history), banned, allowed=allowed, spared_ids=spared)
     return draw(logits[None], [row]).sampled()[0].token_id

@@ -75,11 +75,12 @@ def distribution(logits: Sequence[float], row: SamplingRow) -> tuple[list[float]
 def changed(logits: Sequence[float], row: SamplingRow) -> list[float]:
     """The logits after penalties, biases and bans, all of them numbers but those of tokens that are not allowed."""
     options, counts, banned, result = row.options, times_seen(row), set(row.banned_ids), []
-    biases = dict(options.logit_bias)
+    biases, spared = dict(options.logit_bias), set(row.spared_ids.tolist())
     for token_id, logit in enumerate(logits):
         if counts[token_id]:
             logit = logit / options.repetition_penalty if logit > 0 else logit * options.repetition_penalty
-            logit -= options.frequency_penalty * counts[token_id] + options.presence_penalty
+            if token_id not in spared:
+                logit -= options.frequency_penalty * counts[token_id] + options.presence_penalty
         logit += biases.get(token_id, 0.0)
         logit = 0.0 if math.isnan(logit) else max(-GREATEST, min(GREATEST, logit))
         logit = -GREATEST if token_id in banned else logit
@@ -167,6 +168,7 @@ def _random_row(rng: random.Random, vocab_size: int) -> SamplingRow:
         banned_ids,
         unknown=torch.tensor(history[num_known:]) if num_known < len(history) else None,
         allowed=_random_mask(rng, vocab_size) if rng.random() < 0.3 else None,
+        spared_ids=np.array(rng.sample(range(vocab_size + 3), rng.choice([0, 0, 1, vocab_size // 2])), np.int64),
     )
 
 

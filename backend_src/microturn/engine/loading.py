@@ -165,6 +165,7 @@ def build(
         prepare_text=text.prepare,
         grammars=text.grammars(loaded.runner.vocab_size),
         eos_ids=text.eos_ids,
+        control_ids=text.encoder.special_tokens.ids,
         model_fingerprint=model_fingerprint(settings.model_dir, loaded.weights),
         files_fingerprint=model_fingerprint(settings.model_dir),
         snapshots=snapshots,

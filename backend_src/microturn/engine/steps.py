@@ -24,6 +24,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,7 +33,7 @@ from microturn.engine.lifecycle import Lifecycle
 from microturn.engine.scheduled_row import ScheduledRow
 from microturn.engine.scheduler import Scheduler
 from microturn.engine.step_time import StepTimeModel
-from microturn.engine.suspects import MAX_FAILURES, Suspects
+from microturn.engine.suspects import Suspects, given_up
 from microturn.errors import InternalError
 from microturn.model.batch import UNKNOWN_IDS, Batch
 from microturn.model.drawn import Sampled
@@ -60,6 +61,7 @@ class Steps:
         suspects: learns whose passes fail.
         recorder: counts the steps.
         eos_ids: tokens that end a generation.
+        control_ids: tokens that are no text.
         clock: seconds, monotonic.
     """
 
@@ -73,6 +75,7 @@ class Steps:
         recorder: Recorder,
         *,
         eos_ids: frozenset[int],
+        control_ids: frozenset[int],
         clock: Callable[[], float],
     ) -> None:
         self.runner = runner
@@ -82,6 +85,8 @@ class Steps:
         self._suspects = suspects
         self._recorder = recorder
         self._eos_ids = eos_ids
+        # A chat has them in each message: penalties for them would leave its answers no end.
+        self._spared_ids = np.array(sorted(eos_ids | control_ids), np.int64)
         self._clock = clock
 
     @property
@@ -181,7 +186,7 @@ class Steps:
             row.session.table.drop_newest_state()
         for session, turn in [(row.session, row.turn) for row in step.rows if row.is_wanted]:
             if self._suspects.blame(session):
-                self._lifecycle.end(session, "failed", _given_up(error))
+                self._lifecycle.end(session, "failed", given_up(error))
             else:
                 self._lifecycle.fail(session, turn, failure)
 
@@ -226,6 +231,7 @@ class Steps:
                 banned_ids=banned_ids,
                 unknown=torch.tensor(row.draft[:num_drafted]) if num_drafted else unknown,
                 allowed=allowed,
+                spared_ids=self._spared_ids,
             )
 
     def _commit(self, row: ScheduledRow, sampled: Sequence[Sampled]) -> None:
@@ -291,10 +297,3 @@ class Steps:
 
     def _stop_ids(self, options: TurnOptions) -> tuple[int, ...]:
         return options.stop_token_ids if options.ignore_eos else (*options.stop_token_ids, *self._eos_ids)
-
-
-def _given_up(error: Exception) -> InternalError:
-    return InternalError(
-        f"the forward pass failed for this session {MAX_FAILURES} times in a row, and the session was closed: open a "
-        f"new one with START: {error}"
-    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from weakref import WeakKeyDictionary
 
+from microturn.errors import InternalError
 from microturn.sessions.session import Session
 
 MAX_FAILURES = 3
@@ -36,3 +37,11 @@ class Suspects:
         """Notes that a pass of a session has succeeded."""
         self._num_failures.pop(session, None)
         self.is_empty = not self._num_failures
+
+
+def given_up(error: Exception) -> InternalError:
+    """What a session's turns are told whose passes have failed too often."""
+    return InternalError(
+        f"the forward pass failed for this session {MAX_FAILURES} times in a row, and the session was closed: open a "
+        f"new one with START: {error}"
+    )

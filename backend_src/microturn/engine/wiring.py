@@ -45,6 +45,7 @@ def build_engine(
     max_context: int,
     new_codec: CodecFactory,
     eos_ids: frozenset[int] = frozenset(),
+    control_ids: frozenset[int] = frozenset(),
     model_fingerprint: str = "",
     files_fingerprint: str | None = None,
     snapshots: SnapshotDirectory | None = None,
@@ -64,6 +65,7 @@ def build_engine(
         max_context: tokens that a session may hold at most; they fit the pool.
         new_codec: makes the codec of a new session.
         eos_ids: tokens that end a generation.
+        control_ids: tokens that are no text, these or others.
         model_fingerprint: identifies the model in snapshots and KV files.
         files_fingerprint: see `SessionEnvironment`.
         snapshots: where saved sessions are that clients may resume; None is nowhere.
@@ -115,7 +117,17 @@ def build_engine(
         drafts=not runner.is_asynchronous and kv.states is None,
     )
     lifecycle = Lifecycle(sessions, prefixes, recorder, clock, settings.max_batch_tokens)
-    steps = Steps(runner, scheduler, lifecycle, suspects, step_time, recorder, eos_ids=eos_ids, clock=clock)
+    steps = Steps(
+        runner,
+        scheduler,
+        lifecycle,
+        suspects,
+        step_time,
+        recorder,
+        eos_ids=eos_ids,
+        control_ids=control_ids,
+        clock=clock,
+    )
     environment = SessionEnvironment(
         settings,
         model_fingerprint,

@@ -129,7 +129,10 @@ def _draw_filtered(logits: Tensor, greatest: Tensor, rows: Sequence[SamplingRow]
 
 
 def _penalize(logits: Tensor, rows: Sequence[SamplingRow], columns: SamplingColumns) -> None:
-    """Penalties over the whole context: repetition after Keskar et al. (2019), the others as OpenAI defines them."""
+    """Penalties over the whole context: repetition after Keskar et al. (2019), the others as OpenAI defines them.
+
+    The others leave `spared_ids` as they are.
+    """
     cells, at, counts = _seen(rows, logits)
     repetition, frequency, presence = (
         column.float().squeeze(-1).index_select(0, at)
@@ -137,8 +140,12 @@ def _penalize(logits: Tensor, rows: Sequence[SamplingRow], columns: SamplingColu
     )
     flat = logits.view(-1)
     seen = flat.index_select(0, cells)
-    seen = torch.where(seen > 0, seen / repetition, seen * repetition) - (frequency * counts + presence)
+    seen = torch.where(seen > 0, seen / repetition, seen * repetition)
     flat.index_copy_(0, cells, seen)
+    spared = _cells([row.spared_ids for row in rows], logits)
+    kept = flat.index_select(0, spared)
+    flat.index_copy_(0, cells, seen - (frequency * counts + presence))
+    flat.index_copy_(0, spared, kept)
 
 
 def _seen(rows: Sequence[SamplingRow], logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -166,9 +173,9 @@ def _known(rows: Sequence[SamplingRow], vocab_size: int) -> tuple[NDArray[np.int
     return (at, ids, counts) if can_come.all() else (at[can_come], ids[can_come], counts[can_come])
 
 
-def _cells(ids: Sequence[Sequence[int]], logits: Tensor) -> Tensor:
+def _cells(ids: Sequence[Sequence[int] | NDArray[np.int64]], logits: Tensor) -> Tensor:
     """Indices of each row's ids in the flattened logits, int64 [ids of all rows]."""
     vocab_size = logits.shape[-1]
-    of_rows = [np.fromiter(of_row, np.int64) for of_row in ids]
+    of_rows = [np.asarray(of_row, np.int64) for of_row in ids]
     cells = [of_row[of_row < vocab_size] + row * vocab_size for row, of_row in enumerate(of_rows)]
     return _sent(np.concatenate(cells), logits.device)

@@ -65,6 +65,7 @@ class SamplingRow(NamedTuple):
         allowed: uint32 [vocab_size / 32, rounded up], a bit for each token that may be chosen; None allows all.
         unknown: int64 [n], the last tokens of the context if the host does not know them yet: not included in `seen`,
             and on the device of the logits.
+        spared_ids: int64 [n], ids that presence and frequency penalties leave alone, however often they were seen.
     """
 
     options: SamplingOptions
@@ -74,6 +75,7 @@ class SamplingRow(NamedTuple):
     banned_ids: Sequence[int] = ()
     unknown: Tensor | None = None
     allowed: NDArray[np.uint32] | None = None
+    spared_ids: NDArray[np.int64] = NO_TOKENS.ids
 
 
 class _Greedy:

@@ -119,10 +119,11 @@ def _append(session: Session, turn: Turn, max_tokens: int) -> None:
     if embeds is not None:
         context.append_embeds(embeds)
     turn.appended_ids = ids
+    if max_tokens:
+        turn.matcher = None if turn.grammar is None else _begin_value(session, turn, turn.grammar)
     if max_tokens or turn.num_input or codec.state is not text_state:
         session.history.mark_input(start)
     if max_tokens:
-        turn.matcher = None if turn.grammar is None else _begin_value(session, turn, turn.grammar)
         # A stop string does not count before min_tokens.
         stop = turn.options.stop if turn.options.min_tokens == 0 else ()
         codec.begin_generation(stop, shows_special=not turn.options.skip_special_tokens)
@@ -156,6 +157,8 @@ def _begin_value(session: Session, turn: Turn, grammar: AnswerGrammar) -> Answer
         raise FailedPrecondition(f"grammar_from={first} is behind the end of the context", position=end)
     if first < end and (first < context.first_kept or context.embeds_between(first, end)):
         raise FailedPrecondition(f"grammar_from={first}: embeddings, or what the window has evicted, are no value")
+    if first == end:
+        session.codec.drop_half_character()
     return grammar.begin(context.ids_between(first, end))
 
 

@@ -110,6 +110,10 @@ class Codec(Protocol):
         """Drops held text that has no ids yet."""
         ...
 
+    def drop_half_character(self) -> None:
+        """Drops an incomplete character of what was generated last: what comes next is no more of it."""
+        ...
+
     def begin_generation(self, stop: Sequence[str], *, shows_special: bool = False) -> None:
         """Begins a generation with these stop strings.
 
@@ -127,7 +131,7 @@ class Codec(Protocol):
         ...
 
     def end_generation(self) -> str:
-        """Ends the generation; returns text that was withheld as the possible beginning of a stop string."""
+        """Ends the generation; returns text that was withheld, before half a character or as a possible stop string."""
         ...
 
 

@@ -4,6 +4,9 @@ Each token's bytes are looked up and appended to the bytes of an incomplete char
 token and needs a few bytes of state. Decoding a window of ids again and comparing texts would cost two decodes per
 token, keep ids until they form a valid character, and send wrong text if a decoder changes its earlier output.
 
+A token that ends inside a character has its text come with the rest of that character, or with the end of the
+generation. So wherever text has come, and the generation goes on, the tokens so far say it and no half character.
+
 The concatenated texts of a generation are what the tokenizer's own decoder makes of all its ids, with one exception: if
 consecutive single-byte tokens (SentencePiece's byte fallback) are not valid UTF-8, that decoder replaces all their
 bytes, even those of complete characters, which have been sent; here only the invalid ones are replaced.
@@ -28,15 +31,13 @@ class OutputState:
 
     Attributes:
         partial_char: bytes of an incomplete character.
-        replaced: the replacement of incomplete bytes that will not be continued; precedes the next text.
         has_text: whether a token with text came since the last input.
         stop: the stop strings of this generation.
-        withheld: text that may be the beginning of a stop string.
+        withheld: text that may be the beginning of a stop string, or that a token has before half a character.
         shows_special: whether special tokens are text in this generation.
     """
 
     partial_char: bytes = b""
-    replaced: str = ""
     has_text: bool = False
     stop: tuple[str, ...] = ()
     withheld: str = ""
@@ -50,8 +51,12 @@ class Detokenizer:
         self._vocabulary = vocabulary
 
     def interrupt(self, state: OutputState) -> OutputState:
-        """Handles input between two generations: an incomplete character stays incomplete."""
-        return OutputState(replaced=state.replaced + self._replace(state.partial_char))
+        """Handles input between two generations: an incomplete character stays incomplete, and is told nobody."""
+        return OutputState()
+
+    def drop_half_character(self, state: OutputState) -> OutputState:
+        """Handles an answer that begins without input, and does not go on with an incomplete character."""
+        return replace(state, partial_char=b"")
 
     def begin(self, state: OutputState, stop: Sequence[str], *, shows_special: bool) -> OutputState:
         """Begins a generation with these stop strings.
@@ -72,10 +77,11 @@ class Detokenizer:
         else:
             # What is read again later, without special tokens, must come to the same state: they leave it as it is.
             text = self._vocabulary.special_text(token_id) if state.shows_special else ""
-        if not state.stop or not (text or data):
-            return Piece(text), state
-        piece, withheld = stop_strings(state.stop).scan(state.withheld + text)
-        return piece, replace(state, withheld=withheld)
+        text = state.withheld + text
+        piece, withheld = stop_strings(state.stop).scan(text) if state.stop else (Piece(text), "")
+        if data and state.partial_char and piece.stop is None:
+            piece, withheld = Piece(""), text
+        return piece, state if withheld == state.withheld else replace(state, withheld=withheld)
 
     def end(self, state: OutputState) -> tuple[str, OutputState]:
         """Ends a generation and returns the withheld text."""
@@ -84,10 +90,7 @@ class Detokenizer:
     def _decode_next(self, state: OutputState, data: bytes) -> tuple[str, OutputState]:
         """The text that a token's bytes made certain, and the state behind them."""
         text, partial_char = self._decode(state.partial_char + data)
-        replaced = state.replaced
-        if text and replaced:
-            text, replaced = replaced + text, ""
-        return text, replace(state, partial_char=partial_char, replaced=replaced, has_text=True)
+        return text, replace(state, partial_char=partial_char, has_text=True)
 
     def _decode(self, data: bytes) -> tuple[str, bytes]:
         """The text of the complete characters, and the remaining bytes."""

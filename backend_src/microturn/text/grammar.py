@@ -9,7 +9,8 @@ these two makes another one, which goes on the same.
 An answer may have several to choose from: see `answer_grammar`.
 
 A grammar costs what its author likes. Its size is bounded, each step and the states of its lexer are; and one that
-takes too long all the same is refused from then on.
+takes too long all the same is refused from then on. A text with a bound takes a state for each of its characters. So
+an answer that needs more states than are kept for all gets a lexer of its own, with more room.
 """
 
 from __future__ import annotations
@@ -24,18 +25,29 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
 from microturn.errors import FailedPrecondition, MicroturnError
-from microturn.text.grammar_source import MAX_SOURCE_LEN, GrammarSource, as_llguidance, refusal
+from microturn.text.grammar_source import (
+    MAX_OWN_LEXER_STATES,
+    MAX_SOURCE_LEN,
+    GrammarSource,
+    as_llguidance,
+    refusal,
+)
 from microturn.text.grammar_vocabulary import TokenTexts, read_vocabulary
 from microturn.text.tool_formats import ToolFormat
 
 MAX_KEPT = 32
-MAX_LEXER_STATES = 10_000  # some 1.5 kB each
+MAX_LEXER_STATES = 10_000  # kept for the next answers; some 1.5 kB each
 
 # What an answer may take of the engine's thread: so much, and so much more for each of its tokens.
 _FREE_S = 0.2
 _TOKEN_S = 0.002
 
 _TRIAL_LEN = 32
+
+_TOO_MANY_STATES = "too many states"  # as the library says it
+# For a text with a bound a state takes so much, and each token has fewer states.
+_STATE_FUEL = 10
+_STATES_OF_TOKEN = 50
 
 
 class Grammars:
@@ -120,7 +132,7 @@ class Grammar:
         self._vocab_size = vocabulary.vocab_size
         self._vocabulary = vocabulary
         self.fault: MicroturnError | None = None
-        self._first = self._compiled()
+        self._first = self._compiled(MAX_LEXER_STATES)
 
     def begin(self, token_ids: Sequence[int] = ()) -> Matcher:
         """A matcher of an answer that begins with these tokens.
@@ -144,16 +156,30 @@ class Grammar:
             raise FailedPrecondition(f"what '{self.source.kind}' asks for is in the context already, and whole")
         return follower
 
-    def renewed(self) -> LLMatcher:
-        """A matcher of nothing yet, and a beginning for the next answers too.
+    def renew(self) -> None:
+        """Makes a beginning for the next answers.
 
         The states of the lexer that answers visit are kept for all; once they are too many, no answer goes on.
         """
-        self._first = self._compiled()
-        return self._first.deep_copy()
+        self._first = self._compiled(MAX_LEXER_STATES)
 
-    def give_up(self, reason: str) -> MicroturnError:
-        """Has every turn refused from now on; returns what they are told."""
+    def begin_alone(self) -> LLMatcher:
+        """A matcher of nothing yet, whose lexer no other answer shares."""
+        return self._compiled(MAX_OWN_LEXER_STATES)
+
+    def give_up(self, reason: str, num_tokens: int) -> MicroturnError:
+        """Has every turn refused from now on, unless this answer is merely too long; returns what they are told.
+
+        Args:
+            reason: what went wrong.
+            num_tokens: of the answer.
+        """
+        if _TOO_MANY_STATES in reason and _STATES_OF_TOKEN * num_tokens > MAX_OWN_LEXER_STATES:
+            return refusal(
+                self.source,
+                f"this answer is too long for it: of texts with a bound at most {MAX_OWN_LEXER_STATES} bytes are "
+                "counted: bound them to less, or not at all",
+            )
         if reason.startswith("NoExtension"):
             reason = "it allows no answer, or leads where no token of this model goes on"
         else:
@@ -176,13 +202,13 @@ class Grammar:
             bits = np.unpackbits(matcher.allowed.view(np.uint8), bitorder="little")
             matcher.accept(int(dice.choice(bits.nonzero()[0])))
 
-    def _compiled(self) -> LLMatcher:
+    def _compiled(self, max_lexer_states: int) -> LLMatcher:
         limits = LLParserLimits(
             max_items_in_row=1100,  # a choice has as many as entries, of which there are up to 1,024
-            initial_lexer_fuel=500_000,
+            initial_lexer_fuel=500_000 + _STATE_FUEL * max_lexer_states,
             step_lexer_fuel=30_000,
             step_max_items=5000,
-            max_lexer_states=MAX_LEXER_STATES,
+            max_lexer_states=max_lexer_states,
             max_grammar_size=50_000,
             verbose_errors=False,
         )
@@ -206,6 +232,7 @@ class Matcher:
         self._token_ids = list(token_ids)
         self._num_given = len(token_ids)
         self._spent_s = 0.0
+        self._is_alone = False
         self.allowed: NDArray[np.uint32] = np.empty(0, np.uint32)
         self.is_complete = False
         self._follow([])
@@ -226,13 +253,16 @@ class Matcher:
     def _follow(self, token_ids: Sequence[int]) -> None:
         began_s = time.thread_time()
         if not self._advance(token_ids):
-            self._matcher = self._grammar.renewed()
+            if not self._is_alone:
+                self._grammar.renew()
+                self._is_alone = True
+            self._matcher = self._grammar.begin_alone()
             if not self._advance(self._token_ids):
-                raise self._grammar.give_up(self._matcher.get_error())
+                raise self._grammar.give_up(self._matcher.get_error(), len(self._token_ids))
         self._spent_s += time.thread_time() - began_s
         num_steps = len(self._token_ids) - self._num_given
         if self._spent_s > _FREE_S + _TOKEN_S * num_steps:
-            raise self._grammar.give_up(f"{self._spent_s * 1e3:.0f} ms for {num_steps} tokens")
+            raise self._grammar.give_up(f"{self._spent_s * 1e3:.0f} ms for {num_steps} tokens", num_steps)
 
     def _advance(self, token_ids: Sequence[int]) -> bool:
         """Takes tokens, and finds out what may come behind them; False where the library gave up."""

@@ -17,7 +17,12 @@ KINDS = (*FORMATS, "tool_choice")
 
 MAX_SOURCE_LEN = 1 << 16
 
+# Of the lexer of one long answer, some 1.5 kB each. A text with a bound takes one for each of its bytes.
+MAX_OWN_LEXER_STATES = 50_000
+
 _MAX_REASON_LEN = 300
+
+_VALUES = ("const", "enum", "default", "examples")  # of a schema, what is no schema
 
 # As json.dumps writes it, which models have seen most. Free whitespace would let a small model write nothing else.
 JSON_STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -60,15 +65,22 @@ def as_llguidance(source: GrammarSource) -> str:
     try:
         match source.kind:
             case "json_schema":
-                if not isinstance(json.loads(source.text), dict):
+                schema = json.loads(source.text)
+                if not isinstance(schema, dict):
                     raise ValueError("a schema is a JSON object")
+                if _least_text_len(schema) >= MAX_OWN_LEXER_STATES:
+                    raise ValueError(f"a minLength of {MAX_OWN_LEXER_STATES} or more cannot be counted")
                 return LLMatcher.grammar_from_json_schema(source.text, defaults=JSON_STYLE)
             case "regex":
                 return LLMatcher.grammar_from_regex(source.text)
             case "grammar":
                 return LLMatcher.grammar_from_lark(source.text)
             case _:
-                choices = (json.dumps(choice, ensure_ascii=False) for choice in json.loads(source.text))
+                # JSON leaves DEL as it is, and no string in Lark's notation has it.
+                choices = (
+                    json.dumps(choice, ensure_ascii=False).replace("\x7f", r"\u007f")
+                    for choice in json.loads(source.text)
+                )
                 return LLMatcher.grammar_from_lark(f"start: {' | '.join(choices)}")
     except json.JSONDecodeError as error:
         raise refusal(source, f"it is not JSON: {error}") from None
@@ -76,6 +88,20 @@ def as_llguidance(source: GrammarSource) -> str:
         raise refusal(source, "its JSON is nested too deeply") from None
     except ValueError as error:
         raise refusal(source, str(error)) from None
+
+
+def _least_text_len(schema: Any) -> float:
+    """The greatest `minLength` in a schema."""
+    greatest, parts = 0.0, [schema]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, list):
+            parts += part
+        elif isinstance(part, dict):
+            least = part.get("minLength")
+            greatest = max(greatest, least) if isinstance(least, int | float) else greatest
+            parts += [inner for name, inner in part.items() if name not in _VALUES]
+    return greatest
 
 
 def refusal(source: GrammarSource, reason: str) -> InvalidArgument:

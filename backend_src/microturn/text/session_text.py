@@ -65,6 +65,7 @@ class SessionText:
 
     def state_from_json(self, written: Mapping[str, Any]) -> TextState:
         output = dict(written["output"])
+        output.pop("replaced", None)  # servers wrote it that began the next answer with U+FFFD
         output["partial_char"] = bytes.fromhex(output["partial_char"])
         output["stop"] = tuple(output["stop"])
         return TextState(written["has_context"], written["role"], HeldText(**written["held"]), OutputState(**output))
@@ -108,6 +109,9 @@ class SessionText:
 
     def drop_held(self) -> None:
         self.state = replace(self.state, held=HeldText())
+
+    def drop_half_character(self) -> None:
+        self.state = replace(self.state, output=self._model.detokenizer.drop_half_character(self.state.output))
 
     def begin_generation(self, stop: Sequence[str], *, shows_special: bool = False) -> None:
         assert not self.state.held, "generation would begin before held text is appended"

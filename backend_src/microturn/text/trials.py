@@ -42,7 +42,7 @@ def check_decoding(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
         for token_id in ids:
             piece, state = detokenizer.accept(state, token_id)
             text += piece.text
-        if text + detokenizer.interrupt(state).replaced != tokenizer.decode(ids):
+        if text != tokenizer.decode(ids):
             raise InvalidArgument(
                 "this model's tokenizer makes text of all ids together and not one after the other, which streaming "
                 f"needs (ids {ids}): give a model with a byte-level, SentencePiece or WordPiece tokenizer"

@@ -63,6 +63,29 @@ async def test_each_token_comes_with_its_log_probability(openai: AsyncOpenAI, be
     assert all(token.token and -20 < token.logprob <= 0 for token in tokens)  # in English no character is cut in two
 
 
+CAPITALS = {
+    "France": "Paris",
+    "Italy": "Rome",
+    "Spain": "Madrid",
+    "Japan": "Tokyo",
+    "Greece": "Athens",
+    "Norway": "Oslo",
+    "Egypt": "Cairo",
+    "Peru": "Lima",
+}
+
+
+async def test_answers_of_a_long_chat_end_under_a_penalty(openai: AsyncOpenAI) -> None:
+    """The mark at the end of each message counted: behind a few exchanges answers went on until `max_tokens`."""
+    messages: Messages = []
+    for country, city in CAPITALS.items():
+        messages.append({"role": "user", "content": f"What is the capital of {country}?"})
+        messages.append({"role": "assistant", "content": f"{city} is its capital."})
+    messages.append({"role": "user", "content": "Which of these do you like best? Answer briefly."})
+    completion = await ask(openai, messages, max_tokens=150, frequency_penalty=1.0)
+    assert completion.choices[0].finish_reason == "stop"
+
+
 async def test_an_answer_is_that_of_a_session(server: str, openai: AsyncOpenAI, beginning: Messages) -> None:
     completion = await ask(openai, beginning)
     [choice] = completion.choices

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -150,6 +151,19 @@ def test_penalties_see_the_whole_context_of_the_session() -> None:
     assert first == expected_sampled(PROMPT, 3, seed=1, presence_penalty=100.0)
     assert second == expected_sampled([*PROMPT, *first, 96], 3, seed=1, presence_penalty=100.0)
     assert len({*PROMPT, *first, 96, *second}) == 10
+
+
+@pytest.mark.parametrize("mark", [ANSWER[0], 95])
+@pytest.mark.parametrize("penalty", ["presence_penalty", "frequency_penalty"])
+def test_marks_between_messages_do_not_become_unlikely_as_a_chat_grows(mark: int, penalty: str) -> None:
+    """The end of each message counted: with a dozen of them an answer had no end any more."""
+    driver = driver_with(ANSWER[0], control_ids=frozenset({95}))
+    options: dict[str, Any] = {"start": True, "max_tokens": 2, penalty: 100.0}
+    answer = driver.turn(1, [5, mark] * 12, logit_bias=json.dumps({mark: 50}), **options)
+    assert answer.token_ids[0] == mark
+    assert (answer.status.finish_reason == "stop") is (mark == ANSWER[0])
+    answer = driver.turn(2, [5, mark] * 12, logit_bias=json.dumps({5: 50}), **options)
+    assert 5 not in answer.token_ids, "what is text counts"
 
 
 def test_penalties_do_not_take_the_place_of_an_embedding_for_a_token() -> None:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
 from microturn.sessions.inputs import EmbedInput
+from microturn.text import grammar
+from microturn.text.codec import Piece
+from microturn.text.detokenizer import Detokenizer, OutputState
 from microturn.text.grammar_source import GrammarSource
+from microturn.text.vocabulary import Vocabulary
 from support.by_hand import AllByHand
-from support.driver import Recorder
+from support.driver import IdsOnly, Recorder
 from support.fake_runner import HIDDEN_SIZE, FakeDriver, expected_tokens
 from support.grammars import FAKE_ENDS, fake_encode, fake_grammars, fake_text, plain_value
 
@@ -150,6 +154,58 @@ def test_each_turn_has_its_own_grammar_or_none(driver: FakeDriver) -> None:
             expected = plain({"regex": regex}, history, 30)
         assert answer.token_ids == expected
         history += answer.token_ids
+
+
+def test_a_long_text_with_a_bound_is_whole_and_one_that_is_too_long_is_refused_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It used up the states of its lexer: the turn was undone, and the schema refused to everybody from then on."""
+    monkeypatch.setattr(grammar, "MAX_LEXER_STATES", 100)
+    monkeypatch.setattr(grammar, "MAX_OWN_LEXER_STATES", 400)
+    driver = driver_of(max_context=1000, num_pages=512)
+    long, too_long = (json.dumps({"type": "string", "minLength": size, "maxLength": size}) for size in (250, 600))
+    answer = driver.turn(1, PROMPT, start=True, max_tokens=800, json_schema=long)
+    assert answer.status.finish_reason == "complete"
+    assert len(json.loads(fake_text(answer.token_ids))) == 250
+    refused = driver.turn(2, PROMPT, start=True, max_tokens=800, json_schema=too_long)
+    assert refused.code == "INVALID_ARGUMENT"
+    assert "too long" in str(refused.error)
+    for schema in (long, too_long):
+        assert driver.turn(3, PROMPT, start=True, max_tokens=5, json_schema=schema).status.finish_reason == "length"
+
+
+class HalfCodec(IdsOnly):
+    """Text as a model has it, whose token for `~` is the beginning of a character."""
+
+    has_byte_fallback = False
+
+    def __init__(self) -> None:
+        self.state = OutputState()
+        self._detokenizer = Detokenizer(cast("Vocabulary", self))
+
+    def text_bytes(self, token_id: int) -> bytes:
+        return fake_text([token_id]).encode().replace(b"~", b"\xe4\xbd")
+
+    first_text_bytes = text_bytes
+
+    def drop_half_character(self) -> None:
+        self.state = self._detokenizer.drop_half_character(self.state)
+
+    def accept(self, token_id: int) -> Piece:
+        piece, self.state = self._detokenizer.accept(self.state, token_id)
+        return piece
+
+
+def test_a_value_does_not_begin_with_half_a_character_of_the_answer_before_it() -> None:
+    """What was left of it came first as U+FFFD: the answer was no value, and ended as `complete` all the same."""
+    driver = driver_of(new_codec=lambda _: HalfCodec())
+    half = {"max_tokens": 1, "logit_bias": json.dumps({fake_encode("~")[0]: 100})}
+    assert driver.turn(1, PROMPT, start=True, **half).text == ""
+    answer = driver.turn(1, max_tokens=30, regex=DATE)
+    assert re.fullmatch(DATE, answer.text)
+    assert driver.turn(1, PROMPT, **half).text == ""
+    free = driver.turn(1, max_tokens=1, logit_bias=json.dumps({fake_encode("a")[0]: 100}))
+    assert free.text.startswith("\ufffd"), "without a value the character goes on, and what follows is no part of it"
 
 
 # ---- a value goes on -----------------------------------------------------------------------------------------------

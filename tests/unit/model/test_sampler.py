@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -257,6 +258,15 @@ def test_a_token_that_the_host_does_not_know_yet_counts_too() -> None:
 def test_tokens_that_the_model_cannot_choose_are_nothing_to_penalize() -> None:
     """A tokenizer may know more tokens than the model's head has."""
     assert sample_one(LOGITS, row(history=[8, 7, 99], presence_penalty=2.0)).token_id == 0
+
+
+@pytest.mark.parametrize("options", [{"presence_penalty": 2.0}, {"frequency_penalty": 2.0}])
+def test_what_is_spared_is_as_likely_as_if_it_had_not_been_seen(options: dict[str, float]) -> None:
+    spared = row(history=[7, 0, 7], **options)._replace(spared_ids=np.array([7, 99]))
+    assert sample_one(LOGITS, spared).token_id == 7
+    assert sample_one(LOGITS, spared._replace(unknown=torch.tensor([7]))).token_id == 7
+    assert sample_one(LOGITS, spared._replace(spared_ids=np.array([0]))).token_id == 0
+    assert sample_one(LOGITS, spared._replace(options=TurnOptions(repetition_penalty=3.0))).token_id == 1
 
 
 def test_the_presence_penalty_counts_once() -> None:

@@ -164,7 +164,7 @@ def test_an_answer_goes_on_by_those_that_it_may_have_begun_by() -> None:
 def test_a_grammar_that_has_blown_up_takes_the_others_with_it() -> None:
     grammar = any_of("a", "b")
     assert grammar.fault is None
-    fault = grammar.alternatives[1].give_up("too slow")
+    fault = grammar.alternatives[1].give_up("too slow", 1)
     assert grammar.fault is fault
     with pytest.raises(InvalidArgument, match="too slow"):
         grammar.begin()

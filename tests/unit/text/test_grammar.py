@@ -64,6 +64,12 @@ def test_a_value_that_could_go_on_is_complete_with_an_end(ours: Grammars) -> Non
         assert matcher.is_complete
 
 
+@pytest.mark.parametrize("choice", ["a\x7fb", "a\x1fb"])
+def test_a_choice_may_have_any_character(ours: Grammars, choice: str) -> None:
+    """DEL is no character of a string in Lark's notation, and json.dumps leaves it as it is."""
+    ours.compile(GrammarSource("choice", json.dumps([choice])))
+
+
 @pytest.mark.parametrize("num_choices", [1000, MAX_CHOICES])
 def test_a_choice_may_have_as_many_entries_as_the_option(ours: Grammars, num_choices: int) -> None:
     """From a thousand on each was refused: it is a row of as many items to the parser."""
@@ -183,6 +189,7 @@ def test_answers_of_one_grammar_do_not_meet(ours: Grammars) -> None:
         ("json_schema", '{"type": "array", "items": ' * 300 + "{}" + "}" * 300, "recursion"),
         ("json_schema", "[" * 30_000, "JSON"),
         ("json_schema", '{"enum": ["\\ud800"]}', "hex escape"),
+        ("json_schema", '{"items": {"properties": {"a": {"minLength": 50000}}}}', "minLength"),
     ],
 )
 def test_what_is_no_grammar_is_refused_with_its_name_and_the_reason(
@@ -241,8 +248,8 @@ def test_what_blows_up_is_refused_within_a_second_and_then_at_once(ours: Grammar
     assert ours.find(source) is None or _is_refused_at_once(ours, source)
 
 
-def _write_letters(compiled: grammar.Grammar) -> None:
-    matcher = compiled.begin()
+def _write_letters(compiled: grammar.Grammar, begin: str = "") -> None:
+    matcher = compiled.begin(encode(begin))
     for _ in range(2000):
         matcher.accept(ord("a"))
 
@@ -281,6 +288,33 @@ def test_the_same_text_of_another_kind_is_another_grammar(ours: Grammars) -> Non
     assert allowed(begin(ours, "regex", "[ab]")) == bytes_of("ab")
     with pytest.raises(InvalidArgument):
         begin(ours, "json_schema", "[ab]")
+
+
+@pytest.mark.parametrize(("character", "num_bytes"), [("a", 1), ("é", 2)], ids=["one byte", "more"])
+def test_a_text_with_a_bound_may_be_longer_than_the_states_that_are_kept(
+    monkeypatch: pytest.MonkeyPatch, character: str, num_bytes: int
+) -> None:
+    """Each of its bytes is a state: once its answer alone had visited too many, the grammar was refused to all."""
+    monkeypatch.setattr(grammar, "MAX_LEXER_STATES", 300)
+    source = GrammarSource("json_schema", json.dumps({"type": "string", "maxLength": 1500 // num_bytes}))
+    compiled = grammars().compile(source)
+    matcher, another = compiled.begin(), compiled.begin(encode('"'))
+    for token_id in encode(json.dumps(character * (1200 // num_bytes), ensure_ascii=False)):
+        assert matcher.allows(token_id)
+        matcher.accept(token_id)
+    assert matcher.is_complete
+    another.accept(ord("b"))
+    assert compiled.begin(encode('"' + character)).allows(ord('"'))
+
+
+def test_an_answer_that_is_too_long_is_refused_and_the_grammar_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar, "MAX_LEXER_STATES", 300)
+    monkeypatch.setattr(grammar, "MAX_OWN_LEXER_STATES", 600)
+    compiled = grammars().compile(GrammarSource("json_schema", json.dumps({"type": "string", "maxLength": 5000})))
+    with pytest.raises(InvalidArgument, match=r"answer is too long for it: .*at most 600 bytes"):
+        _write_letters(compiled, begin='"')
+    assert compiled.fault is None
+    assert ord("a") in allowed(compiled.begin(encode('"')))
 
 
 def test_a_grammar_that_many_answers_have_used_goes_on_as_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -372,9 +372,10 @@ def test_a_character_goes_on_in_the_next_generation(character: tuple[Context, li
 
 
 @pytest.mark.parametrize("comes_between", ["text", "ids", "role"])
-def test_a_character_that_input_cuts_off_is_replaced_at_the_start_of_the_next_text(
+def test_a_character_that_input_cuts_off_is_told_nobody(
     character: tuple[Context, list[int]], comes_between: str
 ) -> None:
+    """Its replacement began the next answer, of another message: structured output was no JSON any more."""
     context, ids = character
     context.write("hi", role="user")
     context.make_way(role="assistant")
@@ -387,7 +388,14 @@ def test_a_character_that_input_cuts_off_is_replaced_at_the_start_of_the_next_te
         context.write("and", role="user")
         context.make_way(role="assistant")
     assert context.generate([]) == ""
-    assert context.generate(ids) == "\ufffdไ"
+    assert context.generate(ids) == "ไ"
+    assert context.generate(ids) == "ไ"
+
+
+def test_an_answer_that_is_another_does_not_go_on_with_half_a_character(character: tuple[Context, list[int]]) -> None:
+    context, ids = character
+    assert context.generate(ids[:2]) == ""
+    context.text.drop_half_character()
     assert context.generate(ids) == "ไ"
 
 
@@ -507,6 +515,14 @@ def test_half_a_character_is_written_down_with_the_state(character: tuple[Contex
     assert written_and_read(context) == context.text.state
     context.text.state = written_and_read(context)
     assert context.text.accept(ids[2]).text == "ไ"
+
+
+def test_a_state_of_a_server_that_replaced_half_characters_is_read(character: tuple[Context, list[int]]) -> None:
+    context, ids = character
+    written = context.text.state_as_json(context.text.state)
+    written["output"]["replaced"] = "\ufffd"
+    context.text.state = context.text.state_from_json(written)
+    assert context.generate(ids) == "ไ"
 
 
 def test_what_is_no_state_is_refused(load_edge) -> None:
