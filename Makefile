@@ -19,7 +19,9 @@ export GOMP_SPINCOUNT ?= 10000
 # processors are shared out among them and their servers.
 WORKERS ?= 2
 E2E_WORKERS ?= 2
-PYTEST := $(BIN)/python -m pytest
+# Hundreds of processes of tests import the same sources: what is compiled once is kept, also where the environment
+# (as of many containers) asks Python to keep nothing.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 # A worker takes a file at a time, in the order of tests/conftest.py.
 BY_FILE := --dist loadfile --no-loadscope-reorder
 
@@ -163,7 +165,7 @@ $(DOCS_INSTALLED): $(INSTALLED)
 	@touch $@
 
 image-test: model  ## build the image without a Docker engine and run it (root, buildah, debootstrap; ten minutes)
-	$(BIN)/python -m pytest tests/image
+	$(PYTEST) tests/image
 
 bench-overhead: model  ## what Triton, adapter and client add to the engine alone
 	@$(BIN)/python -m load_tests.bench overhead
