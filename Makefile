@@ -18,8 +18,10 @@ export GOMP_SPINCOUNT ?= 10000
 # How many processes run the tests of parts and the oracles, and those of real servers (0: pytest's own alone). The
 # processors are shared out among them and their servers.
 WORKERS ?= 2
-E2E_WORKERS ?= 2
-PYTEST := $(BIN)/python -m pytest
+E2E_WORKERS ?= 3
+# Hundreds of processes of tests import the same sources: what is compiled once is kept, also where the environment
+# (as of many containers) asks Python to keep nothing.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 # A worker takes a file at a time, in the order of tests/conftest.py.
 BY_FILE := --dist loadfile --no-loadscope-reorder
 
@@ -60,7 +62,17 @@ serve: setup  ## serve the embedded model on loopback; ARGS='--set key=value …
 gateway: setup  ## a page and OpenAI's APIs on loopback:8080, before the server of `make serve`; ARGS='--port 8090 …'
 	@$(BIN)/microturn gateway $(ARGS)
 
-test: test-unit test-oracles test-e2e test-frameworks  ## run all tests, with few random runs
+test: test-parts test-servers  ## run all tests, with few random runs
+
+# In two calls: where a call ends, who has no file left waits for the others, and the next one imports everything again.
+.PHONY: test-parts test-servers
+test-parts: model
+	$(PYTEST) -n $(WORKERS) $(BY_FILE) -m 'not all_processors' tests/unit tests/simulation tests/oracles
+	$(PYTEST) -m all_processors tests/oracles
+
+test-servers: model test-programs
+	-@$(MAKE) --no-print-directory setup-frameworks
+	$(PYTEST) -n $(E2E_WORKERS) $(BY_FILE) tests/e2e tests/frameworks
 
 # Without the two files of the engine that take long: they load a real model and serve a crowd.
 test-fast: model  ## the parts that change most, in a minute and a half
@@ -81,11 +93,14 @@ test-oracles: model  ## what "correct" means: the engine against plain transform
 	$(PYTEST) -n $(WORKERS) $(BY_FILE) -m 'not all_processors' tests/oracles
 	$(PYTEST) -m all_processors tests/oracles
 
+test-e2e: model test-programs  ## the real server over real gRPC
+	$(PYTEST) -n $(E2E_WORKERS) $(BY_FILE) tests/e2e
+
 # Without npm or apt-get there are no deploy tools: their tests are skipped, and say so.
-test-e2e: model $(DEPLOY_INSTALLED)  ## the real server over real gRPC
+.PHONY: test-programs
+test-programs: $(DEPLOY_INSTALLED)
 	-@deploy/tools.sh $(TOOLS)
 	-@$(MAKE) --silent axe
-	$(PYTEST) -n $(E2E_WORKERS) $(BY_FILE) tests/e2e
 
 .PHONY: axe page-pictures
 axe: $(AXE)
@@ -163,7 +178,7 @@ $(DOCS_INSTALLED): $(INSTALLED)
 	@touch $@
 
 image-test: model  ## build the image without a Docker engine and run it (root, buildah, debootstrap; ten minutes)
-	$(BIN)/python -m pytest tests/image
+	$(PYTEST) tests/image
 
 bench-overhead: model  ## what Triton, adapter and client add to the engine alone
 	@$(BIN)/python -m load_tests.bench overhead

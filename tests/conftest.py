@@ -46,6 +46,7 @@ LONGEST = (
     "dynamo/test_etcd.py",
     "e2e/test_disconnect.py",
     "e2e/test_load.py",
+    "frameworks/test_frameworks.py",
     "serve/test_client_survival.py",
     "serve/test_snapshots.py",
     "serve/test_tensor_parallel.py",

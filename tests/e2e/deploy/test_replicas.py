@@ -1,5 +1,5 @@
-"""Sessions on three real servers behind the real Envoy, while one server is stopped, one killed and one added, or all
-are replaced one after the other, or a fourth joins. The servers hand sessions over to each other by the network.
+"""Sessions on three real servers behind the real Envoy, while one server is stopped, one killed and one added, or a
+fourth joins and all are replaced one after the other. The servers hand sessions over to each other by the network.
 
 Each session says something every second. Whatever happens to its server, it hears what it would have heard undisturbed:
 every token once, from the whole context.
@@ -79,10 +79,12 @@ async def test_sessions_outlive_their_servers(
         print(f"{name}: {len(events)} moved; a turn took {p50_s:.3f} s (p50), {longest_s:.3f} s at most")
 
 
-async def test_all_servers_are_replaced_and_nothing_is_computed_again(
+async def test_one_joins_and_all_are_replaced_and_nothing_is_computed_again(
     replicas: Replicas, edge: Edge, authority: Authority, issuer: TokenIssuer, num_talkers: int
 ) -> None:
-    """A rollout: one after the other is stopped, and another takes its place, while sessions go on."""
+    """Sessions are on three servers; a fourth has as many within a minute. Then a rollout: one after the other is
+    stopped, and another takes its place.
+    """
     servers = replicas.start(3)
     edge.serve(servers)
     edge.wait_for_healthy(3)
@@ -91,50 +93,8 @@ async def test_all_servers_are_replaced_and_nothing_is_computed_again(
     last_turn = 2**30
     moved_by_stop: list[int] = []
 
-    async def on_the_beat(number: int) -> bool:
-        await wait_for_beat(begin_s, number)
-        return number <= last_turn
-
-    async def roll_out() -> None:
-        nonlocal last_turn
-        while any(len(one.context_lens) < 2 for one in heard):
-            await asyncio.sleep(0.05)
-        for place, old in enumerate(list(servers)):
-            num_before = sum(len(one.resumed) for one in heard)
-            old.process.send_signal(signal.SIGTERM)
-            assert await asyncio.to_thread(old.wait_for_exit, 120) == 0
-            (servers[place],) = await asyncio.to_thread(replicas.start, 1)
-            edge.serve(servers)
-            await asyncio.to_thread(edge.wait_for_healthy, 3)
-            moved_by_stop.append(sum(len(one.resumed) for one in heard) - num_before)
-        # So many more that each has spoken since, all of them the same number.
-        last_turn = max(len(one.answers) for one in heard) + 2
-
-    async with client_of(edge, authority, issuer) as client:
-        rollout = asyncio.create_task(roll_out())
-        await talk_all([client], heard, on_the_beat)
-        await rollout
-
-    undisturbed = await talk_undisturbed(servers[0].address, len(heard), last_turn + 1)
-    for one, alone in zip(heard, undisturbed, strict=True):
-        one.check_same(alone)
-        # Eight tokens and four answers a turn; the very last token goes through the model with what follows it.
-        assert one.num_computed == [11, *[12] * last_turn]
-    assert all(moved_by_stop), moved_by_stop
-    print(f"moved: {moved_by_stop}; {took(heard)}")
-
-
-async def test_a_server_that_joins_gets_its_share(
-    replicas: Replicas, edge: Edge, authority: Authority, issuer: TokenIssuer, num_talkers: int
-) -> None:
-    """Sessions are on three servers; a fourth has as many within a minute, and they compute nothing again."""
-    servers = replicas.start(3)
-    edge.serve(servers)
-    edge.wait_for_healthy(3)
-    heard = [HeardInTime() for _ in range(num_talkers)]
-    begin_s = time.monotonic() + BEAT_S
-    last_turn = 2**30
-    joined_s = even_s = 0.0
+    def num_moved() -> int:
+        return sum(len(one.resumed) for one in heard)
 
     def num_sessions() -> list[int]:
         return [int(scrape(server.metrics_url).sum("microturn_sessions")) for server in servers]
@@ -144,9 +104,6 @@ async def test_a_server_that_joins_gets_its_share(
         return number <= last_turn
 
     async def join() -> None:
-        nonlocal last_turn, joined_s, even_s
-        while any(len(one.context_lens) < 2 for one in heard):
-            await asyncio.sleep(0.05)
         servers.extend(await asyncio.to_thread(replicas.start, 1))
         edge.serve(servers)
         joined_s = time.monotonic()
@@ -155,18 +112,40 @@ async def test_a_server_that_joins_gets_its_share(
             assert time.monotonic() < joined_s + 60, counts
             await asyncio.sleep(0.2)
             counts = await asyncio.to_thread(num_sessions)
-        even_s = time.monotonic()
-        last_turn = max(len(one.answers) for one in heard) + 2
-        print(f"sessions on each: {counts}")
+        even_s = time.monotonic() - joined_s
+        print(f"sessions on each: {counts}, even after {even_s:.1f} s, {num_moved()} sessions moved")
+
+    async def roll_out() -> None:
+        for place, old in enumerate(list(servers)):
+            num_before = num_moved()
+            old.process.send_signal(signal.SIGTERM)
+            assert await asyncio.to_thread(old.wait_for_exit, 120) == 0
+            (servers[place],) = await asyncio.to_thread(replicas.start, 1)
+            edge.serve(servers)
+            await asyncio.to_thread(edge.wait_for_healthy, 4)
+            moved_by_stop.append(num_moved() - num_before)
+
+    async def join_and_roll_out() -> None:
+        nonlocal last_turn
+        while any(len(one.context_lens) < 2 for one in heard):
+            await asyncio.sleep(0.05)
+        try:
+            await join()
+            await asyncio.to_thread(edge.wait_for_healthy, 4)
+            await roll_out()
+        finally:
+            # So many more that each has spoken since, all of them the same number.
+            last_turn = max(len(one.answers) for one in heard) + 2
 
     async with client_of(edge, authority, issuer) as client:
-        joining = asyncio.create_task(join())
+        disturbing = asyncio.create_task(join_and_roll_out())
         await talk_all([client], heard, on_the_beat)
-        await joining
+        await disturbing
 
     undisturbed = await talk_undisturbed(servers[0].address, len(heard), last_turn + 1)
     for one, alone in zip(heard, undisturbed, strict=True):
         one.check_same(alone)
+        # Eight tokens and four answers a turn; the very last token goes through the model with what follows it.
         assert one.num_computed == [11, *[12] * last_turn]
-    num_moved = sum(len(one.resumed) for one in heard)
-    print(f"even after {even_s - joined_s:.1f} s, {num_moved} sessions moved; {took(heard, joined_s)}")
+    assert all(moved_by_stop), moved_by_stop
+    print(f"moved: {moved_by_stop}; {took(heard)}")

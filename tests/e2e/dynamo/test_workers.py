@@ -1,5 +1,5 @@
 """Sessions on three workers behind two edges, as in tests/e2e/deploy/test_replicas.py on Triton's host behind
-Envoy: all workers are replaced one after the other; one is stopped, one killed, one frozen, an edge killed; one joins.
+Envoy: one joins, and all workers are replaced one after the other; an edge is killed, a worker too, another one frozen.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import asyncio
 import signal
 import time
 
-from support.dynamo import Cluster, num_sessions_on, wait_for_workers
+from support.dynamo import Cluster, Process, num_sessions_on, wait_for_workers
 from support.dynamo_talk import Talk, started
 from support.replicated import took
 
@@ -16,21 +16,41 @@ from support.replicated import took
 LEASE_S = 10.0
 
 
-async def test_all_workers_are_replaced_and_nothing_is_computed_again(cluster: Cluster, num_talkers: int) -> None:
+async def test_one_joins_and_all_are_replaced_and_nothing_is_computed_again(cluster: Cluster, num_talkers: int) -> None:
     workers, edges = started(cluster, 3)
     moved_by_stop: list[int] = []
 
+    def start() -> Process:
+        worker = cluster.start_worker("--grace-s=60")
+        worker.wait_until_ready()
+        return worker
+
+    async def join(talk: Talk) -> None:
+        workers.append(await asyncio.to_thread(start))
+        joined_s = time.monotonic()
+        counts = await asyncio.to_thread(num_sessions_on, workers)
+        # A session that moves is counted twice.
+        while max(counts) > 1.15 * num_talkers / 4 or sum(counts) != num_talkers:
+            assert time.monotonic() < joined_s + 60, counts
+            await asyncio.sleep(0.2)
+            counts = await asyncio.to_thread(num_sessions_on, workers)
+        even_s = time.monotonic() - joined_s
+        print(f"sessions on each: {counts}, even after {even_s:.1f} s, {talk.num_resumed} sessions moved")
+
     async def roll_out(talk: Talk) -> None:
-        await talk.all_have_heard(2)
         for place, old in enumerate(list(workers)):
             num_before = talk.num_resumed
             assert await asyncio.to_thread(old.stop) == 0
-            workers[place] = cluster.start_worker("--grace-s=60")
-            await asyncio.to_thread(workers[place].wait_until_ready)
+            workers[place] = await asyncio.to_thread(start)
             moved_by_stop.append(talk.num_resumed - num_before)
 
+    async def join_and_roll_out(talk: Talk) -> None:
+        await talk.all_have_heard(2)
+        await join(talk)
+        await roll_out(talk)
+
     talk = Talk(num_talkers)
-    await talk.run(edges, roll_out)
+    await talk.run(edges, join_and_roll_out)
     await talk.check_same(workers[0])
     talk.check_nothing_computed_again()
     assert all(moved_by_stop), moved_by_stop
@@ -54,29 +74,3 @@ async def test_sessions_outlive_workers_and_edges(cluster: Cluster, num_talkers:
     await talk.run(edges, disturb)
     await talk.check_all_there(workers[2])
     print("; ".join(f"{what}: {took_s:.3f} s at most" for what, took_s in longest_s.items()))
-
-
-async def test_a_worker_that_joins_gets_its_share(cluster: Cluster, num_talkers: int) -> None:
-    workers, edges = started(cluster, 3)
-    even_after_s = 0.0
-
-    async def join(talk: Talk) -> None:
-        nonlocal even_after_s
-        await talk.all_have_heard(2)
-        workers.append(cluster.start_worker("--grace-s=60"))
-        await asyncio.to_thread(workers[-1].wait_until_ready)
-        joined_s = time.monotonic()
-        counts = await asyncio.to_thread(num_sessions_on, workers)
-        # A session that moves is counted twice.
-        while max(counts) > 1.15 * num_talkers / 4 or sum(counts) != num_talkers:
-            assert time.monotonic() < joined_s + 60, counts
-            await asyncio.sleep(0.2)
-            counts = await asyncio.to_thread(num_sessions_on, workers)
-        even_after_s = time.monotonic() - joined_s
-        print(f"sessions on each: {counts}")
-
-    talk = Talk(num_talkers)
-    await talk.run(edges, join)
-    await talk.check_same(workers[0])
-    talk.check_nothing_computed_again()
-    print(f"even after {even_after_s:.1f} s, {talk.num_resumed} sessions moved; {took(talk.heard)}")

@@ -57,6 +57,8 @@ print(kernel(1), sum(kernel.stats.cache_hits.values()))
 def run(directory: Path, cache: Path | None = None) -> str:
     sources = directory / "sources"
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(cache or directory / "cache")}
+    # Sources change within a second here and keep their length: Python would not notice that what it compiled is old.
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"
     environment["PYTHONPATH"] = os.pathsep.join([str(sources), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], cwd=directory, env=environment, check=True, capture_output=True, text=True

@@ -69,15 +69,19 @@ SHAPES = ["flat", "normal", "two values", "one peak", "steep", "few"]
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("vocab_size", [5, 1500, pytest.param(LARGE, id="large")])
 def test_any_shape_is_drawn_alike_with_any_filter(name: str, vocab_size: int) -> None:
-    large = vocab_size == LARGE
-    options = product(
-        [0, 50] if large else [0, 1, vocab_size // 2, vocab_size - 1],
-        [1.0, 0.95] if large else [1.0, 1 - 2**-53, 0.95, 0.5, 1e-12],
-        [0.0] if large else [0.0, 0.1, 1.0],
-    )
+    if vocab_size == LARGE:
+        top_ks, top_ps, min_ps = [0, 50], [1.0, 0.95], [0.0]
+    else:
+        top_ks, top_ps = [0, 1, vocab_size // 2, vocab_size - 1], [1.0, 1 - 2**-53, 0.95, 0.5, 1e-12]
+        min_ps = [0.0, 0.1, 1.0]
+    # Each of a filter with each of another one; three at once are drawn at random above.
+    filters = [
+        (top_k, top_p, min_ps[(k + p) % len(min_ps)])
+        for (k, top_k), (p, top_p) in product(enumerate(top_ks), enumerate(top_ps))
+    ]
     rows = [
         SamplingRow(TurnOptions(temperature=0.8, top_k=top_k, top_p=top_p, min_p=min_p), 7, position)
-        for position, (top_k, top_p, min_p) in enumerate(options)
+        for position, (top_k, top_p, min_p) in enumerate(filters)
     ]
     by_kernels, by_torch = drawn(shape(name, vocab_size).expand(len(rows), -1), rows)
     assert by_kernels == by_torch
