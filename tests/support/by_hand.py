@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
+from microturn.offload import file_thread
 from microturn.offload.background import Post
-from microturn.offload.file_thread import Outcome
+from microturn.offload.file_thread import FileThreads, Outcome
 
 
 class ByHand:
@@ -57,3 +59,22 @@ class AllByHand:
     def __call__(self, post: Post, *, name: str, num_threads: int) -> ByHand:
         self.of[name] = ByHand(post, name=name, num_threads=num_threads)
         return self.of[name]
+
+
+class FilesByHand(FileThreads):
+    """`FileThreads` without threads: what was submitted is done by `do_all`, always in the same order."""
+
+    def __init__(self, post: Post) -> None:
+        with patch.object(file_thread.UnboundThread, "start"):
+            super().__init__(post)
+        self._threads = []
+
+    def do_all(self) -> None:
+        """Those that turns wait for first."""
+        while jobs := next((jobs for jobs in self._waiting.values() if jobs), None):
+            jobs.popleft().run()
+
+    def close(self, last: Iterable[Callable[[], object]] = ()) -> None:
+        super().close()
+        for work in last:
+            work()

@@ -26,6 +26,7 @@ from microturn.offload.storage import Storage
 from microturn.offload.tiers import Tiers
 from microturn.sessions.session import Session
 from microturn.sessions.turn import SessionId
+from support.by_hand import FilesByHand
 from support.clock import Clock
 from support.driver import Driver
 from support.late_copies import NewCopier
@@ -79,6 +80,9 @@ class Posts:
 
 def wait_for_files(threads: FileThreads) -> None:
     """Waits until all that was submitted is done and posted: until all threads have nothing to do but meet."""
+    if isinstance(threads, FilesByHand):
+        threads.do_all()
+        return
     all_met = threading.Barrier(NUM_READERS + 2)
     for priority in [Priority.AHEAD] * NUM_READERS + [Priority.LATER]:
         threads.submit(partial(all_met.wait, 30), lambda _: None, priority)

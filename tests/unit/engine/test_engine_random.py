@@ -32,12 +32,14 @@ from microturn.engine import steps, suspects, turn_grammars
 from microturn.engine.engine import Engine
 from microturn.engine.in_flight_step import InFlightStep
 from microturn.engine.scheduled_row import ScheduledRow
+from microturn.offload import disk_store
 from microturn.sessions import speculation
 from microturn.sessions.options import TurnOptions
 from microturn.sessions.session import Session
 from microturn.settings import Settings
 from microturn.text.grammar_source import GrammarSource
 from support import plain_turn
+from support.by_hand import FilesByHand
 from support.fake_runner import VOCAB_SIZE, FakeDriver
 from support.foreseen import foreseen
 from support.grammars import hash_grammars
@@ -564,6 +566,8 @@ def test_whatever_happens_the_engine_does_what_plain_lists_say(
     # Some turns count the tokens before them as if they had penalties, which at their defaults change no choice.
     monkeypatch.setattr(TurnOptions, "has_penalties", property(lambda options: options.max_tokens in (4, 8)))
     monkeypatch.setattr(speculation, "look_up", foreseen)
+    # With threads, which of two files is done first differs from run to run.
+    monkeypatch.setattr(disk_store, "FileThreads", FilesByHand)
     # Passes fail more often than any session would live.
     monkeypatch.setattr(suspects, "MAX_FAILURES", sys.maxsize)
     # And some must match a grammar; their values are whole before they end, or not.
