@@ -137,6 +137,8 @@ def prepare(settings: Settings) -> Prepared:
         else:
             loaded = _load_on_gpu(settings, device, followers)
         text = beginning.result()
+        if text.has_ids_beyond(loaded.runner.vocab_size):  # a pass with one of them would fail for all its rows
+            text = ModelText.from_directory(Path(settings.model_dir), loaded.runner.vocab_size)
         # A pass does not look whether its pages are in the pool.
         pages_of_context(loaded.runner.kv, loaded.pool, loaded.max_context, settings.max_batch_tokens)
         passes = warm_up(loaded.runner, settings.max_batch_tokens, loaded.max_context)

@@ -11,9 +11,10 @@ import io
 import re
 import threading
 from collections.abc import Iterable
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self, TextIO
+from typing import IO, Self
 
 from microturn.serve import console
 from microturn.serve.errors import ServeError
@@ -54,7 +55,8 @@ class ServerLog:
     """Reads the output of the server, and of the next one after a restart.
 
     Args:
-        log_dir: the whole log is appended to ``triton.log`` there, as it comes; None passes it to stderr.
+        log_dir: the whole log is appended to ``triton.log`` there, as it comes; None passes it to stderr, and so goes
+            what cannot be written.
         is_text: whether the model's JSON lines are formatted as text on stderr.
 
     Raises:
@@ -62,7 +64,8 @@ class ServerLog:
     """
 
     def __init__(self, log_dir: Path | None, *, is_text: bool = False) -> None:
-        self._file: TextIO | None = None
+        self._file: FileIO | None = None
+        self._is_failing = False
         self._lines: collections.deque[str] = collections.deque(maxlen=_NUM_KEPT_LINES)
         self._is_text = is_text
         self._shows_server_lines = False
@@ -70,7 +73,7 @@ class ServerLog:
         if log_dir is not None:
             try:
                 log_dir.mkdir(parents=True, exist_ok=True)
-                self._file = (log_dir / "triton.log").open("a", buffering=1, errors="replace")
+                self._file = (log_dir / "triton.log").open("ab", buffering=0)
             except OSError as error:
                 raise ServeError(f"cannot write a log: {error.strerror}: {error.filename}") from error
 
@@ -109,10 +112,22 @@ class ServerLog:
                     self._pass_on(line)
 
     def _pass_on(self, line: str) -> None:
-        if self._file is not None:
-            self._file.write(f"{line}\n")
-        elif self._shows_server_lines or not self._is_server_line(line):
+        if self._file is not None and self._has_written(self._file, line):
+            return
+        if self._shows_server_lines or not self._is_server_line(line):
             console.write_stderr(as_text(line) if self._is_text else line)
+
+    def _has_written(self, file: FileIO, line: str) -> bool:
+        # Whoever reads no more ends the server with its next line.
+        try:
+            file.write(f"{line}\n".encode(errors="replace"))
+        except OSError as error:
+            if not self._is_failing:
+                console.say(f"the log goes to stderr while it cannot be written: {error.strerror}: {file.name!s}")
+            self._is_failing = True
+            return False
+        self._is_failing = False
+        return True
 
     def _is_server_line(self, line: str) -> bool:
         if line in _SERVER_BLOCKS:

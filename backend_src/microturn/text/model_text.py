@@ -18,6 +18,7 @@ from microturn.errors import InvalidArgument
 from microturn.text.chat import ChatTemplate
 from microturn.text.chat_templates import NO_TOOLS, ChatTemplates
 from microturn.text.detokenizer import Detokenizer
+from microturn.text.embedded import drop_ids_beyond, has_ids_beyond
 from microturn.text.encoder import TextEncoder
 from microturn.text.grammar import Grammars
 from microturn.text.grammar_vocabulary import TokenTexts
@@ -74,8 +75,12 @@ class ModelText:
                 self._refuse_roles(error)
 
     @classmethod
-    def from_directory(cls, directory: Path) -> Self:
+    def from_directory(cls, directory: Path, num_ids: int | None = None) -> Self:
         """Loads the tokenizer of a model.
+
+        Args:
+            directory: of the model.
+            num_ids: rows of its embedding, if they are known: see `drop_ids_beyond`.
 
         Errors:
             InvalidArgument: there is none, or it cannot be used.
@@ -90,7 +95,13 @@ class ModelText:
             ) from error
         if not tokenizer.is_fast:
             raise InvalidArgument(f"{directory} has no tokenizer.json: save a fast tokenizer there")
+        if num_ids is not None:
+            drop_ids_beyond(tokenizer, num_ids)
         return cls(tokenizer, _eos_ids(directory, tokenizer))
+
+    def has_ids_beyond(self, num_ids: int) -> bool:
+        """Whether it has tokens whose ids are not below `num_ids`."""
+        return has_ids_beyond(self._backend, num_ids)
 
     def prepare(self, text: str, parse_special: bool, enough: int, /) -> PreparedText:
         """Encodes a text as far as possible without its context; see `prepare_text`."""

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
+from tokenizers import AddedToken
 from transformers import PreTrainedModel
 
 from microturn.engine import loading
@@ -17,7 +18,7 @@ from microturn.model.cpu import probe_int8
 from microturn.model.fingerprint import model_fingerprint
 from microturn.settings import Settings
 from microturn.text.model_text import ModelText
-from support import models
+from support import models, tiny_tokenizers
 from support.oracle import TOLERANCE, stock_logits
 from support.tiny_model_dir import write_tiny_model
 
@@ -103,3 +104,16 @@ def test_a_pool_that_holds_no_context_is_refused_before_a_pass_writes_beyond_it(
     settings = Settings(model_dir=str(write_tiny_model(tmp_path / "tiny")), kv_tokens=64, max_context=256)
     with pytest.raises(InvalidArgument, match="a pool of 4 pages of 16 tokens does not hold one context of 256 tokens"):
         loading.load_engine(settings)
+
+
+def test_a_token_without_an_embedding_fails_nobody(tmp_path: Path) -> None:
+    """A text with it would undo the turns of all sessions in its pass."""
+    model_dir = write_tiny_model(tmp_path / "tiny")
+    tokenizer = tiny_tokenizers.byte_level()
+    tokenizer.add_tokens([AddedToken("<PRE>", special=False)])
+    tokenizer.save(str(model_dir / "tokenizer.json"))
+    prepared = loading.prepare(Settings(model_dir=str(model_dir), kv_tokens=1024, max_context=256))
+    num_ids = prepared.loaded.runner.vocab_size
+    assert tokenizer.get_vocab_size() == num_ids + 1
+    assert max(prepared.text.encoder.encode("say <PRE> now", begins=True)) < num_ids
+    prepared.loaded.runner.close()

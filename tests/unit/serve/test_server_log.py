@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,26 @@ def test_a_log_directory_gets_everything_and_the_terminal_nothing(output, capfd,
         assert log.failure() == "hello"
     assert (tmp_path / "new" / "triton.log").read_text() == f"{CUDA}\n{JSON_LINE}\nhello\n"
     assert shown(capfd) == []
+
+
+def test_a_full_disk_does_not_end_the_log(output, capfd, tmp_path: Path):
+    """A server whose output nobody reads dies of its next line, and so does the one that is started in its place."""
+    server, stream = output
+    full = tmp_path / "triton.log"
+    full.symlink_to("/dev/full")
+    with ServerLog(tmp_path) as log:
+        reader = log.follow(stream)
+        server.write("one\ntwo\n")
+        server.flush()
+        while "two" not in (told := capfd.readouterr().err):
+            time.sleep(0.01)
+        assert "the log goes to stderr while it cannot be written: No space left on device" in told
+        assert reader.is_alive()
+        server.write("three\n")
+        server.close()
+        reader.join(5)
+        assert log.failure() == "three"
+    assert shown(capfd) == ["three"]
 
 
 def test_bytes_that_are_no_text_do_not_end_the_log(output, capfd):
