@@ -8,6 +8,9 @@ A session whose last pass failed computes alone, before the others: see `suspect
 
 A pass lasts as long as its longest row makes it, and all rows wait for its end. So beside other sessions a long append
 gets no more tokens than fit the time that those have, by what earlier passes took.
+
+Requests are read between passes, the supervisor's health turns too: a pass of many seconds would be taken for a dead
+model. So on a slow machine a step has fewer tokens than its budget, whoever's they are, even where a session is alone.
 """
 
 from __future__ import annotations
@@ -24,6 +27,9 @@ from microturn.sessions.turn import BEAT_S
 
 # With other sessions in the step a pass lasts no longer than this where it can be helped: four fit between two beats.
 _SHARED_PASS_S = BEAT_S / 4
+
+# The tokens of a pass take no longer than this, beside what a pass of a single one takes.
+_LONGEST_S = 1.0
 
 
 class _Urgency(NamedTuple):
@@ -70,7 +76,7 @@ class Scheduler:
             The page accounting is to make that impossible: the engine counts it, and tests assert that it never is.
 
     Args:
-        max_batch_tokens: tokens of a step.
+        max_batch_tokens: tokens of a step, at most.
         memory: where pages come from when the pool has none.
         step_time: of forward passes.
         clock: seconds, that of the turns' due times.
@@ -90,7 +96,6 @@ class Scheduler:
         drafts: bool = True,
     ) -> None:
         self._max_batch_tokens = max_batch_tokens
-        self._long_share = max_batch_tokens // 4
         self._least_long = max(1, max_batch_tokens // 16)
         self._memory = memory
         self._step_time = step_time
@@ -112,7 +117,8 @@ class Scheduler:
         """
         waiting = self._by_urgency(running)
         num_short = sum(not urgency.is_long for urgency, _, _ in waiting)
-        budget = self._max_batch_tokens - (self._long_share if num_short < len(waiting) else 0)
+        most = self._most_tokens()
+        budget = most - (most // 4 if num_short < len(waiting) else 0)
         rows: list[ScheduledRow] = []
         preempted: set[Session] = set()
         num_on_way = 0
@@ -181,7 +187,7 @@ class Scheduler:
         if any(session in self._suspects for session in under_way):
             return []
         waiting = self._by_urgency(session for session in running if session not in under_way)
-        joining = self._joining(waiting, self._max_batch_tokens - len(following))
+        joining = self._joining(waiting, self._most_tokens() - len(following))
         return [] if joining is None else [*following, *joining]
 
     def _joining(self, waiting: Sequence[_Waiting], budget: int) -> list[ScheduledRow] | None:
@@ -206,7 +212,7 @@ class Scheduler:
     def _by_urgency(self, sessions: Iterable[Session]) -> list[_Waiting]:
         """Those of the sessions that have tokens to compute, the most urgent first."""
         waiting: list[_Waiting] = []
-        longest_short = max(1, self._long_share)
+        longest_short = max(1, self._max_batch_tokens // 4)
         for session in sessions:
             num_pending = session.num_pending
             if num_pending:
@@ -217,9 +223,14 @@ class Scheduler:
         waiting.sort(key=itemgetter(0))
         return waiting
 
+    def _most_tokens(self) -> int:
+        """Tokens that a step may have to be over in time."""
+        longest_s = self._step_time.pass_s(1) + _LONGEST_S
+        return max(self._least_long, self._step_time.num_tokens_within(longest_s, self._max_batch_tokens))
+
     def _left_for_long(self, rows: Sequence[ScheduledRow], *, with_others: bool) -> int:
         """Tokens of a step that long appends may have beside short rows."""
-        most = self._max_batch_tokens - _num_tokens(rows)
+        most = self._most_tokens() - _num_tokens(rows)
         if not with_others:
             return most
         least_s = self._step_time.pass_s(_num_tokens(rows))
@@ -240,7 +251,7 @@ class Scheduler:
     def _with_drafts(self, rows: Sequence[ScheduledRow], *, with_others: bool) -> list[ScheduledRow]:
         """The rows, with the drafts of those that speculate, in what is left of the step's tokens, time and pages."""
         others = [row for row in rows if not row.speculates]
-        num_left = self._max_batch_tokens - _num_tokens(rows)
+        num_left = self._most_tokens() - _num_tokens(rows)
         if with_others:
             num_left = min(num_left, self._num_within(self._passes_s(others), rows))
         drafting = []

@@ -157,6 +157,36 @@ def test_a_long_prompt_alone_has_the_whole_budget(pool: PagePool) -> None:
     assert schedule([running(pool, 1, 500)], 256, step_time=PACE, with_others=False) == {1: 256}
 
 
+# A pass of n tokens takes n / 100 seconds.
+SLOW = StepTimeModel([(1, 0.01), (101, 1.01)])
+
+
+@pytest.mark.parametrize(
+    ("step_time", "num_tokens"),
+    [
+        (PACE, 900),
+        (SLOW, 101),
+        (StepTimeModel([(1, 2.0), (101, 3.0)]), 101),  # what a single token takes is not in the way of the others
+        (StepTimeModel([(1, 0.1), (101, 10.1)]), 64),  # at least a sixteenth of the budget
+    ],
+)
+def test_a_slow_model_is_not_silent_for_a_long_prompt_that_is_alone(
+    pool: PagePool, step_time: StepTimeModel, num_tokens: int
+) -> None:
+    """Health turns are read between passes: one of 25 seconds was taken for a dead model."""
+    assert schedule([running(pool, 1, 900)], 1024, step_time=step_time, with_others=False) == {1: num_tokens}
+
+
+def test_a_slow_model_is_not_silent_for_many_prompts_that_are_short_each(pool: PagePool) -> None:
+    sessions = [running(pool, number, 200, due_s=float(number)) for number in range(4)]
+    assert schedule(sessions, 1024, step_time=SLOW) == {0: 101}
+
+
+def test_long_prompts_keep_a_quarter_of_what_a_slow_model_computes_in_time(pool: PagePool) -> None:
+    sessions = [running(pool, 0, 300), running(pool, 1, 200)]
+    assert schedule(sessions, 1024, step_time=SLOW) == {1: 76, 0: 25}
+
+
 @pytest.mark.parametrize(
     ("left_s", "max_tokens", "num_long_tokens"),
     [
@@ -423,6 +453,13 @@ def test_nothing_follows_where_not_all_appends_have_room(pool: PagePool) -> None
     for max_batch_tokens, num_rows in ((16, 3), (8, 0)):
         scheduler = Scheduler(max_batch_tokens, memory.tiers, StepTimeModel(), memory.clock)
         assert len(scheduler.schedule_next(rows, [session, *others])) == num_rows
+
+
+def test_nothing_follows_where_a_slow_model_would_be_silent_for_it(pool: PagePool) -> None:
+    session, other = running(pool, 1, 8, 7, max_tokens=9), running(pool, 2, 150)
+    for step_time, num_rows in ((PACE, 2), (SLOW, 0)):
+        scheduler = make_scheduler(1024, TiersDriver(pool), step_time)
+        assert len(scheduler.schedule_next([all_of(session)], [session, other])) == num_rows
 
 
 def test_the_turn_behind_one_that_has_ended_follows_as_any_other(pool: PagePool) -> None:
