@@ -1,4 +1,4 @@
-"""While turns are prepared: strangers keep no owner waiting, who has sent a turn is not silent, who leaves undoes it."""
+"""While turns are prepared: strangers keep no owner waiting, who has sent a turn is not silent, who left undoes it."""
 
 from __future__ import annotations
 
