@@ -40,6 +40,7 @@ class IdsOnly:
 
     state: Any = None
     tools: str = ""
+    num_held: int = 0
 
     def state_as_json(self, state: Any) -> Any:
         return state

@@ -52,7 +52,7 @@ class _Line:
     Attributes:
         turns: those that wait, at least one.
         needs: what the first one still needs: each begins when the one before it is here.
-        refused_end: a turn with END that was refused while it waited: the session closes all the same.
+        refused_end: a turn with END that was refused, not cancelled, while it waited: the session closes all the same.
     """
 
     turns: deque[Turn]
@@ -60,7 +60,7 @@ class _Line:
     refused_end: Turn | None = None
 
     def refuse(self, turn: Turn, error: MicroturnError) -> None:
-        """Answers a turn that is not in the line, or not any more."""
+        """Answers a turn that will not be received, though its client is there."""
         turn.fail(error)
         if turn.request.end:
             self.refused_end = turn
@@ -154,7 +154,8 @@ class Preparation:
         elif turn.is_numbered:
             turn.detach(turn.request.sink, abandoned())
         else:
-            self._dismiss(line, turn, abandoned())
+            turn.fail(abandoned())
+            self._dismiss(line, turn)
 
     def expire_turns(self) -> None:
         """Ends the turns that have waited too long."""
@@ -165,7 +166,8 @@ class Preparation:
             line = None if turn is None else self._line_of(turn)
             error = why()
             if turn is not None and line is not None and error is not None:
-                self._dismiss(line, turn, error)
+                line.refuse(turn, error)
+                self._dismiss(line, turn)
 
     def fail_all(self, error: MicroturnError) -> None:
         """Answers every turn that waits with an error; no saved session is restored any more."""
@@ -179,11 +181,10 @@ class Preparation:
         line = self._lines.get(turn.request.session_id)
         return line if line is not None and turn in line.turns else None
 
-    def _dismiss(self, line: _Line, turn: Turn, error: MicroturnError) -> None:
-        """Answers a turn that waits; what is being fetched for it is given up."""
+    def _dismiss(self, line: _Line, turn: Turn) -> None:
+        """Takes a turn that was answered out of its line; what is being fetched for it is given up."""
         is_first = turn is line.turns[0]
         line.turns.remove(turn)
-        line.refuse(turn, error)
         if is_first:
             self._arrivals.give_up(turn.request.session_id)
             self._begin_next(turn, line)
@@ -227,8 +228,7 @@ class Preparation:
 
     def _resume(self, turn: Turn) -> None:
         """What a turn needed is here; it may have been answered meanwhile."""
-        line = self._line_of(turn)
-        if line is not None:
+        if (line := self._line_of(turn)) is not None:
             self._go_on(line)
 
     def _needs(self, turn: Turn) -> Iterator[bool]:

@@ -1,4 +1,5 @@
-"""What sessions take, over all tiers: KV and recurrent states, wherever they are, and the inputs that are kept.
+"""What sessions take, over all tiers: KV and recurrent states, wherever they are, and the inputs that are kept, as ids,
+embeddings and text that has no ids yet.
 
 A session is charged for what its next token needs: KV that is nowhere at present comes back with its next turn. What it
 shares with others counts in full, and of recurrent states as many as it keeps at most.
@@ -15,6 +16,7 @@ from microturn.sessions.session import Session
 
 ID_BYTES = 4
 _FLOAT_BYTES = 4
+_MAX_CHAR_BYTES = 4
 
 
 def _no_states(_num_tokens: int) -> int:
@@ -87,7 +89,8 @@ class Accounts:
         num_kept = len(session.context) - session.num_dropped + num_new
         num_pages = -(-num_kept // self.limits.page_size)
         kv_bytes = num_pages * self.limits.page_size * self.limits.kv_bytes + self.limits.state_bytes(num_kept)
-        return kv_bytes + session.context.num_bytes + num_new * ID_BYTES
+        held_bytes = session.codec.num_held * _MAX_CHAR_BYTES
+        return kv_bytes + session.context.num_bytes + held_bytes + num_new * ID_BYTES
 
     def of_tenant(self, tenant: str | None) -> int:
         """What all sessions of a tenant take."""

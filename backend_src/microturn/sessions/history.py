@@ -1,7 +1,7 @@
 """What a session has been told and has said, as tokens and as text, and how that is cut back and undone.
 
     context    … input … │ generated … │ input … │ generated …
-    marks             ▲start    ▲end             one for each turn that added tokens
+    marks             ▲start    ▲end             one for each turn that added tokens, one for all others behind it
 
 The text state (an open message, half a character, text without ids yet) is a function of the tokens before it, but not
 of their ids alone. A mark holds it where a turn's input ended; behind that, the generated tokens lead on. Pages
@@ -35,10 +35,10 @@ class Checkpoint:
 
     Attributes:
         context_len: how much of the context the cut left; without a cut, how long it was.
-        num_marks: how many marks the cut left, those counted in that are forgotten.
+        num_marks: how many of the first marks nothing replaces, those counted in that are forgotten.
         text_state: the text state, from before the cut.
         tail: the tokens that the cut took; None without a cut.
-        marks: the marks that it took.
+        marks: those behind them: the last that the cut left, which the next input may replace, and what it took.
     """
 
     context_len: int
@@ -106,19 +106,27 @@ class History:
 
     def checkpoint(self) -> Checkpoint:
         """The present state, to come back to with `roll_back`."""
-        return Checkpoint(len(self.context), self.num_forgotten_marks + len(self._marks), self.codec.state)
+        first = max(0, len(self._marks) - 1)
+        num_marks = self.num_forgotten_marks + first
+        return Checkpoint(len(self.context), num_marks, self.codec.state, marks=self._marks[first:])
 
     def roll_back(self, checkpoint: Checkpoint) -> None:
         """Comes back to a state. Of cuts behind each other the last one is undone first."""
         self.context.truncate(checkpoint.context_len)
         if checkpoint.tail is not None:
             self.context.extend(checkpoint.tail)
-        assert checkpoint.num_marks >= self.num_forgotten_marks, "a mark that is needed was forgotten"
+        # The last one that was there may have been forgotten since, for one in the same place.
+        self.num_forgotten_marks = min(self.num_forgotten_marks, checkpoint.num_marks)
         self._marks[checkpoint.num_marks - self.num_forgotten_marks :] = checkpoint.marks
         self.codec.state = checkpoint.text_state
 
     def mark_input(self, start: int) -> None:
-        """Notes that what stands from `start` on is a turn's input, and that it is complete."""
+        """Notes that what stands from `start` on is a turn's input, and that it is complete.
+
+        Of inputs without tokens that follow each other the last one counts: its text state has the text of all.
+        """
+        if self._marks and self._marks[-1].start == len(self.context):
+            self._marks.pop()
         self._marks.append(Mark(start, len(self.context), self.codec.state))
 
     def cut(self, position: int) -> Checkpoint:
@@ -131,6 +139,8 @@ class History:
             The state before, to come back to with `roll_back`.
         """
         num_kept = bisect_right(self._marks, position, key=attrgetter("end"))
+        first = max(0, num_kept - 1)
+        num_marks, marks = self.num_forgotten_marks + first, self._marks[first:]
         removed, text_state = self._marks[num_kept:], self.codec.state
         del self._marks[num_kept:]
         if removed and removed[0].start < position:
@@ -139,8 +149,7 @@ class History:
             self._marks.append(Mark(removed[0].start, position, self.codec.state))
         else:
             self._read_again(position)
-        num_marks = self.num_forgotten_marks + num_kept
-        return Checkpoint(position, num_marks, text_state, self.context.split(position), removed)
+        return Checkpoint(position, num_marks, text_state, self.context.split(position), marks)
 
     def forget_marks(self, position: int) -> None:
         """Gives up the marks that only a cut before a position would need. No turn is undone back to before it."""

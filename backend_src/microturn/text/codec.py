@@ -39,6 +39,11 @@ class Codec(Protocol):
     @property
     def tools(self) -> str: ...
 
+    @property
+    def num_held(self) -> int:
+        """Characters of input that have no ids yet."""
+        ...
+
     def fork(self) -> Codec:
         """A codec for another session, with the same state."""
         ...

@@ -70,6 +70,10 @@ class SessionText:
         output["stop"] = tuple(output["stop"])
         return TextState(written["has_context"], written["role"], HeldText(**written["held"]), OutputState(**output))
 
+    @property
+    def num_held(self) -> int:
+        return len(self.state.held)
+
     def fork(self) -> SessionText:
         return copy(self)
 

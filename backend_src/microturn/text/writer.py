@@ -37,8 +37,8 @@ class HeldText:
     is_trimmed: bool = False
     is_eaten: bool = False
 
-    def __bool__(self) -> bool:
-        return bool(self.template or self.content or self.undecided)
+    def __len__(self) -> int:
+        return len(self.template) + len(self.content) + len(self.undecided)
 
 
 class Writer:

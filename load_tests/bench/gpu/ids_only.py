@@ -15,6 +15,7 @@ class IdsOnly:
 
     state: Any = None
     tools: str = ""
+    num_held: int = 0
 
     def fork(self) -> IdsOnly:
         return IdsOnly()

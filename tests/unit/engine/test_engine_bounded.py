@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from microturn.kv.window import Window
-from microturn.sessions.inputs import EmbedInput, TokenInput
+from microturn.sessions.inputs import EmbedInput, TextInput, TokenInput
 from microturn.sessions.turn import SessionId
 from microturn.snapshots.directory import SnapshotDirectory
 from support.fake_runner import FakeDriver, expected_tokens
+from support.held_text import HoldsText
 from support.snapshots import RESUME, copied_kv, find, saved
 from support.tiers import settle
 
@@ -64,6 +65,38 @@ def test_a_session_that_always_has_a_turn_forgets_where_its_turns_stood() -> Non
         nums_marks.append(len(find(driver).history.marks))
         assert find(driver).running is not None
     assert max(nums_marks) <= 40
+
+
+def with_held_text(num_turns: int, **settings: Any) -> FakeDriver:
+    """A session that was told two digits with each turn, behind one token, and holds them."""
+    driver = FakeDriver(max_context=1024, num_pages=512, new_codec=lambda _: HoldsText(), **settings)
+    driver.turn(1, [5], start=True, max_tokens=0)
+    for turn in range(num_turns):
+        driver.turn(1, TextInput(f"{turn % 100:02}"), max_tokens=0)
+    return driver
+
+
+def test_text_that_is_held_is_kept_once_and_counted() -> None:
+    """Each micro-turn kept all the text that was held so far: some hours of a script without spaces took 513 MB, and
+    nobody was charged for them.
+    """
+    num_turns = 200
+    driver = with_held_text(num_turns)
+    session, accounts = find(driver), driver.engine._sessions.accounts
+    assert sum(len(mark.text_state) for mark in session.history.marks) <= 2 * num_turns
+    assert len(session.history.marks) == 2
+    assert accounts.bytes_of(session) == accounts.bytes_of(find(with_held_text(0))) + 4 * 2 * num_turns
+    assert accounts.of_tenant(None) == accounts.bytes_of(session)
+
+
+def test_held_text_that_is_refused_leaves_what_was_held_before_it() -> None:
+    unlimited = with_held_text(2)
+    limit = unlimited.engine._sessions.accounts.bytes_of(find(unlimited), 4)
+    driver = with_held_text(2, max_session_bytes=limit)
+    assert driver.turn(1, TextInput("9" * limit), max_tokens=0).code == "RESOURCE_EXHAUSTED"
+    expected = expected_tokens([5, *map(ord, "0001")], 1)
+    assert driver.turn(1, max_tokens=1).token_ids == expected
+    assert driver.turn(1, max_tokens=1, rewind_to=1).token_ids == expected
 
 
 # ---- what is forgotten ---------------------------------------------------------------------------------------------

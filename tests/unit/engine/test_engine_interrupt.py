@@ -275,7 +275,7 @@ def test_a_refused_interrupt_leaves_the_text_of_the_answer_alone() -> None:
     class CountingCodec:
         """Says of each token how many came before it, since generation was begun."""
 
-        state = 0
+        state = num_held = 0
 
         def __getattr__(self, name: str) -> Any:
             return {"append_other": lambda **_: [], "begin_generation": lambda *_, **_named: None}[name]

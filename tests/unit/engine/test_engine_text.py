@@ -42,6 +42,10 @@ class WordCodec:
         self.state = State()
         self.roles: list[str | None] = []
 
+    @property
+    def num_held(self) -> int:
+        return len(self.state.held)
+
     def least_num_ids(self, text: str, enough: int) -> int:
         return len(self.state.held + text) // 2
 

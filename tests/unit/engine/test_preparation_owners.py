@@ -1,4 +1,4 @@
-"""While turns are prepared: strangers keep no owner waiting, and a client that has sent a turn is not silent."""
+"""While turns are prepared: strangers keep no owner waiting, who has sent a turn is not silent, who left undoes it."""
 
 from __future__ import annotations
 
@@ -71,3 +71,23 @@ def test_a_stranger_does_not_keep_a_session(by_hand: AllByHand) -> None:
     driver.clock.now_s += 0.2
     driver.engine.step()
     assert driver.turn(1, [7], session_key="ours").code == "EXPIRED"
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_cancelled_end_is_undone_whole_and_the_session_lives(by_hand: AllByHand, *, is_first: bool) -> None:
+    """Rule 8 of the contract; what is refused for its deadline, or for too many before it, closes all the same."""
+    driver = with_text_by_hand(by_hand)
+    driver.turn(1, [5, 6], start=True, max_tokens=0)
+    long = TextInput("a" * 600)
+    if not is_first:
+        driver.post(1, long, max_tokens=0)
+    end, turn = driver.post(1, long if is_first else [7], end=True, max_tokens=0)
+    driver.engine.step()
+    driver.engine.cancel(turn)
+    driver.engine.step()
+    assert end.is_done
+    by_hand.of["microturn-text"].do()
+    driver.run()
+    # Triton has ended the sequence all the same.
+    again = driver.turn(1, [8], start=True, resume=True, max_tokens=2)
+    assert again.status.context_len == (5 if is_first else 605)

@@ -59,6 +59,7 @@ class Said:
 TURNS = [
     Said("system", [1, 2], held="he"),
     Said("user", [3, 4, 5], generated=[6, 7, 8]),
+    Said("user", held="l"),
     Said("user", held="ld"),
     Said("assistant", [9], generated=[10, 11]),
     Said("assistant", generated=[12, 13]),
@@ -157,10 +158,20 @@ def test_what_was_cut_is_put_back_once_what_came_since_is_undone(position: int) 
     history = told(TURNS)
     cut = history.cut(position)
     checkpoint = history.checkpoint()
+    tell(history, Said("user", held="ne"))
     tell(history, Said("user", [20, 21], num_embeds=1, held="new", generated=[22, 23]))
     tell(history, Said("assistant", generated=[24]))
     history.roll_back(checkpoint)
     assert contents(history) == contents(told(kept_turns(position)))
+    history.roll_back(cut)
+    assert contents(history) == contents(told(TURNS))
+
+
+@pytest.mark.parametrize("position", range(LEN + 1))
+def test_what_was_cut_is_put_back_though_text_without_ids_came_since(position: int) -> None:
+    history = told(TURNS)
+    cut = history.cut(position)
+    tell(history, Said("user", held="new"))
     history.roll_back(cut)
     assert contents(history) == contents(told(TURNS))
 
@@ -199,6 +210,26 @@ def test_text_without_ids_stays_with_the_turn_that_left_it() -> None:
     assert history.codec.state == State("user", generated=(6, 7))
     history.cut(2)
     assert (history.codec.state.role, history.codec.state.held) == ("system", "he")
+
+
+def test_text_without_ids_is_kept_once_however_many_turns_told_it() -> None:
+    history = told([Said("user", [1], held="a"), *(Said("user", held="a" * num_held) for num_held in range(2, 50))])
+    assert [mark.text_state.held for mark in history.marks] == ["a", "a" * 49]
+
+
+@pytest.mark.parametrize("num_turns", range(len(TURNS) + 1))
+def test_a_turn_without_ids_is_undone_though_marks_were_forgotten(num_turns: int) -> None:
+    """The mark that the turn before had left in the same place was forgotten for the one that was undone."""
+    history, other = told(TURNS[:num_turns]), told(TURNS[:num_turns])
+    checkpoint = history.checkpoint()
+    tell(history, Said("assistant"))
+    for one in (history, other):
+        one.forget_marks(len(one))
+    history.roll_back(checkpoint)
+    for one in (history, other):
+        tell(one, Said("user", [20]))
+        one.cut(len(one) - 1)
+    assert history.codec.state == other.codec.state
 
 
 def test_nothing_is_left_at_zero() -> None:

@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from microturn.errors import FailedPrecondition, InternalError
+from microturn.sessions.inputs import TextInput
 from microturn.sessions.session import Session
 from microturn.snapshots.session_state import restore_session
 from microturn.snapshots.snapshot import Snapshot
 from support.fake_runner import FakeDriver
+from support.held_text import HoldsText
 from support.snapshots import KEY, find, live, saved
 
 # What a snapshot does not hold, since it belongs to the server or to turns that are not done, or is counted again.
@@ -97,6 +99,15 @@ def test_text_states_that_are_equal_are_written_once(driver: FakeDriver) -> None
     snapshot = saved(driver)
     assert len(snapshot.tensors["marks"]) == 51
     assert len(snapshot.state["text_states"]) == 1
+
+
+def test_text_that_is_held_is_written_a_few_times_however_many_turns_told_it() -> None:
+    driver = FakeDriver(max_context=1024, new_codec=lambda _: HoldsText())
+    driver.turn(1, [5], start=True, max_tokens=0)
+    for _ in range(200):
+        driver.turn(1, TextInput("01"), max_tokens=0)
+    state = through_json(saved(driver)).state
+    assert sorted(map(len, state["text_states"])) == [0, 400]
 
 
 def test_a_session_of_another_model_is_refused(driver: FakeDriver) -> None:
