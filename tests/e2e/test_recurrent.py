@@ -25,7 +25,7 @@ def model() -> PreTrainedModel:
 @pytest.fixture(scope="module")
 def model_dir(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("models") / "recurrent"
-    tiny_tokenizers.save(tiny_tokenizers.byte_level(), directory)
+    tiny_tokenizers.save(tiny_tokenizers.byte_level(VOCAB_SIZE), directory)
     model.save_pretrained(directory)
     return directory
 

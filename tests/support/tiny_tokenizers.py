@@ -85,8 +85,8 @@ TOOLS_AS_JSON = WITH_TOOLS.replace(
 _SPECIALS = ["<s>", "</s>", "<|head|>", "<|/head|>", "<|end|>"]
 
 
-def byte_level() -> Tokenizer:
-    """Byte-level BPE with the regular expression of Llama 3 and a BOS."""
+def byte_level(vocab_size: int = 700) -> Tokenizer:
+    """Byte-level BPE with the regular expression of Llama 3 and a BOS; `vocab_size` tokens at most."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -96,7 +96,7 @@ def byte_level() -> Tokenizer:
     )
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    _train(tokenizer, trainers.BpeTrainer(vocab_size=700, initial_alphabet=alphabet, special_tokens=_SPECIALS))
+    _train(tokenizer, trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, special_tokens=_SPECIALS))
     _put_bos(tokenizer)
     return tokenizer
 
