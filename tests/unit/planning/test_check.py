@@ -135,7 +135,7 @@ def test_a_setting_is_no_reason(llama: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_recurrent_layers_are_counted_with_their_state(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model_dir = tiny_tokenizers.save(tiny_tokenizers.byte_level(), tmp_path / "model")
+    model_dir = tiny_tokenizers.save(tiny_tokenizers.byte_level(models.VOCAB_SIZE), tmp_path / "model")
     model = models.short_convolutions()
     model.save_pretrained(model_dir)
     assert main(["check", str(model_dir), *SMALL, "--set", "max_context=256"]) == 0

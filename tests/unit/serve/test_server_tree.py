@@ -6,6 +6,8 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,9 @@ def tree(tmp_path: Path, port: int) -> Iterator[ServerTree]:
             yield tree
         finally:
             tree.kill()
+            # With all descendants goes the process that multiprocessing keeps for tests that came before.
+            with suppress(ChildProcessError):
+                resource_tracker._resource_tracker._stop()
 
 
 def test_a_stopping_server_is_done_when_its_model_and_its_clients_have_gone(tree: ServerTree, port: int) -> None:
