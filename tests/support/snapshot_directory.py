@@ -19,4 +19,6 @@ class Now:
 
 
 def snapshot_of(session_id: SessionId, directory: SnapshotDirectory, epoch: int = 1) -> Snapshot:
-    return Snapshot(Header(session_id, epoch, "", directory.expires_s, KeyHash.of(None), None), {"epoch": epoch}, {})
+    """Of a session that came with the epoch before."""
+    header = Header(session_id, epoch, "", directory.expires_s, KeyHash.of(None), None)
+    return Snapshot(header, {"epoch": epoch}, {}, base_epoch=epoch - 1)

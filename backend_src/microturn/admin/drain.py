@@ -29,7 +29,7 @@ from microturn.engine.moving import Held
 from microturn.errors import DeadlineExceeded, FailedPrecondition, MicroturnError, Unavailable
 from microturn.sessions.session import Session
 from microturn.sessions.turn import SessionId
-from microturn.snapshots.directory import SnapshotDirectory
+from microturn.snapshots.directory import SnapshotDirectory, TakenUp
 from microturn.snapshots.session_state import snapshot_of
 from microturn.snapshots.snapshot import Snapshot
 
@@ -207,9 +207,10 @@ class _ToDirectory:
 
     def __call__(self, session_id: SessionId) -> bool | None:
         has_kv = False
+        written: Session | None = None
 
         def write(held: Held) -> None:
-            nonlocal has_kv
+            nonlocal has_kv, written
             copy, copying = held.copy, held.copying
             begun_s = time.monotonic()
             max_bytes = self._speed.bytes_until(self._until_s)
@@ -218,7 +219,12 @@ class _ToDirectory:
                 raise DeadlineExceeded(f"there is no time for {copying.num_bytes} bytes of KV")
             expires_s = self._snapshots.expires_s
             snapshot = snapshot_of(copy, self._engine.environment, epoch=copy.epoch, expires_s=expires_s)
-            self._snapshots.save(snapshot, kv, until_s=self._until_s)
+            try:
+                self._snapshots.save(snapshot, kv, until_s=self._until_s)
+            except TakenUp as error:  # it goes on there
+                log.info("%s", error)
+                return
+            written = copy
             self._speed.note(kv, begun_s)
             has_kv = kv is not None
 
@@ -226,6 +232,6 @@ class _ToDirectory:
             has_gone = hand_over(self._engine, session_id, write)
         except (FailedPrecondition, Unavailable) as error:  # a storage may answer the next time
             raise DeadlineExceeded(f"it cannot be saved now: {error.args[0]}") from error
-        if has_gone is False:
-            self._snapshots.remove(session_id)  # it was closed
+        if has_gone is False and written is not None:  # it was closed
+            self._snapshots.remove_ended(session_id, written.epoch, written.base_epoch)
         return has_kv if has_gone else None

@@ -19,13 +19,13 @@ from microturn.offload.copies import KVCopy
 from microturn.offload.file_thread import Outcome
 from microturn.sessions.environment import SessionEnvironment
 from microturn.sessions.session import Session
-from microturn.snapshots.directory import SnapshotDirectory
+from microturn.snapshots.directory import SnapshotDirectory, TakenUp
 from microturn.snapshots.session_state import snapshot_of
 from microturn.snapshots.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 
-# Sessions that are saved side by side: a bucket takes four requests for each, of tens of milliseconds.
+# Sessions that are saved side by side: a bucket takes six requests for each, of tens of milliseconds.
 _NUM_THREADS = 16
 # Before what a storage has refused is tried again.
 _PAUSE_S = 0.2
@@ -62,12 +62,15 @@ def save_all(
         until_s: deadline by `time.monotonic`. A storage that hangs may write later.
 
     Returns:
-        The saved ones, with what was saved, in the order of `resting`.
+        The saved ones, with what was saved, in the order of `resting`; also those that go on elsewhere already.
     """
 
     def save(session: Session) -> Snapshot:
         snapshot = snapshot_of(session, environment, epoch=session.epoch, expires_s=snapshots.expires_s)
-        snapshots.save(snapshot)
+        try:
+            snapshots.save(snapshot)
+        except TakenUp as error:  # it goes on there
+            log.info("%s", error)
         return snapshot
 
     ended: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()

@@ -19,8 +19,7 @@ from functools import partial
 
 from microturn.admin.hand_over import kv_if_readable
 from microturn.engine.engine import Engine
-from microturn.engine.maintenance import Maintenance
-from microturn.engine.moving import Mark, Saving
+from microturn.engine.moving import Mark
 from microturn.errors import DeadlineExceeded, MicroturnError, ResourceExhausted, Unavailable
 from microturn.sessions.session import Session
 from microturn.sessions.turn import SessionId
@@ -49,12 +48,10 @@ class _Saved:
     Attributes:
         mark: of the point that was saved.
         files: with its KV.
-        base_epoch: that the session had when it came here.
     """
 
     mark: Mark
     files: KVFiles | None
-    base_epoch: int
 
 
 @dataclass(frozen=True)
@@ -64,7 +61,7 @@ class _Ended:
     Attributes:
         session_id: of the session.
         epoch: that it had at last.
-        base_epoch: see `_Saved`.
+        base_epoch: see `Session`.
         is_over: whether it goes on nowhere, so that what is saved of it is removed.
     """
 
@@ -89,8 +86,6 @@ class Saver:
         self._every_s = every_s
         self._saved: dict[SessionId, _Saved] = {}
         self._tried_s: dict[SessionId, float] = {}
-        # The epoch of each session when it came here; the engine's thread writes it.
-        self._base_epochs: dict[SessionId, int] = {}
         self._ended: queue.SimpleQueue[_Ended] = queue.SimpleQueue()
         self._forget_again_s = -math.inf
         self._saving = threading.Lock()
@@ -101,12 +96,11 @@ class Saver:
         self._thread.start()
 
     def session_opened(self, session: Session) -> None:
-        self._base_epochs[session.id] = session.epoch
+        pass
 
     def session_ended(self, session: Session, reason: str) -> None:
         # One that was moved may be in the directory, for whoever takes it up.
-        base_epoch = self._base_epochs.pop(session.id)
-        self._ended.put(_Ended(session.id, session.epoch, base_epoch, is_over=reason != "moved"))
+        self._ended.put(_Ended(session.id, session.epoch, session.base_epoch, is_over=reason != "moved"))
 
     def stop(self, within_s: float) -> None:
         """Saves no more; what is saved of sessions that end is still removed.
@@ -194,13 +188,8 @@ class Saver:
         # What is not saved well is saved whole the next time.
         last = self._saved.pop(session_id, None)
         files = None if last is None or last.files is None or len(last.files.files) >= MAX_FILES else last.files
-
-        def begin(sessions: Maintenance) -> tuple[int, Saving | None]:
-            base_epoch = self._base_epochs.get(session_id, 0)
-            is_same = last is not None and last.base_epoch == base_epoch
-            return base_epoch, sessions.begin_saving(session_id, files.state if files and is_same else None)
-
-        base_epoch, saving = self._engine.call(begin)
+        mark, state = None if last is None else last.mark, None if files is None else files.state
+        saving = self._engine.call(lambda sessions: sessions.begin_saving(session_id, mark, state))
         if saving is None:
             return False
         kv = kv_if_readable(self._engine, session_id, saving.copying)
@@ -208,7 +197,7 @@ class Saver:
             return False  # it may be saved elsewhere by now
         copy, expires_s = saving.copy, self._snapshots.expires_s
         snapshot = snapshot_of(copy, self._engine.environment, epoch=copy.epoch, expires_s=expires_s)
-        save = partial(self._snapshots.save_next, snapshot, base_epoch=base_epoch, is_wanted=self._may_save)
+        save = partial(self._snapshots.save_next, snapshot, is_wanted=self._may_save)
         try:
             try:
                 files = save(kv, files)
@@ -219,11 +208,11 @@ class Saver:
                 files = save(None, None)
         except TakenUp as error:  # its client is there: until there is a turn here it is not tried again
             log.info("%s", error)
-            self._saved[session_id] = _Saved(saving.mark, None, base_epoch)
+            self._saved[session_id] = _Saved(saving.mark, None)
             return False
         except DeadlineExceeded:  # this server stops
             return False
-        self._saved[session_id] = _Saved(saving.mark, files, base_epoch)
+        self._saved[session_id] = _Saved(saving.mark, files)
         return True
 
     def _may_save(self) -> bool:

@@ -141,19 +141,21 @@ class Maintenance:
         begun = [session for session in self._sessions if session.committed_len]
         return [session.id for session in begun if marks.get(session.id) != mark_of(session)]
 
-    def begin_saving(self, session_id: SessionId, before: TableState | None) -> Saving | None:
+    def begin_saving(self, session_id: SessionId, last: Mark | None, before: TableState | None) -> Saving | None:
         """Begins to save a session that goes on here, as of its last committed point; None if it is not here.
 
         Args:
             session_id: of the session.
-            before: of its KV as it was saved last; None if it was not, or all of it is to be copied.
+            last: the point that was saved last of a session of this id; None if none was.
+            before: of the KV that was saved then; None if all of it is to be copied.
         """
         session = self._sessions.find(session_id)
         if session is None or session.is_closing or session.held_as is not None:
             return None
         copy = self._resting(session)
         session.epoch = copy.epoch
-        num_before = 0 if before is None else self.copies.num_unchanged(session, before)
+        is_same = last is not None and last.base_epoch == session.base_epoch
+        num_before = self.copies.num_unchanged(session, before) if is_same and before is not None else 0
         copying = self.copies.begin(session, num_before)
         session.kv_floor = session.kv_len
         return Saving(copy, copying, mark_of(session))

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from microturn.offload.copies import Copying
 from microturn.sessions.session import Session
 
-# What a session's turns have left: their number, and the length of the context.
-Mark = tuple[int, int]
+
+class Mark(NamedTuple):
+    """A committed point of a session.
+
+    Attributes:
+        base_epoch: the session's; another session of that id has another.
+        num_turns: that it has had.
+        context_len: what they have left.
+    """
+
+    base_epoch: int
+    num_turns: int
+    context_len: int
 
 
 @dataclass(frozen=True)
@@ -65,4 +77,5 @@ class Load:
 def mark_of(session: Session) -> Mark:
     """Of its last committed point."""
     turn = session.running
-    return session.num_turns if turn is None else turn.number, session.committed_len
+    num_turns = session.num_turns if turn is None else turn.number
+    return Mark(session.base_epoch, num_turns, session.committed_len)

@@ -44,9 +44,9 @@ class Session:
         key: what every turn must bring.
         tenant: that a trusted proxy says it was opened for.
         cache_salt: which sessions of its tenant share the pages of their first turns; None is none.
-        opened_s: when it was opened.
-        origin: `new`, `fork` or `resumed`.
+        opened_s, origin: when it was opened, and how: `new`, `fork` or `resumed`.
         epoch: rises with every copy of the session that is saved; the copy of a lower one is out of date.
+        base_epoch: that it had when it came here. Whoever claims a later one has taken it up since.
         beat: when its turns come.
         priority: beats by which its turns are due earlier than others.
         num_dropped: tokens behind the sinks that a rewind cannot reach any more.
@@ -60,8 +60,7 @@ class Session:
         is_closing: END has come; no turn is taken any more.
         held_as: the epoch of the copy that is to go on elsewhere; its turns wait. None while it is not held.
         kv_floor: KV from here on may be another than was saved of the session that goes on.
-        context: its tokens, those of `history`.
-        codec: its text, that of `history`.
+        context, codec: its tokens and its text, those of `history`.
     """
 
     id: SessionId
@@ -79,6 +78,7 @@ class Session:
     opened_s: float = 0.0
     origin: str = "new"
     epoch: int = 0
+    base_epoch: int = 0
     stored: StoredKV | None = None
     beat: Beat = field(default_factory=Beat)
     priority: int = 0
@@ -99,6 +99,7 @@ class Session:
 
     def __post_init__(self) -> None:
         self.context, self.codec = self.history.context, self.history.codec
+        self.base_epoch = self.base_epoch or self.epoch
 
     @property
     def prefix_salt(self) -> str | None:

@@ -71,28 +71,23 @@ class SnapshotDirectory:
             until_s: deadline of writing KV, by `time.monotonic`.
 
         Raises:
+            TakenUp: another server has taken it up, or has saved a newer copy.
             ResourceExhausted, DeadlineExceeded, Unavailable, FailedPrecondition: as `file.write`.
         """
+        self._check_newest(snapshot)
         self._write(snapshot, kv, until_s)
         if kv is not None:
             self._keep_kv(snapshot.header.session_id)
 
     def save_next(
-        self,
-        snapshot: Snapshot,
-        kv: KVCopy | None,
-        before: KVFiles | None,
-        *,
-        base_epoch: int,
-        is_wanted: Callable[[], bool],
+        self, snapshot: Snapshot, kv: KVCopy | None, before: KVFiles | None, is_wanted: Callable[[], bool]
     ) -> KVFiles | None:
         """Saves a session that goes on, replacing the copy that was saved last.
 
         Args:
-            snapshot: of the session.
+            snapshot: of the session. KV in files up to its base epoch may be unread: it stays.
             kv: its KV, without the pages that `before` has; None to leave it out.
             before: files with its first pages; None if there are none.
-            base_epoch: the session's when it came to this server. KV in files up to that epoch may be unread: it stays.
             is_wanted: whether there is time still; asked between two pieces.
 
         Returns:
@@ -102,7 +97,7 @@ class SnapshotDirectory:
             TakenUp: another server has taken it up meanwhile, or has saved a newer copy.
             ResourceExhausted, FailedPrecondition: as `file.write`; the last copy can be restored, or this one.
             DeadlineExceeded: there is no time any more.
-            OSError: it cannot be found out who has it.
+            OSError: the storage cannot say what it has.
         """
         session_id, files = snapshot.header.session_id, None
         folder = name_of(session_id, KV)
@@ -111,14 +106,14 @@ class SnapshotDirectory:
             name = str(snapshot.header.epoch)
             kept = () if before is None else before.cut(kv.num_before)
             if not {one for one, _ in kept} <= names:
-                self._check_newest(snapshot.header, base_epoch)
+                self._check_newest(snapshot)
                 raise FailedPrecondition(f"files with the KV of session '{session_id}' have been removed")
             write(self._storage, f"{folder}/{name}", kv_content(kv, is_wanted))
             files = KVFiles(kv.state, (*kept, (name, kv.pages.num_pages)))
             snapshot = replace(snapshot, state={**snapshot.state, **files.as_entry()})
         # Only now: writing KV takes time, in which it may be taken up.
         try:
-            self._check_newest(snapshot.header, base_epoch)
+            self._check_newest(snapshot)
         except TakenUp:
             with suppress(OSError):  # it is removed when it is old enough
                 self._storage.remove(f"{folder}/{snapshot.header.epoch}")
@@ -130,7 +125,7 @@ class SnapshotDirectory:
         except Unavailable as error:  # the session goes on here either way
             raise FailedPrecondition(error.args[0]) from error
         named = () if files is None else files.files
-        unread = (one for one in names if one.isdecimal() and int(one) <= base_epoch)
+        unread = (one for one in names if one.isdecimal() and int(one) <= snapshot.base_epoch)
         self._keep_kv(session_id, {*unread, *(one for one, _ in named)})
         return files
 
@@ -143,14 +138,14 @@ class SnapshotDirectory:
             until_s: deadline by `time.monotonic`.
 
         Returns:
-            False if the session was claimed meanwhile; then nothing is saved.
+            False if it has been taken up meanwhile; then nothing is saved.
 
         Raises:
             ResourceExhausted, DeadlineExceeded, FailedPrecondition: as `file.write`; nothing is changed.
         """
         name = name_of(snapshot.header.session_id, SAVED)
         try:
-            if self._storage.id_of(name) is None:
+            if self._epoch_in(name) != snapshot.header.epoch:
                 return False
         except OSError as error:
             raise FailedPrecondition(f"cannot look for {self._storage.place_of(name)}: {error.strerror}") from error
@@ -265,7 +260,7 @@ class SnapshotDirectory:
         Args:
             session_id: of the session.
             epoch: that it had at last.
-            base_epoch: see `save_next`.
+            base_epoch: that it had when it came to this server.
 
         Raises:
             OSError: it cannot be removed now.
@@ -273,9 +268,14 @@ class SnapshotDirectory:
         if not self._is_taken_up(session_id, base_epoch):
             self.remove(session_id, up_to=epoch)
 
-    def _check_newest(self, header: Header, base_epoch: int) -> None:
-        session_id = header.session_id
-        if self._epoch_in(name_of(session_id, SAVED)) >= header.epoch or self._is_taken_up(session_id, base_epoch):
+    def _check_newest(self, snapshot: Snapshot) -> None:
+        session_id, epoch = snapshot.header.session_id, snapshot.header.epoch
+        try:
+            has_newer = self._epoch_in(name_of(session_id, SAVED)) >= epoch
+            has_newer = has_newer or self._is_taken_up(session_id, snapshot.base_epoch)
+        except OSError as error:
+            raise FailedPrecondition(f"it cannot be read who has session '{session_id}': {error.strerror}") from error
+        if has_newer:
             raise TakenUp(f"session '{session_id}' has been taken up by another server")
 
     def _is_taken_up(self, session_id: SessionId, base_epoch: int) -> bool:

@@ -78,7 +78,8 @@ def snapshot_of(session: Session, environment: SessionEnvironment, *, epoch: int
         tensors["embeds"] = torch.cat([span.embeds for span in context.embeds])
         tensors["embed_spans"] = torch.tensor(spans, dtype=torch.int64)
     header = Header(session.id, epoch, environment.model_fingerprint, expires_s, session.key, session.tenant)
-    return Snapshot(header, state, tensors, format_version=2 if context.num_forgotten else 1)
+    version = 2 if context.num_forgotten else 1
+    return Snapshot(header, state, tensors, format_version=version, base_epoch=session.base_epoch)
 
 
 def check_model(header: Header, environment: SessionEnvironment) -> None:

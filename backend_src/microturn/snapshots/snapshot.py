@@ -59,6 +59,7 @@ class Snapshot:
         tensors: its arrays of numbers by name; see `session_state`.
         kv: where its KV is in the file, if the snapshot was read and has KV.
         format_version: to write: the lowest one that can hold its content.
+        base_epoch: to write: the session's when it came to this server.
     """
 
     header: Header
@@ -66,3 +67,4 @@ class Snapshot:
     tensors: Mapping[str, Tensor]
     kv: KVPart | None = None
     format_version: int = 1
+    base_epoch: int = 0

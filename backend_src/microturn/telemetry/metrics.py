@@ -37,7 +37,6 @@ class Metrics:
     """All metric families."""
 
     def __init__(self) -> None:
-        self.heartbeat = Gauge("microturn_heartbeat_timestamp_seconds", "When the engine last gave its figures.")
         self.draining = Gauge("microturn_draining", "1 while the server hands its sessions over because it stops.")
 
         self.sessions = Gauge(
@@ -147,6 +146,8 @@ class Metrics:
             "Log lines and spans dropped by a full queue.",
             kind=("log", "span"),
         )
+        # The last, since they are published one after another: all other numbers are as new as this one, or newer.
+        self.heartbeat = Gauge("microturn_heartbeat_timestamp_seconds", "When the engine last gave its figures.")
 
     def __iter__(self) -> Iterator[Family]:
         return iter(vars(self).values())

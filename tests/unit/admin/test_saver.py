@@ -304,6 +304,28 @@ def test_a_copy_that_was_left_behind_leaves_the_newer_one(start: StartServer, tm
     goes_on(after, start)
 
 
+@pytest.mark.parametrize("share_of_turns", [0.6, 0.0])
+@pytest.mark.parametrize("saved_elsewhere", [False, True])
+def test_a_copy_that_was_left_behind_is_not_saved_at_a_stop(
+    start: StartServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved_elsewhere: bool, share_of_turns: float
+) -> None:
+    monkeypatch.setattr(draining, "_SHARE_OF_TURNS", share_of_turns)  # with none, all are saved at the end
+    behind, after = start(), start()
+    behind.ask([5] * 30, start=True)
+    behind.save()
+    after.history = list(behind.history)
+    behind.ask([6] * 4)
+    after.ask([6] * 40, **RESUME)
+    if saved_elsewhere:
+        after.save()
+    drained = drain(behind.driver.engine, 4)
+    assert (drained.saved, drained.failed, drained.with_kv) == (1, 0, 0)
+    if not saved_elsewhere:
+        assert not list(tmp_path.glob("sessions/*.snapshot"))
+        after.save()
+    goes_on(after, start)
+
+
 class Nearly(FileStorage):
     """A disk with room for what is small."""
 

@@ -11,7 +11,7 @@ import pytest
 from microturn.errors import FailedPrecondition, InternalError, NotFound
 from microturn.kv.table_state import TableState
 from microturn.offload.copies import KVCopy
-from microturn.snapshots.directory import SnapshotDirectory
+from microturn.snapshots.directory import SnapshotDirectory, TakenUp
 from microturn.snapshots.snapshot import Snapshot
 from support.snapshot_directory import Now, snapshot_of
 from support.snapshot_places import KINDS, SECRET, Place
@@ -78,7 +78,9 @@ def test_a_claimed_file_keeps_its_header_alone(directory: SnapshotDirectory, pla
     directory.claim(snapshot).drop_content()
     assert place.suffixes == [".claimed"]
     assert len(place.get(place.names[0])) < size
-    directory.save(snapshot)
+    with pytest.raises(TakenUp):
+        directory.save(snapshot)
+    directory.save(replace(snapshot, base_epoch=3))
     with pytest.raises(FailedPrecondition, match="out of date"):
         directory.claim(snapshot)
 
@@ -111,9 +113,7 @@ def test_what_does_not_decrypt_is_as_if_it_were_damaged(
 @pytest.mark.parametrize("place", [kind for kind in KINDS if kind.startswith("encrypted")], indirect=True)
 def test_nothing_of_a_session_can_be_read_without_the_secret(directory: SnapshotDirectory, place: Place) -> None:
     snapshot = replace(snapshot_of("their name", directory), state={"said": "a secret of theirs"})
-    directory.save_next(
-        snapshot, KVCopy(TableState(4, 8), make_kv(8).read([3, 4])), None, base_epoch=0, is_wanted=lambda: True
-    )
+    directory.save_next(snapshot, KVCopy(TableState(4, 8), make_kv(8).read([3, 4])), None, is_wanted=lambda: True)
     (folder, name) = place.names
     for file in (f"{folder}/1", name):
         content = place.get(file)

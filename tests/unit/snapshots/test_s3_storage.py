@@ -172,7 +172,7 @@ def test_a_snapshot_that_may_have_been_written_is_told_apart(
         directory.save(saved(before))
     put.clear()
     with pytest.raises(FailedPrecondition, match="may have been written or not"):
-        directory.save_next(saved(before, epoch=2), None, None, base_epoch=0, is_wanted=lambda: True)
+        directory.save_next(saved(before, epoch=2), None, None, is_wanted=lambda: True)
 
 
 def test_a_storage_that_refuses_keeps_what_it_had(

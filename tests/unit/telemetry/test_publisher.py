@@ -22,7 +22,7 @@ class Families:
     def __init__(self) -> None:
         self.numbers: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
         self.kinds: dict[str, str] = {}
-        self.num_updates = 0
+        self.updated: list[str] = []
         self.was_updated = threading.Condition()
 
     def __call__(self, name: str, description: str, kind: str) -> Any:
@@ -49,7 +49,7 @@ class Families:
             def _set(self, value: float) -> None:
                 with family.was_updated:
                     family.numbers[self._key] = value
-                    family.num_updates += 1
+                    family.updated.append(name)
                     family.was_updated.notify_all()
 
         return type("Family", (), {"Metric": staticmethod(Metric)})()
@@ -76,7 +76,7 @@ def test_numbers_arrive_and_only_what_has_changed_travels(families: Families) ->
     metrics = Metrics()
     started = Publisher(metrics, metrics.samples, families, LABELS, info={"model_name": "n"})
     assert families.numbers[key("microturn_info", model_name="n")] == 1
-    num_before = families.num_updates
+    num_before = len(families.updated)
     metrics.turns.add("length", by=3)
     metrics.sessions_limit.set(7)
     metrics.turn_seconds.observe(0.15)
@@ -89,7 +89,19 @@ def test_numbers_arrive_and_only_what_has_changed_travels(families: Families) ->
     assert families.numbers[key("microturn_turn_seconds_bucket", le="0.154")] == 1
     assert families.numbers[key("microturn_turn_seconds_bucket", le="+Inf")] == 1
     num_buckets = sum(number > 0 for (name, _), number in families.numbers.items() if name.endswith("_bucket"))
-    assert families.num_updates == num_before + num_buckets + 2 + 2 + 1, "buckets, sum and count, two turns, a limit"
+    assert len(families.updated) == num_before + num_buckets + 2 + 2 + 1, "buckets, sum and count, two turns, a limit"
+
+
+def test_figures_are_out_before_the_time_at_which_they_were_read(families: Families) -> None:
+    """Whoever sees that time sees figures as new, though they are published one after another."""
+    metrics = Metrics()
+    metrics.heartbeat.set(7)
+    metrics.input_bytes.set(5)
+    metrics.turn_seconds.observe(0.15)
+    started = Publisher(metrics, metrics.samples, families, LABELS, info={})
+    started.stop()
+    assert families.updated[-1] == "microturn_heartbeat_timestamp_seconds"
+    assert len(families.updated) > 5
 
 
 def test_the_last_figures_of_an_engine_that_has_stopped_are_published(families: Families) -> None:
