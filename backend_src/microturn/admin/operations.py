@@ -70,6 +70,7 @@ class Operations:
         self._draining = threading.Lock()
         self._operations = {
             "list": self._list,
+            "is_busy": self._is_busy,
             "export": self._export,
             "import": self._import,
             "move": self._move,
@@ -89,6 +90,9 @@ class Operations:
 
     def _list(self, request: Mapping[str, Any]) -> list[dict[str, Any]]:
         return self._engine.call(Maintenance.describe)
+
+    def _is_busy(self, request: Mapping[str, Any]) -> bool:
+        return self._engine.call(lambda sessions: sessions.is_busy)
 
     def _export(self, request: Mapping[str, Any]) -> dict[str, Any]:
         path = _path(request)

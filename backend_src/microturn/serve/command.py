@@ -20,7 +20,7 @@ from microturn.serve.ports import check_ports, is_loopback
 from microturn.serve.process_tree import become_subreaper
 from microturn.serve.published import PUBLISHED, published_parameters
 from microturn.serve.run_directory import RunDirectory, remove_leftovers
-from microturn.serve.saving import save_sessions
+from microturn.serve.saving import is_busy, save_sessions
 from microturn.serve.server_log import ServerLog
 from microturn.serve.server_tree import ServerTree
 from microturn.serve.supervisor import Supervisor
@@ -131,7 +131,7 @@ def _supervise(
 
         saves = options.snapshot_dir is not None or options.peer_port is not None
         save = partial(save_sessions, admin_socket) if saves else None
-        Supervisor(options, start_server, health, log, save).run()
+        Supervisor(options, start_server, health, log, partial(is_busy, admin_socket), save).run()
 
 
 def _http_health(options: ServeOptions, health: HealthService) -> AbstractContextManager[object]:

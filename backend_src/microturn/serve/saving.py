@@ -1,4 +1,4 @@
-"""Asks the engine through the admin socket to save its sessions before the server is stopped."""
+"""Asks the engine through the admin socket, before the server is stopped: for turns, and to save its sessions."""
 
 from __future__ import annotations
 
@@ -10,6 +10,18 @@ from microturn.serve import console
 
 # For the round trip, added to the engine's time.
 _MARGIN_S = 0.5
+
+
+def is_busy(admin_socket: Path) -> bool:
+    """Whether an engine has turns; True where it does not say.
+
+    Args:
+        admin_socket: the engine's.
+    """
+    try:
+        return bool(ask(admin_socket, "is_busy", _MARGIN_S))
+    except MicroturnError:
+        return True
 
 
 def save_sessions(admin_socket: Path, timeout_s: float) -> bool:

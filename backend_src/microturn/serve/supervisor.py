@@ -31,6 +31,11 @@ _PROGRESS_S = 10.0
 # The share of the grace time for saving sessions; then the time for sending their last answers.
 _SHARE_OF_SAVING = 0.8
 _LAST_ANSWERS_S = 1.0
+# How often a server that stops is asked whether it has turns, and how long one that has none may take to begin to
+# unload its model. Triton looks once a second; it waits without end for what it believes to be open: the answer of a
+# stream that broke (seen in one of some hundred), or one that is not read.
+_ASK_EVERY_S = 0.5
+_IDLE_S = 2.5
 
 _NEXT_STEPS = """
 Try in another terminal:
@@ -67,6 +72,7 @@ class Supervisor:
         start_server: starts a new server.
         health: gets every change.
         log: the server's log.
+        is_busy: whether the server has turns; True where that cannot be told.
         save_sessions: saves the server's sessions within so many seconds, and returns whether it did; None lets them
             end instead.
     """
@@ -77,12 +83,14 @@ class Supervisor:
         start_server: Callable[[], ServerTree],
         health: HealthService,
         log: ServerLog,
+        is_busy: Callable[[], bool],
         save_sessions: Callable[[float], bool] | None = None,
     ) -> None:
         self._options = options
         self._start_server = start_server
         self._health = health
         self._log = log
+        self._is_busy = is_busy
         self._save_sessions = save_sessions
         self._restarts = RestartBudget()
         self._signals = SignalInbox(_STOP_SIGNALS | {signal.SIGCHLD})
@@ -186,7 +194,7 @@ class Supervisor:
         return delay_s
 
     def _stop(self, server: ServerTree) -> None:
-        """Saves live sessions, or gives them the grace time to end. A second signal cuts it short."""
+        """Saves live sessions, or gives their turns the grace time to end. A second signal cuts it short."""
         console.say(f"stopping, for at most {self._options.grace_s:g} s")
         self._log.show_server_lines(False)
         deadline_s = time.monotonic() + self._options.grace_s
@@ -199,10 +207,16 @@ class Supervisor:
                 # longer, even without clients: unloading the model alone takes two seconds.
                 deadline_s = min(deadline_s, time.monotonic() + _LAST_ANSWERS_S)
             server.ask_to_stop()
+            asked_s = busy_s = time.monotonic()
             while server.exit_code() is None:
                 # By itself Triton takes most of a second more, in which it writes traces if its options ask for them.
                 if not self._options.triton_args and server.is_done(self._options.grpc_port):
                     return
+                if time.monotonic() > asked_s + _ASK_EVERY_S:
+                    asked_s = time.monotonic()
+                    busy_s = asked_s if self._is_busy() else busy_s
+                    if asked_s > busy_s + _IDLE_S:
+                        return
                 if time.monotonic() > deadline_s:
                     if not is_saved:
                         console.say("the grace time is over, and streams may still be open: ending them")

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import queue
 import random
 import re
 import signal
 import time
 from pathlib import Path
+
+import grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from microturn_client import AsyncClient, AsyncSession, Recovery, Tokens
 from support.cutting_proxy import CuttingProxy
@@ -162,6 +166,28 @@ def test_a_turn_whose_stream_broke_does_not_hold_up_a_stop(start_tiny: Start) ->
         assert closed.error is None
         assert closed.status is not None
         assert closed.status["context_len"] == 402
+    check_stops_early(served)
+
+
+def test_an_answer_that_nobody_reads_does_not_hold_up_a_stop(start_tiny: Start) -> None:
+    """Triton waits for its last response, which finds no room on its way."""
+    served = start_tiny("--grace-s=40")
+    served.wait_until_ready(60)
+    requests: queue.SimpleQueue[service_pb2.ModelInferRequest | None] = queue.SimpleQueue()
+    with grpc.insecure_channel(served.address, options=[("grpc.http2.bdp_probe", 0)]) as channel:
+        unread = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(iter(requests.get, None))
+        options = {"turn": 0, "max_tokens": 400, "ignore_eos": True, "logprobs": 20}
+        requests.put(turn_request(7, start=True, options=options, input_ids=ids(6)))
+        assert not next(unread).error_message
+        with RawStream(served.address) as stream:
+            behind = stream.ask(7, options={"turn": 1, "max_tokens": 0}, input_ids=ids())
+            assert behind.error is None
+        check_stops_early(served)
+        requests.put(None)
+
+
+def check_stops_early(served: Served) -> None:
+    """It ends before its grace time of 40 s is over."""
     served.process.send_signal(signal.SIGTERM)
     assert served.wait_for_exit() == 0
     said = [line for line in served.said if line.startswith("microturn: ")]

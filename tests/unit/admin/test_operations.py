@@ -61,6 +61,15 @@ def test_sessions_are_listed(driver: ThreadedDriver) -> None:
     assert (session["id"], session["context_len"], session["state"]) == (1, 4, "parked")
 
 
+def test_an_engine_is_busy_as_long_as_there_are_turns(driver: ThreadedDriver) -> None:
+    assert do(driver, "is_busy") is False
+    running = driver.ask(1, [7], max_tokens=4000, session_key="ours", ignore_eos=True)
+    assert do(driver, "is_busy") is True
+    driver.engine.cancel(running.turn)
+    running.wait()
+    assert do(driver, "is_busy") is False
+
+
 @pytest.mark.parametrize(("op", "hint"), [("lst", "did you mean 'list'"), ("zz", "known are: drain"), (7, "known are")])
 def test_what_cannot_be_asked_is_refused(driver: ThreadedDriver, op: Any, hint: str) -> None:
     with pytest.raises(InvalidArgument, match=hint):

@@ -1,4 +1,4 @@
-"""Tests of serve.saving: what the terminal is told of a drain."""
+"""Tests of serve.saving: what the terminal is told of a drain, and what of turns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from microturn.admin.socket_server import AdminSocket
 from microturn.errors import Unavailable
-from microturn.serve.saving import save_sessions
+from microturn.serve.saving import is_busy, save_sessions
 
 
 def drain(path: Path, answer: Any) -> bool:
@@ -44,3 +44,13 @@ def test_an_engine_that_cannot_is_said(tmp_path: Path, capfd: pytest.CaptureFixt
     assert not drain(tmp_path / "s", answer)
     assert not save_sessions(tmp_path / "none", 3)
     assert "could not be saved: it has stopped" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("says", [True, False])
+def test_an_engine_is_busy_unless_it_says_otherwise(tmp_path: Path, says: bool) -> None:
+    admin = AdminSocket(tmp_path / "s", lambda request: request == {"op": "is_busy"} and says)
+    try:
+        assert is_busy(tmp_path / "s") == says
+    finally:
+        admin.close()
+    assert is_busy(tmp_path / "s")
