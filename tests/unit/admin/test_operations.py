@@ -63,9 +63,8 @@ def test_sessions_are_listed(driver: ThreadedDriver) -> None:
 
 def test_an_engine_is_busy_as_long_as_there_are_turns(driver: ThreadedDriver) -> None:
     assert do(driver, "is_busy") is False
-    running = driver.ask(1, [7], max_tokens=4000, session_key="ours", ignore_eos=True)
+    running = driver.ask(1, [7], max_tokens=2000, session_key="ours", ignore_eos=True)
     assert do(driver, "is_busy") is True
-    driver.engine.cancel(running.turn)
     running.wait()
     assert do(driver, "is_busy") is False
 
