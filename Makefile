@@ -18,7 +18,7 @@ export GOMP_SPINCOUNT ?= 10000
 # How many processes run the tests of parts and the oracles, and those of real servers (0: pytest's own alone). The
 # processors are shared out among them and their servers.
 WORKERS ?= 2
-E2E_WORKERS ?= 2
+E2E_WORKERS ?= 3
 # Hundreds of processes of tests import the same sources: what is compiled once is kept, also where the environment
 # (as of many containers) asks Python to keep nothing.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
