@@ -53,8 +53,8 @@ class Settings:
             that of the weights), ``float32``, ``bfloat16``, ``float8`` (on a GPU) or ``int8``: smaller types have room
             for more tokens and change logits more (`make bench-kv` measures how much).
         kv_tokens: size of the KV pool, in tokens that all layers keep; 0 takes half of the memory that is free after
-            loading, at most 32 contexts, or on a GPU all memory left by everything else. With sliding-window layers
-            more tokens fit.
+            loading, of a container's limit too, at most 32 contexts, or on a GPU all memory left by everything else.
+            With sliding-window layers more tokens fit.
         page_size: tokens in a page; native attention wants a multiple of 16.
         max_sessions: limit of live sessions; further ones are refused. At most three quarters of
             `max_candidate_sequences` in config.pbtxt.

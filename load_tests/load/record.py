@@ -65,7 +65,7 @@ class Scene:
         times: milliseconds, by what was timed; docs/load-tests.md says what each is.
         counts: how often what happened.
         errors: turns that failed, by code.
-        late_ms: of turns that missed their deadline, milliseconds by `PARTS`, added up.
+        late_ms: of answered turns that missed their deadline (`counts["late"]`), milliseconds by `PARTS`, added up.
     """
 
     times: defaultdict[str, Histogram] = field(default_factory=lambda: defaultdict(Histogram))
@@ -154,6 +154,7 @@ class Record:
         if turn.first_token_s is not None:
             times["first_token"].add((turn.first_token_s - turn.due_s) * 1e3)
         if turn.is_late:
+            scene.counts["late"] += 1
             scene.late_ms.update(turn.parts_ms)
         if turn.deadline_s is not None:
             self._had_deadline(scenario, now, is_on_time=not turn.is_late)

@@ -46,13 +46,12 @@ def report(
 def summary(scene: Scene) -> dict[str, Any]:
     """What the people of a scenario saw, in numbers."""
     counts = scene.counts
-    num_late = counts["due"] - counts["on_time"]
     return {
         "counts": dict(sorted(counts.items())),
         "errors": dict(scene.errors),
         "on_time_share": round(counts["on_time"] / counts["due"], 5) if counts["due"] else None,
         "stall_ms": round(scene.times["stall"].total_ms, 1),
-        "late_turn_ms": {part: round(ms / num_late, 2) for part, ms in scene.late_ms.items()},
+        "late_turn_ms": {part: round(ms / counts["late"], 2) for part, ms in scene.late_ms.items()},
         "ms": {name: _times(histogram) for name, histogram in sorted(scene.times.items()) if histogram.num},
     }
 

@@ -18,16 +18,16 @@ PRODUCTION = ("--values", str(CHART / "examples" / "production.yaml"))
 HELM = default_cache_dir() / "tools" / "helm"
 
 
-def render(*arguments: str) -> subprocess.CompletedProcess[str]:
+def render(*arguments: str, release: str = "check") -> subprocess.CompletedProcess[str]:
     """What `helm template` says to these arguments, whatever its exit code."""
     helm = needed(HELM, "make deploy-tools")
-    command = [helm, "template", "check", "--namespace", "sessions", *arguments, str(CHART)]
+    command = [helm, "template", release, "--namespace", "sessions", *arguments, str(CHART)]
     return subprocess.run(command, capture_output=True, text=True)
 
 
-def rendered(*arguments: str) -> list[dict[str, Any]]:
+def rendered(*arguments: str, release: str = "check") -> list[dict[str, Any]]:
     """The chart's objects."""
-    made = render(*arguments)
+    made = render(*arguments, release=release)
     assert made.returncode == 0, made.stderr
     return [part for part in yaml.safe_load_all(made.stdout) if part]
 

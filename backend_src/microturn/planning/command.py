@@ -201,9 +201,7 @@ def _machine(arguments: argparse.Namespace, *, is_here: bool) -> Machine:
 
 
 def _this_machine() -> Machine:
-    import psutil
-
     from microturn.bench.bandwidth import read_bandwidth
+    from microturn.model.cpu.free_memory import free_memory
 
-    free_bytes = psutil.virtual_memory().available
-    return Machine("this one's free memory", free_bytes, read_bandwidth())
+    return Machine("this one's free memory", free_memory(), read_bandwidth())

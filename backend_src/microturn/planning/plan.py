@@ -55,9 +55,15 @@ class Question:
         return self.needs.session_bytes(self.context_len)
 
     @property
+    def least_pool_bytes(self) -> int:
+        """Bytes of the smallest pool: a server wants room for one context in all layers, whatever their windows."""
+        return self.context_len * self.needs.token_bytes
+
+    @property
     def sessions_by_memory(self) -> int:
         """Sessions whose pages fit beside the weights; parked sessions may be offloaded and do not count then."""
-        return max(0, int((self.machine.memory_bytes * self.memory_share - self.weight_bytes) // self.session_bytes))
+        free_bytes = self.machine.memory_bytes * self.memory_share - self.weight_bytes
+        return int(free_bytes // self.session_bytes) if free_bytes >= self.least_pool_bytes else 0
 
 
 @dataclass(frozen=True)
@@ -110,6 +116,8 @@ class Plan:
         asked, shape, beat = self.question, self.question.shape, self.question.beat
         memory_gb, share = asked.machine.memory_bytes / 1e9, asked.memory_share
         at = max(1, self.sessions)
+        least_pool = asked.least_pool_bytes
+        pool = f", in a pool of at least {size(least_pool)}" if least_pool > asked.session_bytes else ""
         states = f", with recurrent states of {size(shape.state_bytes)} each" if shape.state_bytes else ""
         rows = [
             ("model", f"{shape.name}, {shape.num_params:,} parameters, {shape.num_layers} layers"),
@@ -144,7 +152,7 @@ class Plan:
             (
                 "by memory",
                 f"{asked.sessions_by_memory:,} sessions: ({share:.0%} of {memory_gb:.1f} GB - "
-                f"{size(asked.weight_bytes)}) / {size(asked.session_bytes)}",
+                f"{size(asked.weight_bytes)}) / {size(asked.session_bytes)}{pool}",
             ),
             (
                 "by time",
@@ -154,7 +162,9 @@ class Plan:
             ("so", f"{self.sessions:,} sessions; what limits is {self.limit}"),
         ]
         if self.sessions:
-            rows.append(("serve with", f"--set kv_tokens={self.kv_tokens} --set max_sessions={self.sessions}"))
+            settings = f"--set kv_tokens={self.kv_tokens} --set max_sessions={self.sessions}"
+            max_context = f" --set max_context={self.max_context}" if self.max_context else ""
+            rows.append(("serve with", settings + max_context))
         for name, text in rows:
             yield f"{name:<11}{text}"
 
@@ -162,7 +172,14 @@ class Plan:
     def kv_tokens(self) -> int:
         """The setting `kv_tokens` with room for these sessions."""
         asked = self.question
-        return -(-self.sessions * asked.session_bytes // asked.needs.token_bytes)
+        of_sessions = -(-self.sessions * asked.session_bytes // asked.needs.token_bytes)
+        return max(of_sessions, asked.context_len) if self.sessions else 0
+
+    @property
+    def max_context(self) -> int:
+        """The setting `max_context`; 0, what the model was trained for, where the pool holds that: it has to."""
+        asked = self.question
+        return 0 if 0 < asked.shape.max_context <= self.kv_tokens else asked.context_len
 
     def as_json(self) -> dict[str, Any]:
         """For programs."""
@@ -202,6 +219,7 @@ class Plan:
             "sessions": self.sessions,
             "limit": self.limit,
             "kv_tokens": self.kv_tokens,
+            "max_context": self.max_context,
             "steps": [
                 {
                     "num_rows": step.num_rows,

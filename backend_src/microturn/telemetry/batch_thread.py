@@ -51,7 +51,7 @@ class BatchThread(Generic[Item]):
         if is_urgent:
             self._is_awake.set()
 
-    def close(self, patience_s: float | None = None) -> None:
+    def close(self, patience_s: float) -> None:
         """Hands on the queued items and ends the thread; returns after `patience_s` even if it still runs."""
         self.is_closing.set()
         self._is_awake.set()

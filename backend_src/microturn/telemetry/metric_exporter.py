@@ -19,7 +19,7 @@ from microturn.telemetry.batch_thread import BatchThread
 from microturn.telemetry.families import Family, Histogram, Sample
 from microturn.telemetry.latencies import latencies_of
 from microturn.telemetry.metrics import Metrics
-from microturn.telemetry.otlp import Collector, attributes_of, has_no_place_for_it, nanoseconds
+from microturn.telemetry.otlp import PATIENCE_S, Collector, attributes_of, has_no_place_for_it, nanoseconds
 from microturn.telemetry.spans import gen_ai_of
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,6 @@ log = logging.getLogger(__name__)
 # OpenTelemetry's own default.
 _INTERVAL_MS = "60000"
 _PAUSE_S = 0.1
-_PATIENCE_S = 5.0
 # Of those that wait the last one is sent.
 _MAX_WAITING = 8
 _CUMULATIVE = 2
@@ -91,7 +90,7 @@ class MetricExporter:
 
     def stop(self) -> None:
         """Sends what is queued, without retry; a collector that does not answer is not waited for."""
-        self._updates.close(_PATIENCE_S)
+        self._updates.close(PATIENCE_S)
 
     def _send_last(self, updates: Sequence[Mapping[Sample, float]]) -> None:
         if self._is_refused:

@@ -20,6 +20,8 @@ from urllib.parse import unquote, urlsplit
 import microturn
 from microturn.errors import InvalidArgument
 
+# How long a stop waits for a collector that does not answer.
+PATIENCE_S = 5.0
 _TIMEOUT_S = 10.0
 # Covers the restart of a collector; a longer outage is not worth the memory.
 _RETRY_PAUSES_S = (0.5, 2.0)

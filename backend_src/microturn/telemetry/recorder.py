@@ -10,10 +10,10 @@ import logging
 from collections.abc import Iterable
 from typing import Any
 
-from microturn.errors import DeadlineExceeded, MicroturnError
+from microturn.errors import DeadlineExceeded, MicroturnError, ResourceExhausted
 from microturn.sessions.inputs import TextInput, TokenInput
 from microturn.sessions.session import Session
-from microturn.sessions.turn import Status, Turn
+from microturn.sessions.turn import Status, Turn, TurnRequest
 from microturn.settings import Settings
 from microturn.telemetry.latencies import Latencies, latencies_of
 from microturn.telemetry.metrics import Metrics
@@ -87,7 +87,9 @@ class Recorder:
 
     def _turn_ended(self, turn: Turn, answer: Status | MicroturnError) -> None:
         if isinstance(answer, MicroturnError):
-            self.metrics.turn_errors.add(answer.code)
+            # That a health turn finds no room is known from `new-sessions`: nobody was refused.
+            if not (isinstance(answer, ResourceExhausted) and _is_health_turn(turn.request)):
+                self.metrics.turn_errors.add(answer.code)
             if isinstance(answer, DeadlineExceeded):
                 self.metrics.deadlines.add("missed")
         else:
@@ -163,6 +165,11 @@ class Recorder:
         """A step computed nothing though turns had tokens to compute."""
         self.metrics.stalled_steps.add()
         log.error("no turn gets its pages, and no copy is under way: the engine stands still")
+
+
+def _is_health_turn(request: TurnRequest) -> bool:
+    """Whether a turn opens a session only to close it: the supervisor asks so whether the server lives."""
+    return request.start and request.end and request.input.is_empty
 
 
 def _say(session: Session, event: str, **fields: Any) -> None:

@@ -6,7 +6,7 @@ import logging
 import time
 
 from microturn.telemetry.batch_thread import BatchThread
-from microturn.telemetry.otlp import Collector
+from microturn.telemetry.otlp import PATIENCE_S, Collector
 from microturn.telemetry.spans import AnsweredTurn, spans_of
 
 log = logging.getLogger(__name__)
@@ -42,8 +42,8 @@ class SpanExporter:
         self._turns.put(answered)
 
     def stop(self) -> None:
-        """Sends the queued turns, without retry, and ends the thread."""
-        self._turns.close()
+        """Sends the queued turns, without retry; a collector that does not answer is not waited for."""
+        self._turns.close(PATIENCE_S)
 
     def _send(self, answered: list[AnsweredTurn]) -> None:
         to, unix_offset_s = self._collector, time.time() - time.monotonic()

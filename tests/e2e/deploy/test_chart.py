@@ -218,6 +218,17 @@ def gateway_of(*arguments: str) -> dict[str, Any]:
     return {"pod": pod, **container}
 
 
+@pytest.mark.parametrize("release", ["r" * 53, f"microturn-{'r' * 43}"])
+def test_names_of_the_longest_release_fit_what_kubernetes_makes_of_them(release: str) -> None:
+    """Servers of a release of 36 characters and more never got a pod: the label with their revision was too long."""
+    parts = rendered("--values", str(CHART / "examples" / "production.yaml"), release=release)
+    lengths = {(part["kind"], part["metadata"]["name"]): len(part["metadata"]["name"]) for part in parts}
+    # The label `controller-revision-hash` is the name of the StatefulSet and a hash of up to ten characters.
+    lengths |= {of: length + len("-4294967295") for of, length in lengths.items() if of[0] == "StatefulSet"}
+    assert len({kind for kind, _ in lengths}) >= 8
+    assert {of: length for of, length in lengths.items() if length > 63} == {}
+
+
 def test_there_is_no_gateway_unless_it_is_asked_for() -> None:
     assert not [part for part in rendered() if part["metadata"]["name"].endswith("-gateway")]
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from load_tests.load.record import Answered, Record
-from load_tests.load.report import report
+from load_tests.load.report import report, summary
 from load_tests.load.thresholds import Thresholds
 from microturn_client import Status, Timing, Usage
 
@@ -88,6 +88,16 @@ def test_each_threshold_is_held_against_what_was_seen() -> None:
     assert Thresholds(max_errors=0.01).missed(record.total) == []
     (missed,) = Thresholds(max_errors=0.0).missed(record.total)
     assert "1 INTERNAL" in missed
+
+
+def test_a_late_turn_is_the_mean_of_those_that_were_answered_late() -> None:
+    """Turns that failed or were given up have no parts, and made it shorter than any of them was."""
+    record = Record()
+    for latency_s in (0.3, 0.5):
+        record.answered("Beat", answered(latency_s), 7)
+    record.given_up("Beat", 1.0, 0.2, 7)
+    record.failed("Beat", "UNAVAILABLE", 7, had_deadline=True)
+    assert sum(summary(record.total)["late_turn_ms"].values()) == pytest.approx(400)
 
 
 def test_the_report_can_be_written_and_says_with_how_many_people_turns_were_on_time() -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from microturn.cli import main
+from microturn.engine.loading import load_engine
+from microturn.planning.known_shapes import read_shape
 from microturn.planning.measuring import measure_steps
+from microturn.settings import Settings
+from support.families import write_family
 from support.tiny_model_dir import write_tiny_model
 
 GIVEN = ["--memory-gb", "8", "--bandwidth-gb-s", "10", "--context", "100"]
@@ -59,6 +64,37 @@ def test_a_model_that_does_not_fit_has_no_sessions(capsys: pytest.CaptureFixture
     assert "by memory  0 sessions" in said
     assert "what limits is memory" in said
     assert "serve with" not in said
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_next"])
+@pytest.mark.parametrize("num_sessions", [1, 3])
+def test_a_server_takes_the_settings_of_a_plan(
+    family: str, num_sessions: int, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """It refused a pool that was smaller than what the model was trained for, or than one context without windows."""
+    model = str(write_family(family, tmp_path / family, max_position_embeddings=20_000))
+    shape = read_shape(model)
+    needs = shape.needs("bfloat16", page_size=Settings.page_size, window_slack=Settings.window_slack)
+    pool_bytes = max(num_sessions * needs.session_bytes(2000), 2000 * needs.token_bytes)
+    memory_gb = str((shape.weight_bytes("bfloat16") + 1.01 * pool_bytes) / 0.9 / 1e9)
+    asked = ["--model", model, "--memory-gb", memory_gb, "--bandwidth-gb-s", "100", "--context", "2000"]
+    plan = planned(capsys, *asked)
+    assert plan["sessions"] >= num_sessions
+    assert plan["max_context"] == 2000 < plan["kv_tokens"] + 1 < 20_000
+    assert main(["plan", *asked]) == 0
+    serve_with = capsys.readouterr().out.splitlines()[-1]
+    said = {name: int(value) for name, value in re.findall(r"--set (\w+)=(\d+)", serve_with)}
+    assert said == {"max_sessions": plan["sessions"], **{name: plan[name] for name in ("kv_tokens", "max_context")}}
+    settings = Settings(model_dir=model, weights="float32", kv_dtype="bfloat16", attention="torch", **said)
+    assert load_engine(settings).environment.max_context == 2000
+
+
+def test_max_context_is_left_out_where_the_pool_holds_all_that_the_model_can(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert planned(capsys, "--model", "smollm2-135m", "--device", "h200", "--context", "4000")["max_context"] == 0
+    assert main(["plan", "--model", "smollm2-135m", "--device", "h200", "--context", "4000"]) == 0
+    assert "max_context" not in capsys.readouterr().out
 
 
 def test_measured_steps_take_the_place_of_the_roofline(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -116,6 +116,16 @@ def test_a_failed_pass_is_counted_and_so_are_its_turns(driver: FakeDriver, caplo
     assert counted.step_seconds.count() == 0
 
 
+def test_a_health_turn_without_room_is_no_refusal() -> None:
+    """Of a full server each one counted, every two seconds: who has it was paged, though no client was refused."""
+    driver = FakeDriver(max_sessions=1)
+    driver.turn(1, [5], start=True, max_tokens=0)
+    assert driver.turn("health-1", start=True, end=True).code == "RESOURCE_EXHAUSTED"
+    assert metrics(driver).turn_errors.total() == 0
+    assert driver.turn(2, [5], start=True, end=True).code == "RESOURCE_EXHAUSTED"
+    assert metrics(driver).turn_errors.values[("RESOURCE_EXHAUSTED",)] == metrics(driver).turn_errors.total() == 1
+
+
 # ---- lines -----------------------------------------------------------------------------------------------------------
 
 

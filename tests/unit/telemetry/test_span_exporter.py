@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import socketserver
 import threading
 import time
@@ -193,6 +194,17 @@ def test_nobody_waits_for_a_collector_that_is_not_there(monkeypatch: pytest.Monk
     assert exporter.num_dropped == 7
     exporter.stop()
     assert exporter.num_dropped == 10
+
+
+def test_a_stop_does_not_wait_for_a_collector_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waited ten seconds for each batch, and the last metrics, which are sent after the spans, never came."""
+    monkeypatch.setattr(span_exporter, "PATIENCE_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as hanging:
+        exporter = exporter_to(f"http://127.0.0.1:{hanging.getsockname()[1]}")
+        exporter.put(answered())
+        began_s = time.monotonic()
+        exporter.stop()
+        assert time.monotonic() - began_s < 5
 
 
 def test_opentelemetrys_own_variables_are_read(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:

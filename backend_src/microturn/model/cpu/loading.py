@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-import psutil
 import torch
 from transformers import PreTrainedModel
 
@@ -18,6 +17,7 @@ from microturn.kv.tensors import KV_DTYPES, KVTensors
 from microturn.model import latent_attention, recurrent, runner, tracing
 from microturn.model.cpu import attention as native
 from microturn.model.cpu import stored_model, weight_memory
+from microturn.model.cpu.free_memory import free_memory
 from microturn.model.cpu.int8_linear import Int8Linear
 from microturn.model.cpu.layers import FusedLayers
 from microturn.model.cpu.linear import Linear
@@ -86,7 +86,7 @@ def load(settings: Settings, followers: Followers | None = None) -> Loaded:
     needs = needs_of(model, layers, kv_dtype, settings)
 
     def free_tokens(max_context: int) -> int:
-        return min(psutil.virtual_memory().available // 2 // needs.token_bytes, _MOST_CONTEXTS * max_context)
+        return min(free_memory() // 2 // needs.token_bytes, _MOST_CONTEXTS * max_context)
 
     pool, kv_tokens, max_context = size_pool(settings, model, needs, free_tokens)
     new_runner: Callable[..., runner.ModelRunner]

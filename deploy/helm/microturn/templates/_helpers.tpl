@@ -1,9 +1,10 @@
-{{/* Names and labels that several files share. */}}
+{{/* Names and labels that several files share. Kubernetes labels a pod with its StatefulSet's name ("-server" behind this one)
+and a hash of ten digits, in 63 characters: 45 are left. */}}
 {{- define "microturn.name" -}}
 {{- if contains .Chart.Name .Release.Name -}}
-{{- .Release.Name | trunc 50 | trimSuffix "-" -}}
+{{- .Release.Name | trunc 45 | trimSuffix "-" -}}
 {{- else -}}
-{{- printf "%s-%s" .Release.Name .Chart.Name | trunc 50 | trimSuffix "-" -}}
+{{- printf "%s-%s" .Release.Name .Chart.Name | trunc 45 | trimSuffix "-" -}}
 {{- end -}}
 {{- end -}}
 
