@@ -74,7 +74,8 @@ class Settings:
             session with ``history=whole`` keeps all.
         max_queued_turns: limit of turns that wait behind a running one in a session.
         idle_timeout_s: a session that is silent for longer expires; a session may ask for another time.
-        num_threads: threads of a forward pass; 0 is one for each CPU that this process may use.
+        num_threads: threads of a forward pass; 0 is one for each CPU that this process may use, or of its container's
+            limit.
         bind_threads: if there is a thread for each CPU, each is bound to its own, where the layers are one compiled
             call; and each process of `tensor_parallel` to its share of the CPUs.
         tensor_parallel: processes that share the model, each with its part of every layer's heads, weights and KV: on

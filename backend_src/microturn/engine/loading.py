@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -23,6 +22,7 @@ from microturn.engine.wiring import build_engine, pages_of_context
 from microturn.errors import InvalidArgument
 from microturn.model import runner
 from microturn.model.batch import Batch, Row, RowPages
+from microturn.model.cpu.container_limits import num_cpus
 from microturn.model.fingerprint import model_fingerprint
 from microturn.model.loaded import Loaded
 from microturn.model.parallel.followers import Followers
@@ -126,7 +126,7 @@ def prepare(settings: Settings) -> Prepared:
     """
     if not settings.model_dir:
         raise InvalidArgument("setting 'model_dir' is missing: name a Hugging Face model directory")
-    num_threads = max(1, (settings.num_threads or len(os.sched_getaffinity(0))) // settings.tensor_parallel)
+    num_threads = max(1, (settings.num_threads or num_cpus()) // settings.tensor_parallel)
     device = _device(settings.device)
     torch.set_num_threads(num_threads)
     _import_configuration(settings.model_dir)

@@ -202,6 +202,6 @@ def _machine(arguments: argparse.Namespace, *, is_here: bool) -> Machine:
 
 def _this_machine() -> Machine:
     from microturn.bench.bandwidth import read_bandwidth
-    from microturn.model.cpu.free_memory import free_memory
+    from microturn.model.cpu.container_limits import free_memory
 
     return Machine("this one's free memory", free_memory(), read_bandwidth())

@@ -17,7 +17,7 @@ from microturn.kv.tensors import KV_DTYPES, KVTensors
 from microturn.model import latent_attention, recurrent, runner, tracing
 from microturn.model.cpu import attention as native
 from microturn.model.cpu import stored_model, weight_memory
-from microturn.model.cpu.free_memory import free_memory
+from microturn.model.cpu.container_limits import free_memory
 from microturn.model.cpu.int8_linear import Int8Linear
 from microturn.model.cpu.layers import FusedLayers
 from microturn.model.cpu.linear import Linear
