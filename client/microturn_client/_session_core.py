@@ -74,7 +74,8 @@ class SessionCore:
         self.recovery = recovery
         self.outbox = Outbox(is_numbered=recovery is not None)
         if transcript is None:
-            transcript = Transcript() if recovery is None else Transcript(recovery.max_transcript_bytes)
+            bound = () if recovery is None else (recovery.max_transcript_bytes,)
+            transcript = Transcript(*bound, is_windowed=requests.has_window)
         self.transcript = transcript
         self.cuts = Cuts(self.outbox, self.transcript)
         self.news = News()

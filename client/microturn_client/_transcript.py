@@ -8,6 +8,7 @@ in two stays what is before. Knows no wire, and of the numbers of turns only at 
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
@@ -66,12 +67,14 @@ class Transcript:
 
     Args:
         max_bytes: what is kept at most; beyond that the older half is forgotten.
+        is_windowed: a server takes no turn of the session that is longer than its window allows.
     """
 
-    def __init__(self, max_bytes: int = 1 << 20) -> None:
+    def __init__(self, max_bytes: int = 1 << 20, *, is_windowed: bool = False) -> None:
         self.is_complete = True
         self.is_torn = False
         self._max_bytes = max_bytes
+        self._is_windowed = is_windowed
         self._entries = Entries()
         self._answers = AnswerTexts()
         self._points = Points()
@@ -92,7 +95,7 @@ class Transcript:
 
     def copy(self) -> Transcript:
         """An independent transcript of the same turns, for a session that numbers its own."""
-        twin = Transcript(self._max_bytes)
+        twin = Transcript(self._max_bytes, is_windowed=self._is_windowed)
         twin.is_complete, twin.is_torn, twin._entries = self.is_complete, self.is_torn, deepcopy(self._entries)
         twin._answers = deepcopy(self._answers)
         return twin
@@ -212,15 +215,21 @@ class Transcript:
         by_ids = not entries.has_roles and entries.is_settled(num_known)
         num_answered = max(num_known, entries.num_up_to_answer())
         num_settled = max(num_answered, entries.num_up_to_settled()) if by_ids else num_answered
+        most = self._most_tokens
         return [
-            *_pieces(entries.between(num_known, num_answered), by_ids=by_ids, generates_last=True),
-            *_pieces(entries.between(num_answered, num_settled), by_ids=True),
-            *_pieces(entries.between(num_settled, len(entries)), by_ids=False),
+            *_pieces(entries.between(num_known, num_answered), by_ids=by_ids, most=most, generates_last=True),
+            *_pieces(entries.between(num_answered, num_settled), by_ids=True, most=most),
+            *_pieces(entries.between(num_settled, len(entries)), by_ids=False, most=most),
         ]
 
     def as_ids(self) -> list[Piece]:
         """The turns to tell it again by its ids alone."""
-        return _pieces(self._entries, by_ids=True)
+        return _pieces(self._entries, by_ids=True, most=self._most_tokens)
+
+    @property
+    def _most_tokens(self) -> float:
+        """How long a turn may be that tells several: with a window so long as one that the server has taken."""
+        return self._entries.longest if self._is_windowed else math.inf
 
     def _add_beginning(self, entry: Entry, length: int) -> None:
         """Adds the first tokens of an entry."""
@@ -252,18 +261,22 @@ def _input_ids(tensor: InputTensor, status: Status) -> array[int]:
     return array("i", [UNKNOWN]) * num_input
 
 
-def _pieces(entries: Iterable[Entry], *, by_ids: bool, generates_last: bool = False) -> list[Piece]:
+def _pieces(entries: Iterable[Entry], *, by_ids: bool, most: float, generates_last: bool = False) -> list[Piece]:
     """Turns that tell entries; ids that follow upon each other are one.
 
     Args:
         entries: what is told.
         by_ids: by ids and embeddings, whatever they were; else as they were said.
+        most: so many tokens one turn tells at most; no entry is longer.
         generates_last: the last tokens of the last entry are generated again.
     """
     pieces: list[Piece] = []
     plain = array("i")
     last: Entry | None = None
     for last in entries:
+        if plain and len(plain) + last.end - last.start > most:
+            pieces.append(Piece(encode_input(plain)))
+            plain = array("i")
         is_embeds = last.tensor.name == "input_embeds"
         says_nothing = last.tensor.is_empty and "role" not in last.options  # a server would give it no number
         if by_ids or last.is_plain:

@@ -26,6 +26,7 @@ from microturn_client import (
     Unavailable,
 )
 from microturn_client._lifecycle import SessionState
+from microturn_client.testing import FakeServer
 from microturn_client.testing._messages import error
 from support.survival_scene import BranchScene, Scene, Talk, events, expected_of, ids
 
@@ -117,6 +118,28 @@ def test_embeddings_are_said_again(scene):
     scene.settle()
     assert events(turn)[0].same_tokens
     assert scene.context[:5] == before
+
+
+@pytest.mark.parametrize("said", [[1, 2, 3, 4, 5], "a b c "])
+def test_with_a_window_no_turn_tells_more_than_the_server_has_taken_at_once(said):
+    """All in one turn was CONTEXT_FULL behind a window, and the session lost."""
+    server = FakeServer()
+    nums_bytes, take = [], server._sessions.take
+    server._sessions.take = lambda message, send: (
+        nums_bytes.append(len(message.raw_input_contents[0])),
+        take(message, send),
+    )
+    with server.client() as client, client.session(overflow="window") as session:
+        for _ in range(4):
+            session.append(said)
+        session.turn(None, max_tokens=3).wait()
+        before = server.context_of(session.id)
+        server.restart()
+        nums_bytes.clear()
+        [resumed] = session.append([9]).resumed
+        assert resumed.same_tokens
+        assert server.context_of(session.id) == [*before, 9]
+        assert max(nums_bytes) <= 4 * 6
 
 
 def test_what_has_grown_too_long_is_not_replayed():
