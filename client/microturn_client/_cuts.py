@@ -180,7 +180,7 @@ class Cuts:
         position = _position_of(cut)
         for entry in self._transcript.behind(position):
             if entry.input_ids or entry.options or not entry.tensor.is_empty:
-                turn = PendingTurn(entry.tensor, {**entry.options, "max_tokens": 0})
+                turn = PendingTurn(entry.tensor, {**entry.options, "max_tokens": 0, "deadline_ms": 0})
                 turn.num_undone = 1
                 again.append(turn)
         is_at_end = len(self._transcript) == position

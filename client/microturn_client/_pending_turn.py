@@ -87,7 +87,7 @@ class PendingTurn:
     @classmethod
     def keepalive(cls) -> Self:
         """An empty turn that nobody reads."""
-        return cls(encode_input(None), {"max_tokens": 0}, role=Role.PASSING)
+        return cls(encode_input(None), {"max_tokens": 0, "deadline_ms": 0}, role=Role.PASSING)
 
     # ---- what arrives --------------------------------------------------------------------------------------------
 

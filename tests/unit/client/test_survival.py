@@ -28,7 +28,14 @@ from microturn_client import (
 from microturn_client._lifecycle import SessionState
 from microturn_client.testing import FakeServer
 from microturn_client.testing._messages import error
-from support.survival_scene import BranchScene, Scene, Talk, events, expected_of, ids
+from support.survival_scene import BranchScene, SavingScene, Scene, Talk, events, expected_of, ids
+
+
+def noted(server):
+    """What a fake server is sent from now on."""
+    taken, take = [], server._sessions.take
+    server._sessions.take = lambda request, send: (taken.append(request), take(request, send))
+    return taken
 
 
 @settings(max_examples=300, deadline=None)
@@ -124,22 +131,48 @@ def test_embeddings_are_said_again(scene):
 def test_with_a_window_no_turn_tells_more_than_the_server_has_taken_at_once(said):
     """All in one turn was CONTEXT_FULL behind a window, and the session lost."""
     server = FakeServer()
-    nums_bytes, take = [], server._sessions.take
-    server._sessions.take = lambda message, send: (
-        nums_bytes.append(len(message.raw_input_contents[0])),
-        take(message, send),
-    )
+    taken = noted(server)
     with server.client() as client, client.session(overflow="window") as session:
         for _ in range(4):
             session.append(said)
         session.turn(None, max_tokens=3).wait()
         before = server.context_of(session.id)
         server.restart()
-        nums_bytes.clear()
+        taken.clear()
         [resumed] = session.append([9]).resumed
         assert resumed.same_tokens
         assert server.context_of(session.id) == [*before, 9]
-        assert max(nums_bytes) <= 4 * 6
+        assert max(len(request.raw_input_contents[0]) for request in taken) <= 4 * 6
+
+
+def test_what_holds_for_all_turns_of_a_session_disturbs_no_replay(wire):
+    """It had the session's own deadline, which lost the session, and its stops, which changed the last tokens."""
+    server = FakeServer()
+    taken = noted(server)
+    said = {"deadline_ms": 800, "stop": ["."], "stop_token_ids": [7], "min_tokens": 2}
+    with server.client() as client, client.session(**said) as session:
+        session.turn("a b", max_tokens=5).wait()
+        session.append("c d", role="user")
+        server.restart()
+        taken.clear()
+        session.append("e")
+    *replay, later, _end = [[wire.option(request, name) for name in said] for request in taken]
+    assert replay[-2:] == [[0, "[]", "[]", 0]] * 2
+    assert later == [800, '["."]', "[7]", 2]
+
+
+def test_no_turn_of_the_librarys_own_is_refused_for_a_deadline_of_the_session():
+    """A question whether the session lives came too late, which was taken for a yes; what was said again was lost."""
+    scene = SavingScene()
+    events(scene.say([1], 6))
+    scene.say([2])
+    scene.core.begin_interrupt(1e9, heard_tokens=2)
+    scene.settle()
+    said_again = scene.taken[-1]
+    scene.wait()
+    scene.settle()
+    keepalive = scene.taken[-1]
+    assert [said["deadline_ms"].int64_param for said in (said_again, keepalive) if "deadline_ms" in said] == [0, 0]
 
 
 def test_what_has_grown_too_long_is_not_replayed():
