@@ -76,6 +76,7 @@ class SessionCore:
         if transcript is None:
             bound = () if recovery is None else (recovery.max_transcript_bytes,)
             transcript = Transcript(*bound, is_windowed=requests.has_window)
+            transcript.is_complete = not is_attached and not requests.goes_on
         self.transcript = transcript
         self.cuts = Cuts(self.outbox, self.transcript)
         self.news = News()
@@ -83,8 +84,6 @@ class SessionCore:
         self.heard_at = self._message_at = clock()
         self._expires_in_s: float | None = None
         self.survival = None if recovery is None else Survival(recovery, clock, is_attached=is_attached)
-        if is_attached:
-            self.transcript.is_complete = False
 
     @property
     def id(self) -> SessionId:

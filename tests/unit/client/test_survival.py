@@ -719,6 +719,49 @@ class TestBargeIn:
         assert events(later)[-1].status.context_len == 7
         assert scene.context == [1, 2, *answer, 3, 4, 5]
 
+    @pytest.mark.parametrize("nothing", [{"heard_tokens": 0}, {"heard_chars": 0}, {"heard_text": " "}])
+    @pytest.mark.parametrize("num_steps", [0, 3, 9])
+    def test_nothing_heard_of_the_last_answer_leaves_those_before_it(self, scene, nothing, num_steps):
+        """Before its first token was handed out the answer before it was taken for the last, and cut away."""
+        first = scene.begin([1, 2], max_tokens=4)
+        scene.settle()
+        answer = ids(events(first))
+        last = scene.begin([3], max_tokens=9)
+        for _ in range(num_steps):
+            for step in (scene.deliver_up, scene.sessions.step, scene.deliver_down):
+                step()
+        for _ in range(2):
+            scene.core.begin_interrupt(1e9, **nothing)
+        scene.settle()
+        assert ids(events(last)) == []
+        assert scene.context == [1, 2, *answer, 3]
+
+    @pytest.mark.parametrize("recovery", [Recovery(), None])
+    def test_one_of_a_session_that_was_attached_cuts_nothing_away(self, recovery):
+        """Its length was not known yet, and taken for nothing."""
+        server = FakeServer(token_s=0.02)
+        with server.client() as client, client.session() as session:
+            session.turn([1, 2], max_tokens=4).wait()
+            before = server.context_of(session.id)
+            with server.client(recovery=recovery) as other, other.attach(session.token) as attached:
+                assert attached.interrupt().context_len == attached.interrupt().context_len == 6
+                assert attached.append([3]).context_len == 7
+                assert server.context_of(session.id) == [*before, 3]
+
+    def test_one_behind_the_first_turn_of_a_session_that_was_attached_says_nothing_twice(self):
+        """Without a recovery that turn is on the wire by then, in front of a cut whose place nobody knows."""
+        server = FakeServer(token_s=0.02)
+        with server.client() as client, client.session() as session:
+            session.turn([1, 2], max_tokens=4).wait()
+            before = server.context_of(session.id)
+            with server.client(recovery=None) as other, other.attach(session.token) as attached:
+                turn = attached.turn([3], max_tokens=50)
+                num_tokens = attached.interrupt().context_len - len(before) - 1
+                assert turn.collect().status.finish_reason == "interrupted"
+                assert attached.append([4]).context_len == len(before) + 1 + num_tokens + 1
+                assert server.context_of(session.id)[len(before) + num_tokens + 1 :] == [4]
+                assert attached.transcript[-1].position == len(before) + 1 + num_tokens
+
     def test_what_was_told_anew_is_no_answer_that_waits_to_be_read(self, scene):
         """A session is opened anew by generating the end of its last answer again. Nobody reads that, so an interrupt
         that said nothing cut there: what had been heard before the loss and since was gone."""
