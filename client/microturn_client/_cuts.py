@@ -259,7 +259,7 @@ class Cuts:
         """
         plan: list[PendingTurn] = []
         for turn in (*self.release(), *self._outbox):
-            if turn.error is not None and not turn.num_handed:
+            if turn.error is not None and not turn.num_handed and not turn.is_cut:
                 continue
             if turn.options.get("on_overlap") == "interrupt":
                 for earlier in plan:

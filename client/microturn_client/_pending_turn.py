@@ -212,6 +212,13 @@ class PendingTurn:
         assert self.start is not None
         return self.start + self.num_handed
 
+    def give_up(self, error: MicroturnError) -> None:
+        """Its user waits no longer, also not for an end that is held, and is told why."""
+        if self.has_reader or (self.phase is Phase.HELD_ENDED and not self.is_over):
+            self.error = copy.copy(error)
+            self.phase = ENDED.get(self.phase, self.phase)
+        self.leave()
+
     def leave(self) -> None:
         """Its user left: drops what is there and hands nothing more out. Safe from any thread, also without a lock."""
         self.is_left = True

@@ -264,12 +264,11 @@ class SessionCore:
         return self.lifecycle.state is not SessionState.BROKEN
 
     def time_out(self, turn: PendingTurn) -> None:
-        """Gives a turn up whose time has passed: one that was not sent never is, and what still comes is dropped."""
+        """Gives a turn up whose time has passed; see ``Outbox.give_up``. What still comes is dropped."""
         is_late = turn.deadline <= self.clock()
         late = "it did not end in its total time" if is_late else f"nothing came for {turn.patience_s:g} s"
-        turn.fail(turn.refusal or TurnTimeout(f"the turn was given up, {late}; what was handed out of it stays"))
-        turn.leave()
-        self.outbox.remove_unsent(turn)
+        timeout = TurnTimeout(f"the turn was given up, {late}; what was handed out of it stays")
+        self.outbox.give_up(turn, turn.refusal or timeout)
 
     def remaining_s(self, turn: PendingTurn) -> float:
         """Seconds that the turn's user still waits if nothing comes; not above 0 when the time has passed."""

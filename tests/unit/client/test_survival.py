@@ -23,9 +23,13 @@ from microturn_client import (
     SessionClosed,
     Tokens,
     TurnEnd,
+    TurnTimeout,
     Unavailable,
 )
+from microturn_client._inputs import encode_input
 from microturn_client._lifecycle import SessionState
+from microturn_client._new_turn import begin_ask
+from microturn_client._timeouts import Timeouts
 from microturn_client.testing import FakeServer
 from microturn_client.testing._messages import error
 from support.survival_scene import BranchScene, SavingScene, Scene, Talk, events, expected_of, ids
@@ -220,6 +224,25 @@ def test_a_server_that_stays_away_is_given_up_and_found_again():
     later = scene.begin([4], max_tokens=2)
     scene.settle()
     assert ids(events(later)) == expected_of([([1, 2], 2, 0), ([4], 2, 0)])[1][-1]
+
+
+def test_a_message_whose_answer_is_given_up_is_not_said_later(scene):
+    """It was said as often as the program had tried again."""
+    scene.begin([1, 2], max_tokens=2)
+    scene.settle()
+    before = scene.context
+    scene.is_up = False
+    scene.break_stream()
+    for _ in range(2):
+        answer = begin_ask(scene.core, encode_input("Pay!"), {}, Timeouts(1.0))
+        scene.core.time_out(answer)
+        with pytest.raises(TurnTimeout):
+            answer.next_event()
+    scene.is_up = True
+    scene.settle()
+    scene.begin([3], max_tokens=0)
+    scene.settle()
+    assert scene.context == [*before, 3]
 
 
 def test_a_server_that_was_never_there_is_said_so_soon():
@@ -761,6 +784,58 @@ class TestBargeIn:
                 assert attached.append([4]).context_len == len(before) + 1 + num_tokens + 1
                 assert server.context_of(session.id)[len(before) + num_tokens + 1 :] == [4]
                 assert attached.transcript[-1].position == len(before) + 1 + num_tokens
+
+    @pytest.mark.parametrize("has_died", [False, True])
+    @pytest.mark.parametrize("gives_up", [False, True])
+    def test_one_whose_time_passes_while_no_server_is_there_is_done_later(self, has_died, gives_up):
+        """It was withdrawn, and the turns that were held for it were so for ever, and missing in the transcript."""
+        scene = Scene(Recovery(give_up_after_s=3.0))
+        scene.begin([1], max_tokens=0)
+        scene.settle()
+        answer, later = scene.begin([2], max_tokens=40), scene.begin([3], max_tokens=5)
+        for _ in range(9):
+            for step in (scene.deliver_up, scene.sessions.step, scene.deliver_down):
+                step()
+        heard = ids([answer.next_event()])
+        scene.is_up = False
+        if has_died:
+            scene.sessions.forget_sessions()
+        scene.break_stream()
+        cut = scene.core.begin_interrupt(1.0)
+        if gives_up:
+            scene.settle()
+        else:
+            scene.core.time_out(cut)
+        for turn in (cut, answer, later) if gives_up else (cut,):
+            with pytest.raises(ConnectionLost if gives_up else TurnTimeout):
+                events(turn)
+        scene.is_up = True
+        last = scene.begin([4], max_tokens=3)
+        scene.settle()
+        if not gives_up:
+            assert isinstance(events(answer)[-1], TurnEnd)
+            assert events(later)[-1].status.finish_reason == "interrupted"
+        assert len(ids(events(last))) == 3
+        assert scene.context == [1, 2, *heard, *([] if has_died and gives_up else [3]), 4, *last.ids]
+        assert scene.core.transcript.is_replayable
+        assert len(scene.core.transcript) == len(scene.context)
+
+    def test_whose_end_is_held_for_one_is_told_when_the_time_has_passed(self, scene):
+        """It was told that the end had been handed out before."""
+        answer, later = scene.begin([1, 2], max_tokens=4), scene.begin([3], max_tokens=5)
+        for step in (scene.deliver_up, scene.sessions.step, scene.deliver_down, scene.deliver_up):
+            step()
+        assert ids([answer.next_event()])
+        scene.core.begin_interrupt(1e9)
+        scene.flush()
+        while scene.sessions.is_busy:
+            scene.sessions.step()
+        while scene.down:
+            scene.deliver_down()
+        assert later.result is not None
+        scene.core.time_out(later)
+        with pytest.raises(TurnTimeout):
+            events(later)
 
     def test_what_was_told_anew_is_no_answer_that_waits_to_be_read(self, scene):
         """A session is opened anew by generating the end of its last answer again. Nobody reads that, so an interrupt
