@@ -215,7 +215,7 @@ class Cuts:
             self._transcript.begin_at(status.context_len)
 
     def _add(self, turn: PendingTurn, status: Status, *, was_to_generate: bool) -> None:
-        meant = {name: turn.options[name] for name in _INPUT_OPTIONS if turn.options.get(name)}
+        meant = {name: turn.options[name] for name in _INPUT_OPTIONS if turn.options.get(name) is not None}
         sampling = sampling_of(turn.sent_options, turn.start)
         self._transcript.add(
             turn.tensor, meant, status, turn.ids, turn.texts, sampling=sampling, was_to_generate=was_to_generate

@@ -742,6 +742,26 @@ class TestBargeIn:
         assert events(later)[-1].status.context_len == 7
         assert scene.context == [1, 2, *answer, 3, 4, 5]
 
+    @pytest.mark.parametrize("is_lost", [False, True])
+    def test_text_whose_special_tokens_do_not_count_is_said_again_as_such(self, wire, is_lost):
+        """In a session whose texts have special tokens, those that a user had written counted the second time."""
+        server = FakeServer()
+        taken = noted(server)
+        with server.client() as client, client.session(parse_special=True) as session:
+            session.turn("<|user|>", max_tokens=4).wait()
+            session.append("<|system|> ", parse_special=False, role="user")
+            taken.clear()
+            if is_lost:
+                server.restart()
+            else:
+                session.interrupt(heard_tokens=2)
+            session.append("<|user|>")
+            assert [
+                wire.option(request, "parse_special")
+                for request in taken
+                if b"<|system|>" in request.raw_input_contents[0]
+            ] == [False]
+
     @pytest.mark.parametrize("nothing", [{"heard_tokens": 0}, {"heard_chars": 0}, {"heard_text": " "}])
     @pytest.mark.parametrize("num_steps", [0, 3, 9])
     def test_nothing_heard_of_the_last_answer_leaves_those_before_it(self, scene, nothing, num_steps):
