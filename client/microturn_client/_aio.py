@@ -19,7 +19,7 @@ from microturn_client._opening import attached_core, new_core
 from microturn_client._options import MessageRole, SessionOptions
 from microturn_client._retry import DEFAULT_RECOVERY, Recovery
 from microturn_client._session_core import SessionCore
-from microturn_client._timeouts import DEFAULT_CLOSE_TIMEOUT_S, DEFAULT_TIMEOUT_S, Timeouts
+from microturn_client._timeouts import DEFAULT_CLOSE_TIMEOUT_S, DEFAULT_TIMEOUT_S, Timeouts, call_timeout
 from microturn_client._wire import Metadata, SessionId
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class AsyncClient:
         request = ModelConfigRequest(name=self._model)
         ask = self._connection.stub.model_config
         try:
-            response = await ask(request, timeout=self._timeout_s, metadata=self._endpoint.metadata)
+            response = await ask(request, timeout=call_timeout(self._timeout_s), metadata=self._endpoint.metadata)
         except Exception as failure:
             raise from_failure(failure) from failure
         return parse_model_info(response.config)
@@ -193,7 +193,7 @@ class AsyncClient:
         request = ModelReadyRequest(name=self._model)
         ask = self._connection.stub.model_ready
         try:
-            response = await ask(request, timeout=timeout_s, metadata=self._endpoint.metadata)
+            response = await ask(request, timeout=call_timeout(timeout_s), metadata=self._endpoint.metadata)
         except Exception as failure:
             error = from_failure(failure)
             if isinstance(error, Unavailable | NotFound | TurnTimeout):

@@ -18,7 +18,7 @@ from collections import deque
 
 from microturn_client._errors import InvalidArgument
 from microturn_client._events import Status
-from microturn_client._heard import position_after
+from microturn_client._heard import AT_END, end_of_handed, position_behind
 from microturn_client._inputs import encode_input
 from microturn_client._options import sampling_of
 from microturn_client._outbox import Outbox
@@ -62,29 +62,15 @@ class Cuts:
         given = [value for value in (heard_tokens, heard_chars, heard_text, at) if value is not None]
         if len(given) > 1:
             raise InvalidArgument("say in one way how much was heard")
-        if not given:
-            return self._end_of_handed()
+        turns = [*self._answers, *self._outbox]
         if at is not None:
             if self._is_in_input(at):
                 raise InvalidArgument(f"at={at}: no token that was handed out ends there")
             return at
-        heard = next((turn for turn in reversed(self._all_turns()) if turn.num_handed), None)
-        if heard is None or heard.start is None:
-            raise InvalidArgument("nothing was handed out that could have been heard")
-        if heard_tokens is not None:
-            if not 0 <= heard_tokens <= heard.num_handed:
-                raise InvalidArgument(f"heard_tokens={heard_tokens}: {heard.num_handed} were handed out")
-            return heard.start + heard_tokens
-        return position_after(heard, num_chars=heard_chars, text=heard_text)
-
-    def _all_turns(self) -> list[PendingTurn]:
-        return [*self._answers, *self._outbox]
-
-    def _end_of_handed(self) -> int:
-        for turn in self._all_turns():
-            if turn.start is not None and not turn.is_left and (turn.result is None or len(turn.ids) > turn.num_handed):
-                return turn.end
-        return len(self._transcript)
+        position = None
+        if given:
+            position = position_behind(turns, heard_tokens=heard_tokens, heard_chars=heard_chars, heard_text=heard_text)
+        return end_of_handed(turns, self._transcript) if position is None else position
 
     def _is_in_input(self, position: int) -> bool:
         """Whether a position may be in an input on its way: behind all that has ended, in no answer, before any cut."""
@@ -156,7 +142,7 @@ class Cuts:
         """Keeps back what comes for turns that were sent before a cut, and that it undoes."""
         sent, position = self._outbox.sent, _position_of(cut)
         for turn in self._outbox:
-            if turn is cut:
+            if turn is cut or position == AT_END:  # behind the end stands nothing that could be undone
                 break
             if (turn in sent or turn.number is not None) and not turn.is_cut and not _is_before(turn, position):
                 turn.hold()
@@ -180,11 +166,14 @@ class Cuts:
         position = _position_of(cut)
         for entry in self._transcript.behind(position):
             if entry.input_ids or entry.options or not entry.tensor.is_empty:
-                turn = PendingTurn(entry.tensor, {**entry.options, "max_tokens": 0})
+                turn = PendingTurn(entry.tensor, {**entry.options, "max_tokens": 0, "deadline_ms": 0})
                 turn.num_undone = 1
                 again.append(turn)
         is_at_end = len(self._transcript) == position
         self.forget_behind(position)
+        if not self._transcript.is_placed:
+            assert cut.result is not None
+            self._transcript.begin_at(cut.result.context_len)
         for turn in self._held:
             # A text that became no token yet stays where nothing stood before it that was cut.
             assert turn.result is not None
@@ -216,6 +205,9 @@ class Cuts:
         rewind_to = turn.options.get("rewind_to")
         if isinstance(rewind_to, int) and not turn.is_cut:
             self.forget_behind(rewind_to)
+        if not self._transcript.is_placed and status.finish_reason != "interrupted":
+            usage = status.usage
+            self._transcript.begin_at(status.context_len - usage.input_tokens - usage.output_tokens)
         if not turn.is_cut:
             self._add(turn, status, was_to_generate=turn.sent_options.get("max_tokens") != 0)
         # The length after an interrupt is that after its cut.
@@ -223,7 +215,7 @@ class Cuts:
             self._transcript.begin_at(status.context_len)
 
     def _add(self, turn: PendingTurn, status: Status, *, was_to_generate: bool) -> None:
-        meant = {name: turn.options[name] for name in _INPUT_OPTIONS if turn.options.get(name)}
+        meant = {name: turn.options[name] for name in _INPUT_OPTIONS if turn.options.get(name) is not None}
         sampling = sampling_of(turn.sent_options, turn.start)
         self._transcript.add(
             turn.tensor, meant, status, turn.ids, turn.texts, sampling=sampling, was_to_generate=was_to_generate
@@ -267,7 +259,7 @@ class Cuts:
         """
         plan: list[PendingTurn] = []
         for turn in (*self.release(), *self._outbox):
-            if turn.error is not None and not turn.num_handed:
+            if turn.error is not None and not turn.num_handed and not turn.is_cut:
                 continue
             if turn.options.get("on_overlap") == "interrupt":
                 for earlier in plan:

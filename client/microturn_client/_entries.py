@@ -116,6 +116,12 @@ class Entries:
         return self._ends[-1] if self._ends else self.start
 
     @property
+    def longest(self) -> int:
+        """Tokens of the longest of them; 0 where there is none."""
+        starts = (self.start, *self._ends)
+        return max((end - start for start, end in zip(starts, self._ends, strict=False)), default=0)
+
+    @property
     def num_bytes(self) -> int:
         """About how much memory they take."""
         columns = 4 * len(self._ids) + _BYTES_PER_ENTRY * len(self) + len(self._texts)

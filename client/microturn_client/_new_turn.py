@@ -69,7 +69,8 @@ def begin_ask(
     of_message = {name: value for name, value in options.items() if name in _OF_MESSAGE}
     of_answer = {name: value for name, value in options.items() if name not in _OF_MESSAGE}
     of_answer["role"] = "assistant"
-    of_answer.setdefault("max_tokens", core.requests.options.get("max_tokens", DEFAULT_MAX_TOKENS))
+    if of_answer.get("max_tokens") is None:
+        of_answer["max_tokens"] = core.requests.options.get("max_tokens", DEFAULT_MAX_TOKENS)
     core.requests.check(of_answer)
     message = core.begin_turn(tensor, {**of_message, "role": role, "max_tokens": 0}, *timeouts)
     if of_answer["max_tokens"] == 0 and role == "tool":

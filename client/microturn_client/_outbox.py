@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
+from microturn_client._errors import MicroturnError
 from microturn_client._pending_turn import PendingTurn
 
 # So many turns of the program's are on the wire at once; a server lets as many wait unless it is set otherwise. Without
@@ -77,6 +78,17 @@ class Outbox:
                 turns.remove(turn)
                 return True
         return False
+
+    def give_up(self, turn: PendingTurn, error: MicroturnError) -> None:
+        """A turn's user waits no longer: what was not sent never is, nor the message that it would have answered.
+
+        An interrupt is, since turns are held for it, and what it cuts off was not handed out.
+        """
+        turn.give_up(error)
+        if turn.is_cut or not self.remove_unsent(turn) or turn.follows is None:
+            return
+        if self.remove_unsent(turn.follows):
+            turn.follows.give_up(error)
 
     def next_turn(self) -> PendingTurn | None:
         """The turn to be sent now; None when there is none, or it has to wait."""

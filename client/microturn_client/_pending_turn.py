@@ -87,7 +87,7 @@ class PendingTurn:
     @classmethod
     def keepalive(cls) -> Self:
         """An empty turn that nobody reads."""
-        return cls(encode_input(None), {"max_tokens": 0}, role=Role.PASSING)
+        return cls(encode_input(None), {"max_tokens": 0, "deadline_ms": 0}, role=Role.PASSING)
 
     # ---- what arrives --------------------------------------------------------------------------------------------
 
@@ -211,6 +211,13 @@ class PendingTurn:
         """The position behind what was handed out; of a turn with a start."""
         assert self.start is not None
         return self.start + self.num_handed
+
+    def give_up(self, error: MicroturnError) -> None:
+        """Its user waits no longer, also not for an end that is held, and is told why."""
+        if self.has_reader or (self.phase is Phase.HELD_ENDED and not self.is_over):
+            self.error = copy.copy(error)
+            self.phase = ENDED.get(self.phase, self.phase)
+        self.leave()
 
     def leave(self) -> None:
         """Its user left: drops what is there and hands nothing more out. Safe from any thread, also without a lock."""

@@ -14,6 +14,9 @@ from microturn_client._pending_turn import PendingTurn
 from microturn_client._phase import Role
 from microturn_client._transcript import Transcript
 
+# Of what its user said for all turns of the session: no turn of a replay is refused or ended by it.
+_UNDISTURBED = {"max_tokens": 0, "min_tokens": 0, "stop": (), "stop_token_ids": (), "deadline_ms": 0}
+
 
 class Replay:
     """The turns of one replay.
@@ -59,7 +62,7 @@ class Replay:
     def next_turn(self) -> PendingTurn:
         """The turn to be taken next."""
         piece = self._pieces[self._next]
-        options = {"max_tokens": 0, **piece.options, "return_appended_ids": True}
+        options = {**_UNDISTURBED, **piece.options, "return_appended_ids": True}
         turn = PendingTurn(piece.tensor, options, role=Role.PASSING)
         turn.fix_options()
         return turn

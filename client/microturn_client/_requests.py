@@ -70,6 +70,16 @@ class Requests:
         return self.options.get("session_key")
 
     @property
+    def goes_on(self) -> bool:
+        """Whether START takes up a context that is on the server, as far as it says."""
+        return not self.options.keys().isdisjoint(("fork_of", "resume"))
+
+    @property
+    def has_window(self) -> bool:
+        """Whether the session has a window, its own or that of the session that it goes on from."""
+        return {**self._inherited, **self.options}.get("overflow") == "window"
+
+    @property
     def metadata(self) -> Metadata:
         """What the session's next stream begins with."""
         return stream_metadata(self.session_id, self.route)

@@ -74,7 +74,9 @@ class SessionCore:
         self.recovery = recovery
         self.outbox = Outbox(is_numbered=recovery is not None)
         if transcript is None:
-            transcript = Transcript() if recovery is None else Transcript(recovery.max_transcript_bytes)
+            bound = () if recovery is None else (recovery.max_transcript_bytes,)
+            transcript = Transcript(*bound, is_windowed=requests.has_window)
+            transcript.is_complete = not is_attached and not requests.goes_on
         self.transcript = transcript
         self.cuts = Cuts(self.outbox, self.transcript)
         self.news = News()
@@ -82,8 +84,6 @@ class SessionCore:
         self.heard_at = self._message_at = clock()
         self._expires_in_s: float | None = None
         self.survival = None if recovery is None else Survival(recovery, clock, is_attached=is_attached)
-        if is_attached:
-            self.transcript.is_complete = False
 
     @property
     def id(self) -> SessionId:
@@ -264,12 +264,11 @@ class SessionCore:
         return self.lifecycle.state is not SessionState.BROKEN
 
     def time_out(self, turn: PendingTurn) -> None:
-        """Gives a turn up whose time has passed: one that was not sent never is, and what still comes is dropped."""
+        """Gives a turn up whose time has passed; see ``Outbox.give_up``. What still comes is dropped."""
         is_late = turn.deadline <= self.clock()
         late = "it did not end in its total time" if is_late else f"nothing came for {turn.patience_s:g} s"
-        turn.fail(turn.refusal or TurnTimeout(f"the turn was given up, {late}; what was handed out of it stays"))
-        turn.leave()
-        self.outbox.remove_unsent(turn)
+        timeout = TurnTimeout(f"the turn was given up, {late}; what was handed out of it stays")
+        self.outbox.give_up(turn, turn.refusal or timeout)
 
     def remaining_s(self, turn: PendingTurn) -> float:
         """Seconds that the turn's user still waits if nothing comes; not above 0 when the time has passed."""

@@ -96,9 +96,7 @@ class Survival:
             self._retry_at = math.inf
             _log.is_lost(core.id, error)
             for turn in list(core.outbox):
-                turn.fail(error)
-                turn.leave()
-                core.outbox.remove_unsent(turn)
+                core.outbox.give_up(turn, error)
 
     def _leave_stream(self, core: SessionCore, retry_at: float) -> None:
         core.outbox.is_broken()

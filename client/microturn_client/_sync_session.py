@@ -103,12 +103,14 @@ class Session(Turns, Iterator[Event]):
         not answered any more, and ends as ``interrupted``.
 
         Args:
-            heard_tokens: how many tokens of the last answer were heard.
-            heard_text: the text of it that was heard; the token in which it ends is kept.
+            heard_tokens: how many tokens of the last answer were heard; 0 also before the first of them has come.
+            heard_text: the text of it that was heard; the token in which it ends is kept, and all that came in its
+                message (``stream=False``, ``stream_interval_ms``).
             heard_chars: how many characters that is.
             at: the absolute position behind the last token that was heard, for who plays the answers of several turns.
                 With none of the four, all counts as heard that was handed out.
-            timeout_s: seconds in which this must be done; the session's unless told.
+            timeout_s: seconds for which this waits; the session's unless told. Where no server can be reached meanwhile
+                it is done as soon as one is.
 
         Returns:
             The status after the cut.

@@ -13,6 +13,11 @@ DEFAULT_CLOSE_TIMEOUT_S = 5.0
 KEEPALIVE_SHARE = 1 / 3
 
 
+def call_timeout(timeout_s: float) -> float | None:
+    """Seconds as gRPC wants them for a call: for ever is None, and infinity a time that has passed."""
+    return None if timeout_s == math.inf else timeout_s
+
+
 class Timeouts(NamedTuple):
     """How long the turns of a session may take: seconds without any message, and seconds in all."""
 

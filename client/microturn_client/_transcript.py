@@ -8,10 +8,11 @@ in two stays what is before. Knows no wire, and of the numbers of turns only at 
 
 from __future__ import annotations
 
+import math
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import cast
 
 from microturn_client._answer_texts import AnswerTexts
@@ -19,20 +20,10 @@ from microturn_client._entries import EMBEDDING, PLAIN, UNKNOWN, Entries, Entry,
 from microturn_client._events import Status
 from microturn_client._inputs import TEXT_HEADER_BYTES, InputTensor, encode_input
 from microturn_client._options import MessageRole
+from microturn_client._pieces import Piece, pieces_of
 from microturn_client._points import Points
 
-# A character has at most four bytes, and a token that is text has one: so many tokens say what is left of it.
-_NUM_GENERATED_AGAIN = 4
-
 _FLOAT_BYTES = 4
-
-
-@dataclass(frozen=True)
-class Piece:
-    """One turn of a replay; it generates nothing unless its options say so."""
-
-    tensor: InputTensor
-    options: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -66,12 +57,14 @@ class Transcript:
 
     Args:
         max_bytes: what is kept at most; beyond that the older half is forgotten.
+        is_windowed: a server takes no turn of the session that is longer than its window allows.
     """
 
-    def __init__(self, max_bytes: int = 1 << 20) -> None:
+    def __init__(self, max_bytes: int = 1 << 20, *, is_windowed: bool = False) -> None:
         self.is_complete = True
         self.is_torn = False
         self._max_bytes = max_bytes
+        self._is_windowed = is_windowed
         self._entries = Entries()
         self._answers = AnswerTexts()
         self._points = Points()
@@ -86,13 +79,18 @@ class Transcript:
         return self._entries.num_bytes + self._answers.num_bytes + self._points.num_bytes
 
     @property
+    def is_placed(self) -> bool:
+        """Whether it is known where in the context it begins."""
+        return self.is_complete or self._entries.start > 0
+
+    @property
     def is_replayable(self) -> bool:
         """Whether all is known that a new session must be told."""
         return self.is_complete and not self._entries.has_unknown
 
     def copy(self) -> Transcript:
         """An independent transcript of the same turns, for a session that numbers its own."""
-        twin = Transcript(self._max_bytes)
+        twin = Transcript(self._max_bytes, is_windowed=self._is_windowed)
         twin.is_complete, twin.is_torn, twin._entries = self.is_complete, self.is_torn, deepcopy(self._entries)
         twin._answers = deepcopy(self._answers)
         return twin
@@ -212,15 +210,21 @@ class Transcript:
         by_ids = not entries.has_roles and entries.is_settled(num_known)
         num_answered = max(num_known, entries.num_up_to_answer())
         num_settled = max(num_answered, entries.num_up_to_settled()) if by_ids else num_answered
+        most = self._most_tokens
         return [
-            *_pieces(entries.between(num_known, num_answered), by_ids=by_ids, generates_last=True),
-            *_pieces(entries.between(num_answered, num_settled), by_ids=True),
-            *_pieces(entries.between(num_settled, len(entries)), by_ids=False),
+            *pieces_of(entries.between(num_known, num_answered), by_ids=by_ids, most=most, generates_last=True),
+            *pieces_of(entries.between(num_answered, num_settled), by_ids=True, most=most),
+            *pieces_of(entries.between(num_settled, len(entries)), by_ids=False, most=most),
         ]
 
     def as_ids(self) -> list[Piece]:
         """The turns to tell it again by its ids alone."""
-        return _pieces(self._entries, by_ids=True)
+        return pieces_of(self._entries, by_ids=True, most=self._most_tokens)
+
+    @property
+    def _most_tokens(self) -> float:
+        """How long a turn may be that tells several: with a window so long as one that the server has taken."""
+        return self._entries.longest if self._is_windowed else math.inf
 
     def _add_beginning(self, entry: Entry, length: int) -> None:
         """Adds the first tokens of an entry."""
@@ -250,36 +254,6 @@ def _input_ids(tensor: InputTensor, status: Status) -> array[int]:
     if tensor.name == "input_ids" and num_input == tensor.shape[1]:
         return array("i", tensor.data)
     return array("i", [UNKNOWN]) * num_input
-
-
-def _pieces(entries: Iterable[Entry], *, by_ids: bool, generates_last: bool = False) -> list[Piece]:
-    """Turns that tell entries; ids that follow upon each other are one.
-
-    Args:
-        entries: what is told.
-        by_ids: by ids and embeddings, whatever they were; else as they were said.
-        generates_last: the last tokens of the last entry are generated again.
-    """
-    pieces: list[Piece] = []
-    plain = array("i")
-    last: Entry | None = None
-    for last in entries:
-        is_embeds = last.tensor.name == "input_embeds"
-        says_nothing = last.tensor.is_empty and "role" not in last.options  # a server would give it no number
-        if by_ids or last.is_plain:
-            plain += last.input_ids[: len(last.input_ids) - last.input_ids.count(EMBEDDING)]
-        if is_embeds or not (by_ids or last.is_plain or says_nothing):
-            pieces += [Piece(encode_input(plain))] if plain else []
-            pieces.append(Piece(last.tensor, {} if by_ids else last.options))
-            plain = array("i")
-        plain += last.output_ids
-    if generates_last and last is not None:
-        num_tokens = min(_NUM_GENERATED_AGAIN, len(last.output_ids))
-        given = encode_input(plain[: len(plain) - num_tokens])
-        sampling = last.manner.sampling
-        goes_on = {} if "grammar_from" in sampling else {"ignore_eos": True}
-        return [*pieces, Piece(given, {**sampling, **goes_on, "max_tokens": num_tokens})]
-    return [*pieces, Piece(encode_input(plain))] if plain else pieces
 
 
 def _first_rows(tensor: InputTensor, num_rows: int) -> InputTensor:

@@ -148,6 +148,11 @@ class ScriptedServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.ready_metadata.append(dict(context.invocation_metadata()))
         return service_pb2.ModelReadyResponse(ready=self.is_ready and request.name == "streaming_llm")
 
+    def ModelConfig(self, request, context):  # noqa: N802
+        response = service_pb2.ModelConfigResponse()
+        response.config.parameters["protocol_version"].string_value = "1"
+        return response
+
     def answer(self, request: Request) -> Iterator[Message]:
         """What the contract says for a turn of ids."""
         session_id = option(request, "sequence_id")

@@ -1,3 +1,5 @@
+import math
+
 import grpc
 import pytest
 
@@ -128,3 +130,13 @@ def test_a_client_says_whether_its_server_is_ready(server):
         assert not client.ready()
     with Client("127.0.0.1:1") as client:
         assert not client.ready(timeout_s=1.0)
+
+
+async def test_who_waits_for_ever_is_answered(server):
+    """Of infinitely many seconds gRPC made a time that had passed."""
+    with Client(server.address, timeout_s=math.inf) as client:
+        assert client.model_info().protocol_version == 1
+        assert client.ready(math.inf)
+    async with AsyncClient(server.address, timeout_s=math.inf) as client:
+        assert (await client.model_info()).protocol_version == 1
+        assert await client.ready(math.inf)

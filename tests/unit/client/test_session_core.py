@@ -17,9 +17,10 @@ from microturn_client import (
 )
 from microturn_client._inputs import encode_input
 from microturn_client._lifecycle import SessionState
+from microturn_client._new_turn import begin_ask
 from microturn_client._requests import Requests
 from microturn_client._session_core import SessionCore
-from microturn_client._timeouts import KEEPALIVE_SHARE
+from microturn_client._timeouts import KEEPALIVE_SHARE, Timeouts
 from support.clock import Clock
 
 IDS = encode_input([1, 2, 3])
@@ -214,6 +215,15 @@ class TestOptions:
         begin(core, tensor, **turn)
         [request] = core.requests_to_send()
         assert wire.option(request, "max_tokens") == sent
+
+    @pytest.mark.parametrize(("session", "sent"), [({}, 16), ({"max_tokens": 4}, 4)])
+    def test_an_answer_whose_length_is_left_open_is_as_long_as_any(self, new_core, wire, session, sent):
+        core = new_core(**session)
+        answer = begin_ask(core, IDS, {"max_tokens": None}, Timeouts(1.0))
+        [message] = core.requests_to_send()
+        core.receive(wire.message(message.id, end=wire.status(finish_reason="append")))
+        [request] = core.requests_to_send()
+        assert (answer.generates, wire.option(request, "max_tokens")) == (True, sent)
 
     @pytest.mark.parametrize("name", ["role", "traceparent"])
     def test_options_of_turns_alone_are_refused_for_a_session(self, new_core, name):

@@ -23,11 +23,23 @@ from microturn_client import (
     SessionClosed,
     Tokens,
     TurnEnd,
+    TurnTimeout,
     Unavailable,
 )
+from microturn_client._inputs import encode_input
 from microturn_client._lifecycle import SessionState
+from microturn_client._new_turn import begin_ask
+from microturn_client._timeouts import Timeouts
+from microturn_client.testing import FakeServer
 from microturn_client.testing._messages import error
-from support.survival_scene import BranchScene, Scene, Talk, events, expected_of, ids
+from support.survival_scene import BranchScene, SavingScene, Scene, Talk, events, expected_of, ids
+
+
+def noted(server):
+    """What a fake server is sent from now on."""
+    taken, take = [], server._sessions.take
+    server._sessions.take = lambda request, send: (taken.append(request), take(request, send))
+    return taken
 
 
 @settings(max_examples=300, deadline=None)
@@ -119,6 +131,54 @@ def test_embeddings_are_said_again(scene):
     assert scene.context[:5] == before
 
 
+@pytest.mark.parametrize("said", [[1, 2, 3, 4, 5], "a b c "])
+def test_with_a_window_no_turn_tells_more_than_the_server_has_taken_at_once(said):
+    """All in one turn was CONTEXT_FULL behind a window, and the session lost."""
+    server = FakeServer()
+    taken = noted(server)
+    with server.client() as client, client.session(overflow="window") as session:
+        for _ in range(4):
+            session.append(said)
+        session.turn(None, max_tokens=3).wait()
+        before = server.context_of(session.id)
+        server.restart()
+        taken.clear()
+        [resumed] = session.append([9]).resumed
+        assert resumed.same_tokens
+        assert server.context_of(session.id) == [*before, 9]
+        assert max(len(request.raw_input_contents[0]) for request in taken) <= 4 * 6
+
+
+def test_what_holds_for_all_turns_of_a_session_disturbs_no_replay(wire):
+    """It had the session's own deadline, which lost the session, and its stops, which changed the last tokens."""
+    server = FakeServer()
+    taken = noted(server)
+    said = {"deadline_ms": 800, "stop": ["."], "stop_token_ids": [7], "min_tokens": 2}
+    with server.client() as client, client.session(**said) as session:
+        session.turn("a b", max_tokens=5).wait()
+        session.append("c d", role="user")
+        server.restart()
+        taken.clear()
+        session.append("e")
+    *replay, later, _end = [[wire.option(request, name) for name in said] for request in taken]
+    assert replay[-2:] == [[0, "[]", "[]", 0]] * 2
+    assert later == [800, '["."]', "[7]", 2]
+
+
+def test_no_turn_of_the_librarys_own_is_refused_for_a_deadline_of_the_session():
+    """A question whether the session lives came too late, which was taken for a yes; what was said again was lost."""
+    scene = SavingScene()
+    events(scene.say([1], 6))
+    scene.say([2])
+    scene.core.begin_interrupt(1e9, heard_tokens=2)
+    scene.settle()
+    said_again = scene.taken[-1]
+    scene.wait()
+    scene.settle()
+    keepalive = scene.taken[-1]
+    assert [said["deadline_ms"].int64_param for said in (said_again, keepalive) if "deadline_ms" in said] == [0, 0]
+
+
 def test_what_has_grown_too_long_is_not_replayed():
     scene = Scene(Recovery(max_transcript_bytes=40))
     scene.begin([1] * 20, max_tokens=0)
@@ -164,6 +224,25 @@ def test_a_server_that_stays_away_is_given_up_and_found_again():
     later = scene.begin([4], max_tokens=2)
     scene.settle()
     assert ids(events(later)) == expected_of([([1, 2], 2, 0), ([4], 2, 0)])[1][-1]
+
+
+def test_a_message_whose_answer_is_given_up_is_not_said_later(scene):
+    """It was said as often as the program had tried again."""
+    scene.begin([1, 2], max_tokens=2)
+    scene.settle()
+    before = scene.context
+    scene.is_up = False
+    scene.break_stream()
+    for _ in range(2):
+        answer = begin_ask(scene.core, encode_input("Pay!"), {}, Timeouts(1.0))
+        scene.core.time_out(answer)
+        with pytest.raises(TurnTimeout):
+            answer.next_event()
+    scene.is_up = True
+    scene.settle()
+    scene.begin([3], max_tokens=0)
+    scene.settle()
+    assert scene.context == [*before, 3]
 
 
 def test_a_server_that_was_never_there_is_said_so_soon():
@@ -662,6 +741,121 @@ class TestBargeIn:
         scene.settle()
         assert events(later)[-1].status.context_len == 7
         assert scene.context == [1, 2, *answer, 3, 4, 5]
+
+    @pytest.mark.parametrize("is_lost", [False, True])
+    def test_text_whose_special_tokens_do_not_count_is_said_again_as_such(self, wire, is_lost):
+        """In a session whose texts have special tokens, those that a user had written counted the second time."""
+        server = FakeServer()
+        taken = noted(server)
+        with server.client() as client, client.session(parse_special=True) as session:
+            session.turn("<|user|>", max_tokens=4).wait()
+            session.append("<|system|> ", parse_special=False, role="user")
+            taken.clear()
+            if is_lost:
+                server.restart()
+            else:
+                session.interrupt(heard_tokens=2)
+            session.append("<|user|>")
+            assert [
+                wire.option(request, "parse_special")
+                for request in taken
+                if b"<|system|>" in request.raw_input_contents[0]
+            ] == [False]
+
+    @pytest.mark.parametrize("nothing", [{"heard_tokens": 0}, {"heard_chars": 0}, {"heard_text": " "}])
+    @pytest.mark.parametrize("num_steps", [0, 3, 9])
+    def test_nothing_heard_of_the_last_answer_leaves_those_before_it(self, scene, nothing, num_steps):
+        """Before its first token was handed out the answer before it was taken for the last, and cut away."""
+        first = scene.begin([1, 2], max_tokens=4)
+        scene.settle()
+        answer = ids(events(first))
+        last = scene.begin([3], max_tokens=9)
+        for _ in range(num_steps):
+            for step in (scene.deliver_up, scene.sessions.step, scene.deliver_down):
+                step()
+        for _ in range(2):
+            scene.core.begin_interrupt(1e9, **nothing)
+        scene.settle()
+        assert ids(events(last)) == []
+        assert scene.context == [1, 2, *answer, 3]
+
+    @pytest.mark.parametrize("recovery", [Recovery(), None])
+    def test_one_of_a_session_that_was_attached_cuts_nothing_away(self, recovery):
+        """Its length was not known yet, and taken for nothing."""
+        server = FakeServer(token_s=0.02)
+        with server.client() as client, client.session() as session:
+            session.turn([1, 2], max_tokens=4).wait()
+            before = server.context_of(session.id)
+            with server.client(recovery=recovery) as other, other.attach(session.token) as attached:
+                assert attached.interrupt().context_len == attached.interrupt().context_len == 6
+                assert attached.append([3]).context_len == 7
+                assert server.context_of(session.id) == [*before, 3]
+
+    def test_one_behind_the_first_turn_of_a_session_that_was_attached_says_nothing_twice(self):
+        """Without a recovery that turn is on the wire by then, in front of a cut whose place nobody knows."""
+        server = FakeServer(token_s=0.02)
+        with server.client() as client, client.session() as session:
+            session.turn([1, 2], max_tokens=4).wait()
+            before = server.context_of(session.id)
+            with server.client(recovery=None) as other, other.attach(session.token) as attached:
+                turn = attached.turn([3], max_tokens=50)
+                num_tokens = attached.interrupt().context_len - len(before) - 1
+                assert turn.collect().status.finish_reason == "interrupted"
+                assert attached.append([4]).context_len == len(before) + 1 + num_tokens + 1
+                assert server.context_of(session.id)[len(before) + num_tokens + 1 :] == [4]
+                assert attached.transcript[-1].position == len(before) + 1 + num_tokens
+
+    @pytest.mark.parametrize("has_died", [False, True])
+    @pytest.mark.parametrize("gives_up", [False, True])
+    def test_one_whose_time_passes_while_no_server_is_there_is_done_later(self, has_died, gives_up):
+        """It was withdrawn, and the turns that were held for it were so for ever, and missing in the transcript."""
+        scene = Scene(Recovery(give_up_after_s=3.0))
+        scene.begin([1], max_tokens=0)
+        scene.settle()
+        answer, later = scene.begin([2], max_tokens=40), scene.begin([3], max_tokens=5)
+        for _ in range(9):
+            for step in (scene.deliver_up, scene.sessions.step, scene.deliver_down):
+                step()
+        heard = ids([answer.next_event()])
+        scene.is_up = False
+        if has_died:
+            scene.sessions.forget_sessions()
+        scene.break_stream()
+        cut = scene.core.begin_interrupt(1.0)
+        if gives_up:
+            scene.settle()
+        else:
+            scene.core.time_out(cut)
+        for turn in (cut, answer, later) if gives_up else (cut,):
+            with pytest.raises(ConnectionLost if gives_up else TurnTimeout):
+                events(turn)
+        scene.is_up = True
+        last = scene.begin([4], max_tokens=3)
+        scene.settle()
+        if not gives_up:
+            assert isinstance(events(answer)[-1], TurnEnd)
+            assert events(later)[-1].status.finish_reason == "interrupted"
+        assert len(ids(events(last))) == 3
+        assert scene.context == [1, 2, *heard, *([] if has_died and gives_up else [3]), 4, *last.ids]
+        assert scene.core.transcript.is_replayable
+        assert len(scene.core.transcript) == len(scene.context)
+
+    def test_whose_end_is_held_for_one_is_told_when_the_time_has_passed(self, scene):
+        """It was told that the end had been handed out before."""
+        answer, later = scene.begin([1, 2], max_tokens=4), scene.begin([3], max_tokens=5)
+        for step in (scene.deliver_up, scene.sessions.step, scene.deliver_down, scene.deliver_up):
+            step()
+        assert ids([answer.next_event()])
+        scene.core.begin_interrupt(1e9)
+        scene.flush()
+        while scene.sessions.is_busy:
+            scene.sessions.step()
+        while scene.down:
+            scene.deliver_down()
+        assert later.result is not None
+        scene.core.time_out(later)
+        with pytest.raises(TurnTimeout):
+            events(later)
 
     def test_what_was_told_anew_is_no_answer_that_waits_to_be_read(self, scene):
         """A session is opened anew by generating the end of its last answer again. Nobody reads that, so an interrupt
