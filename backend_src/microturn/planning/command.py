@@ -94,6 +94,8 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
     is_here = arguments.measure or arguments.steps is not None
     if arguments.measure and arguments.steps is not None:
         raise InvalidArgument("steps are measured (--measure) or read (--steps), not both")
+    if arguments.measure and arguments.most_rows < 2:
+        raise InvalidArgument("--most-rows is at least 2: steps of one session say nothing of more")
     if is_here and any(getattr(arguments, name) is not None for name in ("reached", "fixed_ms", "row_us")):
         raise InvalidArgument("--reached, --fixed-ms and --row-us are the roofline's: measured steps have it all")
     machine = _machine(arguments, is_here=is_here)

@@ -88,11 +88,15 @@ class MeasuredStep:
     jitter: tuple[float, ...] = (1.0,)
 
 
+# A line through several contexts goes on up to so many times the longest of them.
+_LONGEST_REACH = 2
+
+
 class Interpolated:
     """Interpolates between measured steps.
 
     Two lines of seconds over tokens: decode steps and append steps; a mixed step lies between them, by its tokens.
-    Beyond the largest measured step they are extrapolated.
+    Beyond the largest measured step they are extrapolated; a step at a shorter context than any takes no less time.
 
     Args:
         steps: the measured steps.
@@ -102,7 +106,8 @@ class Interpolated:
         jitter: see `StepTimes`.
 
     Raises:
-        InvalidArgument: there are no decode steps or no appends among them.
+        InvalidArgument: there are no decode steps or no appends among them, or no line can be drawn through either; or
+            the context is beyond those that were measured.
     """
 
     def __init__(self, steps: Sequence[MeasuredStep], context_len: int) -> None:
@@ -127,13 +132,36 @@ _Line = list[tuple[float, float]]
 
 
 def _line(steps: Sequence[MeasuredStep], context_len: int) -> _Line:
-    """Seconds over tokens at a context."""
+    """Seconds over tokens at a context; through at least two numbers of tokens, since one says nothing of others.
+
+    Raises:
+        InvalidArgument: too little was measured for it.
+    """
     contexts: dict[tuple[int, int], _Line] = {}
     for step in steps:
         contexts.setdefault((step.num_rows, step.num_new), []).append((step.context_len, step.step_s))
-    return _through(
-        (num_rows * num_new, _at(_through(points), context_len)) for (num_rows, num_new), points in contexts.items()
+    line = _through(
+        (num_rows * num_new, _at_context(_through(points), context_len))
+        for (num_rows, num_new), points in contexts.items()
     )
+    if len(line) == 1:
+        kind = "appends" if steps[0].num_new > 1 else "decode steps"
+        raise InvalidArgument(
+            f"{kind} of one size were measured ({line[0][0]:.0f} tokens), which says nothing of larger ones: measure "
+            "them with two numbers of sessions or more (--measure, `microturn bench engine --rows 1 16`)"
+        )
+    return line
+
+
+def _at_context(line: _Line, context_len: int) -> float:
+    """Seconds at a context, of the line over contexts."""
+    longest = line[-1][0]
+    if context_len > longest * (_LONGEST_REACH if len(line) > 1 else 1):
+        raise InvalidArgument(
+            f"steps were measured at contexts of at most {longest:.0f} tokens, which says nothing of {context_len}: "
+            f"measure them at that one (--measure, `microturn bench engine --contexts {longest:.0f} {context_len}`)"
+        )
+    return _at(line, context_len)
 
 
 def _through(points: Iterable[tuple[float, float]]) -> _Line:

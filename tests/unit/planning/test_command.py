@@ -152,6 +152,7 @@ def test_steps_are_measured_on_a_real_engine(tmp_path: Path) -> None:
         (["--device", "h200", "--model", "llama-9"], "one of gemma3-270m"),
         (["--device", "h200", "--context", "9000"], "trained for 8192 tokens"),
         (["--steps", "x.json", "--measure"], "not both"),
+        (["--measure", "--most-rows", "1"], "at least 2"),
         (["--measure", "--context", "8192", "--memory-gb", "8", "--bandwidth-gb-s", "9"], "--context is at most 8056"),
         (["--steps", "x.json", "--reached", "0.5"], "are the roofline's"),
         (["--steps", "no-such.json", "--memory-gb", "8", "--bandwidth-gb-s", "9"], "no-such.json has no steps"),

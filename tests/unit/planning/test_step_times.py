@@ -52,19 +52,50 @@ def test_measured_steps_are_met_and_lines_drawn_between_them() -> None:
     assert times.step_s(5, 1, 5) == pytest.approx(0.5 * 0.028 + 0.5 * 0.030)
 
 
+# Of two numbers of sessions, at 100 and at 300 tokens.
+AT_100 = [(1, 100, 1, 0.010), (2, 100, 1, 0.012), (1, 100, 5, 0.020), (2, 100, 5, 0.024)]
+AT_300 = [(1, 300, 1, 0.030), (2, 300, 1, 0.032), (1, 300, 5, 0.040), (2, 300, 5, 0.044)]
+
+
 def test_a_context_lies_between_those_that_were_measured() -> None:
-    measured = steps((1, 100, 1, 0.010), (1, 300, 1, 0.030), (1, 100, 5, 0.020), (1, 300, 5, 0.040))
+    measured = steps(*AT_100, *AT_300)
     assert Interpolated(measured, context_len=200).step_s(1, 0, 0) == pytest.approx(0.020)
     assert Interpolated(measured, context_len=400).step_s(0, 1, 5) == pytest.approx(0.050)
     assert Interpolated(measured, context_len=50).step_s(1, 0, 0) == pytest.approx(0.010)
 
 
+@pytest.mark.parametrize(
+    ("kinds", "context_len"), [(AT_100, 101), ([*AT_100, *AT_300], 601), ([*AT_100, *AT_300[:1]], 101)]
+)
+def test_a_context_beyond_those_that_were_measured_is_refused(
+    kinds: list[tuple[int, int, int, float]], context_len: int
+) -> None:
+    """Steps took as long as at the one that was measured, of 100 tokens: 336 sessions of 4,000 tokens, and not 27."""
+    with pytest.raises(
+        InvalidArgument, match=rf"which says nothing of {context_len}: .* --contexts \d00 {context_len}"
+    ):
+        Interpolated(steps(*kinds), context_len)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "said"),
+    [
+        ([AT_100[0], *AT_100[2:]], r"decode steps of one size were measured \(1 tokens\)"),
+        (AT_100[:3], r"appends of one size were measured \(5 tokens\)"),
+    ],
+)
+def test_one_number_of_sessions_says_nothing_of_more(kinds: list[tuple[int, int, int, float]], said: str) -> None:
+    """A step of 648 sessions took as long as one of a single session."""
+    with pytest.raises(InvalidArgument, match=rf"{said}.* --rows 1 16"):
+        Interpolated(steps(*kinds), context_len=100)
+
+
 def test_what_was_measured_several_times_counts_with_its_mean() -> None:
     """`--contexts 100 100`, or files put together: beyond such steps the line stood upright, and nobody got a plan."""
-    twice = steps((1, 100, 1, 0.010), (1, 100, 1, 0.020), (1, 100, 5, 0.030), (5, 100, 5, 0.050), (5, 100, 5, 0.070))
-    times = Interpolated(twice, context_len=4000)
+    times = Interpolated(steps(*AT_100, (1, 100, 1, 0.020), (2, 100, 5, 0.034)), context_len=100)
     assert times.step_s(1, 0, 0) == pytest.approx(0.015)
-    assert times.step_s(0, 5, 25) == pytest.approx(0.060)
+    assert times.step_s(0, 2, 10) == pytest.approx(0.029)
+    assert times.step_s(0, 3, 15) == pytest.approx(0.038)
 
 
 def test_steps_of_one_kind_only_say_too_little() -> None:
