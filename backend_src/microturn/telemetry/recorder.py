@@ -86,15 +86,16 @@ class Recorder:
         self.metrics.repetitions.add()
 
     def _turn_ended(self, turn: Turn, answer: Status | MicroturnError) -> None:
+        is_health_turn = _is_health_turn(turn.request)
         if isinstance(answer, MicroturnError):
             # That a health turn finds no room is known from `new-sessions`: nobody was refused.
-            if not (isinstance(answer, ResourceExhausted) and _is_health_turn(turn.request)):
+            if not (isinstance(answer, ResourceExhausted) and is_health_turn):
                 self.metrics.turn_errors.add(answer.code)
             if isinstance(answer, DeadlineExceeded):
                 self.metrics.deadlines.add("missed")
         else:
             self._count(turn, answer)
-        if self._logs_turns:
+        if self._logs_turns and not is_health_turn:
             turns_log.info("turn ended", extra={"fields": self._line_of(turn, answer)})
 
     def _count(self, turn: Turn, status: Status) -> None:
