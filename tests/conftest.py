@@ -37,9 +37,13 @@ LONGEST = (
     "gpu/test_sampling.py",
     "parallel/test_followers.py",
     "simulation/test_simulation.py",
+    "oracles/test_grammars.py",
+    "oracles/test_incremental.py",
+    "oracles/test_planted_mistakes.py",
     "oracles/test_rewind.py",
     "oracles/test_snapshots.py",
     "oracles/test_speculation.py",
+    "oracles/test_tiers.py",
     "deploy/test_replicas.py",
     "deploy/test_dead_node.py",
     "dynamo/test_workers.py",
@@ -49,6 +53,7 @@ LONGEST = (
     "frameworks/test_frameworks.py",
     "serve/test_client_survival.py",
     "serve/test_snapshots.py",
+    "serve/test_stop.py",
     "serve/test_tensor_parallel.py",
 )
 
