@@ -8,7 +8,7 @@ import math
 import random
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -105,6 +105,11 @@ class Peers:
         others = sorted((peer for peer in others if not peer.is_leaving), key=lambda peer: peer.share)
         return [peer for peer in others if peer.age_s >= SETTLED_S] or others
 
+    @property
+    def may_answer_later(self) -> bool:
+        """Whether there are servers that gave no answer when they were asked last: even the dead are asked again."""
+        return bool(self._silent)
+
     def fetch(self, request: TurnRequest) -> bool:
         """Has a session handed over to this server; returns whether it lived on another one.
 
@@ -184,8 +189,10 @@ class Peers:
             self._silent.forget(address)
             return answer
 
+        found = dict.fromkeys(self._find())
+        self._silent.keep(found)
         dead = self._silent.dead()
-        asked = [address for address in dict.fromkeys(self._find()) if address not in dead]
+        asked = [address for address in found if address not in dead]
         if most is not None:
             asked = random.sample(asked, min(most, len(asked)))
         answers = [answer for answer in self._threads.map(ask_one, asked) if answer is not None]
@@ -201,8 +208,17 @@ class _Silent:
     def note(self, address: Address) -> None:
         self._since.setdefault(address, time.monotonic())
 
+    def __len__(self) -> int:
+        return len(self._since)
+
     def forget(self, address: Address) -> None:
         self._since.pop(address, None)
+
+    def keep(self, found: Container[Address]) -> None:
+        """Forgets those that are not there any more."""
+        for address in list(self._since):
+            if address not in found:
+                self.forget(address)
 
     def dead(self) -> set[Address]:
         """Those that need not be asked."""
