@@ -277,6 +277,25 @@ def test_what_another_server_may_have_is_dropped_there(two: list[Server], monkey
     go_on(here, 1, history)
 
 
+def test_one_that_has_had_a_turn_there_goes_on_there(two: list[Server], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The turn was answered, and undone as the session was dropped."""
+    here, there = two
+    history = open_session(here, 1)
+    send = PeerConnection.send
+
+    def answer_and_lose(self: PeerConnection, *args: Any, **kwargs: Any) -> str | None:
+        send(self, *args, **kwargs)
+        history.extend([7, *go_on(there, 1, history, **RESUME).token_ids])
+        raise Unavailable("no answer")
+
+    monkeypatch.setattr(PeerConnection, "send", answer_and_lose)
+    here.do("move", id="1", to=there.address)
+    assert (here.ids(), there.ids()) == (set(), {1})
+    late = here.driver.ask(1, [7], max_tokens=3, session_key="ours").wait()
+    assert str(late.error).endswith(f"[route={there.route}]")
+    go_on(there, 1, history)
+
+
 @pytest.mark.parametrize("how", ["END that is refused", "START again"])
 def test_a_session_that_ends_while_it_is_sent_lives_nowhere_else(
     two: list[Server], monkeypatch: pytest.MonkeyPatch, how: str
