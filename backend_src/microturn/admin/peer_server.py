@@ -111,6 +111,10 @@ class _Server(ThreadingHTTPServer):
     peers: Peers
     receiver: Receiver
 
+    def service_actions(self) -> None:
+        """Called every `_POLL_S`: what has been sent here in vain goes, also where nothing else comes."""
+        self.receiver.drop_old()
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         log.info("a connection of %s broke", client_address[0], exc_info=True)
 
