@@ -9,6 +9,9 @@ them up elsewhere before their KV is there.
 
 Sessions that do not rest before 60 %, or for which there is no time, are saved without KV first, so that none is lost.
 Such a one continues after its KV has been recomputed. Where there are other servers it is offered to them first.
+
+Without a directory a session that no server takes now would be lost: it is offered again, while there is time and there
+are servers that may take it later. Until then it goes on here.
 """
 
 from __future__ import annotations
@@ -16,12 +19,13 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 from functools import partial
 
 from microturn.admin.final_save import WriteSpeed, add_kv, save_all
 from microturn.admin.hand_over import hand_over, kv_if_readable, send_to_peer
+from microturn.admin.peer_address import Address
 from microturn.admin.peers import Peer, Peers
 from microturn.engine.engine import Engine
 from microturn.engine.maintenance import Maintenance
@@ -74,18 +78,20 @@ def drain(engine: Engine, timeout_s: float, peers: Peers | None = None) -> Drain
     begun_s = time.monotonic()
     turns_until_s, kv_until_s = (begun_s + share * timeout_s for share in (_SHARE_OF_TURNS, _SHARE_UNTIL_KV_ENDS))
     speed = WriteSpeed()
-    to_peers = [] if peers is None else [_ToPeers(engine, peers), _ToPeers(engine, peers, with_kv=False)]
+    others = None if peers is None else _Others(peers, engine.environment.model_fingerprint)
+    to_peers = [] if others is None else [_ToPeers(engine, others), _ToPeers(engine, others, with_kv=False)]
     to_directory: list[_Way] = []
     if engine.snapshots is not None:
         to_directory.append(_ToDirectory(engine, engine.snapshots, speed, until_s=turns_until_s))
     ways: list[_Way] = [*to_peers[:1], *to_directory, *to_peers[1:]]
-    moved = _hand_over_all(engine, ways, until_s=turns_until_s) if ways else []
+    may_take_later = others if engine.snapshots is None else None  # what stays is saved
+    moved = _hand_over_all(engine, ways, may_take_later, until_s=turns_until_s) if ways else []
     engine.call(Maintenance.drain)
     while time.monotonic() < turns_until_s and engine.call(lambda sessions: sessions.is_busy):
         time.sleep(_POLL_S)
     resting = engine.call(Maintenance.quiesce)
-    if peers is not None and resting:
-        moved += _hand_over_all(engine, [*to_peers], until_s=kv_until_s)
+    if to_peers and resting:
+        moved += _hand_over_all(engine, [*to_peers], may_take_later, until_s=kv_until_s)
         resting = engine.call(Maintenance.quiesce)
     saved: list[tuple[Session, Snapshot]] = []
     num_with_kv = 0
@@ -104,21 +110,35 @@ def drain(engine: Engine, timeout_s: float, peers: Peers | None = None) -> Drain
 _Way = Callable[[SessionId], bool | None]
 
 
-def _hand_over_all(engine: Engine, ways: list[_Way], *, until_s: float) -> list[bool]:
-    """Hands over sessions that rest, until none is left, the time is over, or no way is.
+def _hand_over_all(engine: Engine, ways: list[_Way], may_take_later: _Others | None, *, until_s: float) -> list[bool]:
+    """Hands over sessions that rest, until none is left that may go, the time is over, or no way is.
+
+    Args:
+        engine: runs in its own thread.
+        ways: tried one after the other.
+        may_take_later: servers to which sessions are offered again that no way takes now; None for none.
+        until_s: deadline by `time.monotonic`.
 
     Returns:
         Of each session that went, whether with its KV.
     """
     moved: list[bool] = []
     stay: set[SessionId] = set()
+    # Each time longer: what is refused may have been sent with all its KV.
+    pause_s = _ASK_AGAIN_S
+    again_s = time.monotonic() + pause_s
     engine.call(Maintenance.leave)
     while ways and time.monotonic() < until_s:
         session_id = engine.call(partial(Maintenance.next_resting, but=stay))
         if session_id is None:
-            if not engine.call(lambda sessions: sessions.is_busy):
+            may_go = bool(stay) and may_take_later is not None and may_take_later.may_change
+            if not may_go and not engine.call(lambda sessions: sessions.is_busy):
                 break
             time.sleep(_POLL_S)
+            if may_go and time.monotonic() >= again_s:
+                stay.clear()
+                pause_s *= 2
+                again_s = time.monotonic() + pause_s
             continue
         for way in list(ways):
             try:
@@ -139,6 +159,44 @@ def _hand_over_all(engine: Engine, ways: list[_Way], *, until_s: float) -> list[
     return moved
 
 
+class _Others:
+    """The other servers that take sessions now, by what they have said of themselves.
+
+    Attributes:
+        may_change: whether any may take later what none takes now; as of the last question.
+
+    Args:
+        peers: the other servers.
+        model: fingerprint of it.
+    """
+
+    def __init__(self, peers: Peers, model: str) -> None:
+        self.connect = peers.connect
+        self.may_change = False
+        self._peers = peers
+        self._model = model
+        self._taking: dict[Address, Peer] = {}
+        self._asked_s = -math.inf
+
+    def ask(self) -> None:
+        """Asks them, unless that was just done."""
+        if time.monotonic() >= self._asked_s + _ASK_AGAIN_S:
+            self._taking = {peer.address: peer for peer in self._peers.others(self._model)}
+            self.may_change = bool(self._taking) or self._peers.may_answer_later
+            self._asked_s = time.monotonic()
+
+    def emptiest(self, but: Container[Address]) -> Peer | None:
+        """The emptiest one that is not full, other than those named; None if there is none."""
+        taking = [peer for peer in self._taking.values() if peer.share < 1 and peer.address not in but]
+        return min(taking, key=lambda peer: peer.share, default=None)
+
+    def took_one(self, peer: Peer) -> None:
+        self._taking[peer.address] = replace(peer, num_sessions=peer.num_sessions + 1)
+
+    def takes_none(self, peer: Peer) -> None:
+        del self._taking[peer.address]
+
+
 class _ToPeers:
     """A way to other servers, by the network.
 
@@ -147,38 +205,37 @@ class _ToPeers:
 
     Args:
         engine: runs in its own thread.
-        peers: the other servers.
+        others: the other servers.
         with_kv: otherwise KV is computed again there.
     """
 
-    def __init__(self, engine: Engine, peers: Peers, *, with_kv: bool = True) -> None:
+    def __init__(self, engine: Engine, others: _Others, *, with_kv: bool = True) -> None:
         self._engine = engine
-        self._peers = peers
+        self._others = others
         self._with_kv = with_kv
         self.num_moved = 0
-        self._others: list[Peer] = []
-        self._asked_s = -math.inf
 
     def __str__(self) -> str:
         return "to another server" + (" with KV" if self._with_kv else "")
 
     def __call__(self, session_id: SessionId) -> bool | None:
-        if time.monotonic() >= self._asked_s + _ASK_AGAIN_S:
-            self._others = self._peers.others(self._engine.environment.model_fingerprint)
-            self._asked_s = time.monotonic()
-        while self._others:
-            peer = min(self._others, key=lambda peer: peer.share)
-            self._others.remove(peer)
+        self._others.ask()
+        tried: set[Address] = set()
+        while (peer := self._others.emptiest(but=tried)) is not None:
+            tried.add(peer.address)
             try:
-                with self._peers.connect(peer.address) as connection:
+                with self._others.connect(peer.address) as connection:
                     sent = send_to_peer(self._engine, session_id, connection, with_kv=self._with_kv)
             except DeadlineExceeded:
-                self._others.append(peer)
                 raise
-            except MicroturnError as error:
+            except Unavailable as error:  # it would not answer for the others either
+                log.info("session %s: %s", session_id, error)
+                self._others.takes_none(peer)
+                continue
+            except MicroturnError as error:  # it may take the next one: a tenant is full there, or its memory for now
                 log.info("session %s: %s", session_id, error)
                 continue
-            self._others.append(replace(peer, num_sessions=peer.num_sessions + 1))
+            self._others.took_one(peer)
             if sent is None:
                 return None
             self.num_moved += 1

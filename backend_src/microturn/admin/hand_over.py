@@ -21,7 +21,7 @@ from microturn.admin.kv import collect_kv, copy_kv
 from microturn.admin.peer_connection import PeerConnection
 from microturn.engine.engine import Engine
 from microturn.engine.maintenance import Maintenance
-from microturn.engine.moving import Held
+from microturn.engine.moving import Held, mark_of
 from microturn.errors import DeadlineExceeded, FailedPrecondition, MicroturnError, Unavailable
 from microturn.offload.copies import Copying, KVCopy
 from microturn.sessions.session import Session
@@ -97,7 +97,7 @@ def send_to_peer(engine: Engine, session_id: SessionId, peer: PeerConnection, *,
 
     Raises:
         MicroturnError: the other server does not take it, or it had a turn all the time; it goes on here. Where no
-            answer has come, the other server is asked to drop what it may have.
+            answer has come, the other server is asked to drop what it may have: it has gone if it had a turn there.
     """
     sent: Sent | None = None
     before = engine.call(partial(Maintenance.begin_copying, session_id=session_id)) if with_kv else None
@@ -114,17 +114,19 @@ def send_to_peer(engine: Engine, session_id: SessionId, peer: PeerConnection, *,
             expires_s = time.time() + _TTL_S
             snapshot = snapshot_of(copy, engine.environment, epoch=copy.epoch, expires_s=expires_s)
             sent = Sent(copy, 0 if kv is None else kv.state.kv_len)
-            return peer.send(snapshot, kv, transfer, base_epoch=held.base_epoch)
+            try:
+                return peer.send(snapshot, kv, transfer, base_epoch=held.base_epoch)
+            except Unavailable:
+                goes_on_there, route = _drop(peer, copy)
+                if goes_on_there:
+                    return route
+                raise
 
         until_s = time.monotonic() + _PATIENCE_S
         while time.monotonic() < until_s:
-            try:
-                has_gone = hand_over(engine, session_id, write, before if transfer else None)
-            except Unavailable:
-                _drop(peer, sent)
-                raise
-            if has_gone is False:
-                _drop(peer, sent)
+            has_gone = hand_over(engine, session_id, write, before if transfer else None)
+            if has_gone is False and sent is not None:
+                _drop(peer, sent.session)
             if has_gone is not None:
                 return sent if has_gone else None
             if not engine.call(lambda sessions: sessions.lives(session_id)):
@@ -136,13 +138,17 @@ def send_to_peer(engine: Engine, session_id: SessionId, peer: PeerConnection, *,
     raise DeadlineExceeded(f"session '{session_id}' had a turn for {_PATIENCE_S:g} s")
 
 
-def _drop(peer: PeerConnection, sent: Sent | None) -> None:
-    """Asks another server to end what it was sent, if it has it: nobody else would, before its idle time has passed."""
+def _drop(peer: PeerConnection, copy: Session) -> tuple[bool, str | None]:
+    """Asks another server to end what it was sent, if it has it: nobody else would, before its idle time has passed.
+
+    Returns:
+        See `PeerConnection.drop`; that it does not go on there where there is no answer.
+    """
     try:
-        if sent is not None:
-            peer.drop(sent.session.id, sent.session.epoch)
+        return peer.drop(copy.id, mark_of(copy)._replace(base_epoch=copy.epoch))
     except MicroturnError as error:
-        log.info("session %s may have a copy elsewhere: %s", sent.session.id if sent else "", error)
+        log.info("session %s may have a copy elsewhere: %s", copy.id, error)
+        return False, None
 
 
 def kv_if_readable(

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from microturn.admin.peer_address import Address
+from microturn.engine.moving import Mark
 from microturn.errors import Unavailable, error_of
 from microturn.offload.copies import KVCopy
 from microturn.sessions.turn import SessionId
@@ -22,6 +23,8 @@ ENOUGH = "x-enough-sessions"
 
 # How long a session may be held, or KV be sent while it goes on, without anything getting through.
 _HELD_S, _AHEAD_S = 3.0, 10.0
+# How much longer it may be held to hear what has become of it.
+_DROP_S = 1.0
 
 
 class NoAnswer(Unavailable):
@@ -95,14 +98,23 @@ class PeerConnection:
         route: str | None = self.ask("PUT", f"/sessions/{transfer}", body, {BASE_EPOCH: str(base_epoch)})["route"]
         return route
 
-    def drop(self, session_id: SessionId, epoch: int) -> None:
+    def drop(self, session_id: SessionId, mark: Mark) -> tuple[bool, str | None]:
         """Has the other server end a session that it was sent, if it has had no turn there.
+
+        Args:
+            session_id: of the session.
+            mark: of what was sent, as it came there.
+
+        Returns:
+            Whether it goes on there since it had one, and the route to that server, if it has one.
 
         Raises:
             MicroturnError: it does not answer.
         """
         self._http.close()  # an answer may be under way
-        self.ask("POST", "/drop", [json.dumps({"id": session_id, "epoch": epoch}).encode()])
+        self._wait_for(_DROP_S)
+        told = self.ask("POST", "/drop", [json.dumps({"id": session_id, **mark._asdict()}).encode()])
+        return told["goes_on"], told["route"]
 
     def _wait_for(self, timeout_s: float) -> None:
         """Gives an answer so much time, and each piece of what is sent."""

@@ -7,7 +7,7 @@
 | `POST /give` | the same, and the asker's `port` | `{}`: the session is there now |
 | `PUT /kv/NAME` | KV of a session that goes on there: a header with a `KVPart`, the pages | `{}` |
 | `PUT /sessions/NAME` | a snapshot, without what was sent as `/kv/NAME` | `{"route": …}`: the session lives here |
-| `POST /drop` | `{"id": …, "epoch": …}` | `{}`: what was sent here is not here, unless it has had a turn |
+| `POST /drop` | `{"id": …}` and the `Mark` that was sent | `{"goes_on": …, "route": …}`: it is here if it had a turn |
 
 A server that has as many sessions as the header `x-enough-sessions` says, with those on their way, takes no more.
 An error is `{"error": {"code": …, "message": …}}`. Each request brings the key that all servers share, if there is one.
@@ -37,6 +37,7 @@ from microturn.admin.peers import Peers
 from microturn.admin.received import Receiver
 from microturn.engine.engine import Engine
 from microturn.engine.maintenance import Maintenance
+from microturn.engine.moving import Mark
 from microturn.errors import InternalError, InvalidArgument, MicroturnError, NotFound, PermissionDenied
 from microturn.sessions.turn import SessionId
 
@@ -109,6 +110,10 @@ class _Server(ThreadingHTTPServer):
     engine: Engine
     peers: Peers
     receiver: Receiver
+
+    def service_actions(self) -> None:
+        """Called every `_POLL_S`: what has been sent here in vain goes, also where nothing else comes."""
+        self.receiver.drop_old()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         log.info("a connection of %s broke", client_address[0], exc_info=True)
@@ -186,8 +191,8 @@ class _Handler(BaseHTTPRequestHandler):
                 return {}
             case "POST", "drop":
                 question = _question_in(body)
-                server.engine.call(partial(Maintenance.drop, session_id=question.id, epoch=question.epoch))
-                return {}
+                goes_on = server.engine.call(partial(Maintenance.drop, session_id=question.id, mark=question.mark))
+                return {"goes_on": goes_on, "route": server.route}
             case "PUT", "kv":
                 server.receiver.take_ahead(name, body, self._enough())
                 return {}
@@ -269,7 +274,7 @@ class _Question:
     session_key: str | None
     tenant: str | None
     port: int
-    epoch: int
+    mark: Mark
 
 
 def _question_in(body: _Body) -> _Question:
@@ -282,8 +287,8 @@ def _question_in(body: _Body) -> _Question:
     key, tenant = said.get("session_key"), said.get("tenant")
     if not isinstance(key, str | None) or not isinstance(tenant, str | None):
         raise InvalidArgument("session_key and tenant are texts")
-    port, epoch = (_number(said.get(name, 0), name) for name in ("port", "epoch"))
-    return _Question(said["id"], key, tenant, port, epoch)
+    port, *mark = (_number(said.get(name, 0), name) for name in ("port", *Mark._fields))
+    return _Question(said["id"], key, tenant, port, Mark(*mark))
 
 
 def _number(said: Any, name: str) -> int:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import random
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 from microturn.admin.peer_address import Address
@@ -28,21 +27,33 @@ T = TypeVar("T")
 SETTLED_S = 5.0
 
 _QUESTION_S = 1.0
-# After how long a silent server is taken for dead, and is asked again.
-_DEAD_S, _FORGIVEN_S = 3.0, 15.0
+# How far apart two questions are to which a dead server gave no answer, and after how long it is asked again.
+_DEAD_S, _FORGIVEN_S = 3.0, 12.0
 # How long another server may take to hand a session over.
 _SESSION_S = 10.0
 _NUM_ASKED_AT_ONCE = 32
 
 
-# Finds the servers that there are, those that have just gone perhaps among them. Called in any thread.
+# Finds the servers that there are, those that have just gone perhaps among them. Where there may be others it raises
+# Unavailable behind those that it has found. Called in any thread.
 FindServers = Callable[[], Iterable[Address]]
 
 
 def by_name(addresses: Iterable[Address]) -> FindServers:
     """Finds servers by the system's names: of a name with several addresses each is a server."""
     names = tuple(addresses)
-    return lambda: (found for address in names for found in _resolve(address))
+
+    def find() -> Iterator[Address]:
+        unresolved: OSError | None = None
+        for address in names:
+            try:
+                yield from _resolve(address)
+            except OSError as error:
+                unresolved = error
+        if unresolved is not None:
+            raise Unavailable(f"a name of other servers cannot be resolved now: {unresolved}") from unresolved
+
+    return find
 
 
 @dataclass(frozen=True)
@@ -89,6 +100,7 @@ class Peers:
         self._instance = instance
         self._port = port
         self._silent = _Silent()
+        self._has_found_all = True
         self._threads = ThreadPoolExecutor(_NUM_ASKED_AT_ONCE, "microturn-peers")
 
     def others(self, model: str, most: int | None = None) -> list[Peer]:
@@ -104,6 +116,11 @@ class Peers:
         others = [peer for peer in found if peer.instance != self._instance and peer.model == model]
         others = sorted((peer for peer in others if not peer.is_leaving), key=lambda peer: peer.share)
         return [peer for peer in others if peer.age_s >= SETTLED_S] or others
+
+    @property
+    def may_answer_later(self) -> bool:
+        """Whether there are servers that were not found, or gave no answer, the last time; the dead are asked again."""
+        return not self._has_found_all or bool(self._silent)
 
     def fetch(self, request: TurnRequest) -> bool:
         """Has a session handed over to this server; returns whether it lived on another one.
@@ -184,44 +201,94 @@ class Peers:
             self._silent.forget(address)
             return answer
 
+        found, has_found_all = self._find_all()
         dead = self._silent.dead()
-        asked = [address for address in dict.fromkeys(self._find()) if address not in dead]
+        asked = [address for address in found if address not in dead]
         if most is not None:
             asked = random.sample(asked, min(most, len(asked)))
         answers = [answer for answer in self._threads.map(ask_one, asked) if answer is not None]
-        return answers, not self._silent.may_live(asked)
+        return answers, has_found_all and not self._silent.may_live(asked)
+
+    def _find_all(self) -> tuple[list[Address], bool]:
+        """The servers that were found, each once, and whether there are no others."""
+        found: dict[Address, None] = {}
+        try:
+            for address in self._find():
+                found[address] = None
+        except Unavailable as error:
+            log.debug("%s", error)
+            self._has_found_all = False
+        else:
+            self._has_found_all = True
+            self._silent.keep(found)
+        return list(found), self._has_found_all
+
+
+@dataclass(frozen=True)
+class _Silence:
+    """The first and the last question to which a server gave no answer, by `time.monotonic`."""
+
+    first_s: float
+    last_s: float
+
+    @property
+    def is_dead(self) -> bool:
+        return self.last_s - self.first_s >= _DEAD_S
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is so long ago that it says little of now."""
+        return time.monotonic() - self.last_s > _FORGIVEN_S
 
 
 class _Silent:
     """Servers that listen, or may, and gave no answer. One that gives none for long is taken for dead, for a while."""
 
     def __init__(self) -> None:
-        self._since: dict[Address, float] = {}
+        self._silences: dict[Address, _Silence] = {}
 
     def note(self, address: Address) -> None:
-        self._since.setdefault(address, time.monotonic())
+        now_s = time.monotonic()
+        silence = self._silences.get(address)
+        # One that was dead is so at once again. Two pauses without a question in between are not one long silence.
+        if silence is None or (silence.is_over and not silence.is_dead):
+            silence = _Silence(now_s, now_s)
+        self._silences[address] = replace(silence, last_s=now_s)
+
+    def __len__(self) -> int:
+        return len(self._silences)
 
     def forget(self, address: Address) -> None:
-        self._since.pop(address, None)
+        self._silences.pop(address, None)
+
+    def keep(self, found: Container[Address]) -> None:
+        """Forgets those that are not there any more."""
+        for address in list(self._silences):
+            if address not in found:
+                self.forget(address)
 
     def dead(self) -> set[Address]:
         """Those that need not be asked."""
-        now_s = time.monotonic()
-        for address, since_s in list(self._since.items()):
-            if now_s - since_s > _FORGIVEN_S:  # asked once more; if it is still silent, it is dead at once
-                self._since[address] = now_s - _DEAD_S
-        return {address for address, since_s in self._since.items() if now_s - since_s > _DEAD_S}
+        silences = list(self._silences.items())
+        return {address for address, silence in silences if silence.is_dead and not silence.is_over}
 
     def may_live(self, addresses: Iterable[Address]) -> bool:
-        """Whether any has been silent for a short time only."""
-        times_s = [self._since.get(address, -math.inf) for address in addresses]
-        return any(time.monotonic() - since_s < _DEAD_S for since_s in times_s)
+        """Whether any was silent, and not for long."""
+        silences = [self._silences.get(address) for address in addresses]
+        return any(silence is not None and not silence.is_dead for silence in silences)
 
 
 def _resolve(address: Address) -> list[Address]:
+    """The addresses of a name; none where there is no such name.
+
+    Raises:
+        OSError: that is not known now.
+    """
     try:
         found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
-    except OSError as error:
+    except socket.gaierror as error:
+        if error.errno not in (socket.EAI_NONAME, socket.EAI_NODATA):
+            raise
         log.debug("%s:%d: %s", *address, error)
         return []
     return [(str(place[4][0]), int(place[4][1])) for place in found]

@@ -155,9 +155,19 @@ class Receiver:
 
     def came_lately(self) -> set[SessionId]:
         """Sessions that have come within a minute."""
-        self._drop_old()
+        self.drop_old()
         with self._lock:
             return set(self._came_s)
+
+    def drop_old(self) -> None:
+        """Drops KV that was sent ahead and whose session has not followed. To be called every now and then."""
+        with self._lock:
+            lately_s = time.monotonic() - _STAYS_S
+            self._came_s = {session_id: came_s for session_id, came_s in self._came_s.items() if came_s > lately_s}
+            due = [name for name, one in self._ahead.items() if one.received_s < time.monotonic() - _AHEAD_S]
+            dropped = [self._ahead.pop(name) for name in due]
+            self._coming.difference_update(due)
+        self._room.give_back(sum(one.num_bytes for one in dropped))
 
     def take_ahead(self, transfer: str, stream: Stream, enough: float = math.inf) -> None:
         """Reads KV whose session will follow.
@@ -171,7 +181,6 @@ class Receiver:
             InvalidArgument: it is not KV that can be used here.
             ResourceExhausted: there is no room for it, or there are enough sessions.
         """
-        self._drop_old()
         with self._lock:
             self._coming.add(transfer)
         try:
@@ -222,7 +231,6 @@ class Receiver:
             FailedPrecondition: it is of another model, or lives here.
             ResourceExhausted: there is no room for it, or there are enough sessions.
         """
-        self._drop_old()
         with self._lock:
             ahead = self._ahead.pop(transfer, None)
             if ahead is not None:
@@ -263,15 +271,6 @@ class Receiver:
                 self._coming.discard(transfer)
         if kv is None:
             self._room.give_back(num_bytes_taken)
-
-    def _drop_old(self) -> None:
-        with self._lock:
-            lately_s = time.monotonic() - _STAYS_S
-            self._came_s = {session_id: came_s for session_id, came_s in self._came_s.items() if came_s > lately_s}
-            due = [name for name, one in self._ahead.items() if one.received_s < time.monotonic() - _AHEAD_S]
-            dropped = [self._ahead.pop(name) for name in due]
-            self._coming.difference_update(due)
-        self._room.give_back(sum(one.num_bytes for one in dropped))
 
 
 def _image_of(part: KVPart, ahead: KVImage | None, parts: Sequence[PagePart]) -> KVImage:

@@ -248,11 +248,19 @@ class Maintenance:
             raise Unavailable("this server is stopping: hand the session over to another")
         self.arrivals.receive(taken, header, base_epoch)
 
-    def drop(self, session_id: SessionId, epoch: int) -> None:
-        """Ends a session as it was handed over, since it goes on where it was; one that has had a turn here stays."""
+    def drop(self, session_id: SessionId, mark: Mark) -> bool:
+        """Ends a session as it was handed over, since it goes on where it was.
+
+        Returns:
+            Whether it goes on here instead: it has, or has had, a turn since it came.
+        """
         session = self._sessions.find(session_id)
-        if session is not None and session.epoch == epoch and session.rests:
-            self._lifecycle.end(session, "moved", moved())
+        if session is None or session.base_epoch != mark.base_epoch:
+            return False
+        if not session.rests or mark_of(session) != mark:
+            return True
+        self._lifecycle.end(session, "moved", moved())
+        return False
 
     # ---- the server stops ----------------------------------------------------------------------------------------
 

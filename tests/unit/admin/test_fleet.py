@@ -87,6 +87,55 @@ def test_a_turn_that_takes_too_long_is_undone_and_its_session_moves(
     go_on(there, 1, history, **RESUME)
 
 
+def test_a_session_that_is_refused_holds_up_no_other(start_servers: StartServers) -> None:
+    """One refusal took the other server from all of them, and none was moved."""
+    here, there = start_servers(2)
+    for number in range(5):
+        open_session(here, number)
+    there.driver.ask(4, [5, 6], start=True, max_tokens=2, session_key="another").wait()  # 4 goes first
+    assert drain(here.driver.engine, 2, here.fleet.peers) == Drained(saved=4, failed=1, with_kv=4, moved=4)
+
+
+def test_a_moment_without_room_costs_no_other_session_its_kv(
+    start_servers: StartServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take, refused = received._Room.take, []
+
+    def refuse_one(self: received._Room, *args: int) -> None:
+        if not refused:
+            refused.append(args)
+            no_room()
+        take(self, *args)
+
+    here, _ = start_servers(2)
+    for number in range(5):
+        open_session(here, number)
+    monkeypatch.setattr(received._Room, "take", refuse_one)
+    assert drain(here.driver.engine, 30, here.fleet.peers) == Drained(saved=5, failed=0, with_kv=4, moved=5)
+
+
+def test_a_server_that_is_busy_for_a_moment_gets_the_sessions_then(start_servers: StartServers) -> None:
+    """For longer than a question may take."""
+    here, busy = start_servers(2)
+    for number in range(5):
+        open_session(here, number)
+    has_begun, is_done = threading.Event(), threading.Event()
+    step = threading.Thread(target=lambda: busy.driver.engine.call(lambda _: has_begun.set() or is_done.wait(30)))
+    step.start()
+    assert has_begun.wait(10)
+    threading.Timer(1.5, is_done.set).start()
+    assert drain(here.driver.engine, 30, here.fleet.peers) == Drained(saved=5, failed=0, with_kv=5, moved=5)
+    step.join()
+
+
+def test_a_server_that_is_alone_stops_at_once(start_servers: StartServers) -> None:
+    (alone,) = start_servers(1)
+    open_session(alone, 1)
+    begun_s = time.monotonic()
+    assert drain(alone.driver.engine, 30, alone.fleet.peers) == Drained(saved=0, failed=1, with_kv=0)
+    assert time.monotonic() - begun_s < 10
+
+
 # ---- sessions are evened out ---------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from typing import Any
@@ -277,6 +278,25 @@ def test_what_another_server_may_have_is_dropped_there(two: list[Server], monkey
     go_on(here, 1, history)
 
 
+def test_one_that_has_had_a_turn_there_goes_on_there(two: list[Server], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The turn was answered, and undone as the session was dropped."""
+    here, there = two
+    history = open_session(here, 1)
+    send = PeerConnection.send
+
+    def answer_and_lose(self: PeerConnection, *args: Any, **kwargs: Any) -> str | None:
+        send(self, *args, **kwargs)
+        history.extend([7, *go_on(there, 1, history, **RESUME).token_ids])
+        raise Unavailable("no answer")
+
+    monkeypatch.setattr(PeerConnection, "send", answer_and_lose)
+    here.do("move", id="1", to=there.address)
+    assert (here.ids(), there.ids()) == (set(), {1})
+    late = here.driver.ask(1, [7], max_tokens=3, session_key="ours").wait()
+    assert str(late.error).endswith(f"[route={there.route}]")
+    go_on(there, 1, history)
+
+
 @pytest.mark.parametrize("how", ["END that is refused", "START again"])
 def test_a_session_that_ends_while_it_is_sent_lives_nowhere_else(
     two: list[Server], monkeypatch: pytest.MonkeyPatch, how: str
@@ -414,6 +434,39 @@ def test_a_server_that_is_silent_is_not_one_without_the_session(
     blocked.set()
     waiting.join()
     monkeypatch.setattr("microturn.admin.peers._FORGIVEN_S", 0.0)
+    go_on(there, 1, history, **RESUME)
+
+
+def test_a_server_that_was_silent_for_a_moment_is_asked_again(
+    two: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was taken for dead a little later, and its sessions for gone."""
+    here, there = two
+    history = open_session(here, 1)
+    monkeypatch.setattr("microturn.admin.peers._DEAD_S", 0.5)
+    blocked = threading.Event()
+    waiting = threading.Thread(target=lambda: here.driver.engine.call(lambda _: blocked.wait(10)))
+    waiting.start()
+    assert there.driver.ask(2, [7], session_key="ours", **RESUME).wait().code == "UNAVAILABLE"
+    blocked.set()
+    waiting.join()
+    time.sleep(0.6)
+    go_on(there, 1, history, **RESUME)
+
+
+def test_where_names_cannot_be_resolved_a_session_may_live(two: list[Server], monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there = two
+    history = open_session(here, 1)
+    for errno, code in ((socket.EAI_AGAIN, "UNAVAILABLE"), (socket.EAI_NONAME, "NOT_FOUND")):
+
+        def fail(*_: Any, errno: int = errno, **__: Any) -> None:
+            raise socket.gaierror(errno, "no address")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(socket, "getaddrinfo", fail)
+            answer = there.driver.ask(1, [7], session_key="ours", **RESUME).wait()
+        assert answer.code == code
+        assert ("retry_after_ms" in str(answer.error)) == (code == "UNAVAILABLE")
     go_on(there, 1, history, **RESUME)
 
 
