@@ -203,6 +203,26 @@ def test_a_directory_that_hangs_keeps_no_session_from_the_other_servers(
         go_on(there, number, history)
 
 
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_what_a_server_that_was_cut_off_still_has_is_older(
+    start_servers: StartServers, tmp_path: Path, is_moved: bool
+) -> None:
+    """Its copy beat the session that its client had gone on with, if only by being copied later."""
+    directory = SnapshotDirectory(tmp_path, ttl_s=60)
+    stale, there, third = start_servers(3, snapshots=directory)
+    with closing(Saver(stale.driver.engine, directory, 1e6)) as saver:
+        history = open_session(stale, 1)
+        saver._save_all()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(there.fleet.peers, "_find", lambda: ())
+            history += [7, *go_on(there, 1, history, **RESUME).token_ids]
+        if is_moved:
+            stale.do("move", id="1", to=third.address)
+        asked = stale if is_moved else third
+        history += [7, *go_on(asked, 1, history, **RESUME).token_ids]
+        go_on(asked, 1, history)
+
+
 def test_a_session_that_comes_while_what_is_saved_of_it_is_claimed_is_not_there_twice(
     start_servers: StartServers, tmp_path: Path
 ) -> None:
