@@ -175,7 +175,7 @@ class Maintenance:
     # ---- sessions are handed over --------------------------------------------------------------------------------
 
     def leave(self) -> None:
-        """Opens and restores no more sessions; those that live go on until they are handed over."""
+        """Opens no more sessions but branches, and restores none; those that live go on until they are handed over."""
         self._request_handler.is_leaving = True
 
     def next_resting(self, but: Container[SessionId] = ()) -> SessionId | None:

@@ -73,6 +73,21 @@ def test_a_server_that_leaves_is_given_nothing(start_servers: StartServers) -> N
     assert here.do("move", id="1")["to"] == third.address
 
 
+def test_a_session_whose_turn_runs_on_a_server_that_leaves_gets_a_branch(start_servers: StartServers) -> None:
+    """No other server could open one before that turn had ended."""
+    here, there = start_servers(2)
+    history = open_session(here, 1)
+    running = here.driver.ask(1, [7], max_tokens=4000, session_key="ours")
+    assert running.begun.wait(10)
+    here.driver.engine.call(Maintenance.leave)
+    branch = here.driver.ask(2, [8], start=True, fork_of="1", max_tokens=2, session_key="ours").wait()
+    assert branch.token_ids == expected_tokens([*history, 8], 2)
+    here.do("move", id="2", to=there.address)
+    go_on(there, 2, [*history, 8, *branch.token_ids], **RESUME)
+    for parent in ({}, {"fork_of": "77"}):
+        assert here.driver.ask(3, [8], start=True, session_key="ours", **parent).wait().code == "UNAVAILABLE"
+
+
 def test_a_turn_that_takes_too_long_is_undone_and_its_session_moves(
     start_servers: StartServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
