@@ -281,13 +281,15 @@ class _ToDirectory:
             except TakenUp as error:  # it goes on there
                 log.info("%s", error)
                 return
+            except FailedPrecondition as error:  # it may have been written all the same
+                raise Unavailable(error.args[0]) from error
             written = copy
             self._speed.note(kv, begun_s)
             has_kv = kv is not None
 
         try:
             has_gone = hand_over(self._engine, session_id, write)
-        except (FailedPrecondition, Unavailable) as error:  # a storage may answer the next time
+        except Unavailable as error:  # a storage may answer the next time
             raise DeadlineExceeded(f"it cannot be saved now: {error.args[0]}") from error
         if has_gone is False and written is not None:  # it was closed
             self._snapshots.remove_ended(session_id, written.epoch, written.base_epoch)

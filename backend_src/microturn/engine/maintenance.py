@@ -17,7 +17,7 @@ from microturn.engine.request_handler import RequestHandler
 from microturn.errors import FailedPrecondition, NotFound, Unavailable
 from microturn.kv.table_state import TableState
 from microturn.offload.copies import Copying, KVCopies
-from microturn.sessions.environment import SessionEnvironment, next_epoch
+from microturn.sessions.environment import SessionEnvironment
 from microturn.sessions.intake import undo_end
 from microturn.sessions.ownership import owns
 from microturn.sessions.session import Session
@@ -99,7 +99,7 @@ class Maintenance:
 
     def _resting(self, session: Session) -> Session:
         copy = session.at_rest(self._environment.new_table(session.window))
-        copy.epoch = next_epoch(session.epoch)
+        copy.epoch = session.epoch + 1
         return copy
 
     def begin_copying(self, session_id: SessionId) -> Copying | None:
@@ -175,7 +175,7 @@ class Maintenance:
     # ---- sessions are handed over --------------------------------------------------------------------------------
 
     def leave(self) -> None:
-        """Opens and restores no more sessions; those that live go on until they are handed over."""
+        """Opens no more sessions but branches, and restores none; those that live go on until they are handed over."""
         self._request_handler.is_leaving = True
 
     def next_resting(self, but: Container[SessionId] = ()) -> SessionId | None:
@@ -229,7 +229,7 @@ class Maintenance:
         """A held session goes on here; where its copy may be elsewhere, that is out of date."""
         session = self._held(copy)
         if session is not None:
-            session.epoch = next_epoch(copy.epoch) if has_copy else session.epoch
+            session.epoch = copy.epoch + 1 if has_copy else session.epoch
             session.held_as = None
             self._lifecycle.advance(session)
 

@@ -60,7 +60,7 @@ class Load:
     Attributes:
         num_sessions: that live here, or are about to.
         max_sessions: that may.
-        is_leaving: whether it opens and restores no more sessions.
+        is_leaving: whether it opens no more sessions but branches, and restores none.
         free_bytes: of the KV pool.
         deadlines_met: turns with a deadline that ended in time, since the start.
         deadlines_missed: those that did not.

@@ -31,7 +31,7 @@ class RequestHandler:
     """Accepts turns, or refuses them.
 
     Attributes:
-        is_leaving: whether the server opens and restores no more sessions.
+        is_leaving: whether the server opens no more sessions but branches, and restores none.
         is_draining: whether the server accepts no more turns.
 
     Args:
@@ -66,8 +66,12 @@ class RequestHandler:
         return self._goes_elsewhere(request) or request.refusal is not None
 
     def _goes_elsewhere(self, request: TurnRequest) -> bool:
-        """Whether a server that stops takes a turn no more; while it hands sessions over, those that live go on."""
-        return self.is_draining or (self.is_leaving and self._sessions.find(request.session_id) is None)
+        """Whether a server that stops takes a turn no more; while it hands sessions over, those that live go on.
+
+        So do their branches: as long as a parent has a turn here, no other server can open one.
+        """
+        lives = self._sessions.find(request.session_id) is not None or self._sessions.has_parent(request)
+        return self.is_draining or (self.is_leaving and not lives)
 
     def receive(self, turn: Turn) -> None:
         """Accepts a turn, or answers why not."""

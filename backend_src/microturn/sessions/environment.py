@@ -188,6 +188,7 @@ def _window_of_branch(asked: SessionOptions, parent: Session) -> Window | None:
 def next_epoch(epoch: int = 0) -> int:
     """An epoch above another and above all that were given before: the milliseconds since 1970.
 
-    So a session that is opened under the id of an earlier one has a higher epoch than any copy of that one.
+    So a session that is opened under the id of an earlier one, or taken up from a snapshot, has a higher epoch than any
+    copy of the earlier one, whenever that is made: copies count on by one.
     """
     return max(epoch + 1, time.time_ns() // 1_000_000)

@@ -108,6 +108,11 @@ class SessionTable:
         session = self._sessions.get(request.session_id)
         return session if session is not None and is_owner(session, request) else None
 
+    def has_parent(self, request: TurnRequest) -> bool:
+        """Whether the session that a START branches from lives, whoever's it is."""
+        name = request.session_options.fork_of
+        return name is not None and self.id_named(name) in self._sessions
+
     def parent_of(self, request: TurnRequest) -> Session | None:
         """The living session that a START branches from; None where it opens a session of its own.
 

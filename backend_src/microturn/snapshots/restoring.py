@@ -13,7 +13,7 @@ from microturn.errors import Expired, FailedPrecondition
 from microturn.kv.image import PagePart
 from microturn.kv.table_state import TableState
 from microturn.offload.incoming import KVSource
-from microturn.sessions.environment import SessionEnvironment
+from microturn.sessions.environment import SessionEnvironment, next_epoch
 from microturn.sessions.ownership import check_owner, is_owner
 from microturn.sessions.session import Session
 from microturn.sessions.turn import TurnRequest
@@ -108,6 +108,8 @@ class SnapshotRestorer:
         if not is_wanted():
             self.put_back(taken)
             return None
+        # Whatever else lives of it, where it was before, is older from now on.
+        session.epoch = next_epoch(session.epoch)
         return taken
 
     def put_back(self, taken: RestoredSession) -> None:

@@ -73,6 +73,21 @@ def test_a_server_that_leaves_is_given_nothing(start_servers: StartServers) -> N
     assert here.do("move", id="1")["to"] == third.address
 
 
+def test_a_session_whose_turn_runs_on_a_server_that_leaves_gets_a_branch(start_servers: StartServers) -> None:
+    """No other server could open one before that turn had ended."""
+    here, there = start_servers(2)
+    history = open_session(here, 1)
+    running = here.driver.ask(1, [7], max_tokens=4000, session_key="ours")
+    assert running.begun.wait(10)
+    here.driver.engine.call(Maintenance.leave)
+    branch = here.driver.ask(2, [8], start=True, fork_of="1", max_tokens=2, session_key="ours").wait()
+    assert branch.token_ids == expected_tokens([*history, 8], 2)
+    here.do("move", id="2", to=there.address)
+    go_on(there, 2, [*history, 8, *branch.token_ids], **RESUME)
+    for parent in ({}, {"fork_of": "77"}):
+        assert here.driver.ask(3, [8], start=True, session_key="ours", **parent).wait().code == "UNAVAILABLE"
+
+
 def test_a_turn_that_takes_too_long_is_undone_and_its_session_moves(
     start_servers: StartServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,6 +216,26 @@ def test_a_directory_that_hangs_keeps_no_session_from_the_other_servers(
         may_go_on.set()
     for number, history in histories.items():
         go_on(there, number, history)
+
+
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_what_a_server_that_was_cut_off_still_has_is_older(
+    start_servers: StartServers, tmp_path: Path, is_moved: bool
+) -> None:
+    """Its copy beat the session that its client had gone on with, if only by being copied later."""
+    directory = SnapshotDirectory(tmp_path, ttl_s=60)
+    stale, there, third = start_servers(3, snapshots=directory)
+    with closing(Saver(stale.driver.engine, directory, 1e6)) as saver:
+        history = open_session(stale, 1)
+        saver._save_all()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(there.fleet.peers, "_find", lambda: ())
+            history += [7, *go_on(there, 1, history, **RESUME).token_ids]
+        if is_moved:
+            stale.do("move", id="1", to=third.address)
+        asked = stale if is_moved else third
+        history += [7, *go_on(asked, 1, history, **RESUME).token_ids]
+        go_on(asked, 1, history)
 
 
 def test_a_session_that_comes_while_what_is_saved_of_it_is_claimed_is_not_there_twice(
