@@ -63,9 +63,12 @@ def test_sessions_are_listed(driver: ThreadedDriver) -> None:
 
 def test_an_engine_is_busy_as_long_as_there_are_turns(driver: ThreadedDriver) -> None:
     assert do(driver, "is_busy") is False
-    running = driver.ask(1, [7], max_tokens=2000, session_key="ours", ignore_eos=True)
+    held = driver.engine.call(lambda sessions: sessions.hold(1))
+    assert held is not None
+    waiting = driver.ask(1, [7], max_tokens=2, session_key="ours")
     assert do(driver, "is_busy") is True
-    running.wait()
+    driver.engine.call(lambda sessions: sessions.let_go(held.copy, has_copy=False))
+    waiting.wait()
     assert do(driver, "is_busy") is False
 
 
