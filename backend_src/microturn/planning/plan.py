@@ -220,13 +220,14 @@ class Plan:
             "limit": self.limit,
             "kv_tokens": self.kv_tokens,
             "max_context": self.max_context,
+            # Unrounded: a line through two short steps goes on to many sessions.
             "steps": [
                 {
                     "num_rows": step.num_rows,
                     "context_len": step.context_len,
                     "num_new": step.num_new,
-                    "step_ms": round(step.step_s * 1e3, 3),
-                    "jitter": [round(factor, 3) for factor in step.jitter],
+                    "step_ms": step.step_s * 1e3,
+                    "jitter": list(step.jitter),
                 }
                 for step in self.steps
             ],
