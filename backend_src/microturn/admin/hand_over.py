@@ -115,7 +115,7 @@ def send_to_peer(engine: Engine, session_id: SessionId, peer: PeerConnection, *,
             snapshot = snapshot_of(copy, engine.environment, epoch=copy.epoch, expires_s=expires_s)
             sent = Sent(copy, 0 if kv is None else kv.state.kv_len)
             try:
-                return peer.send(snapshot, kv, transfer, base_epoch=held.base_epoch)
+                return peer.send(snapshot, kv, transfer, epoch_before=held.epoch_before)
             except Unavailable:
                 goes_on_there, route = _drop(peer, copy)
                 if goes_on_there:

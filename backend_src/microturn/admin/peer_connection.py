@@ -18,7 +18,7 @@ from microturn.snapshots.kv_files import head_of
 from microturn.snapshots.snapshot import Snapshot
 
 Piece = bytes | bytearray | memoryview
-BASE_EPOCH = "x-base-epoch"
+EPOCH_BEFORE = "x-epoch-before"
 ENOUGH = "x-enough-sessions"
 
 # How long a session may be held, or KV be sent while it goes on, without anything getting through.
@@ -79,14 +79,14 @@ class PeerConnection:
         self.ask("PUT", f"/kv/{transfer}", [head_of(kv, is_checked=False), *kv.pages.contents()])
         return transfer
 
-    def send(self, snapshot: Snapshot, kv: KVCopy | None, transfer: str = "", *, base_epoch: int) -> str | None:
+    def send(self, snapshot: Snapshot, kv: KVCopy | None, transfer: str = "", *, epoch_before: int) -> str | None:
         """Sends a session, and returns the route to it, if the other server has one.
 
         Args:
             snapshot: of the session.
             kv: its KV, without what was sent ahead; None to leave it out.
             transfer: what was sent ahead; empty for nothing.
-            base_epoch: that the session had before.
+            epoch_before: that the session had before.
 
         Raises:
             MicroturnError: the other server does not take it, or does not answer. In the latter case it may have it.
@@ -95,7 +95,7 @@ class PeerConnection:
         if kv is not None:
             body.extend(kv.pages.contents())
         self._wait_for(_HELD_S)
-        route: str | None = self.ask("PUT", f"/sessions/{transfer}", body, {BASE_EPOCH: str(base_epoch)})["route"]
+        route: str | None = self.ask("PUT", f"/sessions/{transfer}", body, {EPOCH_BEFORE: str(epoch_before)})["route"]
         return route
 
     def drop(self, session_id: SessionId, mark: Mark) -> tuple[bool, str | None]:

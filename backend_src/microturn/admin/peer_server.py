@@ -32,7 +32,7 @@ from typing import Any
 
 from microturn.admin.hand_over import send_to_peer
 from microturn.admin.peer_address import Address
-from microturn.admin.peer_connection import BASE_EPOCH, ENOUGH
+from microturn.admin.peer_connection import ENOUGH, EPOCH_BEFORE
 from microturn.admin.peers import Peers
 from microturn.admin.received import Receiver
 from microturn.engine.engine import Engine
@@ -197,8 +197,8 @@ class _Handler(BaseHTTPRequestHandler):
                 server.receiver.take_ahead(name, body, self._enough())
                 return {}
             case "PUT", "sessions":
-                base_epoch = _number(self.headers.get(BASE_EPOCH), BASE_EPOCH)
-                server.receiver.take(name, body, body.num_left, base_epoch, self._enough())
+                epoch_before = _number(self.headers.get(EPOCH_BEFORE), EPOCH_BEFORE)
+                server.receiver.take(name, body, body.num_left, epoch_before, self._enough())
                 return {"route": server.route}
             case _:
                 raise InvalidArgument(f"there is no {self.command} {self.path} here")

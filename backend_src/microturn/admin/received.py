@@ -215,14 +215,14 @@ class Receiver:
         with self._lock:
             self._ahead[transfer] = _Ahead(image, part.num_bytes)
 
-    def take(self, transfer: str, stream: Stream, num_bytes: int, base_epoch: int, enough: float = math.inf) -> None:
+    def take(self, transfer: str, stream: Stream, num_bytes: int, epoch_before: int, enough: float = math.inf) -> None:
         """Reads a session and makes it live; its client is expected with START and resume.
 
         Args:
             transfer: names the KV that was sent ahead; empty where none was.
             stream: at a snapshot, whose KV is without what was sent ahead.
             num_bytes: of the snapshot.
-            base_epoch: that the session had before.
+            epoch_before: that the session had before.
             enough: the number of sessions with which one is not taken of which nothing was sent ahead.
 
         Raises:
@@ -258,7 +258,7 @@ class Receiver:
 
             def receive(sessions: Maintenance) -> None:
                 self._check_enough(sessions, enough)
-                sessions.receive(taken, snapshot.header, base_epoch)
+                sessions.receive(taken, snapshot.header, epoch_before)
 
             self._engine.call(receive)
             with self._lock:

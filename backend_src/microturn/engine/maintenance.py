@@ -238,7 +238,7 @@ class Maintenance:
         session = self._sessions.find(copy.id)
         return session if session is not None and session.held_as == copy.epoch else None
 
-    def receive(self, taken: RestoredSession, header: Header, base_epoch: int) -> None:
+    def receive(self, taken: RestoredSession, header: Header, epoch_before: int) -> None:
         """Takes a session that another server hands over: see `Arrivals.receive`.
 
         Raises:
@@ -246,7 +246,7 @@ class Maintenance:
         """
         if self._request_handler.is_leaving or self._request_handler.is_draining:
             raise Unavailable("this server is stopping: hand the session over to another")
-        self.arrivals.receive(taken, header, base_epoch)
+        self.arrivals.receive(taken, header, epoch_before)
 
     def drop(self, session_id: SessionId, mark: Mark) -> bool:
         """Ends a session as it was handed over, since it goes on where it was.

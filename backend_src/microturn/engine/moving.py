@@ -45,12 +45,12 @@ class Held:
     Attributes:
         copy: of it, of an epoch of its own.
         copying: its KV, as it begins to be copied: the first share of pages is.
-        base_epoch: that it had before.
+        epoch_before: that it had before.
     """
 
     copy: Session
     copying: Copying | None
-    base_epoch: int
+    epoch_before: int
 
 
 @dataclass(frozen=True)

@@ -70,8 +70,8 @@ class RequestHandler:
 
         So do their branches: as long as a parent has a turn here, no other server can open one.
         """
-        lives = self._sessions.find(request.session_id) is not None or self._sessions.has_parent(request)
-        return self.is_draining or (self.is_leaving and not lives)
+        is_new = self.is_leaving and self._sessions.find(request.session_id) is None
+        return self.is_draining or (is_new and not self._sessions.has_parent(request))
 
     def receive(self, turn: Turn) -> None:
         """Accepts a turn, or answers why not."""

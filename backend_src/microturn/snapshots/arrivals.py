@@ -202,7 +202,7 @@ class Arrivals:
         self._check(session)
         self._expect(header.session_id, header.tenant, None)
 
-    def receive(self, taken: RestoredSession, header: Header, base_epoch: int) -> None:
+    def receive(self, taken: RestoredSession, header: Header, epoch_before: int) -> None:
         """Makes a session live that another server hands over.
 
         An older copy of it that lives here gives way: its server was not told that an earlier hand-over had succeeded.
@@ -210,7 +210,7 @@ class Arrivals:
         Args:
             taken: the session.
             header: of its snapshot.
-            base_epoch: that it had before it was handed over. A copy that was left behind has an older one than the
+            epoch_before: that it had before it was handed over. A copy that was left behind has an older one than the
                 session that went on, whichever is handed over.
 
         Raises:
@@ -222,7 +222,7 @@ class Arrivals:
         is_same = older is not None and (older.key, older.tenant) == (header.key, header.tenant)
         if older is not None and (older.running or not older.rests or not is_same):
             raise FailedPrecondition(f"session '{session_id}' is live here")
-        check_up_to_date(header, self._sessions.newest_epoch(session_id), base_epoch)
+        check_up_to_date(header, self._sessions.newest_epoch(session_id), epoch_before)
         if pending is not None and not pending.may_come:
             raise FailedPrecondition(f"session '{session_id}' is being restored: try again")
         if older is None and pending is None:  # else it has its place

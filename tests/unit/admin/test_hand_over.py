@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -418,6 +420,19 @@ def test_a_branch_of_a_session_that_was_moved_is_told_the_way(two: list[Server])
     assert str(answer.error).endswith(f"[route={there.route}]")
 
 
+@contextmanager
+def standing_still(server: Server) -> Iterator[None]:
+    """Its engine answers nobody."""
+    goes_on = threading.Event()
+    waiting = threading.Thread(target=lambda: server.driver.engine.call(lambda _: goes_on.wait(10)))
+    waiting.start()
+    try:
+        yield
+    finally:
+        goes_on.set()
+        waiting.join()
+
+
 def test_a_server_that_is_silent_is_not_one_without_the_session(
     two: list[Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -425,14 +440,10 @@ def test_a_server_that_is_silent_is_not_one_without_the_session(
     history = open_session(here, 1)
     monkeypatch.setattr("microturn.admin.peers._QUESTION_S", 0.2)
     monkeypatch.setattr("microturn.admin.peers._DEAD_S", 1.0)
-    blocked = threading.Event()
-    waiting = threading.Thread(target=lambda: here.driver.engine.call(lambda _: blocked.wait(10)))
-    waiting.start()
-    assert there.driver.ask(1, [7], session_key="ours", **RESUME).wait().code == "UNAVAILABLE"
-    time.sleep(1.1)  # by now it is dead
-    assert there.driver.ask(1, [7], session_key="ours", **RESUME).wait().code == "NOT_FOUND"
-    blocked.set()
-    waiting.join()
+    with standing_still(here):
+        assert there.driver.ask(1, [7], session_key="ours", **RESUME).wait().code == "UNAVAILABLE"
+        time.sleep(1.1)  # by now it is dead
+        assert there.driver.ask(1, [7], session_key="ours", **RESUME).wait().code == "NOT_FOUND"
     monkeypatch.setattr("microturn.admin.peers._FORGIVEN_S", 0.0)
     go_on(there, 1, history, **RESUME)
 
@@ -444,12 +455,8 @@ def test_a_server_that_was_silent_for_a_moment_is_asked_again(
     here, there = two
     history = open_session(here, 1)
     monkeypatch.setattr("microturn.admin.peers._DEAD_S", 0.5)
-    blocked = threading.Event()
-    waiting = threading.Thread(target=lambda: here.driver.engine.call(lambda _: blocked.wait(10)))
-    waiting.start()
-    assert there.driver.ask(2, [7], session_key="ours", **RESUME).wait().code == "UNAVAILABLE"
-    blocked.set()
-    waiting.join()
+    with standing_still(here):
+        assert there.driver.ask(2, [7], session_key="ours", **RESUME).wait().code == "UNAVAILABLE"
     time.sleep(0.6)
     go_on(there, 1, history, **RESUME)
 
