@@ -25,6 +25,7 @@ from microturn.model.cpu.attention_pages import PageShape, locate, shape_of, sta
 from microturn.model.cpu.attention_panels import KEY_BLOCK
 from microturn.model.cpu.attention_products import ROWS_AT_ONCE, VECTORS_AT_ONCE
 from microturn.model.cpu.attention_queries import TileMemory, new_memory, new_result, query_of, ready_queries
+from microturn.model.cpu.attention_queue import Queue, pages_of, take_unit
 from microturn.model.cpu.attention_scores import KernelScores, norm_of
 from microturn.model.cpu.attention_work import Tables, Work
 from microturn.model.cpu.kernel_cache import kernel
@@ -59,8 +60,8 @@ def _attend(
     of: PageShape,
     first_head: int,
     num_heads: int,
+    queue: Queue,
     task: _Array,
-    pages: _Array,
     keys_end: int,
     window: int,
     padded_dim: int,
@@ -69,19 +70,22 @@ def _attend(
     sums: _Array,
     peak: _Array,
     total: _Array,
-) -> None:
+) -> int:
     """One task: attends its keys. Writes sums [heads * rows * padded_dim], peak and total [heads * rows].
 
     A block's keys and values of all heads are neighbours in memory: the CPU notices that they are read in turn, and
-    reads more at once than it is asked to prefetch.
+    reads more at once than it is asked to prefetch. During the last block of a unit the thread takes its next one, so
+    that this one's first block is prefetched too.
 
     Args:
         of: the pages.
         first_head: of the unit's `num_heads`.
-        pages: of the row.
-        keys_end: end of the keys that the thread attends next; their beginning is prefetched.
+        keys_end: end of the unit's keys.
         soft_cap: see `KernelScores`.
         memory: with the task's queries ready.
+
+    Returns:
+        The number of the thread's next unit; -1 if the unit has another task.
     """
     newest, first, end, at, next_at = memory.newest, memory.first, memory.end, memory.at, memory.next_at
     scores, weights, weight_scales, shrink = memory.scores, memory.weights, memory.weight_scales, memory.shrink
@@ -90,6 +94,7 @@ def _attend(
     page_size, head_dim = of.page_size, of.head_dim
     num_lanes, stride, value_stride = head_dim // of.terms, page_size * of.terms, head_dim * of.terms
     head_len, to_values = page_size * head_dim, of.num_kv_heads * page_size
+    pages, next_unit = pages_of(queue, task), -1
     locate(pages, key_start, key_end, of, first_head, at)
     for row in range(num_heads * num_rows):
         peak[row] = _NO_SCORE
@@ -103,15 +108,19 @@ def _attend(
         num_keys = min(KEY_BLOCK - (first_key + phase) % KEY_BLOCK, key_end - first_key)
         next_key = first_key + num_keys
         if next_key < keys_end:
+            has_next = True
             locate(pages, next_key, keys_end, of, first_head, next_at)
+        else:
+            next_unit = take_unit(queue, of, next_at)
+            has_next = next_unit < queue.units.shape[0]
         for head in range(num_heads):
             block = kv, at, head * head_len, stride, value_stride
             of_scales = scales, head * page_size, to_values + head * page_size
-            if next_key < keys_end:
+            if has_next:
                 _prefetch_scales(kv, next_at, *of_scales)
             first_row, end_row = head * num_rows, (head + 1) * num_rows
             for row in range(first_row, end_row, ROWS_AT_ONCE):
-                count, fetches = min(ROWS_AT_ONCE, end_row - row), next_key < keys_end and row == first_row
+                count, fetches = min(ROWS_AT_ONCE, end_row - row), has_next and row == first_row
                 _scores(scores, *block, next_at, *of_queries, row, count, num_lanes, padded_dim, fetches)
                 for some in range(row, row + count):
                     first[some] = min(max(0, newest[some] - window + 1 - first_key), num_keys)
@@ -131,6 +140,7 @@ def _attend(
                     _values_part(*of_rows, whole, padded_dim, num_keys, fetches, head_dim - whole)
         first_key = next_key
         at, next_at = next_at, at
+    return next_unit
 
 
 # A row without any weight is not a number; Python's way would fail the whole step.
@@ -168,7 +178,7 @@ def append_and_attend(
     group_of_layer: int,
     work: Work,
 ) -> None:
-    """Writes new keys and values into their pages, attends all units, and merges the results of divided tiles.
+    """Writes new keys and values into their pages, and attends all units; who ends a tile's last one merges them.
 
     Args:
         q: float32 [tokens and rotated ones, heads, head_dim].
@@ -196,18 +206,19 @@ def append_and_attend(
         for vector in numba.prange(num_vectors):
             _append(k, v, kv, scales, slots, page_size, vector)
 
-    taken = np.zeros(1, np.int64)
+    taken, ended = np.zeros(1, np.int64), np.zeros(merges.shape[0], np.int64)
     for _ in numba.prange(num_threads):
         of = shape_of(kv, scales, page_size, num_kv_heads, head_dim)
         memory = new_memory(kv, most_rows, head_dim, padded_dim)
         whole, split = new_result(most_rows, padded_dim), new_result(most_rows, padded_dim)
         none = np.int32(-1)
         ready = none, none, none, none
-        number = take(taken)
+        queue = Queue(taken, units, tasks, page_ids, page_indptr)
+        number = take_unit(queue, of, memory.at)
         while number < units.shape[0]:
-            first, end, result = units[number, 0], units[number, 1], units[number, 2]
-            heads = units[number, 3], units[number, 4]
-            pages = page_ids[page_indptr[tasks[first, 0]] :]
+            first, end, result, merge = units[number, 0], units[number, 1], units[number, 4], units[number, 5]
+            heads = units[number, 2], units[number, 3]
+            next_number = -1
             for place in range(first, end):
                 task = tasks[place]
                 # Keys of moved sinks are seen by the rotated queries, other keys by the queries as they are. A thread
@@ -223,24 +234,35 @@ def append_and_attend(
                     target = whole
                 else:
                     target = split
-                keys_end = tasks[end - 1, 6]
-                _attend(kv, scales, of, *heads, task, pages, keys_end, window, padded_dim, soft_cap, memory, *target)
+                of_task = task, tasks[end - 1, 6], window, padded_dim, soft_cap
+                next_number = _attend(kv, scales, of, *heads, queue, *of_task, memory, *target)
                 if result < 0 and place > first:
-                    for row in range(heads[1] * task[3]):
-                        _merge(*whole, *split, row, padded_dim)
+                    _merge_rows(*whole, *split, heads[1] * task[3], padded_dim)
             if result < 0:
                 _write_out(tasks[first], *heads, group, padded_dim, sink_logits, *whole, out)
-            number = take(taken)
+            elif take(ended, merge) == merges[merge, 1] - 1:
+                task, first_result, end_result = tasks[merges[merge, 0]], merges[merge, 2], merges[merge, 3]
+                merged = sums[first_result], peaks[first_result], totals[first_result]
+                for index in range(first_result + 1, end_result):
+                    _merge_rows(*merged, sums[index], peaks[index], totals[index], heads[1] * task[3], padded_dim)
+                _write_out(task, *heads, group, padded_dim, sink_logits, *merged, out)
+            number = next_number
 
-    if merges.shape[0] > 0:
-        for part in numba.prange(merges.shape[0]):
-            task, first, end = tasks[merges[part, 0]], merges[part, 1], merges[part, 2]
-            heads = merges[part, 3], merges[part, 4]
-            merged = sums[first], peaks[first], totals[first]
-            for index in range(first + 1, end):
-                for row in range(heads[1] * task[3]):
-                    _merge(*merged, sums[index], peaks[index], totals[index], row, padded_dim)
-            _write_out(task, *heads, group, padded_dim, sink_logits, *merged, out)
+
+@numba.njit(nogil=True)
+def _merge_rows(
+    sums: _Array,
+    peak: _Array,
+    total: _Array,
+    other_sums: _Array,
+    other_peak: _Array,
+    other_total: _Array,
+    num_rows: int,
+    padded_dim: int,
+) -> None:
+    """Adds the next split's result to that of the splits before it."""
+    for row in range(num_rows):
+        _merge(sums, peak, total, other_sums, other_peak, other_total, row, padded_dim)
 
 
 @numba.njit(nogil=True)

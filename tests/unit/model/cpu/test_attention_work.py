@@ -33,47 +33,47 @@ def test_units_take_each_task_of_each_head_once(rows: list[tuple[int, int]], sha
     work = plan_of(rows, shape, num_threads)
     taken = Counter(
         (task, head)
-        for first, end, _, first_head, num_heads in work.units.tolist()
+        for first, end, first_head, num_heads, *_ in work.units.tolist()
         for task in range(first, end)
         for head in range(first_head, first_head + num_heads)
     )
     assert taken == Counter((task, head) for task in range(len(work.tasks)) for head in range(shape.num_kv_heads))
-    for first, _, _, _, num_heads in work.units.tolist():
+    for first, _, _, num_heads, *_ in work.units.tolist():
         assert num_heads * work.tasks[first, 3] <= work.most_rows <= TILE_ROWS
 
 
 @pytest.mark.parametrize("rows", [[(3000, 1)], [(3000, 1), (10, 1), (700, 40)], [(2000, 70)]])
 def test_the_results_of_a_divided_tile_are_merged_in_the_order_of_its_keys(rows: list[tuple[int, int]]) -> None:
     work = plan_of(rows, Shape(3, 3, 64, 2**30))
+    parts = [unit for unit in work.units.tolist() if unit[-1] >= 0]
     places = {
-        result + task - first: (task, first_head, num_heads)
-        for first, end, result, first_head, num_heads in work.units.tolist()
-        for task in range(first, end)
-        if result >= 0
+        result + task - first: (task, merge) for first, end, _, _, result, merge in parts for task in range(first, end)
     }
     merged = [
-        (place, (first + place - first_result, first_head, num_heads))
-        for first, first_result, end_result, first_head, num_heads in work.merges.tolist()
+        (place, (first + place - first_result, merge))
+        for merge, (first, _, first_result, end_result) in enumerate(work.merges.tolist())
         for place in range(first_result, end_result)
     ]
     assert merged
     assert merged == sorted(places.items())
     assert len(work.sums) == len(places)
+    assert Counter(unit[-1] for unit in parts) == dict(enumerate(work.merges[:, 1].tolist()))
+    assert all(len({tuple(unit[2:4]) for unit in parts if unit[-1] == merge}) == 1 for merge in range(len(work.merges)))
 
 
 def test_few_queries_of_all_heads_are_attended_together_and_many_head_by_head() -> None:
     shape = Shape(3, 3, 64, 2**30)
-    assert {unit[4] for unit in plan_of([(3000, 1)] * 8, shape).units.tolist()} == {3}
-    assert {unit[4] for unit in plan_of([(0, 512)], shape).units.tolist()} == {1}
+    assert {unit[3] for unit in plan_of([(3000, 1)] * 8, shape).units.tolist()} == {3}
+    assert {unit[3] for unit in plan_of([(0, 512)], shape).units.tolist()} == {1}
 
 
 def test_one_short_row_is_divided_by_heads() -> None:
     """Otherwise one thread would have all of it."""
     work = plan_of([(SPLIT_LEN // 2, 1)], Shape(3, 3, 64, 2**30))
-    assert sorted(work.units[:, 3:].tolist()) == [[0, 1], [1, 1], [2, 1]]
+    assert sorted(work.units[:, 2:4].tolist()) == [[0, 1], [1, 1], [2, 1]]
 
 
 def test_heads_together_have_no_more_elements_than_a_cache_holds() -> None:
     """Two blocks of 32 heads of 128 would be more than L2: what is prefetched would be gone before it is read."""
     work = plan_of([(3000, 1)] * 8, Shape(32, 1, 128, 2**30))
-    assert {unit[4] for unit in work.units.tolist()} == {4}
+    assert {unit[3] for unit in work.units.tolist()} == {4}
