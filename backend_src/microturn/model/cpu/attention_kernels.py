@@ -36,6 +36,10 @@ from microturn.model.cpu.vectors import LANES
 # Up to so many vectors, of tokens times heads, are written by one thread: waking another takes longer.
 _FEW_VECTORS = 32
 
+# A thread takes its next unit during the last block of one with at least so many keys. Of shorter ones it would have
+# two while another thread has none.
+_LONG_UNIT = 4 * KEY_BLOCK
+
 _NO_SCORE = np.float32(softmax.NO_SCORE)
 
 # The kernels take arrays of Numba's kind; their types are inferred at the first call.
@@ -63,6 +67,7 @@ def _attend(
     queue: Queue,
     task: _Array,
     keys_end: int,
+    is_followed: bool,
     window: int,
     padded_dim: int,
     soft_cap: np.float32 | None,
@@ -74,8 +79,8 @@ def _attend(
     """One task: attends its keys. Writes sums [heads * rows * padded_dim], peak and total [heads * rows].
 
     A block's keys and values of all heads are neighbours in memory: the CPU notices that they are read in turn, and
-    reads more at once than it is asked to prefetch. During the last block of a unit the thread takes its next one, so
-    that this one's first block is prefetched too.
+    reads more at once than it is asked to prefetch. During the last block of a unit that `is_followed` the thread takes
+    its next unit, so that this one's first block is prefetched too.
 
     Args:
         of: the pages.
@@ -85,7 +90,7 @@ def _attend(
         memory: with the task's queries ready.
 
     Returns:
-        The number of the thread's next unit; -1 if the unit has another task.
+        The number of the next unit, if the thread has taken it, or -1.
     """
     newest, first, end, at, next_at = memory.newest, memory.first, memory.end, memory.at, memory.next_at
     scores, weights, weight_scales, shrink = memory.scores, memory.weights, memory.weight_scales, memory.shrink
@@ -107,10 +112,10 @@ def _attend(
     while first_key < key_end:
         num_keys = min(KEY_BLOCK - (first_key + phase) % KEY_BLOCK, key_end - first_key)
         next_key = first_key + num_keys
-        if next_key < keys_end:
-            has_next = True
+        has_next = next_key < keys_end
+        if has_next:
             locate(pages, next_key, keys_end, of, first_head, next_at)
-        else:
+        elif is_followed:
             next_unit = take_unit(queue, of, next_at)
             has_next = next_unit < queue.units.shape[0]
         for head in range(num_heads):
@@ -192,7 +197,7 @@ def append_and_attend(
     """
     # A parallel loop takes arrays, but no tuples.
     scale, soft_cap, sink_logits = scores
-    tasks, units, num_threads, merges, sums, peaks, totals, most_rows, window = work
+    tasks, units, num_divided, num_threads, sums, peaks, totals, most_rows, window = work
     slots, page_ids = tables.slots[group_of_layer], tables.page_ids[group_of_layer]
     page_indptr, page_size = tables.page_indptr, tables.page_size
     num_kv_heads, head_dim = k.shape[1], k.shape[2]
@@ -206,19 +211,21 @@ def append_and_attend(
         for vector in numba.prange(num_vectors):
             _append(k, v, kv, scales, slots, page_size, vector)
 
-    taken, ended = np.zeros(1, np.int64), np.zeros(merges.shape[0], np.int64)
+    # Units that are taken; then, of each divided tile, those that have ended. Each array of a loop costs it 0.7 µs.
+    counters = np.zeros(1 + num_divided, np.int64)
     for _ in numba.prange(num_threads):
         of = shape_of(kv, scales, page_size, num_kv_heads, head_dim)
         memory = new_memory(kv, most_rows, head_dim, padded_dim)
         whole, split = new_result(most_rows, padded_dim), new_result(most_rows, padded_dim)
         none = np.int32(-1)
         ready = none, none, none, none
-        queue = Queue(taken, units, tasks, page_ids, page_indptr)
+        queue = Queue(counters, units, tasks, page_ids, page_indptr)
         number = take_unit(queue, of, memory.at)
         while number < units.shape[0]:
-            first, end, result, merge = units[number, 0], units[number, 1], units[number, 4], units[number, 5]
+            first, end, result = units[number, 0], units[number, 1], units[number, 4]
             heads = units[number, 2], units[number, 3]
-            next_number = -1
+            keys_end, next_number = tasks[end - 1, 6], -1
+            is_followed = keys_end - tasks[first, 5] >= _LONG_UNIT
             for place in range(first, end):
                 task = tasks[place]
                 # Keys of moved sinks are seen by the rotated queries, other keys by the queries as they are. A thread
@@ -234,19 +241,20 @@ def append_and_attend(
                     target = whole
                 else:
                     target = split
-                of_task = task, tasks[end - 1, 6], window, padded_dim, soft_cap
+                of_task = task, keys_end, is_followed, window, padded_dim, soft_cap
                 next_number = _attend(kv, scales, of, *heads, queue, *of_task, memory, *target)
                 if result < 0 and place > first:
                     _merge_rows(*whole, *split, heads[1] * task[3], padded_dim)
             if result < 0:
                 _write_out(tasks[first], *heads, group, padded_dim, sink_logits, *whole, out)
-            elif take(ended, merge) == merges[merge, 1] - 1:
-                task, first_result, end_result = tasks[merges[merge, 0]], merges[merge, 2], merges[merge, 3]
+            elif take(counters, 1 + units[number, 7]) == units[number, 8] - 1:
+                tile_first, tile_end = units[number, 5], units[number, 6]
+                first_result, task = result - (first - tile_first), tasks[tile_first]
                 merged = sums[first_result], peaks[first_result], totals[first_result]
-                for index in range(first_result + 1, end_result):
+                for index in range(first_result + 1, first_result + tile_end - tile_first):
                     _merge_rows(*merged, sums[index], peaks[index], totals[index], heads[1] * task[3], padded_dim)
                 _write_out(task, *heads, group, padded_dim, sink_logits, *merged, out)
-            number = next_number
+            number = next_number if next_number >= 0 else take_unit(queue, of, memory.at)
 
 
 @numba.njit(nogil=True)

@@ -17,13 +17,13 @@ class Queue(NamedTuple):
     """All units of a step, and what finds their keys (see `Work` and `Tables`).
 
     Attributes:
-        taken: int64 [1], how many of the units are taken.
+        counters: int64 [n], the first of them of the units taken.
         units: of the step; `tasks` likewise.
         page_ids: of the layer's group.
         page_indptr: of the layer's kind.
     """
 
-    taken: _Array
+    counters: _Array
     units: _Array
     tasks: _Array
     page_ids: _Array
@@ -44,7 +44,7 @@ def take_unit(queue: Queue, of: PageShape, at: _Array) -> int:
     Returns:
         Its number, or that of the units or more.
     """
-    number: int = take(queue.taken, 0)
+    number: int = take(queue.counters, 0)
     if number < queue.units.shape[0]:
         task = queue.tasks[queue.units[number, 0]]
         locate(pages_of(queue, task), task[5], task[6], of, queue.units[number, 2], at)

@@ -37,8 +37,7 @@ _KEY_COST = 4
 _UNITS_PER_THREAD = 4
 
 _Task = tuple[int, ...]
-_Unit = tuple[int, int, int, int, int, int]
-_Merge = tuple[int, int, int, int]
+_Unit = tuple[int, int, int, int, int, int, int, int, int]
 
 
 class Work(NamedTuple):
@@ -49,12 +48,12 @@ class Work(NamedTuple):
             there; number of these rows; where the first query's own key is among the row's; first key; end of the keys;
             the first query as these keys see it; the position of the row's key 0. The splits of a tile are consecutive,
             in the order of their keys. For moved sinks the rotated queries follow all other queries.
-        units: int32 [units, 6]: first task, end of the tasks, first KV head, number of these, and for a part of a tile
-            the place of the first task's result and which of the merges it belongs to, otherwise -1. Threads take them
-            in this order, the costliest first (Graham, 1969).
+        units: int32 [units, 9]: first task, end of the tasks, first KV head, number of these; then, for a part of a
+            tile, the place of the first task's result, or -1 for a whole tile, the first task of the tile and the end
+            of these, its number among `num_divided`, and how many units it has. Threads take units in this order, the
+            costliest first (Graham, 1969).
+        num_divided: tiles, each of some heads, that have several units.
         num_threads: threads that take them.
-        merges: int32 [divided tiles, 4], for their heads: first task, number of units, and the places of the first
-            result and behind the last one.
         sums: float32 [results, rows * padded_dim or more], weighted values, head by head.
         peaks: float32 [results, rows or more], highest scores.
         totals: float32 [results, rows or more], sums of weights.
@@ -64,8 +63,8 @@ class Work(NamedTuple):
 
     tasks: NDArray[np.int32]
     units: NDArray[np.int32]
+    num_divided: int
     num_threads: int
-    merges: NDArray[np.int32]
     sums: NDArray[np.float32]
     peaks: NDArray[np.float32]
     totals: NDArray[np.float32]
@@ -134,8 +133,7 @@ def plan(step: PagedStep, shape: Shape) -> Work:
     most_cost = sum(cost for _, cost in tiles) * shape.num_kv_heads / (_UNITS_PER_THREAD * num_threads)
     tasks: list[_Task] = []
     units: list[tuple[int, _Unit]] = []
-    merges: list[_Merge] = []
-    num_results = most_rows = most_divided = 0
+    num_divided = num_results = most_rows = most_divided = 0
     for tile, cost in tiles:
         first = len(tasks)
         tasks += tile
@@ -149,20 +147,21 @@ def plan(step: PagedStep, shape: Shape) -> Work:
             num_heads = end_head - head
             most_rows = max(most_rows, num_heads * num_rows)
             if num_splits == 1:
-                units.append((num_heads * cost, (first, len(tasks), head, num_heads, -1, -1)))
+                units.append((num_heads * cost, (first, len(tasks), head, num_heads, -1, first, len(tasks), -1, 1)))
                 continue
             for begin, end in _parts(len(tile), num_splits):
-                unit = first + begin, first + end, head, num_heads, num_results + begin, len(merges)
+                of_tile = num_results + begin, first, len(tasks), num_divided, num_splits
+                unit = first + begin, first + end, head, num_heads, *of_tile
                 units.append((num_heads * _cost(tile[begin:end]), unit))
-            merges.append((first, num_splits, num_results, num_results + len(tile)))
+            num_divided += 1
             num_results += len(tile)
             most_divided = max(most_divided, num_heads * num_rows)
     units.sort(key=itemgetter(0), reverse=True)
     return Work(
         np.array(tasks, np.int32),
         np.array([unit for _, unit in units], np.int32),
+        num_divided,
         min(num_threads, len(units)),
-        np.array(merges, np.int32).reshape(-1, 4),
         np.empty((num_results, most_divided * padded(shape.head_dim)), np.float32),
         np.empty((num_results, most_divided), np.float32),
         np.empty((num_results, most_divided), np.float32),

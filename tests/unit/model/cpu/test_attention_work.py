@@ -45,20 +45,19 @@ def test_units_take_each_task_of_each_head_once(rows: list[tuple[int, int]], sha
 @pytest.mark.parametrize("rows", [[(3000, 1)], [(3000, 1), (10, 1), (700, 40)], [(2000, 70)]])
 def test_the_results_of_a_divided_tile_are_merged_in_the_order_of_its_keys(rows: list[tuple[int, int]]) -> None:
     work = plan_of(rows, Shape(3, 3, 64, 2**30))
-    parts = [unit for unit in work.units.tolist() if unit[-1] >= 0]
-    places = {
-        result + task - first: (task, merge) for first, end, _, _, result, merge in parts for task in range(first, end)
-    }
-    merged = [
-        (place, (first + place - first_result, merge))
-        for merge, (first, _, first_result, end_result) in enumerate(work.merges.tolist())
-        for place in range(first_result, end_result)
+    parts = [unit for unit in work.units.tolist() if unit[4] >= 0]
+    tiles = {unit[7]: (*unit[2:4], *unit[5:9]) for unit in parts}
+    assert sorted(tiles) == list(range(work.num_divided)) != []
+    assert all(tiles[unit[7]] == (*unit[2:4], *unit[5:9]) for unit in parts)
+    assert Counter(unit[7] for unit in parts) == {number: num_units for number, (*_, num_units) in tiles.items()}
+    places = {}
+    for first, end, _, _, result, tile_first, tile_end, number, _ in parts:
+        first_result = result - (first - tile_first)
+        places |= {first_result + task - tile_first: (number, task) for task in range(first, end)}
+        assert first_result + tile_end - tile_first <= len(work.sums)
+    assert [places[place] for place in range(len(work.sums))] == [
+        (number, task) for number in range(work.num_divided) for task in range(*tiles[number][2:4])
     ]
-    assert merged
-    assert merged == sorted(places.items())
-    assert len(work.sums) == len(places)
-    assert Counter(unit[-1] for unit in parts) == dict(enumerate(work.merges[:, 1].tolist()))
-    assert all(len({tuple(unit[2:4]) for unit in parts if unit[-1] == merge}) == 1 for merge in range(len(work.merges)))
 
 
 def test_few_queries_of_all_heads_are_attended_together_and_many_head_by_head() -> None:
