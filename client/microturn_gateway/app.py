@@ -102,7 +102,12 @@ def build_app(settings: GatewaySettings) -> Starlette:
         Route("/metrics", gateway.guarded(gateway.scrape, access.check_metrics), methods=["GET"]),
         Mount("/", _Page(directory=_PAGE_DIR, html=True)),
     ]
-    return Starlette(routes=routes, lifespan=lifespan, middleware=[Middleware(Measured, metrics=metrics)])
+    return Starlette(
+        routes=routes,
+        lifespan=lifespan,
+        middleware=[Middleware(Measured, metrics=metrics)],
+        exception_handlers=ERROR_HANDLERS,
+    )
 
 
 class _Page(StaticFiles):

@@ -19,7 +19,7 @@ from microturn_gateway.chat_answer import ChatAnswer
 from microturn_gateway.chat_request import ChatRequest, parse_chat_request
 from microturn_gateway.event_stream import EventStream
 from microturn_gateway.exchange import Exchange, Question
-from microturn_gateway.failures import from_client
+from microturn_gateway.failures import of_request
 from microturn_gateway.http import read_body, serve
 from microturn_gateway.logprobs import Logprob
 from microturn_gateway.sessions import Model, Sessions
@@ -77,8 +77,8 @@ class _ChatExchange:
                         await self._tell(event, self._answer.take(event))
         except MicroturnError as error:
             if not self._stream.has_begun:
-                raise from_client(error) from error
-            await self._stream.write(self._answer.error(from_client(error).as_json()))
+                raise of_request(error) from error
+            await self._stream.write(self._answer.error(of_request(error).as_json()))
             await self._stream.end()
             return
         # The session is free by now, for the request that the client sends when it reads this.

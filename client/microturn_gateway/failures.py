@@ -89,3 +89,15 @@ def from_client(error: MicroturnError) -> Refusal:
         retry_after_s=None if after_ms is None else after_ms / 1000,
         room=error.details.get("room", 0),
     )
+
+
+def of_request(error: MicroturnError) -> Refusal:
+    """What the server or the client library said, for a client of chat completions or responses.
+
+    Frameworks tell a full context by OpenAI's code or words, and shorten the conversation or take another model.
+    """
+    refusal = from_client(error)
+    if error.code == "CONTEXT_FULL":
+        refusal.code = "context_length_exceeded"
+        refusal.message = f"This model's maximum context length is exceeded: {error.message}"
+    return refusal

@@ -14,6 +14,7 @@ _MISSING: Any = object()
 _WITHOUT_MEANING_IN_A_PART = (
     *("cache_control", "prompt_cache_breakpoint"),  # what comes again is cached without being asked
     *("annotations", "logprobs", "parsed"),  # of an answer that is sent back
+    "id",  # of a content block of LangChain
 )
 
 

@@ -75,7 +75,8 @@ async def _not_served(request: Request, error: Exception) -> Response:
     """What the router says of a path or a method that is not here."""
     assert isinstance(error, HTTPException)
     code = "method_not_supported" if error.status_code == 405 else "unknown_url"
-    message = f"there is no {request.method} {request.url.path} here"
+    elsewhere = "" if request.url.path.startswith("/v1") else ", where paths of the API begin with /v1"
+    message = f"there is no {request.method} {request.url.path} here{elsewhere}"
     response = refused(Refusal(code, message, http_status=error.status_code))
     response.headers.update(error.headers or {})
     return response

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from microturn_client import MicroturnError, TurnEnd
 from microturn_gateway.exchange import Exchange, Question
-from microturn_gateway.failures import Refusal, from_client
+from microturn_gateway.failures import Refusal, of_request
 from microturn_gateway.response_answer import ResponseAnswer
-from microturn_gateway.response_items import ConversationItem, check_results, messages_of
+from microturn_gateway.response_items import ConversationItem, check_results, gone_on, messages_of
 from microturn_gateway.response_memory import CallerMemory
 from microturn_gateway.response_request import ResponseRequest
 from microturn_gateway.response_store import StoredResponse
@@ -47,7 +47,7 @@ class ResponseExchange:
             Refusal: it was refused, and nothing has been sent yet.
         """
         asked = self._asked
-        items = (*self._earlier_items(), *asked.items)
+        items = gone_on(self._earlier_items(), asked.items)
         check_results(items)
         conversation = messages_of(asked.instructions, items)
         if asked.generates and not conversation:
@@ -69,8 +69,8 @@ class ResponseExchange:
                         await self._transport.tell(self._answer.take(event))
         except MicroturnError as error:
             if not self._transport.has_begun:
-                raise from_client(error) from error
-            last = self._answer.failed(from_client(error))
+                raise of_request(error) from error
+            last = self._answer.failed(of_request(error))
         else:
             last = self._answer.end(status, self._exchange.count)
             shown = self._answer.as_json()

@@ -73,6 +73,24 @@ def num_chars_of(items: Sequence[ConversationItem]) -> int:
     return sum(len(item.arguments) if isinstance(item, Called) else len(item.text) for item in items)
 
 
+def gone_on(earlier: Sequence[ConversationItem], items: Sequence[ConversationItem]) -> tuple[ConversationItem, ...]:
+    """The items of a response, then those of a request that goes on from it.
+
+    LiveKit Agents repeats the answer that the earlier ones end with: its calls, and of its text what was heard. So no
+    call stands there twice, and a first text with which the answer begins takes the place of the answer's.
+    """
+    called = {item.call_id for item in earlier if isinstance(item, Called)}
+    new = [item for item in items if not isinstance(item, Called) or item.call_id not in called]
+    start = next((place for place in range(len(earlier), 0, -1) if _kind(earlier[place - 1]) != "answer"), 0)
+    answer = [item for item in earlier[start:] if isinstance(item, Said)]
+    if answer and new and isinstance(new[0], Said) and new[0].role == "assistant":
+        whole, heard = answer[-1].text.strip(), new[0].text.strip()
+        if heard and whole.startswith(heard):
+            said = answer[-1] if heard == whole else new[0]
+            return (*(said if item is answer[-1] else item for item in earlier), *new[1:])
+    return (*earlier, *new)
+
+
 def check_results(items: Sequence[ConversationItem]) -> None:
     """Checks that each result is of a call that stands before it: a chat template could not say what it answers.
 
@@ -128,8 +146,9 @@ def _parse_item(fields: Fields) -> ConversationItem | None:
     elif kind == "reasoning":
         return None
     else:
-        path = fields.path("type")
-        raise Refusal("unsupported_parameter", f"items of type '{kind}' are not supported here", param=path)
+        instead = ": send the items themselves, as with 'store': false" if kind == "item_reference" else ""
+        message = f"items of type '{kind}' are not supported here{instead}"
+        raise Refusal("unsupported_parameter", message, param=fields.path("type"))
     fields.end()
     return item
 

@@ -91,6 +91,17 @@ def test_a_conversation_without_text_is_refused_by_name(opened: Opened, path: st
     assert error_of(response)["param"] == param
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("POST", "/chat/completions", 405), ("POST", "/responses", 405), ("GET", "/models", 404)],
+)
+def test_a_base_url_that_lacks_its_last_part(opened: Opened, method: str, path: str, status: int) -> None:
+    """The page's files are looked for there."""
+    response = opened().request(method, path)
+    assert response.status_code == status
+    assert "begin with /v1" in error_of(response)["message"]
+
+
 def test_a_web_socket_that_is_not_there(opened: Opened) -> None:
     with pytest.raises(WebSocketDisconnect) as refused, opened().websocket_connect("/v1/nothing"):
         pass

@@ -85,7 +85,7 @@ def test_what_changes_no_answer_is_accepted(inert: dict[str, Any]) -> None:
 
 
 def test_what_changes_no_message_is_accepted() -> None:
-    part = {"type": "text", "text": "One.", "cache_control": {"type": "ephemeral"}}
+    part = {"type": "text", "text": "One.", "cache_control": {"type": "ephemeral"}, "id": "lc_1"}
     asked = parsed(
         messages=[
             {"role": "user", "content": [part], "cache_control": {"type": "ephemeral"}},

@@ -39,7 +39,7 @@ async def test_the_gateways_own_limit_holds_where_there_is_room(openai: AsyncOpe
 async def test_the_limit_of_a_client_is_kept_to(openai: AsyncOpenAI) -> None:
     with pytest.raises(sdk.BadRequestError) as refused:
         await ask(openai, question(DENSE), max_tokens=100)
-    assert refused.value.code == "context_full"
+    assert refused.value.code == "context_length_exceeded"
     completion = await ask(openai, question(DENSE), max_tokens=10)
     assert completion.usage.completion_tokens == 10
 
@@ -47,4 +47,9 @@ async def test_the_limit_of_a_client_is_kept_to(openai: AsyncOpenAI) -> None:
 async def test_where_there_is_no_room_an_answer_is_refused(openai: AsyncOpenAI) -> None:
     with pytest.raises(sdk.BadRequestError) as refused:
         await ask(openai, question("x" * 256), max_tokens=None)
-    assert refused.value.code == "context_full"
+    assert refused.value.code == "context_length_exceeded"
+    # LiteLLM and CrewAI go by these words.
+    assert "maximum context length is" in refused.value.message
+    with pytest.raises(sdk.BadRequestError) as refused:
+        await openai.responses.create(model=await named(openai), input="x" * 256)
+    assert refused.value.code == "context_length_exceeded"
