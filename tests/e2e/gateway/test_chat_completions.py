@@ -210,7 +210,7 @@ async def test_who_asks_while_an_answer_runs_is_answered_beside_it(
 async def test_what_is_refused_says_why(openai: AsyncOpenAI, beginning: Messages) -> None:
     with pytest.raises(sdk.BadRequestError) as too_long:
         await ask(openai, beginning, max_tokens=10_000_000)
-    assert too_long.value.code == "context_full"
+    assert too_long.value.code == "context_length_exceeded"
     with pytest.raises(sdk.BadRequestError) as wrong:
         await ask(openai, beginning, temperature=-1)
     assert wrong.value.code == "invalid_argument"

@@ -189,7 +189,7 @@ async def test_what_is_refused_says_why(openai: AsyncOpenAI) -> None:
         assert (refused.value.code, refused.value.param) == ("unsupported_parameter", param)
     with pytest.raises(sdk.BadRequestError) as too_long:
         await ask(openai, QUESTION, max_output_tokens=10_000_000)
-    assert too_long.value.code == "context_full"
+    assert too_long.value.code == "context_length_exceeded"
     with pytest.raises(sdk.NotFoundError) as unknown:
         await ask(openai, QUESTION, previous_response_id="resp_of_nobody")
     assert unknown.value.code == "previous_response_not_found"
