@@ -106,11 +106,14 @@ class GrownSessions:
 
 
 def _fill(kv: KVTensors) -> None:
-    """Writes all pages: unwritten memory maps to one page of zeros, which is read at cache speed."""
+    """Writes all pages: unwritten memory maps to one page of zeros, which is read at cache speed.
+
+    Floats are positive: those of pages in 8 bits are scales, and with others weights would overflow or be subnormal.
+    """
     for layer in kv.layers:
         for tensor in layer.tensors:
             page = torch.randint(-100, 100, tensor.shape[1:])
-            page = (page if tensor.dtype == torch.int8 else page / 100).to(tensor.dtype)
+            page = (page if tensor.dtype == torch.int8 else (page + 101) / 200).to(tensor.dtype)
             # As bytes: not every device can copy every type.
             tensor.view(torch.uint8).copy_(page.view(torch.uint8).to(tensor.device))
 

@@ -197,7 +197,7 @@ def append_and_attend(
     """
     # A parallel loop takes arrays, but no tuples.
     scale, soft_cap, sink_logits = scores
-    tasks, units, num_divided, num_threads, sums, peaks, totals, most_rows, window = work
+    tasks, units, counters, num_threads, sums, peaks, totals, most_rows, window = work
     slots, page_ids = tables.slots[group_of_layer], tables.page_ids[group_of_layer]
     page_indptr, page_size = tables.page_indptr, tables.page_size
     num_kv_heads, head_dim = k.shape[1], k.shape[2]
@@ -211,8 +211,9 @@ def append_and_attend(
         for vector in numba.prange(num_vectors):
             _append(k, v, kv, scales, slots, page_size, vector)
 
-    # Units that are taken; then, of each divided tile, those that have ended. Each array of a loop costs it 0.7 µs.
-    counters = np.zeros(1 + num_divided, np.int64)
+    for index in range(counters.shape[0]):
+        counters[index] = 0
+    # Each array of this loop costs it 0.7 µs.
     for _ in numba.prange(num_threads):
         of = shape_of(kv, scales, page_size, num_kv_heads, head_dim)
         memory = new_memory(kv, most_rows, head_dim, padded_dim)

@@ -9,9 +9,9 @@ times the work of a float's multiply-add.
   bfloat16, sums are floats. On other CPUs they are multiplied as floats.
 * Pages in int8 are multiplied as integers, four bytes at once: queries are rounded to 8 bits times a scale of their
   row, weights to 8 bits without a sign times a scale of their row and block (as in SageAttention: Zhang et al., 2024),
-  sums are exact. One factor of these products has no sign: `KEY_OFFSET` is added to keys, and what that adds to a row's
-  scores is taken off. CPUs without VNNI add two products in 16 bits, into which they fit if queries and weights are
-  rounded to 7 bits.
+  sums are exact. One factor of these products has no sign: `UNSIGNED_OFFSET` is added to keys, and what that adds to a
+  row's scores is taken off. CPUs without VNNI add two products in 16 bits, into which they fit if queries and weights
+  are rounded to 7 bits.
 
 The type is known when code is generated: arrays of floats are float32, those of pairs or fours int32, a lane each.
 """
@@ -26,7 +26,7 @@ from numba.core import cgutils
 from numba.extending import overload, register_jitable
 from numpy.typing import NDArray
 
-from microturn.model.cpu.integer_products import HAS_VNNI, add_products_of_bytes
+from microturn.model.cpu.integer_products import HAS_VNNI, UNSIGNED_OFFSET, add_products_of_bytes
 from microturn.model.cpu.vectors import CPU_FEATURES, HAS_AVX512, LANES, Values, broadcast, multiply_add, nearest_ints
 
 MAX_TERMS = 4
@@ -35,9 +35,6 @@ HAS_BFLOAT16 = HAS_AVX512 and "+avx512bf16" in CPU_FEATURES
 # The largest integers of a query and of a weight. Without VNNI 16 bits with a sign must hold 2 * 64 * 255, a query by
 # keys, and 2 * 128 * -128, a weight by whatever memory holds.
 MOST_QUERY_STEPS, MOST_WEIGHT_STEPS = (127, 255) if HAS_VNNI else (64, 128)
-
-# Added to integers of keys, which have no sign then.
-KEY_OFFSET = 128
 
 _FLOAT, _INT32, _INT8 = ir.FloatType(), ir.IntType(32), ir.IntType(8)
 _FLOATS, _INTS = ir.VectorType(_FLOAT, LANES), ir.VectorType(_INT32, LANES)
@@ -147,7 +144,7 @@ class _Bytes(Operands):
     are_integers = True
 
     def of_keys(self, b: ir.IRBuilder, elements: ir.Value) -> Values:
-        return [b.bitcast(b.xor(elements, _BYTES([KEY_OFFSET] * 4 * LANES)), _INTS)]
+        return [b.bitcast(b.xor(elements, _BYTES([UNSIGNED_OFFSET] * 4 * LANES)), _INTS)]
 
     def of_values(self, b: ir.IRBuilder, elements: ir.Value) -> Values:
         return [b.bitcast(elements, _INTS)]

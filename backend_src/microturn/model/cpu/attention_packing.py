@@ -11,15 +11,15 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils
 
-from microturn.kv.quantization import LEAST_SCALE, MOST_STEPS
+from microturn.kv.quantization import MOST_STEPS
 from microturn.model.cpu.attention_operands import operands_of
+from microturn.model.cpu.rounding import scale_of
 from microturn.model.cpu.vectors import (
     INT,
     Values,
     broadcast,
     callable_by_kernels,
     load_vector,
-    loop,
     loop_any,
     store_vector,
 )
@@ -49,7 +49,7 @@ def pack(*, together: bool) -> Any:
         few = operands_of(pages).page_terms
         at_once = few if together else 1
         if kind == _INT8:
-            scale = _scale(b, start, head_dim)
+            scale = b.extract_element(scale_of(b, start, head_dim, _FLOAT(MOST_STEPS)), _INT32(0))
             b.store(scale, b.gep(scales, [scale_at]))
 
         def pack_elements(d: ir.Value, count: int) -> None:
@@ -76,18 +76,6 @@ def pack(*, together: bool) -> Any:
         loop_any(b, b.udiv(b.urem(head_dim, INT(_MANY)), INT(few)), pack_few)
 
     return callable_by_kernels(emit)
-
-
-def _scale(b: ir.IRBuilder, start: ir.Value, head_dim: ir.Value) -> ir.Value:
-    """The scale of a vector, as in `kv.quantization`."""
-
-    def raise_largest(d: ir.Value, largest: Values) -> Values:
-        magnitude = b.and_(b.bitcast(b.load(b.gep(start, [d])), _INT32), _INT32(_MAGNITUDE))
-        return [b.select(b.icmp_unsigned(">", magnitude, largest[0]), magnitude, largest[0])]
-
-    (largest,) = loop(b, head_dim, [_INT32(0)], raise_largest)
-    scale = b.fdiv(b.bitcast(largest, _FLOAT), _FLOAT(MOST_STEPS))
-    return b.select(b.fcmp_ordered("<", scale, _FLOAT(LEAST_SCALE)), _FLOAT(LEAST_SCALE), scale)
 
 
 def _to_int8(b: ir.IRBuilder, x: ir.Value) -> ir.Value:

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from microturn.model.cpu import attention_panels as panels
-from microturn.model.cpu.attention_operands import KEY_OFFSET, MOST_QUERY_STEPS, new_lanes
+from microturn.model.cpu.attention_operands import MOST_QUERY_STEPS, new_lanes
 from microturn.model.cpu.attention_panels import KEY_BLOCK, NUM_KEY_VECTORS
 from microturn.model.cpu.attention_products import ROWS_AT_ONCE
-from microturn.model.cpu.int8_kernels import quantize_row
 from microturn.model.cpu.rotation import block_of
+from microturn.model.cpu.rounding import quantize_row
 
 _Array = NDArray[Any]
 
@@ -25,7 +25,7 @@ class TileMemory(NamedTuple):
 
     Attributes:
         floats: float32 [rows * padded_dim], queries before they are packed; zeros behind the head_dim.
-        scaled: float32 [head_dim], a query times the factor of scores; `rotated` likewise.
+        rotated: float32 [head_dim], scratch.
         queries: lanes [rows * padded_dim].
         query_scales: float32 [rows].
         offsets: int32 [rows], added to the scores.
@@ -39,7 +39,6 @@ class TileMemory(NamedTuple):
     """
 
     floats: _Array
-    scaled: _Array
     rotated: _Array
     queries: _Array
     query_scales: _Array
@@ -60,7 +59,6 @@ def new_memory(kv: _Array, most_rows: int, head_dim: int, padded_dim: int) -> Ti
     """Memory for units of up to so many rows, those of all their heads."""
     return TileMemory(
         np.zeros(most_rows * padded_dim, np.float32),
-        np.empty(head_dim, np.float32),
         np.empty(head_dim, np.float32),
         new_lanes(kv, most_rows * padded_dim),
         np.ones(most_rows, np.float32),
@@ -110,24 +108,24 @@ def ready_queries(
     """Scales the queries of a task's rows, head by head, and packs them as operands of the pages.
 
     Writes `queries`, `query_scales`, `offsets` and `newest`. For pages `has_scales`, queries are rotated as keys are,
-    and rounded.
+    and rounded: the factor of scores is in their scales.
     """
     num_rows, position, first_query = num_heads * task[3], task[4], task[7]
     head_dim = q.shape[2]
     group = q.shape[1] // num_kv_heads
-    scaled = memory.scaled
+    steps, scales = memory.queries.view(np.int8), memory.query_scales
     for row in range(num_rows):
         token, query_head = query_of(row, task, first_head, group)
         memory.newest[row] = position + token
-        for d in range(head_dim):
-            scaled[d] = q[first_query + token, query_head, d] * scale
-        of_row = memory.floats[row * padded_dim : row * padded_dim + head_dim]
+        first = row * padded_dim
         if has_scales:
-            of_query = memory.query_scales[row : row + 1]
-            total = quantize_row(scaled, memory.rotated, MOST_QUERY_STEPS, of_row, of_query)
-            memory.offsets[row] = -KEY_OFFSET * total
-            memory.query_scales[row] /= np.float32(block_of(head_dim))
+            query = q[first_query + token, query_head]
+            quantize_row(query, memory.rotated, MOST_QUERY_STEPS, steps, first, scales, memory.offsets, row)
+            for d in range(head_dim, padded_dim):
+                steps[first + d] = 0
+            scales[row] *= scale / np.float32(block_of(head_dim))
         else:
             for d in range(head_dim):
-                of_row[d] = scaled[d]
-    _pack_queries(kv, memory.floats, memory.queries, num_rows * padded_dim)
+                memory.floats[first + d] = q[first_query + token, query_head, d] * scale
+    if not has_scales:
+        _pack_queries(kv, memory.floats, memory.queries, num_rows * padded_dim)

@@ -17,7 +17,7 @@ class Queue(NamedTuple):
     """All units of a step, and what finds their keys (see `Work` and `Tables`).
 
     Attributes:
-        counters: int64 [n], the first of them of the units taken.
+        counters: of the step, see `Work`.
         units: of the step; `tasks` likewise.
         page_ids: of the layer's group.
         page_indptr: of the layer's kind.

@@ -50,9 +50,10 @@ class Work(NamedTuple):
             in the order of their keys. For moved sinks the rotated queries follow all other queries.
         units: int32 [units, 9]: first task, end of the tasks, first KV head, number of these; then, for a part of a
             tile, the place of the first task's result, or -1 for a whole tile, the first task of the tile and the end
-            of these, its number among `num_divided`, and how many units it has. Threads take units in this order, the
-            costliest first (Graham, 1969).
-        num_divided: tiles, each of some heads, that have several units.
+            of these, its number among the divided tiles, those of some heads that have several units, and how many
+            units it has. Threads take units in this order, the costliest first (Graham, 1969).
+        counters: int64 [1 + divided tiles], memory: of a layer's units, how many are taken; then, of each divided
+            tile's, how many have ended.
         num_threads: threads that take them.
         sums: float32 [results, rows * padded_dim or more], weighted values, head by head.
         peaks: float32 [results, rows or more], highest scores.
@@ -63,7 +64,7 @@ class Work(NamedTuple):
 
     tasks: NDArray[np.int32]
     units: NDArray[np.int32]
-    num_divided: int
+    counters: NDArray[np.int64]
     num_threads: int
     sums: NDArray[np.float32]
     peaks: NDArray[np.float32]
@@ -160,7 +161,7 @@ def plan(step: PagedStep, shape: Shape) -> Work:
     return Work(
         np.array(tasks, np.int32),
         np.array([unit for _, unit in units], np.int32),
-        num_divided,
+        np.empty(1 + num_divided, np.int64),
         min(num_threads, len(units)),
         np.empty((num_results, most_divided * padded(shape.head_dim)), np.float32),
         np.empty((num_results, most_divided), np.float32),

@@ -11,65 +11,28 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from microturn.kv.quantization import LEAST_SCALE, MOST_STEPS
+from microturn.kv.quantization import MOST_STEPS
 from microturn.model.cpu import int8_products as products
-from microturn.model.cpu.int8_products import PANEL, QUAD, TILE_ROWS, WEIGHT_OFFSET
+from microturn.model.cpu.int8_products import PANEL, QUAD, TILE_ROWS
+from microturn.model.cpu.integer_products import UNSIGNED_OFFSET
 from microturn.model.cpu.kernel_cache import kernel
-from microturn.model.cpu.rotation import rotate_row
+from microturn.model.cpu.rounding import quantize_row
+from microturn.model.cpu.vectors import LANES
 
 _Array = NDArray[Any]
 
 # This many rows are rounded faster than other threads wake up.
 FEW_ROWS = 8
 
-_LEAST_SCALE = np.float32(LEAST_SCALE)
-_NO_SIGN = np.int32(0x7FFFFFFF)
-
 _tile = products.tile()
 
 
 @numba.njit(nogil=True)
-def _find_scale(x: _Array, most_steps: int, scale: _Array) -> None:
-    """Sets the scale [1] with which a row's largest integer is `most_steps`.
-
-    The scale of a row with a non-finite element is not finite: without their sign, floats are ordered like the integers
-    with the same bits, infinity and NaN above all.
-    """
-    bits = x.view(np.int32)
-    top = np.int32(0)
-    for d in range(x.shape[0]):
-        top = max(top, bits[d] & _NO_SIGN)
-    scale.view(np.int32)[0] = top
-    scale[0] = scale[0] / np.float32(most_steps)
-    if scale[0] < _LEAST_SCALE:
-        scale[0] = _LEAST_SCALE
-
-
-@numba.njit(nogil=True)
-def quantize_row(x: _Array, rotated: _Array, most_steps: int, steps: _Array, scale: _Array) -> np.int32:
-    """Rotates a row [width] and rounds it to integers times a scale [1]; returns their sum.
-
-    The largest is `most_steps`, and `rotated` [width] is scratch. No two arrays are one: LLVM would compute element by
-    element where it cannot tell.
-    """
-    rotate_row(x, rotated)
-    _find_scale(rotated, most_steps, scale)
-    unit = scale[0]  # a local, so that the loop is one of vectors
-    total = np.int32(0)
-    for d in range(x.shape[0]):
-        step = np.int32(np.rint(rotated[d] / unit))
-        steps[d] = step
-        total += step
-    return total
-
-
-@numba.njit(nogil=True)
-def _quantize_product_row(x: _Array, steps: _Array, scale: _Array, offset: _Array) -> None:
-    width = x.shape[0]
-    total = quantize_row(x, np.empty(width, np.float32), MOST_STEPS, steps, scale)
-    for d in range(width, steps.shape[0]):
-        steps[d] = 0
-    offset[0] = -WEIGHT_OFFSET * total
+def _quantize_product_row(x: _Array, row: int, steps: _Array, scales: _Array, offsets: _Array) -> None:
+    width, padded = x.shape[1], steps.shape[1]
+    quantize_row(x[row], np.empty(width, np.float32), MOST_STEPS, steps, row * padded, scales, offsets, row)
+    for d in range(width, padded):
+        steps[row, d] = 0
 
 
 @kernel(parallel=True)
@@ -80,14 +43,14 @@ def quantize(x: _Array, steps: _Array, scales: _Array, offsets: _Array) -> None:
         x: float32 [rows, width].
         steps: `StepType` [at least rows, padded width], written; zeros behind the width.
         scales: float32 [rows], written.
-        offsets: int32 [rows], written: what WEIGHT_OFFSET has added to each sum of products, negated.
+        offsets: int32 [rows], written: what UNSIGNED_OFFSET has added to each sum of products, negated.
     """
     if x.shape[0] <= FEW_ROWS:
         for row in range(x.shape[0]):
-            _quantize_product_row(x[row], steps[row], scales[row : row + 1], offsets[row : row + 1])
+            _quantize_product_row(x, row, steps, scales, offsets)
     else:
         for row in numba.prange(x.shape[0]):
-            _quantize_product_row(x[row], steps[row], scales[row : row + 1], offsets[row : row + 1])
+            _quantize_product_row(x, row, steps, scales, offsets)
 
 
 @kernel(parallel=True)
@@ -106,12 +69,13 @@ def round_weight(weight: _Array, begin: int, panels: _Array, scales: _Array) -> 
     num_out, num_in = weight.shape
     end = begin + num_out
     for panel in numba.prange(begin // PANEL, -(-end // PANEL)):
-        rotated, steps = np.empty(num_in, np.float32), np.empty(num_in, np.int8)
+        rotated, steps = np.empty(num_in, np.float32), np.empty(num_in + -num_in % LANES, np.int8)
+        offset = np.empty(1, np.int32)
         first = panel * PANEL
         for row in range(max(first, begin), min(first + PANEL, end)):
-            quantize_row(weight[row - begin], rotated, MOST_STEPS, steps, scales[row : row + 1])
+            quantize_row(weight[row - begin], rotated, MOST_STEPS, steps, 0, scales[row : row + 1], offset, 0)
             for d in range(num_in):
-                panels[panel, d // QUAD, row - first, d % QUAD] = steps[d] + WEIGHT_OFFSET
+                panels[panel, d // QUAD, row - first, d % QUAD] = steps[d] + UNSIGNED_OFFSET
 
 
 @kernel(parallel=True)

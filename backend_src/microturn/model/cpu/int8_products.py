@@ -61,9 +61,6 @@ TILE_ROWS = (16 if HAS_AVX512 else 8) // _NUM_VECTORS
 # Rows of inputs and weights are padded with zeros to multiples of this.
 STEP = 64
 
-# Added to the integers of weights, which have no sign then.
-WEIGHT_OFFSET = 128
-
 # Of inputs: the largest sum has 32 bits.
 MOST_WIDTH = (2**31 - 1) // MOST_STEPS**2
 
@@ -81,7 +78,7 @@ _WEIGHTS = ir.VectorType(ir.IntType(8), QUAD * LANES // _NUM_VECTORS)
 
 
 def empty_panels(num_out: int, num_in: int) -> NDArray[np.uint8]:
-    """Panels of zeros [panels, padded inputs / QUAD, PANEL, QUAD], for weights with WEIGHT_OFFSET added."""
+    """Panels of zeros [panels, padded inputs / QUAD, PANEL, QUAD], for weights with UNSIGNED_OFFSET added."""
     num_panels = PANELS_AT_ONCE * -(-num_out // (PANELS_AT_ONCE * PANEL))
     return zeros((num_panels, (num_in + -num_in % STEP) // QUAD, PANEL, QUAD))
 

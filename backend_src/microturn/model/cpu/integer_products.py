@@ -15,6 +15,9 @@ _PAIRS_FEATURE, _PAIRS_FUNCTION = (
     ("+avx512bw", "llvm.x86.avx512.pmaddubs.w.512") if HAS_AVX512 else ("+avx2", "llvm.x86.avx2.pmadd.ub.sw")
 )
 
+# Added to the bytes of a factor, which have no sign then.
+UNSIGNED_OFFSET = 128
+
 _INT32, _INT16 = ir.IntType(32), ir.IntType(16)
 _INT_VECTOR, _HALVES = ir.VectorType(_INT32, LANES), ir.VectorType(_INT16, 2 * LANES)
 

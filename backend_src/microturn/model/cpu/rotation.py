@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from microturn.model.cpu.kernel_cache import kernel
 from microturn.model.cpu.vectors import (
+    HAS_AVX512,
     INT,
     LANES,
     Values,
@@ -32,8 +33,9 @@ from microturn.model.cpu.vectors import (
 
 _Array = NDArray[Any]
 
-# Vectors that are rotated together in registers.
-_MOST_VECTORS = 8
+# Vectors that are rotated together in registers: half of these.
+_MOST_VECTORS = 16 if HAS_AVX512 else 8
+_NUMBERS_OF_VECTORS = [2**power for power in range(_MOST_VECTORS.bit_length())]
 
 
 @register_jitable
@@ -43,7 +45,7 @@ def block_of(width: int) -> int:
 
 
 def _rotate_groups() -> Any:
-    """Makes ``(x, out, num_groups, num_vectors)``: rotates groups of 1, 2, 4 or 8 vectors of x."""
+    """Makes ``(x, out, num_groups, num_vectors)``: rotates groups of 1, 2, 4, … or _MOST_VECTORS vectors of x."""
 
     def emit(b: ir.IRBuilder, x: ir.Value, out: ir.Value, num_groups: ir.Value, num_vectors: ir.Value) -> None:
         def emit_groups(count: int) -> None:
@@ -62,7 +64,7 @@ def _rotate_groups() -> Any:
 
             loop(b, num_groups, [], rotate)
 
-        for_each_choice(b, num_vectors, (1, 2, 4, _MOST_VECTORS), emit_groups)
+        for_each_choice(b, num_vectors, _NUMBERS_OF_VECTORS, emit_groups)
 
     return callable_by_kernels(emit)
 

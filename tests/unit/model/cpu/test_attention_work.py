@@ -47,7 +47,7 @@ def test_the_results_of_a_divided_tile_are_merged_in_the_order_of_its_keys(rows:
     work = plan_of(rows, Shape(3, 3, 64, 2**30))
     parts = [unit for unit in work.units.tolist() if unit[4] >= 0]
     tiles = {unit[7]: (*unit[2:4], *unit[5:9]) for unit in parts}
-    assert sorted(tiles) == list(range(work.num_divided)) != []
+    assert sorted(tiles) == list(range(len(work.counters) - 1)) != []
     assert all(tiles[unit[7]] == (*unit[2:4], *unit[5:9]) for unit in parts)
     assert Counter(unit[7] for unit in parts) == {number: num_units for number, (*_, num_units) in tiles.items()}
     places = {}
@@ -56,7 +56,7 @@ def test_the_results_of_a_divided_tile_are_merged_in_the_order_of_its_keys(rows:
         places |= {first_result + task - tile_first: (number, task) for task in range(first, end)}
         assert first_result + tile_end - tile_first <= len(work.sums)
     assert [places[place] for place in range(len(work.sums))] == [
-        (number, task) for number in range(work.num_divided) for task in range(*tiles[number][2:4])
+        (number, task) for number in range(len(work.counters) - 1) for task in range(*tiles[number][2:4])
     ]
 
 

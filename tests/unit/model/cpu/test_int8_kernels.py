@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from microturn.model.cpu import int8_kernels
-from microturn.model.cpu.int8_products import WEIGHT_OFFSET, StepType
+from microturn.model.cpu.int8_products import StepType
+from microturn.model.cpu.integer_products import UNSIGNED_OFFSET
 from support.rounded import rotated
 
 
@@ -27,7 +28,7 @@ def test_each_row_is_rounded_by_its_own_scale_and_padded_with_zeros(width: int, 
     assert torch.equal(steps[:, :width].abs().amax(1), torch.full((num_rows,), 127, dtype=steps.dtype))
     assert ((steps[:, :width] * scales[:, None] - rotated(x)).abs() <= 0.501 * scales[:, None]).all()
     assert not steps[:, width:].any()
-    assert torch.equal(offsets, (-WEIGHT_OFFSET * steps.int().sum(1)).int())
+    assert torch.equal(offsets, (-UNSIGNED_OFFSET * steps.int().sum(1)).int())
 
 
 def test_zeros_stay_zeros_and_what_is_not_finite_is_told_by_the_scale() -> None:

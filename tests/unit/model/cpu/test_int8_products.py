@@ -22,10 +22,10 @@ from microturn.model.cpu.int8_products import (
     PANELS_AT_ONCE,
     QUAD,
     STEP,
-    WEIGHT_OFFSET,
     StepType,
     empty_panels,
 )
+from microturn.model.cpu.integer_products import UNSIGNED_OFFSET
 from support.rounded import rotated
 
 Kernel = Callable[..., None]
@@ -46,7 +46,7 @@ def in_panels(weight: Tensor) -> NDArray[np.uint8]:
     """Integers [out, in] in the order of reading."""
     num_out, num_in = weight.shape
     unsigned = np.zeros((-(-num_out // OUT_STEP) * OUT_STEP, num_in + -num_in % STEP), np.uint8)
-    unsigned[:num_out, :num_in] = weight.numpy().astype(np.int16) + WEIGHT_OFFSET
+    unsigned[:num_out, :num_in] = weight.numpy().astype(np.int16) + UNSIGNED_OFFSET
     panels = empty_panels(num_out, num_in)
     panels[:] = unsigned.reshape(len(panels), PANEL, -1, QUAD).transpose(0, 2, 1, 3)
     return panels.reshape(len(panels), -1)
@@ -57,7 +57,7 @@ def product(kernel: Kernel, x: Tensor, x_scales: Tensor, weight: Tensor, weight_
     num_out, width = weight.shape
     out = torch.full((len(x), num_out), float("nan"))
     steps = pad(x, (0, -width % STEP, 0, -len(x) % amx_products.TILE_ROWS)).numpy().astype(StepType)
-    offsets = (-WEIGHT_OFFSET * x.sum(1)).numpy().astype(np.int32)
+    offsets = (-UNSIGNED_OFFSET * x.sum(1)).numpy().astype(np.int32)
     padded_scales = torch.cat((weight_scales, torch.ones(-num_out % OUT_STEP)))
     panels = in_panels(weight)
     kernel(steps, x_scales.numpy(), offsets, panels, padded_scales.numpy(), out.numpy())
@@ -101,7 +101,7 @@ def test_only_the_rows_and_columns_that_there_are_are_written(multiply: Kernel, 
     out = whole[:num_rows]
     weight = in_panels(torch.ones(7, STEP, dtype=torch.int8))
     steps = np.ones((-(-num_rows // amx_products.TILE_ROWS) * amx_products.TILE_ROWS, STEP), StepType)
-    offsets = np.full(num_rows, -WEIGHT_OFFSET * STEP, np.int32)
+    offsets = np.full(num_rows, -UNSIGNED_OFFSET * STEP, np.int32)
     multiply(steps, np.ones(num_rows, np.float32), offsets, weight, np.ones(OUT_STEP, np.float32), out.numpy())
     assert (out == STEP).all()
     assert (whole[num_rows] == 5).all()
