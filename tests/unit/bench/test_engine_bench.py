@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 
 import pytest
+import torch
 from transformers import PreTrainedModel
 
 from microturn.bench.command import add_bench_arguments
 from microturn.bench.engine import Parked, StepTimes, as_json, slopes, summary, time_parked, time_steps
+from microturn.bench.grown_sessions import GrownSessions
 from microturn.bench.report import _settings
 from microturn.bench.stepped_engine import Step, SteppedEngine
 from microturn.bench.stopwatch import Stopwatch
@@ -58,6 +60,12 @@ def test_a_slope_is_that_of_the_decode_steps_of_so_many_sessions() -> None:
     assert [one.us_per_token, four.us_per_token] == pytest.approx([1.0, 3.0])
     assert one.read_us_per_token == four.read_us_per_token == pytest.approx(0.5)
     assert [one.ratio, four.ratio] == pytest.approx([2.0, 6.0])
+
+
+def test_pages_have_scales_such_as_real_ones_have() -> None:
+    runner = model_runner(models.grouped_heads(), num_pages=32, kv_dtype=torch.int8)
+    GrownSessions(Driver(runner, num_pages=32).engine)
+    assert all((layer.scales > 0).all() and layer.elements.any() for layer in runner.kv.layers)
 
 
 def test_a_slowdown_is_a_share() -> None:
