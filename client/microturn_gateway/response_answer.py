@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -12,7 +11,7 @@ from microturn_gateway.answer import PromptCount
 from microturn_gateway.conversation import new_id
 from microturn_gateway.failures import Refusal
 from microturn_gateway.logprobs import Logprob, TokenLogprobs
-from microturn_gateway.response_items import Called, ConversationItem, Said
+from microturn_gateway.response_items import ConversationItem, output_item
 from microturn_gateway.response_request import ResponseRequest
 
 Event = dict[str, Any]
@@ -61,7 +60,7 @@ class ResponseAnswer:
     @property
     def items(self) -> tuple[ConversationItem, ...]:
         """What it adds to the conversation: a call that was cut short before its end is not in it."""
-        return tuple(item for item in map(_as_item, self._output) if item is not None)
+        return tuple(item for item in map(output_item, self._output) if item is not None)
 
     def begin(self) -> list[Event]:
         """It was asked for."""
@@ -176,14 +175,6 @@ class ResponseAnswer:
 
 def _part(text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-
-
-def _as_item(shown: Mapping[str, Any]) -> ConversationItem | None:
-    if shown["type"] == "message":
-        return Said("assistant", shown["content"][0]["text"])
-    if shown["status"] == "completed":
-        return Called(shown["call_id"], shown["name"], shown["arguments"])
-    return None
 
 
 def _usage(status: Status, count: PromptCount) -> dict[str, Any]:

@@ -8,7 +8,14 @@ from microturn_client import MicroturnError, TurnEnd
 from microturn_gateway.exchange import Exchange, Question
 from microturn_gateway.failures import Refusal, of_request
 from microturn_gateway.response_answer import ResponseAnswer
-from microturn_gateway.response_items import ConversationItem, check_results, gone_on, messages_of
+from microturn_gateway.response_items import (
+    ConversationItem,
+    Reference,
+    check_results,
+    gone_on,
+    messages_of,
+    output_item,
+)
 from microturn_gateway.response_memory import CallerMemory
 from microturn_gateway.response_request import ResponseRequest
 from microturn_gateway.response_store import StoredResponse
@@ -47,7 +54,7 @@ class ResponseExchange:
             Refusal: it was refused, and nothing has been sent yet.
         """
         asked = self._asked
-        items = gone_on(self._earlier_items(), asked.items)
+        items = gone_on(self._earlier_items(), self._given_items())
         check_results(items)
         conversation = messages_of(asked.instructions, items)
         if asked.generates and not conversation:
@@ -93,6 +100,25 @@ class ResponseExchange:
             message = f"there is no response '{previous_id}' here"
             raise Refusal("previous_response_not_found", message, param="previous_response_id", http_status=404)
         return previous.items
+
+    def _given_items(self) -> Sequence[ConversationItem]:
+        """The request's items, with what it refers to.
+
+        Raises:
+            Refusal: there is no such item.
+        """
+        given: list[ConversationItem] = []
+        for item in self._asked.items:
+            if not isinstance(item, Reference):
+                given.append(item)
+                continue
+            response = self._memory.find_with(item.item_id)
+            if response is None:
+                message = f"there is no item '{item.item_id}' here: send the items themselves, as with 'store': false"
+                raise Refusal("item_not_found", message, param=item.path, http_status=404)
+            found = next(output_item(shown) for shown in response.output if shown["id"] == item.item_id)
+            given += [] if found is None else [found]
+        return given
 
     async def _begin(self) -> None:
         if not self._transport.has_begun:

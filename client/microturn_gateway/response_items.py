@@ -6,9 +6,10 @@ messages    user              assistant         tool a     tool b     assistant
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 from microturn_client import MessageRole
 from microturn_gateway.chat_request import as_lines
@@ -53,10 +54,24 @@ class Returned:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """An item of an earlier response, which a request names in its place.
+
+    Attributes:
+        item_id: of the item.
+        path: where the request says so.
+    """
+
+    item_id: str
+    path: str
+
+
 ConversationItem = Said | Called | Returned
+InputItem = ConversationItem | Reference
 
 
-def parse_input(value: str | list[object]) -> tuple[ConversationItem, ...]:
+def parse_input(value: str | list[object]) -> tuple[InputItem, ...]:
     """The input of a request: a user's text, or items.
 
     Raises:
@@ -66,6 +81,15 @@ def parse_input(value: str | list[object]) -> tuple[ConversationItem, ...]:
         return (Said("user", value),) if value else ()
     parsed = (_parse_item(Fields(item, f"input.{index}")) for index, item in enumerate(value))
     return tuple(item for item in parsed if item is not None)
+
+
+def output_item(shown: Mapping[str, Any]) -> ConversationItem | None:
+    """An item of a response's output, as clients see it; None for a call that was cut short before its end."""
+    if shown["type"] == "message":
+        return Said("assistant", shown["content"][0]["text"])
+    if shown["status"] == "completed":
+        return Called(shown["call_id"], shown["name"], shown["arguments"])
+    return None
 
 
 def num_chars_of(items: Sequence[ConversationItem]) -> int:
@@ -126,10 +150,14 @@ def messages_of(instructions: str | None, items: Sequence[ConversationItem]) -> 
     return as_lines(messages)
 
 
-def _parse_item(fields: Fields) -> ConversationItem | None:
+def _parse_item(fields: Fields) -> InputItem | None:
     """An item; None for one that no chat template shows to the model."""
-    fields.ignore(*_WITHOUT_MEANING)
     kind = fields.take("type", str, "message")
+    if kind == "item_reference":
+        reference = Reference(fields.take("id", str), fields.path("id"))
+        fields.end()
+        return reference
+    fields.ignore(*_WITHOUT_MEANING)
     item: ConversationItem
     if kind == "message":
         role = fields.take("role", str)
@@ -146,8 +174,7 @@ def _parse_item(fields: Fields) -> ConversationItem | None:
     elif kind == "reasoning":
         return None
     else:
-        instead = ": send the items themselves, as with 'store': false" if kind == "item_reference" else ""
-        message = f"items of type '{kind}' are not supported here{instead}"
+        message = f"items of type '{kind}' are not supported here"
         raise Refusal("unsupported_parameter", message, param=fields.path("type"))
     fields.end()
     return item

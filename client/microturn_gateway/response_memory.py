@@ -33,6 +33,10 @@ class CallerMemory:
         """The response of this id; None where there is none."""
         return self._store.find(response_id, self.caller)
 
+    def find_with(self, item_id: str) -> StoredResponse | None:
+        """The response that has this item; None where there is none."""
+        return self._store.find_with(item_id, self.caller)
+
     def keep(self, response: StoredResponse) -> None:
         """Remembers a response, if it is to be stored."""
         if response.is_stored:
@@ -65,6 +69,12 @@ class ConnectionMemory(CallerMemory):
         if self.latest is not None and self.latest.id == response_id:
             return self.latest
         return super().find(response_id)
+
+    def find_with(self, item_id: str) -> StoredResponse | None:
+        """The response that has this item; None where there is none."""
+        if self.latest is not None and any(item["id"] == item_id for item in self.latest.output):
+            return self.latest
+        return super().find_with(item_id)
 
     def keep(self, response: StoredResponse) -> None:
         """Remembers a response."""

@@ -11,7 +11,7 @@ from microturn_gateway.failures import Refusal
 from microturn_gateway.fields import Fields
 from microturn_gateway.logprobs import refuse_top_logprobs
 from microturn_gateway.options import take_generation_options
-from microturn_gateway.response_items import ConversationItem, parse_input
+from microturn_gateway.response_items import InputItem, parse_input
 
 # What changes no answer of ours, shown in the response as it came, or else as here.
 _INERT: Mapping[str, Any] = {
@@ -52,7 +52,7 @@ class ResponseRequest:
     """
 
     model: str | None
-    items: tuple[ConversationItem, ...]
+    items: tuple[InputItem, ...]
     instructions: str | None
     previous_id: str | None
     max_tokens: int | None

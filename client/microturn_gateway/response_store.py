@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,6 +49,12 @@ class StoredResponse:
         return response_id
 
     @property
+    def output(self) -> Sequence[Mapping[str, Any]]:
+        """Its own items, as clients see them."""
+        output: Sequence[Mapping[str, Any]] = self.shown["output"]
+        return output
+
+    @property
     def is_stored(self) -> bool:
         """Whether its client wants it to be found by other requests."""
         stored: bool = self.shown["store"]
@@ -60,20 +66,26 @@ class _Shelf(OrderedDict[str, StoredResponse]):
 
     Attributes:
         num_chars: of all of them.
+        of_items: the ids of their items, and of the response that each is of.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.num_chars = 0
+        self.of_items: dict[str, str] = {}
 
     def put(self, stored: StoredResponse) -> None:
         """Adds one, as the one used last."""
         self[stored.id] = stored
         self.num_chars += stored.num_chars
+        self.of_items |= {item["id"]: stored.id for item in stored.output}
 
     def remove(self, response_id: str) -> None:
         """Removes one."""
-        self.num_chars -= self.pop(response_id).num_chars
+        stored = self.pop(response_id)
+        self.num_chars -= stored.num_chars
+        for item in stored.output:
+            del self.of_items[item["id"]]
 
 
 class ResponseStore:
@@ -98,6 +110,13 @@ class ResponseStore:
         stored = shelf[response_id]
         stored.used_at_s = _now_s()
         return stored
+
+    def find_with(self, item_id: str, caller: bytes) -> StoredResponse | None:
+        """The response to this caller that has an item; None where there is none."""
+        shelf = self._shelves.get(caller)
+        if shelf is None or item_id not in shelf.of_items:
+            return None
+        return self.find(shelf.of_items[item_id], caller)
 
     def get(self, response_id: str, caller: bytes) -> StoredResponse:
         """A response that this caller asked for.

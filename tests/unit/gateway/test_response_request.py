@@ -132,7 +132,8 @@ def test_options_of_the_answer() -> None:
         ({}, "missing_parameter", "input"),
         ({"input": []}, "invalid_value", "input"),
         ({"input": [{"role": "narrator", "content": "a"}]}, "invalid_value", "input.0.role"),
-        ({"input": [{"type": "item_reference", "id": "a"}]}, "unsupported_parameter", "input.0.type"),
+        ({"input": [{"type": "item_reference"}]}, "missing_parameter", "input.0.id"),
+        ({"input": [{"type": "web_search_call", "id": "a"}]}, "unsupported_parameter", "input.0.type"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "a"}]}]},
             "unsupported_parameter",

@@ -132,7 +132,11 @@ async def test_a_response_that_is_not_stored_is_gone_on_from_on_its_connection_a
     second = await ask(connection, "And in the shade?", first, store=False)
     assert cached(second) >= first.usage.total_tokens - 2
     assert (await ask(connection, "Again.", first, store=False)).code == "previous_response_not_found"
-    assert cached(await ask(connection, "Why?", second, store=False)) >= second.usage.total_tokens - 2
+    third = await ask(connection, "Why?", second, store=False)
+    assert cached(third) >= second.usage.total_tokens - 2
+    named = {"type": "item_reference", "id": third.output[0].id}
+    assert (await ask(connection, [named], store=False)).status == "incomplete"
+    assert (await ask(connection, [named], store=False)).code == "item_not_found"
 
 
 async def test_one_that_is_stored_is_gone_on_from_anywhere(

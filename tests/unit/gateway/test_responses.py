@@ -248,6 +248,32 @@ async def test_nobody_goes_on_from_the_response_of_another(openai: AsyncOpenAI) 
         await ask(stranger, "Go on.", first)
 
 
+async def test_earlier_answers_are_named_by_their_items(openai: AsyncOpenAI) -> None:
+    """So Vercel's AI SDK sends a conversation by default: its own part as a whole, and references to ours."""
+    said: list[Any] = [{"role": "user", "content": QUESTION}]
+    first = await ask(openai, said)
+    said += [{"type": "item_reference", "id": first.output[0].id}, {"role": "user", "content": "How warm is it?"}]
+    second = await ask(openai, said, tools=[WEATHER], tool_choice=FORCED, max_output_tokens=200)
+    [call] = second.output
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "21 degrees"}
+    third = await ask(openai, [*said, {"type": "item_reference", "id": call.id}, result], tools=[WEATHER])
+    assert cached(third) >= second.usage.total_tokens - 2
+    whole = [said[0], first.output[0].to_dict(), said[2], call.to_dict(), result]
+    assert (await ask(openai, whole, tools=[WEATHER])).usage.input_tokens == third.usage.input_tokens
+
+
+async def test_only_items_that_are_there_are_named(openai: AsyncOpenAI) -> None:
+    first, unstored = await ask(openai), await ask(openai, store=False)
+    stranger = openai.with_options(api_key="other")
+    for asking, response in ((openai, unstored), (stranger, first)):
+        with pytest.raises(sdk.NotFoundError) as refused:
+            await ask(asking, [{"type": "item_reference", "id": response.output[0].id}])
+        assert (refused.value.code, refused.value.param) == ("item_not_found", "input.0.id")
+    await openai.responses.delete(first.id)
+    with pytest.raises(sdk.NotFoundError):
+        await ask(openai, [{"type": "item_reference", "id": first.output[0].id}])
+
+
 async def test_a_conversation_is_told_again_where_its_session_is_gone(server: FakeServer, openai: AsyncOpenAI) -> None:
     first = await ask(openai)
     others = [await ask(openai, f"Question {index}") for index in range(MAX_SESSIONS)]
