@@ -78,8 +78,9 @@ def _round_row() -> Any:
         start = b.gep(steps, [first_step])
 
         def round_vector(index: ir.Value, vector: ir.Value, total: ir.Value) -> ir.Value:
-            # The quotient, rounded correctly, for a fifth of a division's time (Markstein, "Computation of elementary
-            # functions on the IBM RISC System/6000 processor", 1990): what a product with the inverse leaves is added.
+            # The quotient without a division, rounded correctly where the CPU has FMA (Markstein, "Computation of
+            # elementary functions on the IBM RISC System/6000 processor", 1990): what a product with the inverse leaves
+            # is added.
             quotient = b.fmul(vector, inverse)
             rest = multiply_add(b, b.fneg(quotient), scale, vector)
             rounded = nearest_ints(b, multiply_add(b, rest, inverse, quotient))
